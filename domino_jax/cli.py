@@ -1,0 +1,174 @@
+"""The one place where a command line becomes values, and a user's mistake becomes a message and an exit code.
+
+Each command ends with
+
+    if __name__ == "__main__":
+        cli.run(main, required=("config", "workdir"), optional=("allow_config_change",))
+
+and takes one argument, the Flags. Nothing here touches a device: a misspelt flag is told before jax starts.
+"""
+
+import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags as absl_flags
+from ml_collections import config_dict, config_flags
+
+from domino_jax import config as recipes
+from domino_jax.errors import DominoError
+
+HELP = {
+    "config": "recipe file, for example configs/tiny.py; --config.SECTION.KEY=VALUE changes one value of it",
+    "workdir": "folder of one training run",
+    "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
+    "prompt": "one prompt, given here",
+    "output": "file or folder to write",
+    "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
+}
+LISTS = ("allow_config_change",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """What was given on the command line; None (or empty) where a flag was not."""
+
+    config: config_dict.ConfigDict | None = None
+    workdir: str | None = None
+    prompts: str | None = None
+    prompt: str | None = None
+    output: str | None = None
+    allow_config_change: tuple[str, ...] = ()
+
+
+def run(
+    main: Callable[[Flags], int | None],
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Parse, call main and leave with its exit code: 0 done, a DominoError's own code, 130 after Ctrl-C.
+
+    An exception that is no DominoError is a bug of ours and keeps its traceback.
+
+    Args:
+      main: the command; what it returns is the exit code, None being 0.
+      required: flags that must be given.
+      optional: flags the command also reads; any other is unknown to it.
+      argv: the program's name and its arguments, sys.argv by default.
+    """
+    try:
+        code = main(parse(sys.argv if argv is None else argv, required, optional))
+    except DominoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code or 0)
+
+
+def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> Flags:
+    """The flags of one command line; a mistake in it is a DominoError."""
+    names = (*required, *optional)
+    values = absl_flags.FlagValues()
+    values.set_gnu_getopt(True)
+    absl_flags.DEFINE_boolean("help", False, "show the flags", flag_values=values)
+    for name in names:
+        if name != "config":
+            define = absl_flags.DEFINE_list if name in LISTS else absl_flags.DEFINE_string
+            define(name, None, HELP[name], flag_values=values)
+    argv = list(argv)
+    if "config" in names:
+        argv = _define_config(argv, values)
+    try:
+        rest = values(argv)
+    except absl_flags.Error as error:
+        raise DominoError(_explain(str(error), values)) from error
+    if values.help:
+        _print_help(names, required)
+        sys.exit(0)
+    if len(rest) > 1:
+        raise DominoError(f"{rest[1]!r} is not a flag: every argument starts with --, as --{(names or ('config',))[0]}=VALUE.")
+    _check_required(values, required)
+    # Grain's worker processes look at absl's own flags and refuse to start before those were parsed.
+    absl_flags.FLAGS.mark_as_parsed()
+    given = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
+    given |= {name: tuple(given[name]) for name in LISTS if name in given}
+    return Flags(**given)
+
+
+def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
+    """Load the recipe that argv names and define a typed flag for each of its overrides; returns argv without --config."""
+    path, argv = _take_config(argv)
+    if path is None:
+        return argv
+    config = recipes.load_recipe(path)
+    for argument in argv[1:]:
+        key = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=.*)?", argument, re.DOTALL)
+        if key:
+            _check_key(config, key[1], path)
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+    return argv
+
+
+def _check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
+    """Refuse a dotted key that names no value of the recipe, with the nearest one that does."""
+    section, names = config, key.split(".")
+    for depth, name in enumerate(names):
+        above = ".".join(["config", *names[:depth]])
+        if not isinstance(section, config_dict.ConfigDict):
+            raise DominoError(f"--config.{key}: {above} is a value of {recipe}, not a section.")
+        if name not in section:
+            near = difflib.get_close_matches(name, list(section), n=1)
+            hint = f'Did you mean "{near[0]}"?' if near else f"It has {', '.join(sorted(section))}."
+            raise DominoError(f'--config.{key}: {above} in {recipe} has no "{name}". {hint}')
+        section = section[name]
+    if isinstance(section, config_dict.ConfigDict):
+        raise DominoError(f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(section))}.")
+
+
+def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    path, rest, index = None, argv[:1], 1
+    while index < len(argv):
+        argument = argv[index]
+        index += 1
+        if argument in ("--config", "-config"):
+            if index == len(argv) or argv[index].startswith("-"):
+                raise DominoError("--config needs a recipe, as --config=configs/tiny.py.")
+            path = argv[index]
+            index += 1
+        elif argument.startswith(("--config=", "-config=")):
+            path = argument.split("=", 1)[1]
+        elif argument == "--":
+            return path, rest + argv[index - 1 :]
+        else:
+            rest.append(argument)
+    return path, rest
+
+
+def _explain(message: str, values: absl_flags.FlagValues) -> str:
+    """absl's sentence, with the nearest flag of this command when there is one."""
+    unknown = message.removeprefix("Unknown command line flag ").strip("'\"")
+    if unknown == message or "Did you mean" in message:
+        return message
+    if unknown.startswith("config."):
+        return f"--{unknown} is given without a recipe: add --config=configs/tiny.py or another."
+    near = difflib.get_close_matches(unknown, list(values), n=1)
+    known = ", ".join(f"--{name}" for name in sorted(values) if "." not in name)
+    return f"unknown flag --{unknown}." + (f" Did you mean --{near[0]}?" if near else f" This command knows {known}.")
+
+
+def _check_required(values: absl_flags.FlagValues, required: Sequence[str]) -> None:
+    missing = [name for name in required if name not in values or not values[name].value]
+    if missing:
+        name = missing[0]
+        raise DominoError(f"--{name} is missing ({HELP[name]}); needed: {', '.join(f'--{flag}' for flag in required)}.")
+
+
+def _print_help(names: Sequence[str], required: Sequence[str]) -> None:
+    print((sys.modules["__main__"].__doc__ or "").strip())
+    print("\nFlags:")
+    for name in names:
+        print(f"  --{name}{'' if name in required else ' (optional)'}: {HELP[name]}")

@@ -1,0 +1,250 @@
+"""Recipes: reading one, every check that spans its fields, and the plain copy of it that a workdir keeps.
+
+The types of the fields are checked where they are set (ml_collections); here it is ranges and what must fit together. A recipe is a
+Python file with get_config(); a value from the command line arrives through cli.py.
+"""
+
+import importlib.util
+import math
+import pathlib
+import sys
+import traceback
+from collections.abc import Collection
+
+from ml_collections import config_dict
+
+from domino_jax.errors import DominoError
+
+MODES = ("autoregressive", "backbone", "domino")
+PROJECTORS = ("domino", "dflash")
+DTYPES = ("float32", "bfloat16")
+
+# What may change between a checkpoint and the run that continues it without touching the training: everything else is refused
+# (checkpoint.refuse_changes) unless --allow_config_change names it.
+FREE_TO_CHANGE = ("decode", "eval", "checkpoint", "mesh", "train.log_every", "drafter.path")
+
+
+def load_recipe(path: str) -> config_dict.ConfigDict:
+    """The locked config of one recipe file; whatever is wrong with the file is a DominoError that names its line."""
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        raise DominoError(f"--config={path}: there is no such file. The recipes lie in configs/, for example configs/tiny.py.")
+    # A recipe imports its neighbours as `from configs import ...`, also when it is started from another folder.
+    folder = str(file.resolve().parent.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_loader("recipe", importlib.machinery.SourceFileLoader("recipe", str(file)))
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # a recipe is a user's program: whatever it raises is told with its line
+        raise DominoError(f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {_say(error)}") from error
+    if not isinstance(config, config_dict.ConfigDict):
+        raise DominoError(f"--config={path}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
+    return config.lock()
+
+
+def _line_of(error: Exception, file: pathlib.Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == str(file)]
+    return f"{file}:{own[-1].lineno}" if own else str(file)
+
+
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def resolved(config: config_dict.ConfigDict) -> dict:
+    """The recipe as plain JSON values (tuples become lists, infinities strings): what config.json and checkpoints hold."""
+    return _plain(config.to_dict())
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
+    return value
+
+
+def check(config: config_dict.ConfigDict, command: str) -> None:
+    """Refuse a recipe whose values are out of range or do not fit together, before anything is loaded.
+
+    Args:
+      config: the recipe with the command line's values in it.
+      command: train, decode or regenerate; what only one of them reads is asked for by that one alone.
+    """
+    _check_model(config)
+    _check_data(config.data)
+    _check_train(config)
+    _check_decode(config.decode)
+    _check_regenerate(config)
+    _check_mesh(config.mesh)
+    if command == "train":
+        _check_train_needs(config)
+
+
+def _require(fine: bool, key: str, value, change: str) -> None:
+    if not fine:
+        raise DominoError(f"config.{key} is {value!r}: {change}.")
+
+
+def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
+    _require(value in allowed, key, value, f"set --config.{key} to one of {', '.join(allowed)}")
+
+
+def _at_least(key: str, value: int, least: int, why: str) -> None:
+    _require(value >= least, key, value, f"{why}; set --config.{key} to {least} or more")
+
+
+def _positive(key: str, value: float) -> None:
+    _require(0 < value < math.inf, key, value, f"set --config.{key} to a finite number above 0")
+
+
+def _within(key: str, value: float, low: float, high: float, open_end: bool = False) -> None:
+    fine = low <= value < high if open_end else low <= value <= high
+    bounds = f"{low:g} or more and below {high:g}" if open_end else f"between {low:g} and {high:g}"
+    _require(fine, key, value, f"set --config.{key} to a number {bounds}")
+
+
+def _check_model(config) -> None:
+    drafter = config.drafter
+    _require(bool(config.target.path), "target.path", config.target.path, "name the target's folder or hub id")
+    _one_of("target.dtype", config.target.dtype, DTYPES)
+    _one_of("drafter.projector", drafter.projector, PROJECTORS)
+    _at_least("drafter.num_layers", drafter.num_layers, 1, "a drafter has at least one layer")
+    _at_least("drafter.block_size", drafter.block_size, 2, "a block holds the anchor and at least one mask")
+    _at_least("drafter.gru_hidden_dim", drafter.gru_hidden_dim, 1, "the head's state needs a width")
+    _at_least("drafter.emb_dim", drafter.emb_dim, 1, "the head's residual needs a rank")
+    _at_least("drafter.pure_draft_prefix_len", drafter.pure_draft_prefix_len, 0, "it counts slots")
+    # The first slot that the head corrects has to lie in the block (CONTRACT §1.3.7).
+    suffix_start = drafter.pure_draft_prefix_len + (0 if drafter.shift_label else 1)
+    _require(
+        suffix_start < drafter.block_size,
+        "drafter.pure_draft_prefix_len",
+        drafter.pure_draft_prefix_len,
+        f"with drafter.block_size {drafter.block_size} and shift_label {drafter.shift_label} the head would correct no slot; "
+        "make the prefix shorter or the block longer",
+    )
+    if drafter.target_layer_ids is not None:
+        _check_layer_ids(drafter.target_layer_ids)
+    if drafter.mask_token_id is not None:
+        _at_least("drafter.mask_token_id", drafter.mask_token_id, 0, "it is a row of the embedding")
+
+
+def _check_layer_ids(ids: tuple) -> None:
+    whole = all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids)
+    _require(
+        bool(ids) and whole and len(set(ids)) == len(ids),
+        "drafter.target_layer_ids",
+        ids,
+        "list different layers of the target, counted from 0, or leave it out for the public rule",
+    )
+
+
+def _check_data(data) -> None:
+    _at_least("data.max_length", data.max_length, 2, "a row needs an anchor and a token behind it")
+
+
+def _check_train(config) -> None:
+    train = config.train
+    _at_least("train.steps", train.steps, 1, "a run takes at least one step")
+    _at_least("train.batch_size", train.batch_size, 1, "a step needs at least one row")
+    _at_least("train.log_every", train.log_every, 1, "it counts steps")
+    _at_least("train.num_anchors", train.num_anchors, 1, "a row needs at least one anchor")
+    _require(
+        train.num_anchors < config.data.max_length,
+        "train.num_anchors",
+        train.num_anchors,
+        f"a row of data.max_length {config.data.max_length} has one anchor less than tokens; lower the one or raise the other",
+    )
+    _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
+    _within("train.lambda_start", train.lambda_start, 0, 1)
+    _within("train.lambda_decay_ratio", train.lambda_decay_ratio, 0, 1)
+    _positive("train.learning_rate", train.learning_rate)
+    _within("train.warmup_ratio", train.warmup_ratio, 0, 1, open_end=True)
+    _positive("train.clip_norm", train.clip_norm)
+    _within("train.weight_decay", train.weight_decay, 0, 1)
+    _within("train.b1", train.b1, 0, 1, open_end=True)
+    _within("train.b2", train.b2, 0, 1, open_end=True)
+    _positive("train.eps", train.eps)
+    _one_of("train.dtype", train.dtype, DTYPES)
+    _at_least("seed", config.seed, 0, "a seed is not negative")
+    _at_least("checkpoint.every", config.checkpoint.every, 1, "it counts steps")
+    _at_least("checkpoint.keep", config.checkpoint.keep, 1, "the newest checkpoint must stay")
+    _at_least("eval.every", config.eval.every, 0, "0 is off")
+    _at_least("eval.num_prompts", config.eval.num_prompts, 1, "it counts prompts")
+
+
+def _check_sampling(section: str, values) -> None:
+    temperature = values.temperature
+    fine = 0 <= temperature < math.inf
+    _require(fine, f"{section}.temperature", temperature, "set it to 0 (greedy) or a finite number above")
+    _at_least(f"{section}.top_k", values.top_k, 0, "0 is off")
+    _require(0 < values.top_p <= 1, f"{section}.top_p", values.top_p, "set it above 0 and at most 1 (1 is off)")
+    _at_least(f"{section}.seed", values.seed, 0, "a seed is not negative")
+    _at_least(f"{section}.batch_size", values.batch_size, 1, "a batch has at least one row")
+    _at_least(f"{section}.max_new_tokens", values.max_new_tokens, 1, "there is nothing to generate")
+
+
+def _check_decode(decode) -> None:
+    modes = decode.modes
+    known = all(mode in MODES for mode in modes)
+    _require(
+        bool(modes) and known and len(set(modes)) == len(modes),
+        "decode.modes",
+        modes,
+        f"list some of {', '.join(MODES)}, each once, as --config.decode.modes=\"('autoregressive','domino')\"",
+    )
+    _check_sampling("decode", decode)
+    _within("decode.min_p", decode.min_p, 0, 1, open_end=True)
+    _at_least("decode.num_prompts", decode.num_prompts, 1, "it counts prompts")
+    _one_of("decode.dtype", decode.dtype, DTYPES)
+    _require(
+        decode.cache_length > decode.max_new_tokens,
+        "decode.cache_length",
+        decode.cache_length,
+        f"it holds the prompt and decode.max_new_tokens {decode.max_new_tokens}; make it larger or generate fewer tokens",
+    )
+    _require(decode.draft_scale > 0, "decode.draft_scale", decode.draft_scale, "set it above 0; inf drafts greedily")
+    ids = decode.stop_ids
+    fine = all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids)
+    _require(fine, "decode.stop_ids", ids, 'list token ids, as --config.decode.stop_ids="(1,2)"')
+
+
+def _check_regenerate(config) -> None:
+    _check_sampling("regenerate", config.regenerate)
+
+
+def _check_mesh(mesh) -> None:
+    for axis in ("data", "fsdp", "tensor"):
+        size = mesh[axis]
+        _require(size in (1, -1), f"mesh.{axis}", size, f"one device is supported here; set --config.mesh.{axis}=1")
+    rest = [axis for axis in ("data", "fsdp", "tensor") if mesh[axis] == -1]
+    _require(len(rest) <= 1, "mesh", rest, "only one axis can be -1 (the rest of the devices)")
+
+
+def _check_train_needs(config) -> None:
+    _require(
+        bool(config.data.train), "data.train", config.data.train, "name the training rows, as --config.data.train=ROWS.jsonl"
+    )
+    if config.eval.every > 0 or config.eval.final:
+        _require(
+            bool(config.eval.prompts),
+            "eval.prompts",
+            config.eval.prompts,
+            f"eval.every {config.eval.every} and eval.final {config.eval.final} ask for held-out prompts; "
+            "name them with --config.eval.prompts=PROMPTS.jsonl or turn both off",
+        )
+    if "domino" in config.decode.modes and config.eval.final:
+        _require(
+            config.drafter.projector == "domino",
+            "drafter.projector",
+            config.drafter.projector,
+            "it has no head for the mode domino of the final decoding; take domino out of decode.modes",
+        )

@@ -1,0 +1,158 @@
+"""The small chat tasks of assets/tiny_qwen3 and the judge of their answers.
+
+A task row holds the prompt (`messages`), its `kind`, and `answer_check`, the few values that kind needs. The code a
+task talks about is read from the fenced block of the prompt itself, so a row states nothing twice. Every kind has one
+deterministic answer, which `expected_answer` writes and `check_answer` compares with: code line by line without
+trailing blanks, JSON as parsed, numbers as numbers.
+"""
+
+import ast
+import json
+import re
+
+KINDS = ("parameters", "rename", "number", "hint", "comment", "stub", "method", "arithmetic")
+
+_FENCE = re.compile(r"```[a-z]*\n(.*?)\n```", re.DOTALL)
+_EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
+
+
+def prompt_code(row: dict) -> str:
+    """The code inside the fenced block of the prompt."""
+    found = _FENCE.search(row["messages"][-1]["content"])
+    if found is None:
+        raise ValueError(f"task {row.get('id')} has no fenced code in its prompt")
+    return found.group(1)
+
+
+def fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+def first_function(code: str) -> ast.FunctionDef:
+    """The function definition that a snippet consists of."""
+    node = ast.parse(code).body[0]
+    if not isinstance(node, ast.FunctionDef):
+        raise ValueError("the snippet does not start with a plain function")
+    return node
+
+
+def function_parameters(code: str) -> list[tuple[str, str | None]]:
+    """(name, default as source or None) of every plain parameter, in order; starred parameters carry their stars."""
+    arguments = first_function(code).args
+    plain = arguments.posonlyargs + arguments.args
+    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
+    out = [(arg.arg, default) for arg, default in zip(plain, defaults, strict=True)]
+    if arguments.vararg:
+        out.append(("*" + arguments.vararg.arg, None))
+    out += [(arg.arg, default) for arg, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+    if arguments.kwarg:
+        out.append(("**" + arguments.kwarg.arg, None))
+    return [(name, None if node is None else ast.unparse(node)) for name, node in out]
+
+
+def parameters_json(code: str) -> str:
+    """One JSON object: the function's name, its parameters in order, and the defaults as source text."""
+    parameters = function_parameters(code)
+    return json.dumps(
+        {
+            "function": first_function(code).name,
+            "parameters": [name for name, _ in parameters],
+            "defaults": {name: default for name, default in parameters if default is not None},
+        }
+    )
+
+
+def renamed(code: str, old: str, new: str) -> str:
+    """The code with the name `old` replaced wherever it stands as a whole word."""
+    return re.sub(rf"\b{re.escape(old)}\b", new, code)
+
+
+def numbered(code: str) -> str:
+    return "\n".join(f"{i}: {line}" for i, line in enumerate(code.split("\n"), 1))
+
+
+def hinted(code: str, parameter: str | None, hint: str) -> str:
+    """The code with a type hint on one parameter of its one-line header, or on the return when `parameter` is None."""
+    header, _, body = code.partition("\n")
+    if parameter is None:
+        header = re.sub(r"\):$", f") -> {hint}:", header)
+    else:
+        header = re.sub(rf"([(\s]){re.escape(parameter)}(?=[,)])", rf"\1{parameter}: {hint}", header, count=1)
+    return f"{header}\n{body}"
+
+
+def stub(code: str) -> str:
+    """The same header over a body that only raises."""
+    return f'{code.partition(chr(10))[0]}\n    raise NotImplementedError("{first_function(code).name}")'
+
+
+def method(code: str, class_name: str) -> str:
+    """The function as the only method of a class."""
+    return f"class {class_name}:\n" + "\n".join("    " + line for line in code.split("\n"))
+
+
+def solution(check: dict) -> str:
+    """The worked solution of an arithmetic problem: one line with a running sum for each step."""
+    name, things, pronoun = check["name"], check["things"], check["pronoun"]
+    total = check["start"]
+    lines = [f"{name} starts with {total} {things}."]
+    for sign, amount, words in check["steps"]:
+        after = total + amount if sign == "+" else total - amount
+        lines.append(f"{pronoun} {words}: {total} {sign} {amount} = {after}.")
+        total = after
+    lines.append(f"{name} has {total} {things}.")
+    return "\n".join(lines)
+
+
+def expected_answer(row: dict) -> str:
+    """The one right answer of a task, as the corpus writes it."""
+    kind, check = row["kind"], row["answer_check"]
+    if kind == "arithmetic":
+        return solution(check)
+    code = prompt_code(row)
+    if kind == "parameters":
+        return parameters_json(code)
+    made = {
+        "rename": lambda: renamed(code, check["old"], check["new"]),
+        "number": lambda: numbered(code),
+        "hint": lambda: hinted(code, check["parameter"], check["hint"]),
+        "comment": lambda: f"# {check['comment']}\n{code}",
+        "stub": lambda: stub(code),
+        "method": lambda: method(code, check["class_name"]),
+    }
+    if kind not in made:
+        raise ValueError(f"unknown task kind {kind!r}; known: {', '.join(KINDS)}")
+    return fenced(made[kind]())
+
+
+def _same_json(text: str, expected: str) -> bool:
+    try:
+        return json.loads(text) == json.loads(expected)
+    except json.JSONDecodeError:
+        return False
+
+
+def _same_arithmetic(text: str, expected: str) -> bool:
+    """All equations, in order, and the last number named must agree; the wording is free."""
+    equations = _EQUATION.findall(text)
+    return (
+        bool(equations)
+        and equations == _EQUATION.findall(expected)
+        and re.findall(r"\d+", text)[-1] == re.findall(r"\d+", expected)[-1]
+    )
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without trailing blanks, of the fenced block if there is one."""
+    found = _FENCE.search(text)
+    return [line.rstrip() for line in (found.group(1) if found else text).strip("\n").split("\n")]
+
+
+def check_answer(row: dict, text: str) -> bool:
+    """Whether `text` (the assistant's turn, without special tokens) answers the task of `row`."""
+    text, expected = text.strip(), expected_answer(row)
+    if row["kind"] == "parameters":
+        return _same_json(text, expected)
+    if row["kind"] == "arithmetic":
+        return _same_arithmetic(text, expected)
+    return _lines(text) == _lines(expected)

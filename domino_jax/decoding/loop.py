@@ -1,0 +1,140 @@
+"""The state of a generation and its two ways forward: emit tokens, and run rounds in one while_loop (DESIGN §5)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from domino_jax.decoding.sampling import SamplingParams, choose
+from domino_jax.drafter.model import Drafter
+from domino_jax.nn.cache import Cache, block_mask
+from domino_jax.target.qwen3 import Qwen3
+
+
+@flax.struct.dataclass
+class DecodeState:
+    """One batch of generations in flight. Letters: B rows, O slots of the token buffer.
+
+    target_cache, draft_cache: keys and values; draft_cache is () without a drafter.
+    lengths: int32 [B], committed rows of both caches = absolute position of the anchor.
+    anchors: int32 [B], last chosen token, not yet in the caches.
+    keys: [B], noise keys of the requests.           limits: int32 [B], most tokens to emit (max_new_tokens).
+    tokens: int32 [B, O], emitted so far.            counts: int32 [B], how many.
+    accepts: int32 [B, O], tokens emitted per round. rounds: int32 [B], how many rounds.
+    done: bool [B]; a finished row is computed along but never advances.
+    """
+
+    target_cache: Cache
+    draft_cache: Cache
+    lengths: jax.Array
+    anchors: jax.Array
+    keys: jax.Array
+    limits: jax.Array
+    tokens: jax.Array
+    counts: jax.Array
+    accepts: jax.Array
+    rounds: jax.Array
+    done: jax.Array
+
+
+def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[DecodeState, jax.Array]:
+    """Appends the first `count` int32 [B] of tokens int32 [B, T] to every unfinished row, cut at a stop id and at its limit.
+
+    Returns the state and the tokens kept per row. A row is done once a stop id (kept) is out or its limit is reached.
+    """
+    index = jnp.arange(tokens.shape[1])
+    is_stop = (tokens[:, :, None] == stop_ids).any(-1) & (index < count[:, None])
+    first_stop = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, tokens.shape[1] + 1)
+    kept = jnp.minimum(jnp.minimum(count, first_stop), state.limits - state.counts)
+    stopped = first_stop <= kept
+    kept = jnp.where(state.done, 0, kept)
+    rows = jnp.arange(tokens.shape[0])
+    # Positions past `kept` point outside the buffer, where the scatter drops them.
+    where = jnp.where(index < kept[:, None], state.counts[:, None] + index, state.tokens.shape[1])
+    counts = state.counts + kept
+    last = tokens[rows, jnp.maximum(kept - 1, 0)]
+    state = state.replace(
+        tokens=state.tokens.at[rows[:, None], where].set(tokens, mode="drop"),
+        counts=counts,
+        anchors=jnp.where(kept > 0, last, state.anchors),
+        done=state.done | stopped | (counts >= state.limits),
+    )
+    return state, kept
+
+
+def record_round(state: DecodeState, kept: jax.Array) -> DecodeState:
+    """Counts a round that emitted `kept` int32 [B] tokens; rows that emitted none (finished before) record nothing."""
+    rows = jnp.arange(kept.shape[0])
+    where = jnp.where(kept > 0, state.rounds, state.accepts.shape[1])
+    return state.replace(accepts=state.accepts.at[rows, where].set(kept, mode="drop"), rounds=state.rounds + (kept > 0))
+
+
+def prefill(
+    target: Qwen3,
+    target_params: dict,
+    drafter: Drafter | None,
+    drafter_params: dict | None,
+    prompts: jax.Array,
+    lengths: jax.Array,
+    limits: jax.Array,
+    keys: jax.Array,
+    stop_ids: jax.Array,
+    *,
+    cache_slots: int,
+    buffer: int,
+    sampling: SamplingParams,
+) -> DecodeState:
+    """Runs prompts int32 [B, P] (right-padded, true lengths int32 [B]) and emits each row's first token.
+
+    Padding writes rows behind a prompt's end; they lie behind its length, so nothing reads them before they are overwritten.
+    Only the last true row goes through the lm_head.
+    """
+    batch, padded = prompts.shape
+    variables = {"params": target_params}
+    slots = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
+    mask = block_mask(jnp.zeros_like(lengths), jnp.tril(jnp.ones((padded, padded), bool)), cache_slots)
+    taps = drafter.config.target_layer_ids if drafter else ()
+    out = target.apply(
+        variables,
+        prompts,
+        slots,
+        mask,
+        target.init_cache(batch, cache_slots),
+        slots,
+        tap_layers=taps,
+        with_logits=False,
+    )
+    last = jnp.take_along_axis(out["hidden"], (lengths - 1)[:, None, None], axis=1)
+    first = choose(target.apply(variables, last, method="unembed"), keys, lengths[:, None], sampling)
+    draft_cache = ()
+    if drafter:
+        empty = drafter.init_cache(batch, cache_slots)
+        draft_cache = drafter.apply(
+            {"params": drafter_params}, empty, out["features"], slots, method="extend_context"
+        )
+    state = DecodeState(
+        target_cache=out["cache"],
+        draft_cache=draft_cache,
+        lengths=lengths,
+        anchors=jnp.zeros_like(lengths),
+        keys=keys,
+        limits=limits,
+        tokens=jnp.zeros((batch, buffer), jnp.int32),
+        counts=jnp.zeros_like(lengths),
+        accepts=jnp.zeros((batch, buffer), jnp.int32),
+        rounds=jnp.zeros_like(lengths),
+        done=jnp.zeros_like(lengths, bool),
+    )
+    return emit(state, first, jnp.ones_like(lengths), stop_ids)[0]
+
+
+def run_rounds(round_: Callable[[Any], Any], state: DecodeState, max_rounds: jax.Array) -> DecodeState:
+    """Applies `round_` until every row is done or `max_rounds` (a traced scalar) have run: one while_loop, no host read."""
+
+    def unfinished(carry):
+        count, state = carry
+        return (count < max_rounds) & ~state.done.all()
+
+    return jax.lax.while_loop(unfinished, lambda carry: (carry[0] + 1, round_(carry[1])), (jnp.int32(0), state))[1]

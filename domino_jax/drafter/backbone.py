@@ -1,0 +1,104 @@
+"""The parallel backbone: a block [anchor, mask, …] attends to fused target features and to itself (CONTRACT §1.3.1-4)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.drafter.config import DrafterConfig
+from domino_jax.nn.attention import MASKED
+from domino_jax.nn.cache import LayerCache
+from domino_jax.nn.decoder_layer import Attention, DecoderLayer
+from domino_jax.nn.layers import Linear, RMSNorm, rotary_angles
+from domino_jax.shapes import Features, Hidden, Positions
+
+
+class Backbone(nn.Module):
+    """fc and hidden_norm fuse the tapped features; Qwen3 layers run over the block; a final norm."""
+
+    config: DrafterConfig
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        c = self.config
+        self.fc = Linear(c.hidden_size, dtype=self.dtype)
+        self.hidden_norm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.layers = [DecoderLayer(c, self.dtype) for _ in range(c.num_hidden_layers)]
+        self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
+
+    def _angles(self, positions: Positions):
+        return rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+
+    def context_keys_values(self, features: Features, positions: Positions) -> tuple[LayerCache, ...]:
+        """features [B, T, C·D] at absolute positions [B, T] → per layer keys and values [B, K, T, H].
+
+        The same normed context feeds every layer and is not normed again per layer.
+        """
+        context = self.hidden_norm(self.fc(features))
+        angles = self._angles(positions)
+        return tuple(layer.context_keys_values(context, angles) for layer in self.layers)
+
+    def __call__(
+        self, x: Hidden, positions: Positions, attention: Callable[[int], Attention]
+    ) -> tuple[Hidden, tuple[Any, ...]]:
+        """Block rows x [B, T, D] → (normed hidden z [B, T, D], what the attention of each layer kept).
+
+        attention(i) is the attention function of layer i: over a cache when decoding, over training blocks when training.
+        """
+        angles = self._angles(positions)
+        kept = []
+        for index, layer in enumerate(self.layers):
+            x, layer_kept = layer(x, angles, attention(index))
+            kept.append(layer_kept)
+        return self.norm(x), tuple(kept)
+
+
+def training_attention(
+    context: LayerCache, anchors: jax.Array, keep: jax.Array, block_size: int, window: int | None
+) -> Attention:
+    """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
+
+    A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees) and all slots of its own block;
+    with a sliding window also t ≥ anchor_b + slot - (window-1), and only slots not after its own (CONTRACT §2.5). Blocks with
+    keep False read nothing and get zeros. The context part [.., A·G, S] and the block part [.., A, G, G] are two score arrays
+    under one softmax; the [A·G, S+A·G] array they stand for, mostly masked, is never built.
+
+    Args:
+        context: keys and values [B, K, S, H] of the row.
+        anchors: int32 [B, A].  keep: bool [B, A].
+    """
+    context_k, context_v = context
+    blocks, slots, length = anchors.shape[1], block_size, context_k.shape[2]
+    key_position = jnp.arange(length)
+    query_position = anchors[:, :, None] + jnp.arange(slots)  # [B, A, G]
+    context_mask = jnp.broadcast_to(
+        key_position < anchors[:, :, None, None], (anchors.shape[0], blocks, slots, length)
+    )
+    block_mask = jnp.ones((slots, slots), bool)
+    if window is not None:
+        context_mask &= key_position >= query_position[..., None] - (window - 1)
+        block_mask = jnp.tril(block_mask)
+    context_mask &= keep[:, :, None, None]
+    block_mask = block_mask & keep[:, :, None, None]
+
+    def attention(q, k, v):
+        batch, heads, _, width = q.shape
+        kv = k.shape[1]
+        q = q.reshape(batch, kv, heads // kv, blocks, slots, width)
+        k, v = (x.reshape(batch, kv, blocks, slots, width) for x in (k, v))
+        f32 = {"preferred_element_type": jnp.float32}
+        to_context = jnp.einsum("bkragh,bksh->bkrags", q, context_k, **f32) * width**-0.5
+        to_block = jnp.einsum("bkragh,bkauh->bkragu", q, k, **f32) * width**-0.5
+        to_context = jnp.where(context_mask[:, None, None], to_context, MASKED)
+        to_block = jnp.where(block_mask[:, None, None], to_block, MASKED)
+        top = jax.lax.stop_gradient(jnp.maximum(to_context.max(-1), to_block.max(-1)))[..., None]
+        exp_context, exp_block = jnp.exp(to_context - top), jnp.exp(to_block - top)
+        total = (exp_context.sum(-1) + exp_block.sum(-1))[..., None]
+        out = jnp.einsum("bkrags,bksh->bkragh", (exp_context / total).astype(v.dtype), context_v, **f32)
+        out += jnp.einsum("bkragu,bkauh->bkragh", (exp_block / total).astype(v.dtype), v, **f32)
+        out = jnp.where(keep[:, None, None, :, None, None], out, 0.0)
+        return out.astype(q.dtype).reshape(batch, heads, blocks * slots, width), None
+
+    return attention

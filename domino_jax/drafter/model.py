@@ -1,0 +1,110 @@
+"""The drafter as one module: backbone, optional head, and the two ways it runs (training blocks, decoding)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.drafter.backbone import Backbone, training_attention
+from domino_jax.drafter.blocks import slot_positions, states_per_slot
+from domino_jax.drafter.config import DrafterConfig
+from domino_jax.drafter.head import DominoHead
+from domino_jax.nn.attention import attend
+from domino_jax.nn.cache import Cache, append, block_mask, init_cache
+from domino_jax.shapes import Features, Hidden, Lengths
+
+__all__ = ["Drafter", "DrafterConfig"]
+
+
+class Drafter(nn.Module):
+    """Parameters: {"backbone": …, "head": …} ("head" only for a Domino drafter). No embeddings: those are the target's."""
+
+    config: DrafterConfig
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        self.backbone = Backbone(self.config, self.dtype)
+        if self.config.has_head:
+            self.head = DominoHead(self.config, self.dtype)
+
+    def __call__(self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, prefix: jax.Array):
+        """The teacher-forced forward of A blocks per row; also what `init` traces.
+
+        Args:
+            features: [B, S, C·D].  x: block embeddings [B, A, G, D].  anchors int32, keep bool [B, A].
+            prefix: embeddings [B, A, G, D] of the tokens x[a..a+G-1] that the GRU consumes.
+
+        Returns:
+            z [B, A, G, D], and with a head (hidden_half [B, A, G, E], states [B, A, G, U]) to put through `residual`; the full
+            logits are left to the caller, who takes them in slices.
+        """
+        z = self.block_hidden(features, x, anchors, keep)
+        if not self.config.has_head:
+            return z, None
+        states = self.head.prefix_states(prefix.reshape(-1, *prefix.shape[2:])).reshape(*prefix.shape[:3], -1)
+        inner = (self.head.hidden_half(z), states_per_slot(states, self.config.shift_label))
+        if self.is_initializing():
+            self.residual(*inner)
+        return z, inner
+
+    def block_hidden(self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array) -> Hidden:
+        """z [B, A, G, D] of every block at once (CONTRACT §2.5)."""
+        batch, blocks, slots, width = x.shape
+        context_positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
+        context = self.backbone.context_keys_values(features, context_positions)
+
+        def attention(layer):
+            window = self.config.sliding_window if self.config.is_sliding(layer) else None
+            return training_attention(context[layer], anchors, keep, slots, window)
+
+        positions = slot_positions(anchors, slots).reshape(batch, blocks * slots)
+        z, _ = self.backbone(x.reshape(batch, blocks * slots, width), positions, attention)
+        return z.reshape(batch, blocks, slots, width)
+
+    def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:
+        """The head's correction, float32 [..., V]."""
+        return self.head.residual(hidden_half, state)
+
+    def head_hidden_half(self, z: Hidden) -> jax.Array:
+        return self.head.hidden_half(z)
+
+    def head_step(self, state: jax.Array, x: jax.Array) -> jax.Array:
+        return self.head.step(state, x)
+
+    def init_cache(self, batch: int, slots: int) -> Cache:
+        """An empty context cache for `batch` rows of `slots` positions."""
+        c = self.config
+        return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
+
+    def extend_context(self, cache: Cache, features: Features, slots: jax.Array) -> Cache:
+        """Writes the context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
+        rows = self.backbone.context_keys_values(features, slots)
+        return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
+
+    def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
+        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block's rows behind the length).
+
+        Every slot reads the committed context and the whole block. The rows written are never committed: the next
+        `extend_context` overwrites them with the accepted tokens' features.
+        """
+        size = x.shape[1]
+        positions = lengths[:, None] + jnp.arange(size)
+        capacity = cache[0][0].shape[2]
+        whole = block_mask(lengths, jnp.ones((size, size), bool), capacity)
+        causal = block_mask(lengths, jnp.tril(jnp.ones((size, size), bool)), capacity)
+
+        def attention(layer):
+            mask = whole
+            if self.config.is_sliding(layer):
+                key_slot = jnp.arange(capacity)
+                oldest = positions[:, :, None] - (self.config.sliding_window - 1)
+                mask = causal & ((key_slot >= oldest) | (key_slot >= lengths[:, None, None]))
+
+            def over_cache(q, k, v):
+                written = append(cache[layer], k, v, positions)
+                return attend(q, *written, mask), written
+
+            return over_cache
+
+        return self.backbone(x, positions, attention)

@@ -1,0 +1,1 @@
+"""Layers that the target and the drafter share."""

@@ -1,0 +1,84 @@
+"""One pre-norm Qwen3 decoder layer, used by the target and by the draft backbone.
+
+What a query may read differs between the two, and between training and decoding; it is a function that the caller passes in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.nn.layers import Linear, RMSNorm, SwiGLU, rotate
+
+Angles = tuple[jax.Array, jax.Array]
+# (q [B,N,T,H], k [B,K,T,H], v [B,K,T,H]) → (attended [B,N,T,H], whatever the caller wants back)
+Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+class SelfAttention(nn.Module):
+    """Projections, per-head norms and rotation around an attention function."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    use_bias: bool = False
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        self.q_proj = Linear(self.heads * self.head_dim, self.use_bias, self.dtype)
+        self.k_proj = Linear(self.kv_heads * self.head_dim, self.use_bias, self.dtype)
+        self.v_proj = Linear(self.kv_heads * self.head_dim, self.use_bias, self.dtype)
+        self.o_proj = Linear(self.width, self.use_bias, self.dtype)
+        self.q_norm = RMSNorm(self.eps, self.dtype)
+        self.k_norm = RMSNorm(self.eps, self.dtype)
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        """[B, T, heads·H] → [B, heads, T, H]."""
+        return x.reshape(*x.shape[:2], -1, self.head_dim).swapaxes(1, 2)
+
+    def queries(self, x: jax.Array, angles: Angles) -> jax.Array:
+        return rotate(self.q_norm(self._heads(self.q_proj(x))), angles)
+
+    def keys_values(self, x: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
+        """x [B, T, D] → keys (normed, rotated) and values, each [B, K, T, H]."""
+        return rotate(self.k_norm(self._heads(self.k_proj(x))), angles), self._heads(self.v_proj(x))
+
+    def __call__(self, x: jax.Array, angles: Angles, attention: Attention) -> tuple[jax.Array, Any]:
+        attended, kept = attention(self.queries(x, angles), *self.keys_values(x, angles))
+        return self.o_proj(attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)), kept
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm x), then + feed-forward(norm x). `config` needs the Qwen3 field names (see Qwen3Config)."""
+
+    config: Any
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        c = self.config
+        self.input_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.self_attn = SelfAttention(
+            c.hidden_size,
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            c.head_dim,
+            c.rms_norm_eps,
+            c.attention_bias,
+            self.dtype,
+        )
+        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, self.dtype)
+
+    def context_keys_values(self, context: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
+        """Keys and values [B, K, T, H] of drafter context rows, which skip input_layernorm (CONTRACT §1.3.3)."""
+        return self.self_attn.keys_values(context, angles)
+
+    def __call__(self, x: jax.Array, angles: Angles, attention: Attention) -> tuple[jax.Array, Any]:
+        """x [B, T, D] → (x [B, T, D], what `attention` kept)."""
+        attended, kept = self.self_attn(self.input_layernorm(x), angles, attention)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), kept

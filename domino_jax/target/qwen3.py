@@ -1,0 +1,211 @@
+"""Qwen3 dense decoder: tokens, positions, mask, cache → logits, tapped features, the cache with the block's rows written."""
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.errors import DataError
+from domino_jax.nn.attention import attend, causal_mask
+from domino_jax.nn.cache import Cache, append, init_cache
+from domino_jax.nn.decoder_layer import DecoderLayer
+from domino_jax.nn.layers import INIT_STD, Linear, RMSNorm, rotary_angles
+from domino_jax.shapes import Hidden, Logits, Mask, Positions, Tokens
+
+# Far above any public model; a config beyond them is damaged or hostile, and is refused before anything is allocated.
+LIMITS = {
+    "vocab_size": 2_000_000,
+    "hidden_size": 65_536,
+    "intermediate_size": 524_288,
+    "num_hidden_layers": 1_024,
+    "num_attention_heads": 1_024,
+    "num_key_value_heads": 1_024,
+    "head_dim": 1_024,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen3Config:
+    """Shapes and constants of one Qwen3 target, as `config.json` gives them."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    max_position_embeddings: int
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "Qwen3Config":
+        """Reads a parsed config.json; raises DataError for a missing field or one that changes the maths."""
+        if raw.get("model_type") != "qwen3":
+            raise DataError(
+                f"config.json says model_type {raw.get('model_type')!r}, but the target must be 'qwen3' (dense). Choose a Qwen3 checkpoint."
+            )
+        refuse_unsupported(raw)
+        if raw.get("sliding_window") and raw.get("use_sliding_window"):
+            raise DataError(
+                "config.json turns sliding_window on (use_sliding_window true); the target supports full attention only."
+            )
+        fields = read_decoder_fields(raw)
+        return cls(
+            **fields,
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        )
+
+
+def refuse_unsupported(raw: dict[str, Any]) -> None:
+    """Raises DataError for the fields of a Qwen3-like config.json that would change the forward pass."""
+    rope = raw.get("rope_parameters") or {}
+    scaling = raw.get("rope_scaling")
+    kinds = {rope.get("rope_type", "default"), (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))}
+    if kinds != {"default"}:
+        raise DataError(f"config.json asks for RoPE scaling {sorted(kinds)}; only rope_type 'default' is supported.")
+    if raw.get("num_experts") or raw.get("num_local_experts"):
+        raise DataError("config.json describes a mixture of experts (num_experts); only dense models are supported.")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise DataError(f"config.json has hidden_act {raw['hidden_act']!r}; only 'silu' is supported.")
+
+
+def read_rope_theta(raw: dict[str, Any]) -> float:
+    """rope_theta from the top level, from rope_parameters, or from both when they agree (CONTRACT §1.1)."""
+    found = {
+        name: value
+        for name, value in (
+            ("rope_theta", raw.get("rope_theta")),
+            ("rope_parameters.rope_theta", (raw.get("rope_parameters") or {}).get("rope_theta")),
+        )
+        if value is not None
+    }
+    if not found:
+        raise DataError("config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights were trained with.")
+    if len(set(map(float, found.values()))) > 1:
+        raise DataError(f"config.json gives two values: {found}; make them equal.")
+    return float(next(iter(found.values())))
+
+
+def read_decoder_fields(raw: dict[str, Any]) -> dict[str, Any]:
+    """The layer shapes that a target and a drafter config.json share, checked against LIMITS."""
+    names = [*LIMITS, "rms_norm_eps", "max_position_embeddings"]
+    missing = [name for name in names if raw.get(name) is None]
+    if missing:
+        raise DataError(f"config.json lacks {', '.join(missing)}; these are never guessed.")
+    for name, limit in LIMITS.items():
+        value = raw[name]
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+            raise DataError(f"config.json has {name} = {value!r}; expected an integer from 1 to {limit}.")
+    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
+        raise DataError(
+            f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of num_key_value_heads {raw['num_key_value_heads']}."
+        )
+    return {
+        **{name: raw[name] for name in LIMITS},
+        "rms_norm_eps": float(raw["rms_norm_eps"]),
+        "rope_theta": read_rope_theta(raw),
+        "attention_bias": bool(raw.get("attention_bias", False)),
+        "max_position_embeddings": int(raw["max_position_embeddings"]),
+    }
+
+
+class Qwen3(nn.Module):
+    """The frozen target. Parameters are named as in the public checkpoints (see convert.py for the table)."""
+
+    config: Qwen3Config
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        c = self.config
+        self.embed_tokens = nn.Embed(
+            c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=nn.initializers.normal(INIT_STD)
+        )
+        self.layers = [DecoderLayer(c, self.dtype) for _ in range(c.num_hidden_layers)]
+        self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
+        if not c.tie_word_embeddings:
+            self.lm_head = Linear(c.vocab_size, dtype=self.dtype)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Token ids [...] → embedding rows [..., D]."""
+        return self.embed_tokens(tokens)
+
+    def unembed(self, hidden: Hidden) -> Logits:
+        """Normed hidden states [..., D] → float32 logits [..., V], by lm_head or by the tied embedding."""
+        if self.config.tie_word_embeddings:
+            table = self.embed_tokens.embedding.astype(self.dtype)
+            return jnp.einsum("...d,vd->...v", hidden.astype(self.dtype), table, preferred_element_type=jnp.float32)
+        return self.lm_head(hidden).astype(jnp.float32)
+
+    def __call__(
+        self,
+        tokens: Tokens,
+        positions: Positions | None = None,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+        slots: jax.Array | None = None,
+        *,
+        tap_layers: tuple[int, ...] = (),
+        features_only: bool = False,
+        with_logits: bool = True,
+    ) -> dict[str, Any]:
+        """One pass over tokens int32 [B, T].
+
+        Args:
+            positions: int32 [B, T], absolute, for the rotation; 0..T-1 when absent.
+            mask: bool [B, T, S]; over the T tokens themselves without a cache (causal when absent), over all slots with one.
+            cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T] before attention reads it.
+            tap_layers: zero-based decoder layers whose OUTPUT is wanted, in the order of the list.
+            features_only: stop after the last tapped layer; no norm, no logits (a training step needs no more).
+            with_logits: False leaves out the lm_head; callers then put only the rows they need through `unembed`.
+
+        Returns:
+            dict with "features" [B, T, C·D] (when tapped), "cache" (when given), "hidden" [B, T, D] after the final norm,
+            and "logits" float32 [B, T, V].
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        if mask is None:
+            mask = causal_mask(positions)
+        x = self.embed(tokens)
+        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+        depth = max(tap_layers) + 1 if features_only else self.config.num_hidden_layers
+        tapped, new_cache = {}, []
+        for index, layer in enumerate(self.layers[:depth]):
+            x, kept = layer(x, angles, _attention(mask, cache[index] if cache else None, slots))
+            new_cache.append(kept)
+            if index in tap_layers:
+                tapped[index] = x
+        out = {}
+        if tap_layers:
+            out["features"] = jnp.concatenate([tapped[index] for index in tap_layers], axis=-1)
+        if cache is not None:
+            out["cache"] = tuple(new_cache)
+        if not features_only:
+            out["hidden"] = self.norm(x)
+            if with_logits:
+                out["logits"] = self.unembed(out["hidden"])
+        return out
+
+    def init_cache(self, batch: int, slots: int) -> Cache:
+        """An empty cache for `batch` rows of `slots` positions, in the compute dtype."""
+        c = self.config
+        return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
+
+
+def _attention(mask: Mask, layer_cache, slots):
+    """The attention function of one target layer: over its own rows, or over the cache with its rows written first."""
+
+    def over_tokens(q, k, v):
+        return attend(q, k, v, mask), None
+
+    def over_cache(q, k, v):
+        written = append(layer_cache, k, v, slots)
+        return attend(q, *written, mask), written
+
+    return over_tokens if layer_cache is None else over_cache

@@ -1,0 +1,1 @@
+"""Loss, schedules and the jitted training step."""
