@@ -7,10 +7,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from domino_jax.decoding.models import Models
 from domino_jax.decoding.sampling import SamplingParams, choose
-from domino_jax.drafter.model import Drafter
 from domino_jax.nn.cache import Cache, block_mask
-from domino_jax.target.qwen3 import Qwen3
 
 
 @flax.struct.dataclass
@@ -72,10 +71,7 @@ def record_round(state: DecodeState, kept: jax.Array) -> DecodeState:
 
 
 def prefill(
-    target: Qwen3,
-    target_params: dict,
-    drafter: Drafter | None,
-    drafter_params: dict | None,
+    models: Models,
     prompts: jax.Array,
     lengths: jax.Array,
     limits: jax.Array,
@@ -92,27 +88,17 @@ def prefill(
     Only the last true row goes through the lm_head.
     """
     batch, padded = prompts.shape
-    variables = {"params": target_params}
     slots = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
     mask = block_mask(jnp.zeros_like(lengths), jnp.tril(jnp.ones((padded, padded), bool)), cache_slots)
-    taps = drafter.config.target_layer_ids if drafter else ()
-    out = target.apply(
-        variables,
-        prompts,
-        slots,
-        mask,
-        target.init_cache(batch, cache_slots),
-        slots,
-        tap_layers=taps,
-        with_logits=False,
-    )
+    taps = models.drafter.config.target_layer_ids if models.drafter else ()
+    empty = models.target.init_cache(batch, cache_slots)
+    out = models.run_target(prompts, slots, mask, empty, slots, tap_layers=taps, with_logits=False)
     last = jnp.take_along_axis(out["hidden"], (lengths - 1)[:, None, None], axis=1)
-    first = choose(target.apply(variables, last, method="unembed"), keys, lengths[:, None], sampling)
+    first = choose(models.unembed(last), keys, lengths[:, None], sampling)
     draft_cache = ()
-    if drafter:
-        empty = drafter.init_cache(batch, cache_slots)
-        draft_cache = drafter.apply(
-            {"params": drafter_params}, empty, out["features"], slots, method="extend_context"
+    if models.drafter:
+        draft_cache = models.run_drafter(
+            "extend_context", models.drafter.init_cache(batch, cache_slots), out["features"], slots
         )
     state = DecodeState(
         target_cache=out["cache"],

@@ -92,7 +92,9 @@ def _threshold(log_p: Logits, top_p: float) -> jax.Array:
     return jax.lax.bitcast_convert_type(low, jnp.float32)
 
 
-def choose(logits: Logits, keys: jax.Array, positions: jax.Array, params: SamplingParams, scale: float = 1.0) -> jax.Array:
+def choose(
+    logits: Logits, keys: jax.Array, positions: jax.Array, params: SamplingParams, scale: float = 1.0
+) -> jax.Array:
     """argmax(scale · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at absolute positions int32 [B, T].
 
     scale is 1 for the target. A draft may use its own constant c: 1 couples it with the target, large c is the greedy draft.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from domino_jax.decoding.models import Models
 from domino_jax.nn.cache import Cache, block_mask
 from domino_jax.shapes import Features, Lengths, Logits
-from domino_jax.target.qwen3 import Qwen3
 
 
 class Verified(NamedTuple):
@@ -22,8 +22,7 @@ class Verified(NamedTuple):
 
 
 def verify(
-    target: Qwen3,
-    target_params: dict,
+    models: Models,
     cache: Cache,
     tokens: jax.Array,
     lengths: Lengths,
@@ -42,8 +41,7 @@ def verify(
     index = jnp.arange(size)
     depths = index if depths is None else depths
     ancestors = jnp.tril(jnp.ones((size, size), bool)) if ancestors is None else ancestors
-    out = target.apply(
-        {"params": target_params},
+    out = models.run_target(
         tokens,
         lengths[:, None] + depths,
         block_mask(lengths, ancestors, cache[0][0].shape[2]),

@@ -73,9 +73,7 @@ def training_attention(
     blocks, slots, length = anchors.shape[1], block_size, context_k.shape[2]
     key_position = jnp.arange(length)
     query_position = anchors[:, :, None] + jnp.arange(slots)  # [B, A, G]
-    context_mask = jnp.broadcast_to(
-        key_position < anchors[:, :, None, None], (anchors.shape[0], blocks, slots, length)
-    )
+    context_mask = jnp.broadcast_to(key_position < anchors[:, :, None, None], (anchors.shape[0], blocks, slots, length))
     block_mask = jnp.ones((slots, slots), bool)
     if window is not None:
         context_mask &= key_position >= query_position[..., None] - (window - 1)

@@ -119,7 +119,9 @@ class DrafterConfig:
         """The public config.json: rope_theta in both places, so that both transformers generations read it."""
         layer_types = list(self.layer_types) or ["full_attention"] * self.num_hidden_layers
         head = {"emb_dim": self.emb_dim, "gru_hidden_dim": self.gru_hidden_dim} if self.has_head else {}
-        domino = {"projector_type": DOMINO, "pure_draft_prefix_len": self.pure_draft_prefix_len} if self.has_head else {}
+        domino = (
+            {"projector_type": DOMINO, "pure_draft_prefix_len": self.pure_draft_prefix_len} if self.has_head else {}
+        )
         return {
             "architectures": ["DominoDraftModel" if self.has_head else "DFlashDraftModel"],
             "model_type": "qwen3",
@@ -179,7 +181,10 @@ class DrafterConfig:
                 self.has_head and not 0 <= self.suffix_start < self.block_size,
                 f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size {self.block_size}",
             ),
-            (self.has_head and min(self.emb_dim, self.gru_hidden_dim) < 1, "emb_dim and gru_hidden_dim must be positive"),
+            (
+                self.has_head and min(self.emb_dim, self.gru_hidden_dim) < 1,
+                "emb_dim and gru_hidden_dim must be positive",
+            ),
             (
                 bool(self.layer_types) and len(self.layer_types) != self.num_hidden_layers,
                 f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {self.num_hidden_layers}",

@@ -86,7 +86,9 @@ def read_rope_theta(raw: dict[str, Any]) -> float:
         if value is not None
     }
     if not found:
-        raise DataError("config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights were trained with.")
+        raise DataError(
+            "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights were trained with."
+        )
     if len(set(map(float, found.values()))) > 1:
         raise DataError(f"config.json gives two values: {found}; make them equal.")
     return float(next(iter(found.values())))

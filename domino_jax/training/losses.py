@@ -64,7 +64,14 @@ def dpace_weights(losses: jax.Array, raw_weights: jax.Array, alpha: float) -> ja
     return jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
 
 
-def block_sums(base: Logits, final: Logits, labels: jax.Array, raw_weights: jax.Array, config: DrafterConfig, settings: LossSettings) -> Sums:
+def block_sums(
+    base: Logits,
+    final: Logits,
+    labels: jax.Array,
+    raw_weights: jax.Array,
+    config: DrafterConfig,
+    settings: LossSettings,
+) -> Sums:
     """Additive sums of one slice: base and final logits [n, G, V], labels and raw weights [n, G] → scalars.
 
     Numerators and denominators only, so that slices, devices and micro-batches add up to the whole.
@@ -116,7 +123,9 @@ def sliced_sums(
     slices = jax.tree.map(in_slices, (inputs, labels, raw_weights))
     if blocks + padding == size:
         return one(*jax.tree.map(lambda x: x[0], slices))
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *jax.tree.map(lambda x: x[0], slices)))
+    zero = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *jax.tree.map(lambda x: x[0], slices))
+    )
     return jax.lax.scan(lambda total, x: (jax.tree.map(jnp.add, total, one(*x)), None), zero, slices)[0]
 
 

@@ -73,9 +73,7 @@ def corrected(drafter: Drafter, params: dict, base: jax.Array, inner: tuple | No
     if inner is None:
         return base
     start = drafter.config.suffix_start
-    residual = drafter.apply(
-        {"params": params}, *(part[..., start:, :] for part in inner), method="residual"
-    )
+    residual = drafter.apply({"params": params}, *(part[..., start:, :] for part in inner), method="residual")
     return base.at[..., start:, :].add(residual)
 
 
@@ -99,9 +97,7 @@ def make_train_step(
         anchors, keep = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors)
 
         def loss_of(params):
-            sums = drafter_sums(
-                drafter, params, target, target_params, features, batch, anchors, keep, settings
-            )
+            sums = drafter_sums(drafter, params, target, target_params, features, batch, anchors, keep, settings)
             return dual_loss(sums, curriculum(state.step))
 
         (_, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
