@@ -90,7 +90,9 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
         _print_help(names, required)
         sys.exit(0)
     if len(rest) > 1:
-        raise DominoError(f"{rest[1]!r} is not a flag: every argument starts with --, as --{(names or ('config',))[0]}=VALUE.")
+        raise DominoError(
+            f"{rest[1]!r} is not a flag: every argument starts with --, as --{(names or ('config',))[0]}=VALUE."
+        )
     _check_required(values, required)
     # Grain's worker processes look at absl's own flags and refuse to start before those were parsed.
     absl_flags.FLAGS.mark_as_parsed()
@@ -100,7 +102,7 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
 
 
 def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
-    """Load the recipe that argv names and define a typed flag for each of its overrides; returns argv without --config."""
+    """Load the recipe that argv names and define a typed flag for each override; returns argv without --config."""
     path, argv = _take_config(argv)
     if path is None:
         return argv
@@ -126,7 +128,9 @@ def _check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
             raise DominoError(f'--config.{key}: {above} in {recipe} has no "{name}". {hint}')
         section = section[name]
     if isinstance(section, config_dict.ConfigDict):
-        raise DominoError(f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(section))}.")
+        raise DominoError(
+            f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(section))}."
+        )
 
 
 def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
@@ -149,15 +153,21 @@ def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _explain(message: str, values: absl_flags.FlagValues) -> str:
-    """absl's sentence, with the nearest flag of this command when there is one."""
-    unknown = message.removeprefix("Unknown command line flag ").strip("'\"")
-    if unknown == message or "Did you mean" in message:
-        return message
-    if unknown.startswith("config."):
-        return f"--{unknown} is given without a recipe: add --config=configs/tiny.py or another."
-    near = difflib.get_close_matches(unknown, list(values), n=1)
-    known = ", ".join(f"--{name}" for name in sorted(values) if "." not in name)
-    return f"unknown flag --{unknown}." + (f" Did you mean --{near[0]}?" if near else f" This command knows {known}.")
+    """absl's sentence in terms of this command: the kind of value a key takes, the nearest flag there is."""
+    refused = re.match(r"flag --((config\.)?[^=]+)=(.*?): ", message, re.DOTALL)
+    if refused:
+        kind = values[refused[1]].parser.flag_type()
+        return f"--{refused[1]}={refused[3]}: the value is not of the kind {kind} that the recipe has there."
+    unknown = re.match(r"Unknown command line flag '(.*?)'", message)
+    if not unknown:
+        return f"{message}."
+    name = unknown[1]
+    if name.startswith("config."):
+        return f"--{name} is given without a recipe: add --config=configs/tiny.py or another."
+    known = sorted(flag for flag in [*values, "config"] if "." not in flag)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean --{near[0]}?" if near else f"This command knows {', '.join(f'--{flag}' for flag in known)}."
+    return f"unknown flag --{name}. {hint}"
 
 
 def _check_required(values: absl_flags.FlagValues, required: Sequence[str]) -> None:

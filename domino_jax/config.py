@@ -1,9 +1,10 @@
 """Recipes: reading one, every check that spans its fields, and the plain copy of it that a workdir keeps.
 
-The types of the fields are checked where they are set (ml_collections); here it is ranges and what must fit together. A recipe is a
-Python file with get_config(); a value from the command line arrives through cli.py.
+The types of the fields are checked where they are set (ml_collections); here it is ranges and what must fit together. A
+recipe is a Python file with get_config(); a value from the command line arrives through cli.py.
 """
 
+import importlib.machinery
 import importlib.util
 import math
 import pathlib
@@ -19,16 +20,18 @@ MODES = ("autoregressive", "backbone", "domino")
 PROJECTORS = ("domino", "dflash")
 DTYPES = ("float32", "bfloat16")
 
-# What may change between a checkpoint and the run that continues it without touching the training: everything else is refused
-# (checkpoint.refuse_changes) unless --allow_config_change names it.
-FREE_TO_CHANGE = ("decode", "eval", "checkpoint", "mesh", "train.log_every", "drafter.path")
+# What may change between a checkpoint and the run that continues it without touching the training: everything else is
+# refused (checkpoint.refuse_changes) unless --allow_config_change names it.
+FREE_TO_CHANGE = ("decode", "eval", "checkpoint", "mesh", "train.log_every", "drafter.path", "regenerate.batch_size")
 
 
 def load_recipe(path: str) -> config_dict.ConfigDict:
     """The locked config of one recipe file; whatever is wrong with the file is a DominoError that names its line."""
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
-        raise DominoError(f"--config={path}: there is no such file. The recipes lie in configs/, for example configs/tiny.py.")
+        raise DominoError(
+            f"--config={path}: there is no such file. The recipes lie in configs/, for example configs/tiny.py."
+        )
     # A recipe imports its neighbours as `from configs import ...`, also when it is started from another folder.
     folder = str(file.resolve().parent.parent)
     if folder not in sys.path:
@@ -39,7 +42,9 @@ def load_recipe(path: str) -> config_dict.ConfigDict:
         spec.loader.exec_module(module)
         config = module.get_config()
     except Exception as error:  # a recipe is a user's program: whatever it raises is told with its line
-        raise DominoError(f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {_say(error)}") from error
+        raise DominoError(
+            f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {_say(error)}"
+        ) from error
     if not isinstance(config, config_dict.ConfigDict):
         raise DominoError(f"--config={path}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
     return config.lock()
@@ -58,7 +63,7 @@ def _say(error: Exception) -> str:
 
 
 def resolved(config: config_dict.ConfigDict) -> dict:
-    """The recipe as plain JSON values (tuples become lists, infinities strings): what config.json and checkpoints hold."""
+    """The recipe as JSON values (tuples become lists, infinities strings): what config.json and checkpoints hold."""
     return _plain(config.to_dict())
 
 
@@ -128,7 +133,8 @@ def _check_model(config) -> None:
         suffix_start < drafter.block_size,
         "drafter.pure_draft_prefix_len",
         drafter.pure_draft_prefix_len,
-        f"with drafter.block_size {drafter.block_size} and shift_label {drafter.shift_label} the head would correct no slot; "
+        f"with drafter.block_size {drafter.block_size} and shift_label {drafter.shift_label} the head would "
+        "correct no slot; "
         "make the prefix shorter or the block longer",
     )
     if drafter.target_layer_ids is not None:
@@ -161,8 +167,10 @@ def _check_train(config) -> None:
         train.num_anchors < config.data.max_length,
         "train.num_anchors",
         train.num_anchors,
-        f"a row of data.max_length {config.data.max_length} has one anchor less than tokens; lower the one or raise the other",
+        f"a row of data.max_length {config.data.max_length} has one anchor less than tokens; lower the one "
+        "or raise the other",
     )
+    _at_least("train.loss_slice_blocks", train.loss_slice_blocks, 1, "a slice holds at least one block")
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
     _within("train.lambda_start", train.lambda_start, 0, 1)
     _within("train.lambda_decay_ratio", train.lambda_decay_ratio, 0, 1)
@@ -178,6 +186,7 @@ def _check_train(config) -> None:
     _at_least("checkpoint.every", config.checkpoint.every, 1, "it counts steps")
     _at_least("checkpoint.keep", config.checkpoint.keep, 1, "the newest checkpoint must stay")
     _at_least("eval.every", config.eval.every, 0, "0 is off")
+    _at_least("eval.batch_size", config.eval.batch_size, 1, "a batch has at least one row")
     _at_least("eval.num_prompts", config.eval.num_prompts, 1, "it counts prompts")
 
 
@@ -209,7 +218,8 @@ def _check_decode(decode) -> None:
         decode.cache_length > decode.max_new_tokens,
         "decode.cache_length",
         decode.cache_length,
-        f"it holds the prompt and decode.max_new_tokens {decode.max_new_tokens}; make it larger or generate fewer tokens",
+        f"it holds the prompt and decode.max_new_tokens {decode.max_new_tokens}; make it larger or generate "
+        "fewer tokens",
     )
     _require(decode.draft_scale > 0, "decode.draft_scale", decode.draft_scale, "set it above 0; inf drafts greedily")
     ids = decode.stop_ids
@@ -231,7 +241,10 @@ def _check_mesh(mesh) -> None:
 
 def _check_train_needs(config) -> None:
     _require(
-        bool(config.data.train), "data.train", config.data.train, "name the training rows, as --config.data.train=ROWS.jsonl"
+        bool(config.data.train),
+        "data.train",
+        config.data.train,
+        "name the training rows, as --config.data.train=ROWS.jsonl",
     )
     if config.eval.every > 0 or config.eval.final:
         _require(

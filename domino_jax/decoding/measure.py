@@ -73,6 +73,18 @@ def decode_modes(
     return runs
 
 
+def tau_pooled(generations: Sequence[Generation]) -> float:
+    """τ over all rounds of all prompts: tokens emitted per target pass, the prefill's token not counted; 0 without rounds."""
+    rounds = [emitted for answer in generations for emitted in answer.accept_lengths]
+    return sum(rounds) / len(rounds) if rounds else 0.0
+
+
+def tau_per_prompt(generations: Sequence[Generation]) -> float:
+    """τ as the mean of each prompt's own mean; prompts without a round are left out."""
+    means = [statistics.fmean(answer.accept_lengths) for answer in generations if answer.accept_lengths]
+    return statistics.fmean(means) if means else 0.0
+
+
 def divergences(
     generator: Generator, prompts: Sequence[Sequence[int]], reference: ModeRun, other: ModeRun
 ) -> list[Divergence]:

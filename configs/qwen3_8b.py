@@ -1,0 +1,13 @@
+"""A Domino drafter for Qwen/Qwen3-8B: the paper's recipe.
+
+    python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=WORKDIR --config.data.train=ROWS.jsonl
+
+ROWS.jsonl holds answers of the target itself; domino_jax.regenerate makes them. To expect: 1104.5 M weights in the
+layout of the public Domino drafter of this size, and τ about 1.2 × that of its backbone alone, as the paper reports.
+"""
+
+from configs import qwen3
+
+
+def get_config():
+    return qwen3.get_config("Qwen/Qwen3-8B")

@@ -1,0 +1,1 @@
+"""Prompts and training rows: reading, chat templates, batches."""

@@ -1,0 +1,193 @@
+"""Conversations to token ids and loss masks, by the tokenizer's own chat template.
+
+The mask comes from comparing what the template writes: what stands before an answer is the rendering of the messages
+before it with the generation prompt, exactly what the model sees when it is asked. The answer runs from there to the
+token that closes the turn, which is supervised too. Pieces are tokenised apart, as they are in decoding, so that no
+token straddles the start of an answer.
+
+    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n|Hello<|im_end|>|\\n
+    0 0 0 0 0 ...                                                                      1 1 1 ...        0
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids
+from domino_jax.errors import DataError
+
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+PROBE = "domino-probe"  # a text that no template treats in a special way
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One training row.
+
+    token_ids: int32 [T]; loss_mask: float32 [T], 1 where the token was said by the assistant.
+    """
+
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+
+
+def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "prompt row") -> list[int]:
+    """The ids that a prompt row stands for: messages by the chat template, prompt as it is, token_ids untouched."""
+    check_prompt(row, where)
+    if "token_ids" in row:
+        return list(row["token_ids"])
+    if tokenizer is None:
+        raise DataError(
+            f"{where}: the row is text, but the target's folder holds no tokenizer; give token_ids or add one."
+        )
+    if "prompt" in row:
+        return _encode(tokenizer, row["prompt"])
+    return _encode(tokenizer, _Template(tokenizer, thinking, where).render(row["messages"], ask=True))
+
+
+def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> Row:
+    """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
+
+    With thinking off the empty think block belongs to the prompt and is not supervised; with thinking on the thoughts
+    are part of the answer. Turns behind the last answer are left out.
+    """
+    found = [key for key in ("messages", "conversations", "token_ids") if key in row]
+    if len(found) != 1:
+        have = ", ".join(sorted(row)) or "nothing"
+        raise DataError(
+            f"{where}: the row has {have}; a training row has messages, conversations, or token_ids and loss_mask."
+        )
+    if "token_ids" in row:
+        return _given_row(row, where)
+    if tokenizer is None:
+        raise DataError(
+            f"{where}: the row is text, but the target's folder holds no tokenizer; give token_ids or add one."
+        )
+    messages = row["messages"] if "messages" in row else _from_sharegpt(row["conversations"], where)
+    check_messages(messages, where)
+    return _encode_messages(_Template(tokenizer, thinking, where), messages)
+
+
+def _given_row(row: dict, where: str) -> Row:
+    check_token_ids(row["token_ids"], where)
+    mask = row["loss_mask"] if "loss_mask" in row else None
+    if not isinstance(mask, list) or len(mask) != len(row["token_ids"]) or not all(entry in (0, 1) for entry in mask):
+        length = len(mask) if isinstance(mask, list) else "no"
+        raise DataError(
+            f"{where}: token_ids has {len(row['token_ids'])} entries, loss_mask has {length}; it needs a 0 "
+            "or 1 for each."
+        )
+    return Row(np.asarray(row["token_ids"], np.int32), np.asarray(mask, np.float32))
+
+
+def _from_sharegpt(turns: Any, where: str) -> list[dict]:
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in turns
+    ):
+        raise DataError(f'{where}: conversations must be a list of {{"from": speaker, "value": text}}.')
+    for turn in turns:
+        if turn["from"] not in SHAREGPT_ROLES:
+            raise DataError(f"{where}: the speaker is {turn['from']!r}, expected one of {', '.join(SHAREGPT_ROLES)}.")
+    return [{"role": SHAREGPT_ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
+
+
+def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
+    # A conversation that opens with the assistant: nothing asked for that turn, it is context.
+    answers = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
+    if answers:
+        messages = messages[: answers[-1] + 1]
+    text = template.render(messages, ask=False)
+    ids: list[int] = []
+    mask: list[int] = []
+    done = 0
+    for place in answers:
+        start, end = _answer_span(template, messages, place, text)
+        if start < done:
+            raise DataError(
+                f"{template.where}: in the template's text the answer of message {place} starts inside the "
+                f"one before it."
+            )
+        for piece, supervised in ((text[done:start], 0), (text[start:end], 1)):
+            piece_ids = _encode(template.tokenizer, piece)
+            ids += piece_ids
+            mask += [supervised] * len(piece_ids)
+        done = end
+    rest = _encode(template.tokenizer, text[done:])
+    return Row(np.asarray(ids + rest, np.int32), np.asarray(mask + [0] * len(rest), np.float32))
+
+
+def _answer_span(template: "_Template", messages: list[dict], place: int, text: str) -> tuple[int, int]:
+    """Where in the template's text the answer `messages[place]` starts and, closing token included, ends."""
+    where, closing = template.where, _closing_text(template.tokenizer, template.thinking)
+    # The generation prompt may carry an empty think block that the template drops from turns which have become history;
+    # with thinking on it never does.
+    bare = dataclasses.replace(template, thinking=True)
+    prompts = [asked.render(messages[:place], ask=True) for asked in dict.fromkeys((template, bare))]
+    start = next((len(prompt) for prompt in prompts if text.startswith(prompt)), None)
+    if start is None:
+        raise DataError(
+            f"{where}: the chat template writes the messages before message {place} differently once that answer "
+            "follows, so the answer cannot be told apart.\nGive such rows as token_ids and loss_mask."
+        )
+    if closing in (messages[place]["content"] or ""):
+        raise DataError(f"{where}: message {place} contains {closing!r}, which closes a turn in this chat template.")
+    end = text.find(closing, start)
+    if end < 0:
+        raise DataError(f"{where}: the chat template does not close the answer of message {place} with {closing!r}.")
+    return start, end + len(closing)
+
+
+@functools.lru_cache(maxsize=8)  # one tokenizer's template is asked once, not once a row
+def _closing_text(tokenizer: Any, thinking: bool) -> str:
+    """The text of the token that ends an assistant's turn, found by what the template writes behind a probe."""
+    template = _Template(tokenizer, thinking, "the target's chat template")
+    probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+    rest = template.render(probe, ask=False).rpartition(PROBE)[2]
+    ids = _encode(tokenizer, rest)
+    closing = tokenizer.decode(ids[:1], skip_special_tokens=False) if ids else ""
+    if not closing or not rest.startswith(closing):
+        raise DataError(
+            f"{template.where} closes no assistant turn (it writes {rest!r} behind one); give token_ids and loss_mask."
+        )
+    return closing
+
+
+@dataclasses.dataclass(frozen=True)
+class _Template:
+    """A tokenizer's chat template with its thinking switch; `where` names the row in messages."""
+
+    tokenizer: Any
+    thinking: bool
+    where: str
+
+    def render(self, messages: list[dict], ask: bool) -> str:
+        """The template's text; `ask` adds the generation prompt. Templates without enable_thinking ignore it."""
+        if not self.tokenizer.chat_template:
+            raise DataError(
+                f"{self.where}: the row has messages, but the target's tokenizer has no chat template; "
+                "give prompt or token_ids."
+            )
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking
+            )
+        except ImportError:
+            raise  # jinja2 is missing: the installation, not the row
+        except Exception as error:  # a template is a program from the target's folder and raises what it likes
+            raise DataError(
+                f"{self.where}: the chat template refuses the messages ({type(error).__name__}: {error})."
+            ) from error
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False) if text else []

@@ -1,0 +1,88 @@
+"""JSONL files: any row by its line, and the prompt rows of decode and regenerate."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+
+from domino_jax.errors import DataError, DominoError
+
+PROMPT_KEYS = ("messages", "prompt", "token_ids")
+
+
+def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
+    """Line number (from 1) and object of every line that is not blank; a broken line is a DataError that names it."""
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        raise DominoError(f"{path}: there is no such file. Name a JSONL file that exists.")
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:  # broken JSON or bytes that are no UTF-8
+                raise DataError(
+                    f"{path}:{number}: the line is no JSON object ({error}). Correct or remove it."
+                ) from error
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{number}: the line holds a {type(row).__name__}, expected a JSON object.")
+            yield number, row
+
+
+def read_prompts(path: str | pathlib.Path, limit: int | None = None) -> list[dict]:
+    """Prompt rows, each with an "id" (its own, or its place among the rows, from "0") and exactly one of PROMPT_KEYS.
+
+    Other keys (a checker's, say) stay in the row. Only the first `limit` rows are read.
+    """
+    rows, lines = [], {}
+    for number, row in read_jsonl(path):
+        if limit is not None and len(rows) >= limit:
+            break
+        row = {**row, "id": str(row["id"]) if "id" in row else str(len(rows))}
+        check_prompt(row, f"{path}:{number} (id {row['id']})")
+        if row["id"] in lines:
+            raise DataError(
+                f"{path}:{number}: the id {row['id']} is already that of line {lines[row['id']]}. Ids are unique."
+            )
+        lines[row["id"]] = number
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path}: the file holds no prompt rows.")
+    return rows
+
+
+def check_prompt(row: dict, where: str) -> None:
+    """Refuse a prompt row that does not have exactly one of PROMPT_KEYS, of the right kind."""
+    found = [key for key in PROMPT_KEYS if key in row]
+    if len(found) != 1:
+        have = ", ".join(found) if found else ", ".join(sorted(row)) or "nothing"
+        raise DataError(f"{where}: the row has {have}; a prompt row has exactly one of {', '.join(PROMPT_KEYS)}.")
+    if found == ["messages"]:
+        check_messages(row["messages"], where)
+    elif found == ["prompt"]:
+        if not isinstance(row["prompt"], str) or not row["prompt"]:
+            raise DataError(f"{where}: prompt is {row['prompt']!r}, expected a text that is not empty.")
+    else:
+        check_token_ids(row["token_ids"], where)
+
+
+def check_messages(messages, where: str) -> None:
+    """Refuse anything but a list of {"role", "content"} with texts in both."""
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"{where}: messages must be a list with at least one message.")
+    for place, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, dict) else None
+        content = message.get("content") if isinstance(message, dict) else None
+        # A call of a tool may have no text; its template knows what to do with it.
+        textless = content is None and isinstance(message, dict) and "tool_calls" in message
+        if not isinstance(role, str) or not (isinstance(content, str) or textless):
+            raise DataError(
+                f'{where}: message {place} is {str(message)[:80]!r}, expected {{"role": text, "content": text}}.'
+            )
+
+
+def check_token_ids(token_ids, where: str) -> None:
+    """Refuse anything but a list of ids, at least one."""
+    fine = isinstance(token_ids, list) and bool(token_ids)
+    if not fine or not all(type(entry) is int and entry >= 0 for entry in token_ids):
+        raise DataError(f"{where}: token_ids is {str(token_ids)[:80]}, expected a list of at least one id, 0 or more.")

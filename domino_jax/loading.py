@@ -1,0 +1,78 @@
+"""From folders to models that can run: what the commands share. Nothing here knows a recipe."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from domino_jax import hf
+from domino_jax.decoding.models import Models
+from domino_jax.drafter import convert as drafter_files
+from domino_jax.drafter.model import Drafter
+from domino_jax.errors import DominoError
+from domino_jax.target import convert as target_files
+from domino_jax.target.qwen3 import Qwen3
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedTarget:
+    """A target as its folder gives it. tokenizer is None when the folder has none; then only token_ids can be prompts."""
+
+    path: str
+    model: Qwen3
+    params: dict
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+
+
+def load_target(path: str, dtype: str) -> LoadedTarget:
+    """Weights in `dtype` (float32 or bfloat16), tokenizer and stop ids of a local folder or a hub id."""
+    use_exact_matmuls(dtype)
+    folder = hf.resolve_folder(path)
+    config, params = target_files.load_target(folder, np.dtype(dtype))
+    model = Qwen3(config, np.dtype(dtype))
+    return LoadedTarget(str(path), model, params, hf.load_tokenizer(folder), hf.stop_ids(folder))
+
+
+def use_exact_matmuls(dtype: str) -> None:
+    """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts would be luck."""
+    if dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
+    """The same target in another dtype; itself when it has that one already."""
+    if np.dtype(dtype) == np.dtype(loaded.model.dtype):
+        return loaded
+    use_exact_matmuls(dtype)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), loaded.params)
+    return dataclasses.replace(loaded, model=Qwen3(loaded.model.config, np.dtype(dtype)), params=params)
+
+
+def load_models(loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
+    """The target with the drafter that `modes` need; a folder, a hub id, or a train workdir (its export/)."""
+    if not needs_drafter(modes):
+        return Models(loaded.model, loaded.params)
+    if not drafter_path:
+        raise DominoError(
+            f"decode.modes {', '.join(modes)} need a drafter, and none is named: set --config.drafter.path=FOLDER,\n"
+            "or decode without one: --config.decode.modes=\"('autoregressive',)\"."
+        )
+    config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, np.dtype(loaded.model.dtype))
+    check_head(config.has_head, modes)
+    return Models(loaded.model, loaded.params, Drafter(config, np.dtype(loaded.model.dtype)), params)
+
+
+def needs_drafter(modes: Sequence[str]) -> bool:
+    return any(mode != "autoregressive" for mode in modes)
+
+
+def check_head(has_head: bool, modes: Sequence[str]) -> None:
+    """Mode domino needs a drafter with a Domino head; told before anything is decoded."""
+    if "domino" in modes and not has_head:
+        raise DominoError(
+            "decode.modes holds domino, but the drafter is a plain DFlash one without a Domino head;\n"
+            "take domino out: --config.decode.modes=\"('autoregressive','backbone')\"."
+        )

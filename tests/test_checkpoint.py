@@ -1,0 +1,159 @@
+"""checkpoint.py: what is saved comes back bit for bit, the newest stay, a changed recipe is refused field by field."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.checkpoint import Checkpoints, config_diff, refuse_changes
+from domino_jax.errors import DataError, DominoError
+
+META = {"config": {"train": {"steps": 5}}}
+
+
+def state_of(step):
+    key = jax.random.key(step)
+    return {
+        "params": {"fc": {"kernel": jax.random.normal(key, (3, 4))}, "norm": jnp.ones(4, jnp.bfloat16) * step},
+        "opt_state": (jnp.int32(step), [jnp.zeros((2,))]),
+        "step": jnp.int32(step),
+    }
+
+
+ABSTRACT = jax.eval_shape(lambda: state_of(0))
+
+
+def assert_same_bits(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A workdir with the steps 1 to 4 saved, three of them kept."""
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step in (1, 2, 3, 4):
+            checkpoints.save(step, state_of(step), {"next_index": 10 * step}, META)
+    return tmp_path
+
+
+def test_a_fresh_workdir_restores_nothing(tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.restore_latest(ABSTRACT) is None
+
+
+def test_the_newest_comes_back_bit_for_bit_with_its_data_position_and_recipe(saved):
+    with Checkpoints(saved, keep=3) as checkpoints:
+        step, state, iterator_state, meta = checkpoints.restore_latest(ABSTRACT)
+    assert (step, iterator_state, meta) == (4, {"next_index": 40}, META)
+    assert_same_bits(state, state_of(4))
+
+
+def test_the_newest_keep_stay(saved):
+    with Checkpoints(saved, keep=3) as checkpoints:
+        assert checkpoints.steps() == [2, 3, 4]
+    assert sorted(folder.name for folder in (saved / "checkpoints").iterdir()) == ["2", "3", "4"]
+
+
+def test_a_step_that_is_saved_already_is_left_alone(saved):
+    with Checkpoints(saved, keep=3) as checkpoints:
+        checkpoints.save(4, state_of(9), {"next_index": 0}, META)
+        assert_same_bits(checkpoints.restore_latest(ABSTRACT).state, state_of(4))
+
+
+def test_the_state_may_be_donated_as_soon_as_save_returns(tmp_path):
+    bump = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        state = {"w": jnp.arange(50_000, dtype=jnp.float32)}
+        expected = np.array(state["w"])
+        checkpoints.save(1, state, {}, {})
+        for _ in range(5):
+            state = bump(state)
+        restored = checkpoints.restore_latest(jax.eval_shape(lambda: state)).state
+    np.testing.assert_array_equal(restored["w"], expected)
+
+
+def test_the_recipe_is_checked_before_any_array_is_read(saved):
+    def refuse(meta):
+        assert meta == META
+        raise DominoError("changed")
+
+    other_model = {"params": jax.ShapeDtypeStruct((7,), jnp.float32)}
+    with Checkpoints(saved, keep=3) as checkpoints, pytest.raises(DominoError, match="changed"):
+        checkpoints.restore_latest(other_model, check=refuse)
+
+
+def damage_data(folder):
+    biggest = max(
+        (file for file in (folder / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size
+    )
+    biggest.write_bytes(biggest.read_bytes()[:10])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_data,
+        lambda folder: shutil.rmtree(folder / "state"),
+        lambda folder: shutil.rmtree(folder / "extra"),
+        lambda folder: (folder / "extra" / "metadata").write_text("{torn"),
+        lambda folder: (folder / "extra" / "metadata").write_text(json.dumps({"meta": {}})),
+    ],
+    ids=["truncated", "no state", "no extra", "torn json", "json without position"],
+)
+def test_a_checkpoint_that_cannot_be_read_stops_the_run_with_3(saved, damage):
+    damage(saved / "checkpoints" / "4")
+    with Checkpoints(saved, keep=3) as checkpoints, pytest.raises(DataError) as refused:
+        checkpoints.restore_latest(ABSTRACT)
+    assert refused.value.exit_code == 3
+    assert "checkpoints/4 cannot be read" in str(refused.value)
+    assert len(str(refused.value).splitlines()) <= 5
+
+
+def test_a_state_of_another_shape_is_refused(saved):
+    other = {**ABSTRACT, "params": {**ABSTRACT["params"], "norm": jax.ShapeDtypeStruct((5,), jnp.bfloat16)}}
+    with Checkpoints(saved, keep=3) as checkpoints, pytest.raises(DataError, match="cannot be read"):
+        checkpoints.restore_latest(other)
+
+
+OLD = {"seed": 1, "train": {"steps": 10, "gamma": 7.0}, "decode": {"seed": 0}, "data": {"thinking": False}}
+
+
+def test_config_diff_names_changed_added_and_removed_fields():
+    new = {"seed": 1, "train": {"steps": 12, "eps": 1e-8}, "decode": {"seed": 0}, "data": {"thinking": False}}
+    assert config_diff(OLD, new) == {"train.eps": (None, 1e-8), "train.gamma": (7.0, None), "train.steps": (10, 12)}
+    assert config_diff(OLD, OLD) == {}
+
+
+def test_a_changed_recipe_is_refused_field_by_field_unless_allowed():
+    new = {**OLD, "train": {"steps": 20, "gamma": 4.0}, "decode": {"seed": 5}}
+    with pytest.raises(DominoError) as refused:
+        refuse_changes(OLD, new, free=("decode",), allowed=())
+    assert str(refused.value).splitlines()[1:] == [
+        "  train.gamma: 7.0 in the checkpoint, 4.0 now",
+        "  train.steps: 10 in the checkpoint, 20 now",
+        "Set it back, train in another workdir, or allow it with --allow_config_change=train.gamma,train.steps",
+    ]
+    assert refused.value.exit_code == 2
+    with pytest.raises(DominoError, match="train.steps"):
+        refuse_changes(OLD, new, free=("decode",), allowed=("train.gamma",))
+    refuse_changes(OLD, new, free=("decode",), allowed=("train.gamma", "train.steps"))
+    refuse_changes(OLD, new, free=("decode",), allowed=("train",))
+
+
+def test_many_differences_still_make_a_message_of_five_lines():
+    old = {f"k{number}": 0 for number in range(9)}
+    with pytest.raises(DominoError) as refused:
+        refuse_changes(old, {key: 1 for key in old}, free=(), allowed=())
+    assert len(str(refused.value).splitlines()) == 5
+    assert "and 7 more" in str(refused.value)
+
+
+def test_allowing_what_the_recipe_does_not_have_is_a_mistake():
+    with pytest.raises(DominoError, match="allow_config_change=train.setps"):
+        refuse_changes(OLD, OLD, free=(), allowed=("train.setps",))

@@ -1,0 +1,167 @@
+"""config.py: each cross-field check trips on a value it is there for, and names the key and the value."""
+
+import json
+
+import pytest
+
+from configs import qwen3
+from domino_jax import config as recipes
+from domino_jax.errors import DominoError
+
+
+def recipe():
+    """A recipe that passes every check of train."""
+    config = qwen3.get_config("Qwen/Qwen3-8B")
+    config.data.train = "rows.jsonl"
+    return config
+
+
+def set_value(config, key, value):
+    *sections, name = key.split(".")
+    for section in sections:
+        config = config[section]
+    config[name] = value
+
+
+@pytest.mark.parametrize("command", ["train", "decode", "regenerate"])
+def test_a_sound_recipe_passes(command):
+    recipes.check(recipe(), command)
+
+
+BAD = [
+    ("target.path", ""),
+    ("target.dtype", "float16"),
+    ("drafter.projector", "eagle"),
+    ("drafter.num_layers", 0),
+    ("drafter.block_size", 1),
+    ("drafter.gru_hidden_dim", 0),
+    ("drafter.emb_dim", 0),
+    ("drafter.pure_draft_prefix_len", -1),
+    ("drafter.pure_draft_prefix_len", 16),
+    ("drafter.target_layer_ids", ()),
+    ("drafter.target_layer_ids", (1, 1)),
+    ("drafter.target_layer_ids", (1, -2)),
+    ("drafter.target_layer_ids", (1, "x")),
+    ("drafter.mask_token_id", -1),
+    ("data.max_length", 1),
+    ("data.train", ""),
+    ("train.steps", 0),
+    ("train.batch_size", 0),
+    ("train.log_every", 0),
+    ("train.num_anchors", 0),
+    ("train.num_anchors", 3072),
+    ("train.loss_slice_blocks", 0),
+    ("eval.batch_size", 0),
+    ("train.gamma", 0.0),
+    ("train.gamma", float("nan")),
+    ("train.lambda_start", 1.5),
+    ("train.lambda_start", -0.1),
+    ("train.lambda_decay_ratio", 1.1),
+    ("train.learning_rate", 0.0),
+    ("train.learning_rate", float("inf")),
+    ("train.warmup_ratio", 1.0),
+    ("train.clip_norm", 0.0),
+    ("train.weight_decay", -0.1),
+    ("train.b1", 1.0),
+    ("train.b2", -0.5),
+    ("train.eps", 0.0),
+    ("train.dtype", "bf16"),
+    ("seed", -1),
+    ("checkpoint.every", 0),
+    ("checkpoint.keep", 0),
+    ("eval.every", -1),
+    ("eval.num_prompts", 0),
+    ("decode.modes", ()),
+    ("decode.modes", ("tree",)),
+    ("decode.modes", ("domino", "domino")),
+    ("decode.temperature", -0.5),
+    ("decode.temperature", float("nan")),
+    ("decode.top_k", -1),
+    ("decode.top_p", 0.0),
+    ("decode.top_p", 1.01),
+    ("decode.min_p", 1.0),
+    ("decode.min_p", -0.1),
+    ("decode.seed", -1),
+    ("decode.batch_size", 0),
+    ("decode.max_new_tokens", 0),
+    ("decode.num_prompts", 0),
+    ("decode.dtype", "half"),
+    ("decode.cache_length", 2048),
+    ("decode.draft_scale", 0.0),
+    ("decode.stop_ids", (-1,)),
+    ("decode.stop_ids", ("x",)),
+    ("regenerate.temperature", -1.0),
+    ("regenerate.top_k", -1),
+    ("regenerate.top_p", 2.0),
+    ("regenerate.batch_size", 0),
+    ("regenerate.max_new_tokens", 0),
+    ("regenerate.seed", -1),
+    ("mesh.data", 2),
+    ("mesh.fsdp", 0),
+    ("mesh.tensor", 8),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_a_bad_value_is_refused_by_key_and_value(key, value):
+    config = recipe()
+    set_value(config, key, value)
+    with pytest.raises(DominoError) as refused:
+        recipes.check(config, "train")
+    assert f"config.{key} is {value!r}" in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert len(str(refused.value).splitlines()) <= 5
+
+
+def test_an_unshifted_drafter_needs_one_slot_more_than_its_prefix():
+    config = recipe()
+    config.drafter.block_size = 3
+    config.drafter.pure_draft_prefix_len = 2
+    recipes.check(config, "train")
+    config.drafter.shift_label = False
+    with pytest.raises(DominoError, match="shift_label False the head would correct no slot"):
+        recipes.check(config, "train")
+
+
+def test_two_axes_cannot_both_be_the_rest():
+    config = recipe()
+    config.mesh.data = config.mesh.fsdp = -1
+    with pytest.raises(DominoError, match="only one axis"):
+        recipes.check(config, "train")
+
+
+def test_rows_and_heldout_prompts_are_asked_for_by_train_alone():
+    config = qwen3.get_config("Qwen/Qwen3-8B")
+    recipes.check(config, "decode")
+    with pytest.raises(DominoError, match="config.data.train is None"):
+        recipes.check(config, "train")
+    config.data.train = "rows.jsonl"
+    config.eval.every = 100
+    with pytest.raises(DominoError, match="config.eval.prompts is None"):
+        recipes.check(config, "train")
+
+
+def test_a_drafter_without_a_head_has_no_domino_mode():
+    config = recipe()
+    config.drafter.projector = "dflash"
+    config.eval.final, config.eval.prompts = True, "p.jsonl"
+    with pytest.raises(DominoError, match="no head"):
+        recipes.check(config, "train")
+    config.decode.modes = ("autoregressive", "backbone")
+    recipes.check(config, "train")
+
+
+def test_infinity_turns_the_decay_off_and_drafts_greedily():
+    config = recipe()
+    config.train.gamma = config.decode.draft_scale = float("inf")
+    recipes.check(config, "train")
+
+
+def test_resolved_is_strict_json_and_survives_a_round_trip():
+    config = recipe()
+    config.train.gamma = float("inf")
+    plain = recipes.resolved(config)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["train"]["gamma"] == "inf"
+    assert plain["decode"]["modes"] == ["autoregressive", "backbone", "domino"]
+    assert plain["drafter"]["mask_token_id"] is None
