@@ -34,7 +34,8 @@ SHARD_BYTES = 5_000_000_000  # what the public tools write: a file above it goes
 LISTED = 10  # names in one message
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5", ".msgpack")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja")
-_WEIGHT_FILE = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+# What an earlier writing may have left: weights in other shards, and temporary files when it was killed.
+_LEFTOVER = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.\d+\.tmp")
 
 log = logging.getLogger(__name__)
 Config = TypeVar("Config")
@@ -257,7 +258,7 @@ def write_folder(
     """Writes weights, config.json and `extra_json` ({file name: object}) into a local folder.
 
     Every file is first written whole under a temporary name and then renamed, config.json last, so that a reader
-    never meets half a file. Weight files of an earlier, differently sharded writing are removed.
+    never meets half a file. Weights in other shards and temporary files of an earlier writing are removed.
     """
     if "://" in str(folder):
         raise DominoError(f"{quote(str(folder))} is no local folder; write to a local one and copy it.")
@@ -281,7 +282,7 @@ def write_folder(
         for name, path in temporary.items():
             os.replace(path, folder / name)
         for entry in folder.iterdir():
-            if (_WEIGHT_FILE.fullmatch(entry.name) or entry.name == INDEX) and entry.name not in temporary:
+            if _LEFTOVER.fullmatch(entry.name) and entry.name not in temporary:
                 entry.unlink()
     except OSError as error:
         raise DominoError(f"{folder} cannot be written: {error.strerror or error}.") from None

@@ -18,7 +18,7 @@ from domino_jax.target.qwen3 import Qwen3
 
 @dataclasses.dataclass(frozen=True)
 class LoadedTarget:
-    """A target as its folder gives it. tokenizer is None when the folder has none; then only token_ids can be prompts."""
+    """A target as its folder gives it; without a tokenizer (None) only token_ids can be prompts."""
 
     path: str
     model: Qwen3

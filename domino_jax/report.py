@@ -242,9 +242,10 @@ def notes_of(report: Mapping[str, Any]) -> list[str]:
     """The sentences that stand below the table."""
     notes = []
     if report["autoregressive_step_ms"] is not None:
+        step, straight = report["autoregressive_step_ms"], report["straight_step_ms"]
         notes.append(
-            f"The yardstick: an autoregressive step takes {report['autoregressive_step_ms']:.2f} ms, a straight-line"
-            f" forward of one token {report['straight_step_ms']:.2f} ms ({report['autoregressive_over_straight']:.2f} ×)."
+            f"The yardstick: an autoregressive step takes {step:.2f} ms, a straight-line forward of one token"
+            f" {straight:.2f} ms ({report['autoregressive_over_straight']:.2f} ×)."
         )
     for mode, figures in report["modes"].items():
         if figures["time_split"]:
@@ -275,7 +276,8 @@ def console_table(report: Mapping[str, Any], console: rich.console.Console | Non
 def _title(report: Mapping[str, Any]) -> str:
     settings = report["settings"]
     sampling = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
-    return f"{report['prompts']['count']} prompts, {sampling}, batch {report['batch_size']}, {report['dtype']}, {report['device']}"
+    what = f"{report['prompts']['count']} prompts, {sampling}, batch {report['batch_size']}"
+    return f"{what}, {report['dtype']}, {report['device']}"
 
 
 def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:

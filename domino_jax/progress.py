@@ -1,0 +1,61 @@
+"""How far a long command is: a bar on a terminal, a line now and then in a log, with the time left."""
+
+import time
+
+import rich.console
+import rich.progress
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Counts `total` pieces of work; `done` of them were there before.
+
+    with Progress("decode", total=64) as progress:
+        progress.advance(8, "1,200 tokens/s")
+    """
+
+    def __init__(self, label: str, total: int, done: int = 0, console: rich.console.Console | None = None):
+        self._label, self._total, self._first, self._done = label, total, done, done
+        self._begin = self._told = time.monotonic()
+        self._console = console or rich.console.Console()
+        self._bar = None
+        if self._console.is_terminal:
+            columns = (
+                rich.progress.TextColumn("{task.description}"),
+                rich.progress.BarColumn(),
+                rich.progress.MofNCompleteColumn(),
+                rich.progress.TextColumn("left"),
+                rich.progress.TimeRemainingColumn(),
+                rich.progress.TextColumn("{task.fields[note]}", markup=False),
+            )
+            # Transient: what is left on the screen in the end is the result.
+            self._bar = rich.progress.Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(label, total=total, completed=done, note="")
+
+    def advance(self, count: int, note: str = "") -> None:
+        """Counts `count` more pieces; `note` stands behind the numbers."""
+        self._done += count
+        if self._bar:
+            self._bar.update(self._task, completed=self._done, note=note)
+            return
+        now = time.monotonic()
+        if now - self._told >= SECONDS_BETWEEN_LINES or self._done == self._total:
+            self._told = now
+            text = f"{self._label} {self._done}/{self._total}  {note}  left {self._left(now)}"
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _left(self, now: float) -> str:
+        each = (now - self._begin) / max(self._done - self._first, 1)
+        minutes, seconds = divmod(round(each * (self._total - self._done)), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02}"
+
+    def __enter__(self) -> "Progress":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._bar:
+            self._bar.stop()
