@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ def regenerate_rows(
     for conversation in started:
         answerer.check(conversation)
     print(f"the target answers {missing} of {len(rows)} prompts into {output}", flush=True)
-    begin, tokens = time.perf_counter(), 0
+    tokens = 0
     with output.open("a", encoding="utf-8") as file, Progress("regenerate", len(rows), len(done)) as progress:
         # Batches are the same whatever is done already, so a continued file is the file of an uninterrupted run.
         for batch in batches(started, batch_size):
@@ -123,7 +122,7 @@ def regenerate_rows(
             file.write("".join(lines))
             file.flush()
             os.fsync(file.fileno())
-            progress.advance(len(batch), f"{tokens / (time.perf_counter() - begin):,.0f} tokens/s")
+            progress.advance(len(batch), f"{tokens / answerer.seconds():,.0f} tokens/s")
 
 
 # ------------------------------------------------------------------------------------------------------ resuming
@@ -176,7 +175,7 @@ def read_meta(meta: Path) -> dict[str, Any]:
 def cut_torn_line(path: Path) -> None:
     """Ends the file behind its last line end: what follows was being written when the process died."""
     with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
+        end = size = file.seek(0, os.SEEK_END)
         while end:
             start = max(0, end - 65_536)
             file.seek(start)
@@ -185,7 +184,8 @@ def cut_torn_line(path: Path) -> None:
                 end = start + newline + 1
                 break
             end = start
-        file.truncate(end)
+        if end < size:
+            file.truncate(end)
 
 
 # ------------------------------------------------------------------------------------------------------ conversations
@@ -259,6 +259,11 @@ class Answerer:
         if slots not in self.generators:
             self.generators[slots] = self.make(slots)
         return self.generators[slots]
+
+    def seconds(self) -> float:
+        """Time spent generating so far, compilation left out."""
+        clocks = [generator.clock for generator in self.generators.values()]
+        return sum(clock.prefill_seconds + clock.decode_seconds for clock in clocks)
 
     def answer(self, conversations: Sequence[Conversation]) -> list[Generation]:
         prompts = [one.prompt for one in conversations]

@@ -147,17 +147,19 @@ def new_drafter_config(choices, loaded: LoadedTarget) -> DrafterConfig:
 
 
 def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
-    """The recipe's id, else the tokenizer's <|mask|>, else the first embedding row past the tokenizer (CONTRACT §1.1)."""
+    """The recipe's id, else the tokenizer's <|mask|>, else the first row past the tokenizer (CONTRACT §1.1)."""
     rows = loaded.model.config.vocab_size
     if chosen is None:
         if loaded.tokenizer is None:
             raise DominoError(
-                f"{loaded.path} has no tokenizer to find a mask token in; set --config.drafter.mask_token_id (below {rows})."
+                f"{loaded.path} has no tokenizer to find a mask token in; set "
+                f"--config.drafter.mask_token_id (below {rows})."
             )
         chosen = loaded.tokenizer.get_vocab().get(MASK_TOKEN, len(loaded.tokenizer))
     if not 0 <= chosen < rows:
         raise DominoError(
-            f"the mask token id {chosen} is no row of the target's {rows}-row embedding; set --config.drafter.mask_token_id."
+            f"the mask token id {chosen} is no row of the target's {rows}-row embedding; set "
+            f"--config.drafter.mask_token_id."
         )
     return chosen
 

@@ -1,4 +1,4 @@
-"""Plain decoding, one token per target pass: the yardstick that speed-ups are measured against, and the text to equal."""
+"""Plain decoding, one token per target pass: the yardstick of every speed-up, and the text to equal."""
 
 import jax
 import jax.numpy as jnp

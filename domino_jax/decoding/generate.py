@@ -1,4 +1,4 @@
-"""Prompts in, generations out: buckets, compiled programs kept by shape, batches, clocks. The only host code of decoding."""
+"""Prompts in, generations out: buckets, compiled programs kept by shape, batches, clocks."""
 
 import dataclasses
 import time
@@ -22,7 +22,10 @@ SMALLEST_BUCKET = 16
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """One answer. token_ids: new tokens only, a stop id included. accept_lengths: tokens emitted per round, [] when plain."""
+    """One answer.
+
+    token_ids: new tokens only, a stop id included.  accept_lengths: tokens emitted per round, [] when plain.
+    """
 
     token_ids: list[int]
     accept_lengths: list[int]
@@ -31,7 +34,7 @@ class Generation:
 
 @dataclasses.dataclass
 class Clock:
-    """Wall seconds of a run, compilation apart. decode_tokens excludes each row's first token, which the prefill makes."""
+    """Wall seconds of a run, compilation apart; decode_tokens leaves out each row's first token, the prefill's."""
 
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -105,7 +108,8 @@ class Generator:
         needed = len(prompt) + self.max_new_tokens + self.block_rows()
         if needed > self.cache_slots:
             raise DataError(
-                f"{name} needs {needed} cache rows ({len(prompt)} prompt + {self.max_new_tokens} new + {self.block_rows()} block),"
+                f"{name} needs {needed} cache rows ({len(prompt)} prompt + {self.max_new_tokens} new + "
+                f"{self.block_rows()} block),"
                 f" but decode.cache_length is {self.cache_slots}; raise it, or shorten the prompt or max_new_tokens."
             )
 

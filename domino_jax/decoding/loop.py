@@ -39,7 +39,7 @@ class DecodeState:
 
 
 def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[DecodeState, jax.Array]:
-    """Appends the first `count` int32 [B] of tokens int32 [B, T] to every unfinished row, cut at a stop id and at its limit.
+    """Appends the first `count` int32 [B] of tokens int32 [B, T] to every unfinished row, cut at stop id and limit.
 
     Returns the state and the tokens kept per row. A row is done once a stop id (kept) is out or its limit is reached.
     """
@@ -84,8 +84,8 @@ def prefill(
 ) -> DecodeState:
     """Runs prompts int32 [B, P] (right-padded, true lengths int32 [B]) and emits each row's first token.
 
-    Padding writes rows behind a prompt's end; they lie behind its length, so nothing reads them before they are overwritten.
-    Only the last true row goes through the lm_head.
+    Padding writes rows behind a prompt's end; they lie behind its length, so nothing reads them before they are
+    overwritten. Only the last true row goes through the lm_head.
     """
     batch, padded = prompts.shape
     slots = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
@@ -117,7 +117,7 @@ def prefill(
 
 
 def run_rounds(round_: Callable[[Any], Any], state: DecodeState, max_rounds: jax.Array) -> DecodeState:
-    """Applies `round_` until every row is done or `max_rounds` (a traced scalar) have run: one while_loop, no host read."""
+    """Applies `round_` until all rows are done or `max_rounds` (a traced scalar) have run: one loop, no host read."""
 
     def unfinished(carry):
         count, state = carry

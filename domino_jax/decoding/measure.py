@@ -1,4 +1,4 @@
-"""Measured runs: the modes side by side on the same prompts, whether their texts are equal, and where a round's time goes."""
+"""Measured runs: modes side by side on the same prompts, whether their texts are equal, where a round's time goes."""
 
 import dataclasses
 import statistics
@@ -15,8 +15,8 @@ from domino_jax.decoding.propose import DraftSettings, draft_base, roll_out_head
 from domino_jax.decoding.sampling import SamplingParams, position_noise, request_keys
 from domino_jax.decoding.verify import verify
 
-# DESIGN §4: in float32 two texts may differ only where the two best values of log p + g are closer than this, or where a token
-# lies this close (in probability mass) to the top-p edge.
+# DESIGN §4: in float32 two texts may differ only where the two best values of log p + g are closer than this, or where
+# a token lies this close (in probability mass) to the top-p edge.
 NEAR_TIE = 1e-4
 NEAR_TOP_P = 1e-5
 
@@ -48,8 +48,8 @@ def decode_modes(
 ) -> dict[str, ModeRun]:
     """Every mode on every prompt, batch by batch, the modes taking turns so that a noisy machine disturbs them alike.
 
-    The first batch of each mode and of each prompt bucket is run once before it counts, so that no rate holds a first-run cost.
-    on_answers(mode, index of the first prompt, answers) is called as each batch ends.
+    The first batch of each mode and of each prompt bucket is run once before it counts, so that no rate holds a
+    first-run cost. on_answers(mode, index of the first prompt, answers) is called as each batch ends.
     """
     runs = {mode: ModeRun(mode, [], Clock()) for mode in modes}
     warm: set[tuple[str, int]] = set()
@@ -74,7 +74,7 @@ def decode_modes(
 
 
 def tau_pooled(generations: Sequence[Generation]) -> float:
-    """τ over all rounds of all prompts: tokens emitted per target pass, the prefill's token not counted; 0 without rounds."""
+    """τ over all rounds of all prompts: tokens emitted per target pass without the prefill's; 0 without rounds."""
     rounds = [emitted for answer in generations for emitted in answer.accept_lengths]
     return sum(rounds) / len(rounds) if rounds else 0.0
 
@@ -88,7 +88,7 @@ def tau_per_prompt(generations: Sequence[Generation]) -> float:
 def divergences(
     generator: Generator, prompts: Sequence[Sequence[int]], reference: ModeRun, other: ModeRun
 ) -> list[Divergence]:
-    """The first divergence of every prompt whose texts differ, judged by the rule of DESIGN §4; [] when all are identical."""
+    """The first divergence of every prompt whose texts differ, judged by the rule of DESIGN §4."""
     found = []
     for index, (one, two) in enumerate(zip(reference.generations, other.generations, strict=True)):
         if one.token_ids == two.token_ids:
@@ -107,8 +107,8 @@ def divergences(
 def choice_margin(generator: Generator, prefix: Sequence[int], request: int, candidates: set[int]) -> float:
     """How far the choice after `prefix` is from going to another of `candidates`; see Divergence.margin.
 
-    One uncached pass over the prefix, then float64 on the host, independent of the loop under test. A distance from the top-p
-    edge is scaled so that NEAR_TOP_P of mass counts as NEAR_TIE.
+    One uncached pass over the prefix, then float64 on the host, independent of the loop under test. A distance from the
+    top-p edge is scaled so that NEAR_TOP_P of mass counts as NEAR_TIE.
     """
     length = len(prefix)
     padded = np.zeros((1, generator.bucket(length)), np.int32)

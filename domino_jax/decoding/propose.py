@@ -1,4 +1,4 @@
-"""The draft of one round: backbone over [anchor, mask, …], base logits of all slots at once, then the head's rollout."""
+"""The draft of one round: backbone over [anchor, mask, …], base logits of all slots, then the head's rollout."""
 
 import dataclasses
 
@@ -16,8 +16,8 @@ from domino_jax.shapes import Hidden, Logits
 class DraftSettings:
     """use_head False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
 
-    scale: the constant c of argmax(c·log q + g) at temperature > 0 (DESIGN §4): 1 shares the target's noise at full weight, a
-    large c is the greedy draft. It changes the speed, never the text.
+    scale: the constant c of argmax(c·log q + g) at temperature > 0 (DESIGN §4): 1 shares the target's noise at full
+    weight, a large c is the greedy draft. It changes the speed, never the text.
     """
 
     use_head: bool = True
@@ -35,7 +35,7 @@ def propose(
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
-    """Absolute positions int32 [B, M] of the drafts: the anchor stands at `lengths`, draft i (1-based) at lengths + i."""
+    """Absolute positions int32 [B, M] of the drafts: the anchor stands at `lengths`, draft i at lengths + i."""
     return state.lengths[:, None] + 1 + jnp.arange(drafts)
 
 
@@ -62,9 +62,9 @@ def roll_out_head(
 ) -> jax.Array:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
-    The hidden half of the head's first matrix is taken for all slots before the loop; the loop carries the GRU state and the
-    last token. Draft i sees the state after the anchor and drafts 1..i-1 (CONTRACT §1.3.8), and shares the target's noise at
-    its absolute position.
+    The hidden half of the head's first matrix is taken for all slots before the loop; the loop carries the GRU state
+    and the last token. Draft i sees the state after the anchor and drafts 1..i-1 (CONTRACT §1.3.8), and shares the
+    target's noise at its absolute position.
     """
     prefix = models.drafter.config.pure_draft_prefix_len
     positions = draft_positions(state, base.shape[1])

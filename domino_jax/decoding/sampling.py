@@ -1,7 +1,7 @@
-"""From logits to the target's choice: temperature, top-k, top-p, min-p, and noise keyed by request and position (DESIGN §4).
+"""From logits to the target's choice: temperature, top-k, top-p, min-p, noise by request and position (DESIGN §4).
 
-The choice after a prefix is argmax(log p + g). It depends on prefix, seed, request and absolute position alone, never on the
-drafter, the round or the batch slot; so decoding with and without speculation gives the same text.
+The choice after a prefix is argmax(log p + g). It depends on prefix, seed, request and absolute position alone, never
+on the drafter, the round or the batch slot; so decoding with and without speculation gives the same text.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from domino_jax.shapes import Logits
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. Applied in that order: temperature, top-k, top-p, min-p."""
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. Applied in the order of the fields."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -27,7 +27,7 @@ class SamplingParams:
 
 
 def request_keys(seed: int, requests: jax.Array) -> jax.Array:
-    """One key per request id int32 [B]: fold_in(key(seed), request). threefry, whose values do not change under vmap."""
+    """One key per request id int32 [B]: fold_in(key(seed), request); threefry, whose values vmap does not change."""
     base = jax.random.key(seed, impl="threefry2x32")
     return jax.vmap(lambda request: jax.random.fold_in(base, request))(requests)
 

@@ -21,7 +21,8 @@ def speculative_round(
     positions = draft_positions(state, tokens.shape[1])
     chosen = choose(out.logits, state.keys, positions, sampling)
     accepted = accept_chain(tokens, chosen)
-    # Features of rejected rows are written too; they lie behind the new length and are overwritten before they can be read.
+    # Features of rejected rows are written too; they lie behind the new length and are overwritten before they can be
+    # read.
     context = models.run_drafter("extend_context", draft_cache, out.features, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, kept = emit(state, chosen, accepted + 1, stop_ids)

@@ -14,7 +14,7 @@ from domino_jax.shapes import Features, Lengths, Logits
 
 
 class Verified(NamedTuple):
-    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows behind the committed length."""
+    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows behind the length."""
 
     logits: Logits
     features: Features | None

@@ -1,4 +1,4 @@
-"""The parallel backbone: a block [anchor, mask, …] attends to fused target features and to itself (CONTRACT §1.3.1-4)."""
+"""The parallel backbone: a block [anchor, mask, …] reads fused target features and itself (CONTRACT §1.3.1-4)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,8 @@ class Backbone(nn.Module):
     ) -> tuple[Hidden, tuple[Any, ...]]:
         """Block rows x [B, T, D] → (normed hidden z [B, T, D], what the attention of each layer kept).
 
-        attention(i) is the attention function of layer i: over a cache when decoding, over training blocks when training.
+        attention(i) is the attention function of layer i: over a cache when decoding, over training blocks when
+        training.
         """
         angles = self._angles(positions)
         kept = []
@@ -60,10 +61,10 @@ def training_attention(
 ) -> Attention:
     """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
 
-    A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees) and all slots of its own block;
-    with a sliding window also t ≥ anchor_b + slot - (window-1), and only slots not after its own (CONTRACT §2.5). Blocks with
-    keep False read nothing and get zeros. The context part [.., A·G, S] and the block part [.., A, G, G] are two score arrays
-    under one softmax; the [A·G, S+A·G] array they stand for, mostly masked, is never built.
+    A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees) and all slots of its
+    own block; with a sliding window also t ≥ anchor_b + slot - (window-1), and only slots not after its own (CONTRACT
+    §2.5). Blocks with keep False read nothing and get zeros. The context part [.., A·G, S] and the block part [.., A,
+    G, G] are two score arrays under one softmax; the [A·G, S+A·G] array they stand for, mostly masked, is never built.
 
     Args:
         context: keys and values [B, K, S, H] of the row.

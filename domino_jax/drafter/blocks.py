@@ -1,6 +1,7 @@
 """Training blocks as pure functions: anchors, block tokens, labels, weights, head inputs (CONTRACT §2).
 
-Everything takes the anchors as an argument, so that a test can choose them. Letters: B rows, S tokens of a row, A anchors, G slots.
+Everything takes the anchors as an argument, so that a test can choose them. Letters: B rows, S tokens of a row, A
+anchors, G slots.
 """
 
 import jax
@@ -21,13 +22,14 @@ def legal_anchors(loss_mask: jax.Array) -> jax.Array:
 def sample_anchors(key: jax.Array, loss_mask: jax.Array, row_ids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Draws `count` legal anchors per row, uniform without replacement, ascending.
 
-    A random number per position, illegal ones last, the first `count` taken. The key is folded with the row's id, so a row gets
-    the same anchors whatever the batch or mesh around it, and however far it is padded.
+    A random number per position, illegal ones last, the first `count` taken. The key is folded with the row's id, so a
+    row gets the same anchors whatever the batch or mesh around it, and however far it is padded.
 
     Args:
         key: the step's key.  loss_mask: float32 [B, S].  row_ids: int32 [B].
     Returns:
-        anchors int32 [B, A] and keep bool [B, A]; a row with fewer legal positions has keep False and anchor 0 at its end.
+        anchors int32 [B, A] and keep bool [B, A]; a row with fewer legal positions has keep False and anchor 0 at its
+        end.
     """
     legal = legal_anchors(loss_mask)
     length = loss_mask.shape[1]
@@ -75,8 +77,9 @@ def labels_and_weights(
 ) -> tuple[jax.Array, jax.Array]:
     """Labels int32 and raw weights float32, each [B, A, G] (CONTRACT §2.6).
 
-    Slot k is labelled by the token at a+1+k (shifted) or a+k (unshifted, whose slot 0 has no weight). With contiguous True a
-    block stops at its first unsupervised token, so it never runs on into the next turn; False is the public trainer's way.
+    Slot k is labelled by the token at a+1+k (shifted) or a+k (unshifted, whose slot 0 has no weight). With contiguous
+    True a block stops at its first unsupervised token, so it never runs on into the next turn; False is the public
+    trainer's way.
     """
     positions = slot_positions(anchors, block_size) + (1 if shift_label else 0)
     labels = gather_positions(tokens, positions)
@@ -89,7 +92,7 @@ def labels_and_weights(
 
 
 def position_decay(block_size: int, shift_label: bool, gamma: float | None) -> jax.Array:
-    """float32 [G]: exp(-i/γ) for the i-th predicted slot, so the first has weight 1 in both conventions; None is all ones."""
+    """float32 [G]: exp(-i/γ) for the i-th predicted slot, the first 1 in both conventions; γ None is all ones."""
     if gamma is None:
         return jnp.ones((block_size,), jnp.float32)
     order = jnp.maximum(jnp.arange(block_size) - (0 if shift_label else 1), 0)
@@ -104,7 +107,8 @@ def head_tokens(tokens: Tokens, anchors: jax.Array, block_size: int) -> jax.Arra
 def states_per_slot(states: jax.Array, shift_label: bool) -> jax.Array:
     """GRU states [.., G, U] after tokens 0..t → the state each slot may use.
 
-    Shifted: slot k uses the state after k+1 tokens. Unshifted: after k tokens, hence one place to the right, zeros first.
+    Shifted: slot k uses the state after k+1 tokens. Unshifted: after k tokens, hence one place to the right, zeros
+    first.
     """
     if shift_label:
         return states

@@ -75,7 +75,8 @@ class DrafterConfig:
         missing += [] if raw.get("num_target_layers") is not None else ["num_target_layers"]
         if missing:
             raise DataError(
-                f"the drafter's config.json ({projector}) lacks {', '.join(missing)}, at top level and in dflash_config;"
+                f"the drafter's config.json ({projector}) lacks {', '.join(missing)}, at top level and in "
+                f"dflash_config;"
                 " these are never guessed: add the values it was trained with."
             )
         emb_dim = int(values.get("emb_dim") or 0)
@@ -170,7 +171,8 @@ class DrafterConfig:
             ),
             (
                 any(not 0 <= index < last for index in self.target_layer_ids),
-                f"target_layer_ids {list(self.target_layer_ids)} must lie in 0..{last - 1}: the target has {last + 1} layers,"
+                f"target_layer_ids {list(self.target_layer_ids)} must lie in 0..{last - 1}: the target has "
+                f"{last + 1} layers,"
                 " and the last one's public hidden state is already normed",
             ),
             (
@@ -179,7 +181,8 @@ class DrafterConfig:
             ),
             (
                 self.has_head and not 0 <= self.suffix_start < self.block_size,
-                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size {self.block_size}",
+                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size "
+                f"{self.block_size}",
             ),
             (
                 self.has_head and min(self.emb_dim, self.gru_hidden_dim) < 1,
@@ -195,7 +198,8 @@ class DrafterConfig:
             ),
             (
                 "sliding_attention" in self.layer_types and not self.sliding_window,
-                "layer_types holds sliding_attention but sliding_window is not in use; set sliding_window and use_sliding_window",
+                "layer_types holds sliding_attention but sliding_window is not in use; set sliding_window "
+                "and use_sliding_window",
             ),
         ]
         for wrong, message in problems:
@@ -221,7 +225,8 @@ def _either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     found = [place[name] for place in (raw, nested) if place.get(name) is not None]
     if len(found) == 2 and found[0] != found[1]:
         raise DataError(
-            f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in dflash_config; make them equal."
+            f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in "
+            f"dflash_config; make them equal."
         )
     return found[0] if found else None
 

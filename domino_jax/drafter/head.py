@@ -90,7 +90,7 @@ class DominoHead(nn.Module):
         return self.gru.advance(state, self.gru.input_gates(x))
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
-        """Embeddings [B, T, D] → states float32 [B, T, U], entry t after consuming rows 0..t (the teacher-forced face)."""
+        """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t (the teacher-forced face)."""
         gates = self.gru.input_gates(x).swapaxes(0, 1)
         start = self.initial_state(x.shape[0])
 

@@ -18,7 +18,7 @@ __all__ = ["Drafter", "DrafterConfig"]
 
 
 class Drafter(nn.Module):
-    """Parameters: {"backbone": …, "head": …} ("head" only for a Domino drafter). No embeddings: those are the target's."""
+    """Parameters: {"backbone": …, "head": …}, "head" for Domino only. No embeddings: those are the target's."""
 
     config: DrafterConfig
     dtype: Any = jnp.float32
@@ -36,8 +36,8 @@ class Drafter(nn.Module):
             prefix: embeddings [B, A, G, D] of the tokens x[a..a+G-1] that the GRU consumes.
 
         Returns:
-            z [B, A, G, D], and with a head (hidden_half [B, A, G, E], states [B, A, G, U]) to put through `residual`; the full
-            logits are left to the caller, who takes them in slices.
+            z [B, A, G, D], and with a head (hidden_half [B, A, G, E], states [B, A, G, U]) to put through `residual`;
+            the full logits are left to the caller, who takes them in slices.
         """
         z = self.block_hidden(features, x, anchors, keep)
         if not self.config.has_head:
@@ -78,12 +78,12 @@ class Drafter(nn.Module):
         return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
 
     def extend_context(self, cache: Cache, features: Features, slots: jax.Array) -> Cache:
-        """Writes the context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
+        """Writes context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
         rows = self.backbone.context_keys_values(features, slots)
         return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
 
     def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
-        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block's rows behind the length).
+        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block behind the length).
 
         Every slot reads the committed context and the whole block. The rows written are never committed: the next
         `extend_context` overwrites them with the accepted tokens' features.

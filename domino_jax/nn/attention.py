@@ -30,7 +30,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
 
 
 def causal_mask(positions: jax.Array, segments: jax.Array | None = None) -> Mask:
-    """bool [B, T, T]: query t reads key s iff s is not later, and, when `segments` int [B, T] is given, of the same document.
+    """bool [B, T, T]: query t reads key s iff s is not later and, given `segments` int [B, T], of the same document.
 
     >>> positions 0 1 2  →  1 0 0
                             1 1 0

@@ -1,7 +1,8 @@
 """The key/value cache: a plain array per layer, an argument and a result, with its committed length kept beside it.
 
-Rows of a block are written behind the committed length and become part of the past only when the caller advances the length;
-rejecting a draft is not advancing it (DESIGN §1.8). What lies behind the length is masked, and overwritten next round.
+Rows of a block are written behind the committed length and become part of the past only when the caller advances the
+length; rejecting a draft is not advancing it (DESIGN §1.8). What lies behind the length is masked, and overwritten next
+round.
 """
 
 import jax

@@ -1,6 +1,7 @@
 """One pre-norm Qwen3 decoder layer, used by the target and by the draft backbone.
 
-What a query may read differs between the two, and between training and decoding; it is a function that the caller passes in.
+What a query may read differs between the two, and between training and decoding; it is a function that the caller
+passes in.
 """
 
 from collections.abc import Callable

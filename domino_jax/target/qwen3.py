@@ -1,4 +1,4 @@
-"""Qwen3 dense decoder: tokens, positions, mask, cache → logits, tapped features, the cache with the block's rows written."""
+"""Qwen3 dense decoder: tokens, positions, mask, cache → logits, tapped features, the cache with new rows."""
 
 import dataclasses
 from typing import Any
@@ -48,12 +48,14 @@ class Qwen3Config:
         """Reads a parsed config.json; raises DataError for a missing field or one that changes the maths."""
         if raw.get("model_type") != "qwen3":
             raise DataError(
-                f"config.json says model_type {raw.get('model_type')!r}, but the target must be 'qwen3' (dense). Choose a Qwen3 checkpoint."
+                f"config.json says model_type {raw.get('model_type')!r}, but the target must be 'qwen3' "
+                f"(dense). Choose a Qwen3 checkpoint."
             )
         refuse_unsupported(raw)
         if raw.get("sliding_window") and raw.get("use_sliding_window"):
             raise DataError(
-                "config.json turns sliding_window on (use_sliding_window true); the target supports full attention only."
+                "config.json turns sliding_window on (use_sliding_window true); the target supports full "
+                "attention only."
             )
         fields = read_decoder_fields(raw)
         return cls(
@@ -87,7 +89,8 @@ def read_rope_theta(raw: dict[str, Any]) -> float:
     }
     if not found:
         raise DataError(
-            "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights were trained with."
+            "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights "
+            "were trained with."
         )
     if len(set(map(float, found.values()))) > 1:
         raise DataError(f"config.json gives two values: {found}; make them equal.")
@@ -106,7 +109,8 @@ def read_decoder_fields(raw: dict[str, Any]) -> dict[str, Any]:
             raise DataError(f"config.json has {name} = {value!r}; expected an integer from 1 to {limit}.")
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
         raise DataError(
-            f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of num_key_value_heads {raw['num_key_value_heads']}."
+            f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
+            f"num_key_value_heads {raw['num_key_value_heads']}."
         )
     return {
         **{name: raw[name] for name in LIMITS},
@@ -160,15 +164,17 @@ class Qwen3(nn.Module):
 
         Args:
             positions: int32 [B, T], absolute, for the rotation; 0..T-1 when absent.
-            mask: bool [B, T, S]; over the T tokens themselves without a cache (causal when absent), over all slots with one.
-            cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T] before attention reads it.
+            mask: bool [B, T, S]; over the T tokens themselves without a cache (causal when absent), over all slots with
+              one.
+            cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T] before attention
+              reads it.
             tap_layers: zero-based decoder layers whose OUTPUT is wanted, in the order of the list.
             features_only: stop after the last tapped layer; no norm, no logits (a training step needs no more).
             with_logits: False leaves out the lm_head; callers then put only the rows they need through `unembed`.
 
         Returns:
-            dict with "features" [B, T, C·D] (when tapped), "cache" (when given), "hidden" [B, T, D] after the final norm,
-            and "logits" float32 [B, T, V].
+            dict with "features" [B, T, C·D] (when tapped), "cache" (when given), "hidden" [B, T, D] after the final
+            norm, and "logits" float32 [B, T, V].
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)

@@ -1,4 +1,4 @@
-"""The dual cross-entropy of Domino and its metrics, reduced slice by slice over the vocabulary projection (CONTRACT §2.6-14).
+"""The dual cross-entropy of Domino and its metrics, reduced in slices of anchor blocks (CONTRACT §2.6-14).
 
 A slice is a few anchor blocks. Its logits are made, reduced to additive sums and dropped, forward and backward, so the
 [A·G, V] array of a batch never lives.
@@ -14,7 +14,8 @@ from domino_jax.drafter.blocks import position_decay
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.shapes import Logits
 
-# The public trainers' guard against an empty batch: weights sum to at least 1 block, so 1e-6 moves nothing (CONTRACT §2.9).
+# The public trainers' guard against an empty batch: weights sum to at least 1 block, so 1e-6 moves nothing (CONTRACT
+# §2.9).
 EPSILON = 1e-6
 
 Sums = dict[str, jax.Array]
@@ -24,7 +25,8 @@ Sums = dict[str, jax.Array]
 class LossSettings:
     """Choices of the loss, from the recipe.
 
-    gamma: decay constant γ of the slot weights; None turns decay off.  contiguous: labels cut at the first unsupervised token.
+    gamma: decay constant γ of the slot weights; None turns decay off.  contiguous: labels cut at the first unsupervised
+    token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
     slice_blocks: anchor blocks per slice of the vocabulary projection.
     """
@@ -43,7 +45,7 @@ def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:
 
 
 def accepted_lengths(correct: jax.Array, raw_weights: jax.Array) -> jax.Array:
-    """1 + Σ_k valid_k · ∏_{j≤k} (correct_j or not valid_j), float32 [...] from bool and float [..., G] (CONTRACT §2.13).
+    """1 + Σ_k valid_k · ∏_{j≤k} (correct_j or not valid_j): float32 [...] from two [..., G] arrays (CONTRACT §2.13).
 
     Slots without a label neither break a run nor count.
     """
@@ -55,8 +57,8 @@ def accepted_lengths(correct: jax.Array, raw_weights: jax.Array) -> jax.Array:
 def dpace_weights(losses: jax.Array, raw_weights: jax.Array, alpha: float) -> jax.Array:
     """D-PACE slot weights [..., G] (arXiv 2605.18810; CONTRACT §2.14).
 
-    q = exp(-CE), smoothed to (1-α)q + α and 1 on slots without a label; c_k = ∏_{j≤k} q_j; weight_k = Σ_{i≥k} c_i·w0_i: what
-    slot k is worth to the expected accepted length. No gradient flows through it.
+    q = exp(-CE), smoothed to (1-α)q + α and 1 on slots without a label; c_k = ∏_{j≤k} q_j; weight_k = Σ_{i≥k} c_i·w0_i:
+    what slot k is worth to the expected accepted length. No gradient flows through it.
     """
     confidence = jnp.exp(-jax.lax.stop_gradient(losses))
     smoothed = jnp.where(raw_weights > 0, (1.0 - alpha) * confidence + alpha, 1.0)
@@ -133,8 +135,9 @@ def dual_loss(sums: Sums, lambda_base: jax.Array) -> tuple[jax.Array, dict[str, 
     """L = (1-λ)F + λG from the summed numerators and denominators, and the metrics of CONTRACT §2.13.
 
     Returns:
-        the scalar loss and {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len",
-        "lambda_base"}; accept_len counts the bonus token and is a mean over blocks that have a label.
+        the scalar loss and {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len",
+        "base_accept_len", "lambda_base"}; accept_len counts the bonus token and is a mean over blocks that have a
+        label.
     """
     final_loss = sums["final_loss"] / (sums["final_weight"] + EPSILON)
     base_loss = sums["base_loss"] / (sums["base_weight"] + EPSILON)

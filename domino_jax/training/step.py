@@ -1,13 +1,12 @@
 """One training step: frozen target forward, anchors, drafter forward, sliced loss, update; one jitted function.
 
-The target's parameters are an argument of their own: never differentiated, never donated, never in the state. Nothing here
-names a device, so a mesh is laid over it by sharding the arguments (DESIGN §6).
+The target's parameters are an argument of their own: never differentiated, never donated, never in the state. Nothing
+here names a device, so a mesh is laid over it by sharding the arguments (DESIGN §6).
 """
 
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from domino_jax.drafter import blocks
