@@ -155,7 +155,7 @@ class Generator:
         )
 
     def rounds(self, mode: str):
-        """The unjitted program of a mode: (models, state, stop_ids, max_rounds) → state after up to max_rounds rounds."""
+        """The unjitted program of a mode: (models, state, stop_ids, max_rounds) → state after that many."""
         settings = DraftSettings(use_head=mode == "domino", scale=self.draft_scale)
 
         def rounds(models, state, stop_ids, max_rounds):
@@ -169,7 +169,7 @@ class Generator:
         return rounds
 
     def _timed(self, span: str, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
-        """Runs the program kept under `key`, compiling it first if need be; adds to the clock's span and compile seconds."""
+        """Runs the program kept under `key`, compiled first if need be; adds to the clock's span."""
         if key not in self.compiled:
             begin = time.perf_counter()
             self.compiled[key] = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()

@@ -132,7 +132,7 @@ def _uncached_logits(models, tokens):
 
 
 def _edge_distance(scores: np.ndarray, params: SamplingParams, candidates: set[int]) -> float:
-    """The least distance of a candidate from the edge of top-k, top-p or min-p, in units where NEAR_TIE is the limit."""
+    """A candidate's least distance from the edge of top-k, top-p or min-p, in units of NEAR_TIE's limit."""
     distances = [float("inf")]
     kept = scores
     if params.top_k:
@@ -184,7 +184,7 @@ def round_split(generator: Generator, state: DecodeState, mode: str, repeats: in
 
 
 def straight_step_seconds(generator: Generator, state: DecodeState, repeats: int = 31) -> float:
-    """Median seconds of one jitted single-token forward with cache, no loop around it: what an autoregressive step should cost."""
+    """Median seconds of one jitted single-token forward with cache, no loop: what an autoregressive step may cost."""
 
     def step(models, cache, tokens, lengths):
         out = verify(models, cache, tokens, lengths)

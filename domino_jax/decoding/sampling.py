@@ -42,10 +42,11 @@ def position_noise(keys: jax.Array, positions: jax.Array, vocab: int) -> jax.Arr
 
 
 def process_logits(logits: Logits, params: SamplingParams) -> Logits:
-    """log p up to a constant, -inf on tokens outside top-k, top-p or min-p; logits [..., V]. Greedy leaves them as they are.
+    """log p up to a constant, -inf outside top-k, top-p or min-p; logits [..., V]. Greedy leaves them as they are.
 
-    A token tied with the last one inside an edge is inside. Nothing sorts the vocabulary: top-p works on the top-k pool, or
-    finds its threshold by bisection when top-k is off (a sort of 17 × 151,936 values takes 619 ms on 2 cores, PITFALLS §1).
+    A token tied with the last one inside an edge is inside. Nothing sorts the vocabulary: top-p works on the top-k
+    pool, or finds its threshold by bisection when top-k is off (a sort of 17 × 151,936 values takes 619 ms on 2 cores,
+    PITFALLS §1).
     """
     logits = logits.astype(jnp.float32)
     if params.greedy:
@@ -95,9 +96,10 @@ def _threshold(log_p: Logits, top_p: float) -> jax.Array:
 def choose(
     logits: Logits, keys: jax.Array, positions: jax.Array, params: SamplingParams, scale: float = 1.0
 ) -> jax.Array:
-    """argmax(scale · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at absolute positions int32 [B, T].
+    """argmax(scale · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at positions int32 [B, T].
 
-    scale is 1 for the target. A draft may use its own constant c: 1 couples it with the target, large c is the greedy draft.
+    scale is 1 for the target. A draft may use its own constant c: 1 couples it with the target, large c is the greedy
+    draft.
     """
     values = process_logits(logits, params)
     if not params.greedy:
