@@ -11,6 +11,7 @@ halves, measured at different times, would not belong together.
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,6 @@ from domino_jax.progress import Progress
 from domino_jax.report import BASELINE, build_report, console_table, read_report, write_report
 
 GENERATIONS = "generations.jsonl"
-# Stands for an infinite draft_scale: far above any noise, and 0 · log q stays a number.
-GREEDY_DRAFT_SCALE = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class DecodeSettings:
 
     def as_json(self) -> dict[str, Any]:
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {**values, "draft_scale": min(self.draft_scale, GREEDY_DRAFT_SCALE)}
+        return {**values, "draft_scale": str(self.draft_scale) if math.isinf(self.draft_scale) else self.draft_scale}
 
 
 def main(flags: cli.Flags) -> None:
@@ -229,7 +228,7 @@ def new_generator(models: Models, target_stop_ids: Sequence[int], settings: Deco
         batch_size=settings.batch_size,
         sampling=SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p),
         seed=settings.seed,
-        draft_scale=min(settings.draft_scale, GREEDY_DRAFT_SCALE),
+        draft_scale=settings.draft_scale,
     )
 
 

@@ -124,7 +124,7 @@ def model_card(
         " verifies in one pass. It never changes what the target says, only how fast. It holds no embeddings; those"
         " are the target's.",
         "",
-        f"- weights: {weights:,} in {config.num_hidden_layers} layers, {EXPORT_DTYPE}",
+        f"- weights: {weights:,}, {EXPORT_DTYPE}; draft layers: {config.num_hidden_layers}",
         f"- block size {config.block_size}, shift_label {str(config.shift_label).lower()}, mask token"
         f" {config.mask_token_id}, target layers {list(config.target_layer_ids)}",
         "",

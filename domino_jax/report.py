@@ -263,11 +263,12 @@ def console_table(report: Mapping[str, Any], console: rich.console.Console | Non
     """Prints the table and its notes."""
     console = console or rich.console.Console()
     heading, *body = rows_of(report)
-    table = rich.table.Table(title=_title(report), title_justify="left")
+    table = rich.table.Table()
     for index, name in enumerate(heading):
         table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
     for row in body:
         table.add_row(*row)
+    console.print(_title(report), highlight=False, markup=False, soft_wrap=True)
     console.print(table)
     for note in notes_of(report):
         console.print(note, highlight=False, markup=False, soft_wrap=True)

@@ -56,7 +56,6 @@ def main(flags: cli.Flags) -> None:
     loaded = load_target(config.target.path, config.target.dtype)
     drafter_config = new_drafter_config(config.drafter, loaded)
     drafter = Drafter(drafter_config, np.dtype(config.train.dtype))
-    write_json(workdir / "drafter_config.json", drafter_config.to_dict())
     print(f"target {config.target.path}: {count(loaded.params):,} parameters, frozen", flush=True)
 
     # ---------------------------------------------------------------- data
@@ -93,7 +92,9 @@ def main(flags: cli.Flags) -> None:
             first, state = restored.step, restored.state
             iterator.set_state(restored.iterator_state)
             print(f"continues from step {first}", flush=True)
+        # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
         write_json(workdir / "config.json", recipe)
+        write_json(workdir / "drafter_config.json", drafter_config.to_dict())
 
         # ------------------------------------------------------------ steps
         with MetricsWriter(workdir, config.train.steps, start_step=first) as metrics:
@@ -102,17 +103,16 @@ def main(flags: cli.Flags) -> None:
                 state, measured = step(state, loaded.params, batch, run_key)
                 done = index + 1
                 last = done == config.train.steps
-                if done % config.train.log_every == 0 or last:
+                log, save = (last or done % every == 0 for every in (config.train.log_every, config.checkpoint.every))
+                if log or save:  # the only host reads of the loop
                     values = {name: float(value) for name, value in jax.device_get(measured).items()}
                     refuse_non_finite(values, done, batch["row_ids"])
-                    values["learning_rate"] = float(schedule(index))
-                    metrics.write(done, values)
+                if log:
+                    metrics.write(done, {**values, "learning_rate": float(schedule(index))})
                 metrics.advance(done)
-                if evaluate and done % config.eval.every == 0:
+                if evaluate and (last or done % config.eval.every == 0):
                     metrics.write(done, evaluate(state.params))
-                if done % config.checkpoint.every == 0 or last:
-                    # A state that was poisoned since the last logged step must not be saved either.
-                    refuse_non_finite({"loss": float(measured["loss"])}, done, batch["row_ids"])
+                if save:
                     checkpoints.save(done, state, iterator.get_state(), {"config": recipe})
 
     # ---------------------------------------------------------------- export
@@ -206,7 +206,7 @@ def new_evaluation(config, loaded: LoadedTarget, drafter: Drafter) -> DecodedEva
 
 
 def refuse_non_finite(values: dict[str, float], step: int, row_ids: np.ndarray) -> None:
-    """Stops the run, naming step and rows, before a poisoned state can be saved."""
+    """Stops the run, naming step and rows, before a poisoned state is saved: an infinite gradient norm poisons too."""
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
         raise NonFiniteError(

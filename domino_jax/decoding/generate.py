@@ -103,8 +103,9 @@ class Generator:
         if not len(prompt):
             raise DataError(f"{name} is empty; give it at least one token.")
         vocab = self.models.target.config.vocab_size
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise DataError(f"{name} holds token id {max(prompt)}, but the target has {vocab} embedding rows.")
+        wrong = [token for token in prompt if not 0 <= token < vocab]
+        if wrong:
+            raise DataError(f"{name} holds token id {wrong[0]}, but the target has {vocab} embedding rows.")
         needed = len(prompt) + self.max_new_tokens + self.block_rows()
         if needed > self.cache_slots:
             raise DataError(

@@ -19,6 +19,8 @@ from domino_jax.decoding.verify import verify
 # a token lies this close (in probability mass) to the top-p edge.
 NEAR_TIE = 1e-4
 NEAR_TOP_P = 1e-5
+# Turns of a timed loop: enough that one dispatch weighs nothing.
+LOOPED = 16
 
 
 @dataclasses.dataclass
@@ -70,6 +72,7 @@ def decode_modes(
             runs[mode].generations += answers
             if on_answers:
                 on_answers(mode, start, answers)
+    generator.clock = Clock()  # what runs later must not add to these figures
     return runs
 
 
@@ -105,25 +108,30 @@ def divergences(
 
 
 def choice_margin(generator: Generator, prefix: Sequence[int], request: int, candidates: set[int]) -> float:
-    """How far the choice after `prefix` is from going to another of `candidates`; see Divergence.margin.
+    """The least disturbance under which each of `candidates` could be the choice after `prefix`; see Divergence.margin.
 
-    One uncached pass over the prefix, then float64 on the host, independent of the loop under test. A distance from the
-    top-p edge is scaled so that NEAR_TOP_P of mass counts as NEAR_TIE.
+    One uncached pass over the prefix, then float64 on the host, independent of the loop under test. A token could be
+    chosen once it lies inside the edges and every kept token with a higher log p + g could fall outside them.
     """
     length = len(prefix)
     padded = np.zeros((1, generator.bucket(length)), np.int32)
     padded[0, :length] = prefix
-    models, params = generator.models, generator.sampling
-    logits = np.asarray(_uncached_logits(models, padded)[0, length - 1], np.float64)
+    params = generator.sampling
+    logits = np.asarray(_uncached_logits(generator.models, padded)[0, length - 1], np.float64)
     if params.greedy:
-        values = np.sort(logits[list(candidates)])
-        return float(logits.max() - values[0])
+        return float(logits.max() - min(logits[token] for token in candidates))
     keys = request_keys(generator.seed, jnp.asarray([request], jnp.int32))
     noise = np.asarray(position_noise(keys, jnp.full((1, 1), length), logits.size)[0, 0], np.float64)
-    scores = logits / params.temperature
+    scores = (logits - logits.max()) / params.temperature
     total = scores + noise
-    order = np.sort(total[list(candidates)])
-    return float(min(order[-1] - order[0], _edge_distance(scores, params, candidates)))
+    enter, leave = edge_distances(scores, params)
+
+    def margin(token: int) -> float:
+        obstacles = np.minimum(total - total[token], leave)
+        obstacles[token] = 0.0
+        return max(float(enter[token]), float(obstacles.max()))
+
+    return max(margin(token) for token in candidates)
 
 
 @jax.jit
@@ -131,56 +139,91 @@ def _uncached_logits(models, tokens):
     return models.run_target(tokens)["logits"]
 
 
-def _edge_distance(scores: np.ndarray, params: SamplingParams, candidates: set[int]) -> float:
-    """A candidate's least distance from the edge of top-k, top-p or min-p, in units of NEAR_TIE's limit."""
-    distances = [float("inf")]
+def edge_distances(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """How far each token is from entering, and from leaving, the set that top-k, top-p and min-p keep; 0 where it is there.
+
+    scores: log p up to a constant, after temperature, float64 [V]. Distances are in log p; a distance in probability
+    mass is scaled so that NEAR_TOP_P counts as NEAR_TIE.
+    """
+    enter, leave = np.zeros_like(scores), np.full_like(scores, np.inf)
+
+    def edge(inside: np.ndarray, to_enter: np.ndarray, to_leave: np.ndarray) -> None:
+        nonlocal enter, leave
+        enter = np.maximum(enter, np.where(inside, 0.0, to_enter))
+        leave = np.minimum(leave, np.where(inside, to_leave, 0.0))
+
     kept = scores
-    if params.top_k:
-        edge = np.sort(scores)[-min(params.top_k, scores.size)]
-        distances += [abs(scores[token] - edge) for token in candidates]
-        kept = np.where(scores >= edge - NEAR_TIE, scores, -np.inf)
+    if params.top_k and params.top_k < scores.size:
+        descending = np.sort(scores)[::-1]
+        last, next_one = descending[params.top_k - 1], descending[params.top_k]
+        edge(scores >= last, last - scores, scores - next_one)
+        kept = np.where(scores >= last, scores, -np.inf)
     if params.top_p < 1.0:
         p = np.exp(kept - kept.max())
         p /= p.sum()
-        for token in candidates:
-            above = p[p > p[token]].sum()
-            distances.append(abs(above - params.top_p) * NEAR_TIE / NEAR_TOP_P)
+        order = np.argsort(-p, kind="stable")
+        above = np.empty_like(p)
+        above[order] = np.cumsum(p[order]) - p[order]
+        mass = (above - params.top_p) * NEAR_TIE / NEAR_TOP_P
+        edge(mass < 0, mass, -mass)
     if params.min_p > 0.0:
-        edge = scores.max() + np.log(params.min_p)
-        distances += [abs(scores[token] - edge) for token in candidates]
-    return min(distances)
+        distance = scores - (scores.max() + np.log(params.min_p))
+        edge(distance >= 0, -distance, distance)
+    return enter, leave
 
 
-def round_split(generator: Generator, state: DecodeState, mode: str, repeats: int = 15) -> dict[str, float]:
-    """Median seconds of one round's parts, each a jitted function of its own: draft, head, verify, and the whole round.
+def round_split(generator: Generator, state: DecodeState, mode: str, repeats: int = 7) -> dict[str, float]:
+    """Median seconds of one round and of its parts: draft, head, verify; "other" is the rest (accept, commit, loop).
 
-    The parts run on a copy of `state`; "other" is the whole round less the parts, at least 0 (accept, commit, loop).
+    Each part runs LOOPED times inside one jitted loop, as it does in a generation: called alone it would copy the cache
+    and pay a dispatch. What a turn computes feeds the next one, so that the compiler cannot take it out of the loop.
     """
-    models, sampling = generator.models, generator.sampling
+    models = generator.models
     settings = DraftSettings(use_head=mode == "domino", scale=generator.draft_scale)
-    z, base, _ = jax.jit(draft_base)(models, state)
-    tokens = jnp.zeros((state.anchors.shape[0], generator.block_rows()), jnp.int32)
-    taps = models.drafter.config.target_layer_ids
+    seconds = {name: 0.0 for name in ("draft", "head", "verify")}
+    for name, program in _parts(generator.sampling, settings).items():
+        seconds[name] = median_seconds(jax.jit(program), (models, state), repeats) / LOOPED
+    # Rows that never finish and -1 as the only stop id: the timed rounds must not end early.
+    endless = jnp.full_like(state.limits, np.iinfo(np.int32).max)
+    live = state.replace(done=jnp.zeros_like(state.done), limits=endless)
+    arguments = (models, live, jnp.array([-1]), np.int32(LOOPED))
+    whole = median_seconds(jax.jit(generator.rounds(mode)), arguments, repeats) / LOOPED
+    return {**seconds, "other": max(0.0, whole - sum(seconds.values())), "round": whole}
 
-    def head(models, state, z, base):
-        return roll_out_head(models, state, z, base, sampling, settings)
 
-    def check(models, cache, tokens, lengths):
-        out = verify(models, cache, tokens, lengths, tap_layers=taps)
-        return out.logits, out.features
+def _parts(sampling: SamplingParams, settings: DraftSettings) -> dict[str, Callable]:
+    """The parts of a round as programs (models, state) → array, each running LOOPED times."""
 
-    seconds = {
-        "draft": median_seconds(jax.jit(lambda m, s: draft_base(m, s)[:2]), (models, state), repeats),
-        "head": median_seconds(jax.jit(head), (models, state, z, base), repeats) if settings.use_head else 0.0,
-        "verify": median_seconds(jax.jit(check), (models, state.target_cache, tokens, state.lengths), repeats),
-    }
-    live = state.replace(done=jnp.zeros_like(state.done), limits=jnp.full_like(state.limits, np.iinfo(np.int32).max))
-    rounds = 16
-    many = jax.jit(generator.rounds(mode))
-    # -1 as the only stop id: the timed rounds must not end early.
-    whole = median_seconds(many, (models, live, jnp.array([-1]), np.int32(rounds)), max(3, repeats // 3)) / rounds
-    seconds["other"] = max(0.0, whole - sum(seconds.values()))
-    return {**seconds, "round": whole}
+    def draft(models, state):
+        def turn(_, carry):
+            anchors, cache = carry
+            _, base, cache = draft_base(models, state.replace(anchors=anchors, draft_cache=cache))
+            return jnp.argmax(base[:, 0], -1).astype(jnp.int32), cache
+
+        return jax.lax.fori_loop(0, LOOPED, turn, (state.anchors, state.draft_cache))
+
+    def head(models, state):
+        z, base, _ = draft_base(models, state)
+
+        def turn(_, anchors):
+            return roll_out_head(models, state.replace(anchors=anchors), z, base, sampling, settings)[:, -1]
+
+        return jax.lax.fori_loop(0, LOOPED, turn, state.anchors)
+
+    def check(models, state):
+        config = models.drafter.config
+
+        def turn(_, carry):
+            tokens, cache = carry
+            out = verify(models, cache, tokens, state.lengths, tap_layers=config.target_layer_ids)
+            # The features are used, as a round uses them; their sum is far below a token id.
+            kept = (1e-30 * out.features.sum()).astype(jnp.int32)
+            return jnp.argmax(out.logits, -1).astype(jnp.int32) + kept, out.cache
+
+        tokens = jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], config.num_drafts + 1))
+        return jax.lax.fori_loop(0, LOOPED, turn, (tokens, state.target_cache))
+
+    return {"draft": draft, "verify": check, **({"head": head} if settings.use_head else {})}
 
 
 def straight_step_seconds(generator: Generator, state: DecodeState, repeats: int = 31) -> float:

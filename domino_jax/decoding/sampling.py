@@ -5,6 +5,7 @@ on the drafter, the round or the batch slot; so decoding with and without specul
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,8 @@ def process_logits(logits: Logits, params: SamplingParams) -> Logits:
     logits = logits.astype(jnp.float32)
     if params.greedy:
         return logits
-    logits = logits / params.temperature
+    # The maximum goes first: logits far from 0 leave no digits for the log-sum-exp, and top-p would cut elsewhere.
+    logits = (logits - logits.max(axis=-1, keepdims=True)) / params.temperature
     pool = None
     if params.top_k:
         pool = jax.lax.top_k(logits, min(params.top_k, logits.shape[-1]))[0]
@@ -102,7 +104,7 @@ def choose(
     draft.
     """
     values = process_logits(logits, params)
-    if not params.greedy:
+    if not params.greedy and not math.isinf(scale):
         log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
         values = scale * log_p + position_noise(keys, positions, logits.shape[-1])
     return jnp.argmax(values, axis=-1).astype(jnp.int32)

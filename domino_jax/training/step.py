@@ -102,7 +102,7 @@ def make_train_step(
         (_, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics |= {"grad_norm": optax.global_norm(gradients), "anchors": keep.sum()}
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": keep.sum()}
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return jax.jit(step, donate_argnums=0)

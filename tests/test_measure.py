@@ -1,0 +1,144 @@
+"""measure.py: what counts as a near tie, and that modes are compared on the same prompts with clocks of their own."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.measure import ModeRun, decode_modes, divergences, round_split, straight_step_seconds
+from domino_jax.decoding.sampling import SamplingParams, position_noise, request_keys
+from tests.decoding_models import make_generator, random_models, random_prompts, texts, uncached
+
+PROMPT = [5, 9, 2, 60, 7]
+WARM = SamplingParams(1.0, top_k=5)
+
+
+def as_run(mode: str, *answers: list[int]) -> ModeRun:
+    return ModeRun(mode, [Generation(answer, [], "length") for answer in answers], Clock())
+
+
+def judge(generator, one, two):
+    return divergences(generator, [PROMPT], as_run("autoregressive", one), as_run("domino", two))
+
+
+def with_logits(logits):
+    """Makes generators whose target says `logits` after PROMPT: its head is made to measure."""
+    models = random_models()
+    hidden = np.asarray(models.run_target(jnp.array([PROMPT]))["hidden"][0, -1], np.float64)
+    kernel = np.outer(hidden, logits) / (hidden @ hidden)
+    params = {**models.target_params, "lm_head": {"kernel": jnp.asarray(kernel, jnp.float32)}}
+    return functools.partial(make_generator, models.replace(target_params=params))
+
+
+def ranked_logits(*best: float) -> np.ndarray:
+    """Logits whose tokens 0, 1, … have the values `best`, all others 20 below."""
+    logits = np.full(64, -20.0)
+    logits[: len(best)] = best
+    return logits
+
+
+def test_equal_texts_diverge_nowhere():
+    assert judge(make_generator(random_models()), [1, 2, 3], [1, 2, 3]) == []
+
+
+def test_a_planted_wrong_token_is_a_violation_with_its_place_and_margin():
+    generator = make_generator(random_models())
+    logits = uncached(generator.models, [[*PROMPT, 30]])[0, -1]
+    best, second = (int(token) for token in np.argsort(logits)[::-1][:2])
+    [found] = judge(generator, [30, best, 4], [30, second, 4])
+    assert (found.prompt, found.position, found.near_tie) == (0, 1, False)
+    assert found.margin == pytest.approx(logits[best] - logits[second], abs=1e-4)
+
+
+def test_a_planted_near_tie_is_recognised_and_a_gap_just_above_it_is_not():
+    for gap, near in [(5e-5, True), (2e-4, False)]:
+        [found] = judge(with_logits(ranked_logits(3.0, 3.0 - gap))(), [0], [1])
+        assert (found.near_tie, found.margin) == (near, pytest.approx(gap, abs=2e-5))
+
+
+def test_two_close_tokens_far_below_the_best_are_a_violation():
+    [found] = judge(with_logits(ranked_logits(3.0, 1.0, 1.0))(), [1], [2])
+    assert not found.near_tie
+
+
+def test_two_close_sampled_tokens_far_below_the_best_are_a_violation():
+    """Both values of log p + g are 2 below the best: neither text is what the target chose."""
+    noise = np.asarray(position_noise(request_keys(0, jnp.array([0])), jnp.array([[5]]), 64))[0, 0]
+    logits = ranked_logits(3.0, 1.0, 1.0)
+    logits[:3] -= noise[:3]
+    [found] = judge(with_logits(logits)(sampling=SamplingParams(1.0)), [1], [2])
+    assert not found.near_tie
+
+
+def test_a_sampled_near_tie_counts_the_noise():
+    noise = np.asarray(position_noise(request_keys(0, jnp.array([0])), jnp.array([[5]]), 64))[0, 0]
+    for gap, near in [(5e-5, True), (2e-3, False)]:
+        logits = ranked_logits(3.0, 3.0 - gap)
+        logits[:2] -= noise[:2]
+        [found] = judge(with_logits(logits)(sampling=SamplingParams(1.0)), [0], [1])
+        assert found.near_tie == near
+
+
+@pytest.mark.parametrize(
+    ("logits", "near"),
+    [
+        (ranked_logits(3.0, 2.0, 1.0, 0.99999, -5.0), True),  # the third and fourth may change places at top_k 3
+        (ranked_logits(3.0, 2.0, 1.0, 0.0, -5.0), False),  # the third is the last one inside, and safely so
+    ],
+)
+def test_a_token_is_near_the_top_k_edge_only_if_another_could_take_its_place(logits, near):
+    generator = with_logits(logits)(sampling=SamplingParams(1.0, top_k=3))
+    noise = np.asarray(position_noise(request_keys(0, jnp.array([0])), jnp.array([[5]]), 64))[0, 0]
+    third, other = 2, 0
+    assert abs(logits[third] + noise[third] - logits[other] - noise[other]) > 0.01
+    [found] = judge(generator, [third], [other])
+    assert found.near_tie == near
+
+
+@pytest.mark.parametrize(("mass", "near"), [(0.9, True), (0.9001, False)])
+def test_a_token_within_1e_5_of_mass_of_the_top_p_edge_is_a_near_tie(mass, near):
+    """Tokens 0 and 1 hold 90 % between them, so token 2 is in at a top-p of 0.9 and a hair, and out just below."""
+    logits = np.full(64, -60.0)
+    logits[:3] = np.log([0.6, 0.3, 0.1])
+    generator = with_logits(logits)(sampling=SamplingParams(1.0, top_p=mass))
+    [found] = judge(generator, [0], [2])
+    assert found.near_tie == near
+
+
+def test_a_text_that_stops_short_is_a_violation():
+    [found] = judge(make_generator(random_models()), [1, 2, 3], [1, 2])
+    assert (found.position, found.near_tie) == (2, False)
+
+
+def test_every_prompt_is_judged_with_its_own_noise():
+    generator = make_generator(random_models(), sampling=WARM)
+    prompts = random_prompts(3, shortest=4)
+    right = texts(generator.generate(prompts, "autoregressive"))
+    wrong = [text[:3] + [(text[3] + 1) % 64] + text[4:] for text in right]
+    found = divergences(generator, prompts, as_run("autoregressive", *right), as_run("domino", *wrong))
+    assert [(entry.prompt, entry.position, entry.near_tie) for entry in found] == [(i, 3, False) for i in range(3)]
+
+
+def test_modes_are_run_on_all_prompts_in_order_each_with_its_own_clock():
+    prompts = random_prompts(5)
+    generator = make_generator(random_models(), batch_size=2)
+    expected, seen = texts(generator.generate(prompts, "autoregressive")), []
+    runs = decode_modes(
+        generator, prompts, ("autoregressive", "domino"), lambda mode, first, answers: seen.append((mode, first))
+    )
+    assert [texts(runs[mode].generations) for mode in runs] == [expected, expected]
+    assert sorted(seen) == [(mode, first) for mode in ("autoregressive", "domino") for first in (0, 2, 4)]
+    for run in runs.values():
+        assert run.clock.decode_tokens == sum(len(text) - 1 for text in expected)
+        assert run.clock.decode_seconds > 0
+
+
+def test_a_rounds_parts_are_timed_apart():
+    generator = make_generator(random_models())
+    state = generator.start([PROMPT], [0])
+    split = round_split(generator, state, "domino", repeats=3)
+    assert set(split) == {"draft", "head", "verify", "other", "round"}
+    assert min(split["draft"], split["head"], split["verify"], split["round"]) > 0 <= split["other"]
+    assert not state.done.any() and straight_step_seconds(generator, state, repeats=3) > 0

@@ -1,0 +1,234 @@
+"""train.py end to end on a golden target: what a workdir holds, resuming, refusing, and the chain from loss to τ."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax import cli, train
+from domino_jax.drafter.convert import load_drafter
+from domino_jax.loading import load_target
+from domino_jax.metrics import read_rows
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+STEPS = 8
+LOGGED = ("loss", "base_loss", "final_loss", "lambda_base", "learning_rate", "grad_norm", "accept_len")
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def training_rows():
+    """The golden target's own answers to the golden prompts."""
+    return [
+        {
+            "token_ids": case["prompt"] + case["output"],
+            "loss_mask": [0] * len(case["prompt"]) + [1] * len(case["output"]),
+        }
+        for case in CASES
+    ]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """(training rows, held-out prompts) as files."""
+    folder = tmp_path_factory.mktemp("rows")
+    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
+    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+
+
+def arguments(files, workdir, **changes):
+    values = {
+        "config": ROOT / "configs" / "tiny.py",
+        "workdir": workdir,
+        "config.target.path": GOLDEN / "target",
+        "config.drafter.mask_token_id": 259,
+        "config.drafter.num_layers": 1,
+        "config.drafter.target_layer_ids": "(1,3)",
+        "config.drafter.block_size": 4,
+        "config.drafter.gru_hidden_dim": 16,
+        "config.drafter.emb_dim": 8,
+        "config.data.train": files[0],
+        "config.data.regenerate": False,
+        "config.data.max_length": 144,
+        "config.train.steps": STEPS,
+        "config.train.batch_size": 2,
+        "config.train.num_anchors": 8,
+        "config.train.log_every": 1,
+        "config.checkpoint.every": 4,
+        "config.eval.every": 0,
+        "config.eval.final": False,
+        "config.eval.prompts": files[1],
+        "config.decode.prompts": files[1],
+        "config.decode.max_new_tokens": 16,
+        "config.decode.cache_length": 128,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return ["train", *(f"--{key}={value}" for key, value in values.items())]
+
+
+def start(argv):
+    """Runs the command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as left:
+        cli.run(train.main, ("config", "workdir"), ("allow_config_change",), argv)
+    return left.value.code
+
+
+def losses(workdir):
+    return {row["step"]: row["loss"].hex() for row in read_rows(workdir / "metrics.jsonl") if "loss" in row}
+
+
+def exported(workdir):
+    target = load_target(str(GOLDEN / "target"), "float32")
+    return load_drafter(workdir / "export", target.model.config, "bfloat16")[1]
+
+
+def same_bytes(one, two):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    """A run of STEPS steps with evaluation and final decoding; the uninterrupted run that others are compared with."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    assert start(arguments(files, workdir, config__eval__every=4, config__eval__final=True)) == 0
+    return workdir
+
+
+def test_a_workdir_holds_the_documented_files(finished):
+    for name in ("config.json", "metrics.jsonl", "checkpoints/8", "export/config.json", "export/model.safetensors"):
+        assert (finished / name).exists(), name
+    for name in ("report/report.json", "report/report.md", "report/generations.jsonl", "tensorboard"):
+        assert (finished / name).exists(), name
+
+
+def test_every_logged_step_has_the_documented_keys(finished):
+    rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(set(LOGGED) <= row.keys() and "base_accept_len" in row and "seconds" in row for row in rows)
+
+
+def test_the_curriculum_falls_from_one_to_an_eighth(finished):
+    rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
+    assert [row["lambda_base"] for row in rows] == [1 - step / STEPS for step in range(STEPS)]
+
+
+def test_evaluation_rows_carry_tau_by_decoding(finished):
+    rows = [row for row in read_rows(finished / "metrics.jsonl") if "eval_tau" in row]
+    assert [row["step"] for row in rows] == [4, 8]
+    assert all(1.0 <= row["eval_tau"] <= 5.0 and 1.0 <= row["eval_tau_backbone"] <= 5.0 for row in rows)
+
+
+def test_the_final_decoding_changes_no_output(finished):
+    report = json.loads((finished / "report" / "report.json").read_text())
+    assert {mode: (said["same"], said["of"]) for mode, said in report["identical_outputs"].items()} == {
+        "backbone": (2, 2),
+        "domino": (2, 2),
+    }
+
+
+def test_a_second_run_is_bit_identical(files, finished, tmp_path):
+    assert start(arguments(files, tmp_path / "again")) == 0
+    assert losses(tmp_path / "again") == losses(finished)
+    assert same_bytes(exported(tmp_path / "again"), exported(finished))
+
+
+def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypatch):
+    workdir = tmp_path / "killed"
+    write = train.MetricsWriter.write
+
+    def dies_at_six(self, step, values):
+        if step == 6:
+            raise KeyboardInterrupt
+        write(self, step, values)
+
+    monkeypatch.setattr(train.MetricsWriter, "write", dies_at_six)
+    assert start(arguments(files, workdir)) == 130
+    assert not (workdir / "export").exists()
+    monkeypatch.undo()
+    assert start(arguments(files, workdir)) == 0
+    assert losses(workdir) == losses(finished)
+    assert same_bytes(exported(workdir), exported(finished))
+
+
+def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert start(arguments(files, finished, config__eval__every=4, config__eval__final=True)) == 0
+    assert "finished" in capsys.readouterr().out
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_changed_recipe_is_refused_field_by_field(files, finished, tmp_path, capsys):
+    workdir = tmp_path / "changed"
+    assert start(arguments(files, workdir)) == 0
+    recipe = (workdir / "config.json").read_bytes()
+    assert start(arguments(files, workdir, config__train__learning_rate=0.5)) == 2
+    said = capsys.readouterr().err
+    assert "train.learning_rate" in said and "0.5" in said
+    assert (workdir / "config.json").read_bytes() == recipe
+
+
+def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, monkeypatch, capsys):
+    make = train.make_train_step
+
+    def poisoned(*args, **kwargs):
+        step = make(*args, **kwargs)
+
+        def run(state, *rest):
+            state, metrics = step(state, *rest)
+            return state, {**metrics, "grad_norm": metrics["grad_norm"] * np.inf}
+
+        return run
+
+    monkeypatch.setattr(train, "make_train_step", poisoned)
+    assert start(arguments(files, tmp_path / "nan", config__train__log_every=100)) == 4
+    assert "step 4" in capsys.readouterr().err
+    assert not (tmp_path / "nan" / "checkpoints" / "4").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"config.target.path": "/no/such/folder"}, 2, "/no/such/folder"),
+        ({"config.drafter.mask_token_id": 260}, 2, "260"),
+        ({"config.drafter.target_layer_ids": "(1,5)"}, 3, "5"),
+        ({"config.data.train": "/no/rows.jsonl"}, 2, "/no/rows.jsonl"),
+        ({"config.train.stepz": 5}, 2, "steps"),
+    ],
+)
+def test_a_mistake_is_one_short_message_and_its_exit_code(files, tmp_path, capsys, change, code, says):
+    changes = {key.replace(".", "__"): value for key, value in change.items()}
+    assert start(arguments(files, tmp_path / "run", **changes)) == code
+    said = capsys.readouterr().err
+    assert says in said and "Traceback" not in said and len(said.splitlines()) <= 5
+
+
+@pytest.mark.slow
+def test_overfitting_four_rows_reaches_a_decoded_tau_near_the_cap(files, tmp_path):
+    """From anchors to acceptance: on rows it has learnt by heart a drafter of block 4 must come near its cap of 5."""
+    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES)]
+    same = (files[0], write_rows(tmp_path / "prompts.jsonl", prompts))
+    changes = {
+        "config__train__steps": 500,
+        "config__train__batch_size": 4,
+        "config__train__num_anchors": 32,
+        "config__train__learning_rate": 3e-3,
+        "config__train__log_every": 100,
+        "config__checkpoint__every": 500,
+        "config__eval__final": True,
+        "config__decode__max_new_tokens": 60,
+        "config__decode__cache_length": 256,
+        "config__decode__batch_size": 4,
+    }
+    assert start(arguments(same, tmp_path / "run", **changes)) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run/report/generations.jsonl").read_text().splitlines()]
+    # The last round of an answer is cut by the length and says nothing about the drafter.
+    rounds = [n for row in rows if row["mode"] == "domino" for n in row["accept_lengths"][:-1]]
+    assert np.mean(rounds) > 0.9 * 5
