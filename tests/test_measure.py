@@ -39,6 +39,20 @@ def ranked_logits(*best: float) -> np.ndarray:
     return logits
 
 
+def totals(logits, seed):
+    """log p + g of the choice after PROMPT, up to a constant."""
+    return logits + np.asarray(position_noise(request_keys(seed, jnp.array([0])), jnp.array([[5]]), 64))[0, 0]
+
+
+def seed_that_prefers(token, *, over, logits):
+    """The first seed whose noise lifts `token` well above the tokens `over`."""
+    return next(s for s in range(1000) if totals(logits, s)[token] > totals(logits, s)[over].max() + 0.01)
+
+
+def runner_up(logits, seed, tokens):
+    return max(tokens, key=lambda token: totals(logits, seed)[token])
+
+
 def test_equal_texts_diverge_nowhere():
     assert judge(make_generator(random_models()), [1, 2, 3], [1, 2, 3]) == []
 
@@ -89,11 +103,9 @@ def test_a_sampled_near_tie_counts_the_noise():
     ],
 )
 def test_a_token_is_near_the_top_k_edge_only_if_another_could_take_its_place(logits, near):
-    generator = with_logits(logits)(sampling=SamplingParams(1.0, top_k=3))
-    noise = np.asarray(position_noise(request_keys(0, jnp.array([0])), jnp.array([[5]]), 64))[0, 0]
-    third, other = 2, 0
-    assert abs(logits[third] + noise[third] - logits[other] - noise[other]) > 0.01
-    [found] = judge(generator, [third], [other])
+    seed = seed_that_prefers(2, over=[0, 1], logits=logits)
+    generator = with_logits(logits)(sampling=SamplingParams(1.0, top_k=3), seed=seed)
+    [found] = judge(generator, [2], [runner_up(logits, seed, [0, 1])])
     assert found.near_tie == near
 
 
@@ -102,9 +114,18 @@ def test_a_token_within_1e_5_of_mass_of_the_top_p_edge_is_a_near_tie(mass, near)
     """Tokens 0 and 1 hold 90 % between them, so token 2 is in at a top-p of 0.9 and a hair, and out just below."""
     logits = np.full(64, -60.0)
     logits[:3] = np.log([0.6, 0.3, 0.1])
-    generator = with_logits(logits)(sampling=SamplingParams(1.0, top_p=mass))
-    [found] = judge(generator, [0], [2])
+    seed = seed_that_prefers(2, over=[0, 1], logits=logits)
+    generator = with_logits(logits)(sampling=SamplingParams(1.0, top_p=mass), seed=seed)
+    [found] = judge(generator, [2], [runner_up(logits, seed, [0, 1])])
     assert found.near_tie == near
+
+
+def test_an_edge_excuses_no_token_that_would_not_be_chosen_inside_it():
+    """Token 2 may leave top-3, but with or without it the choice is another: a text with it is wrong."""
+    logits = ranked_logits(3.0, 2.0, 1.0, 0.99999)
+    seed = seed_that_prefers(0, over=[1, 2, 3], logits=logits)
+    [found] = judge(with_logits(logits)(sampling=SamplingParams(1.0, top_k=3), seed=seed), [0], [2])
+    assert not found.near_tie
 
 
 def test_a_text_that_stops_short_is_a_violation():

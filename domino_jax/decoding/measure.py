@@ -140,7 +140,7 @@ def _uncached_logits(models, tokens):
 
 
 def edge_distances(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """How far each token is from entering, and from leaving, the set that top-k, top-p and min-p keep; 0 where it is there.
+    """How far each token is from entering and from leaving what top-k, top-p and min-p keep; 0 where it is there.
 
     scores: log p up to a constant, after temperature, float64 [V]. Distances are in log p; a distance in probability
     mass is scaled so that NEAR_TOP_P counts as NEAR_TIE.

@@ -52,12 +52,14 @@ def process_logits(logits: Logits, params: SamplingParams) -> Logits:
     logits = logits.astype(jnp.float32)
     if params.greedy:
         return logits
-    # The maximum goes first: logits far from 0 leave no digits for the log-sum-exp, and top-p would cut elsewhere.
-    logits = (logits - logits.max(axis=-1, keepdims=True)) / params.temperature
     pool = None
-    if params.top_k:
+    if params.top_k:  # before the division, which keeps the order but may round two values into a tie
         pool = jax.lax.top_k(logits, min(params.top_k, logits.shape[-1]))[0]
         logits = jnp.where(logits >= pool[..., -1:], logits, -jnp.inf)
+    # The maximum goes first: logits far from 0 leave no digits for the log-sum-exp, and top-p would cut elsewhere.
+    top = logits.max(axis=-1, keepdims=True)
+    logits = (logits - top) / params.temperature
+    pool = None if pool is None else (pool - top) / params.temperature
     if params.top_p < 1.0:
         log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         threshold = _pool_threshold(pool, logits, params.top_p) if pool is not None else _threshold(log_p, params.top_p)
