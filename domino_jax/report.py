@@ -25,13 +25,13 @@ import rich.console
 import rich.table
 
 import domino_jax
-from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.generate import BASELINE, Generation
 from domino_jax.decoding.measure import Divergence, ModeRun, tau_per_prompt, tau_pooled
 from domino_jax.errors import DataError
 from domino_jax.plots import write_plots
 
 REPORT = "report.json"
-BASELINE = "autoregressive"
+
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 PARTS = ("draft", "head", "verify", "other", "round")
 

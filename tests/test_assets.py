@@ -149,10 +149,10 @@ def test_special_tokens_are_rows_of_the_embedding():
     rows = config["vocab_size"]
     assert tokenizer.get_vocab_size() == rows
     assert tokenizer.token_to_id("<|mask|>") == rows - 1
-    assert tokenizer.token_to_id("<|im_end|>") == config["eos_token_id"]
     assert tokenizer.token_to_id("<|endoftext|>") == config["pad_token_id"]
+    stops = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
     generation = json.loads((FOLDER / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [config["eos_token_id"], config["pad_token_id"]]
+    assert generation["eos_token_id"] == stops
 
 
 def test_tokenizer_gives_every_text_back(held_out_rows):

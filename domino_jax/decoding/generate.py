@@ -16,7 +16,8 @@ from domino_jax.decoding.sampling import SamplingParams, request_keys
 from domino_jax.decoding.speculative import speculative_round
 from domino_jax.errors import DataError, DominoError
 
-MODES = ("autoregressive", "backbone", "domino")
+BASELINE = "autoregressive"
+MODES = (BASELINE, "backbone", "domino")
 SMALLEST_BUCKET = 16
 
 
@@ -114,8 +115,12 @@ class Generator:
                 f" but decode.cache_length is {self.cache_slots}; raise it, or shorten the prompt or max_new_tokens."
             )
 
-    def start(self, prompts: Sequence[Sequence[int]], requests: Sequence[int]) -> DecodeState:
-        """Prefills one batch; short batches are filled up with copies of the first row that may emit a single token."""
+    def start(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], plain: bool = False) -> DecodeState:
+        """Prefills one batch; short batches are filled up with copies of the first row that may emit a single token.
+
+        plain: leave the drafter's context out, which autoregressive decoding has no use for.
+        """
+        models = Models(self.models.target, self.models.target_params) if plain else self.models
         missing = self.batch_size - len(prompts)
         rows = [*prompts, *[prompts[0]] * missing]
         limits = [self.max_new_tokens] * len(prompts) + [1] * missing
@@ -125,8 +130,8 @@ class Generator:
         for row, prompt in zip(padded, rows, strict=True):
             row[: len(prompt)] = prompt
         keys = request_keys(self.seed, jnp.asarray([*requests, *[requests[0]] * missing], jnp.int32))
-        arguments = (self.models, padded, lengths, np.array(limits, np.int32), keys, self.stop_ids)
-        return self._timed("prefill_seconds", ("prefill", bucket), self._prefill, arguments)
+        arguments = (models, padded, lengths, np.array(limits, np.int32), keys, self.stop_ids)
+        return self._timed("prefill_seconds", ("prefill", bucket, plain), self._prefill, arguments)
 
     def advance(self, state: DecodeState, mode: str, max_rounds: int) -> DecodeState:
         """Runs up to max_rounds rounds in one dispatch; the state passed in is donated."""
@@ -134,7 +139,7 @@ class Generator:
         return self._timed("decode_seconds", (mode,), self.rounds(mode), arguments, donate=(1,))
 
     def _generate_batch(self, prompts, requests, mode: str) -> list[Generation]:
-        state = self.start(prompts, requests)
+        state = self.start(prompts, requests, plain=mode == BASELINE)
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         state = self.advance(state, mode, self.max_new_tokens)
         read = jax.device_get((state.tokens, state.counts, state.accepts, state.rounds))
@@ -161,7 +166,7 @@ class Generator:
 
         def rounds(models, state, stop_ids, max_rounds):
             def one(state):
-                if mode == "autoregressive":
+                if mode == BASELINE:
                     return autoregressive_round(models, state, stop_ids, self.sampling)
                 return speculative_round(models, state, stop_ids, self.sampling, settings)
 
@@ -188,7 +193,7 @@ class Generator:
         if mode not in MODES:
             raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
         drafter = self.models.drafter
-        if mode != "autoregressive" and drafter is None:
+        if mode != BASELINE and drafter is None:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
         if mode == "domino" and not drafter.config.has_head:
             raise DominoError(
