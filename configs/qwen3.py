@@ -44,6 +44,7 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     train.contiguous_labels = True  # False: keep labels behind an unsupervised token, as SpecForge does
     train.lambda_start = 1.0
     train.lambda_decay_ratio = 1.0
+    train.optimizer = "adamw"  # or muon
     train.learning_rate = 6e-4
     train.warmup_ratio = 0.04
     train.clip_norm = 1.0
@@ -90,6 +91,7 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     decode.thinking = False
 
     config.regenerate = regenerate = config_dict.ConfigDict()
+    regenerate.num_prompts = 0  # the first so many rows; 0: all
     regenerate.batch_size = 16
     regenerate.max_new_tokens = 2048
     regenerate.temperature = 0.7  # Qwen3's advice for answers without thinking

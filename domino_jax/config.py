@@ -18,6 +18,7 @@ from domino_jax.errors import DominoError
 
 MODES = ("autoregressive", "backbone", "domino")
 PROJECTORS = ("domino", "dflash")
+OPTIMIZERS = ("adamw", "muon")
 DTYPES = ("float32", "bfloat16")
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
@@ -174,6 +175,7 @@ def _check_train(config) -> None:
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
     _within("train.lambda_start", train.lambda_start, 0, 1)
     _within("train.lambda_decay_ratio", train.lambda_decay_ratio, 0, 1)
+    _one_of("train.optimizer", train.optimizer, OPTIMIZERS)
     _positive("train.learning_rate", train.learning_rate)
     _within("train.warmup_ratio", train.warmup_ratio, 0, 1, open_end=True)
     _positive("train.clip_norm", train.clip_norm)
@@ -212,7 +214,7 @@ def _check_decode(decode) -> None:
     )
     _check_sampling("decode", decode)
     _within("decode.min_p", decode.min_p, 0, 1, open_end=True)
-    _at_least("decode.num_prompts", decode.num_prompts, 1, "it counts prompts")
+    _at_least("decode.num_prompts", decode.num_prompts, 0, "0 is all rows")
     _one_of("decode.dtype", decode.dtype, DTYPES)
     _require(
         decode.cache_length > decode.max_new_tokens,
@@ -229,6 +231,7 @@ def _check_decode(decode) -> None:
 
 def _check_regenerate(config) -> None:
     _check_sampling("regenerate", config.regenerate)
+    _at_least("regenerate.num_prompts", config.regenerate.num_prompts, 0, "0 is all rows")
 
 
 def _check_mesh(mesh) -> None:

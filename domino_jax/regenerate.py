@@ -45,7 +45,7 @@ ROLES = ("system", "user", "assistant")
 def main(flags: cli.Flags) -> None:
     config = flags.config
     recipes.check(config, "regenerate")
-    rows = read_prompts(flags.prompts)
+    rows = read_prompts(flags.prompts, config.regenerate.num_prompts or None)
     loaded = load_target(config.target.path, config.target.dtype)
     regenerate_rows(loaded, rows, Path(flags.output).expanduser(), **settings(config))
 

@@ -62,7 +62,8 @@ def main(flags: cli.Flags) -> None:
     rows = config.data.train
     if config.data.regenerate:
         rows = workdir / "regenerated.jsonl"
-        regenerate.regenerate_rows(loaded, read_prompts(config.data.train), rows, **regenerate.settings(config))
+        prompts = read_prompts(config.data.train, config.regenerate.num_prompts or None)
+        regenerate.regenerate_rows(loaded, prompts, rows, **regenerate.settings(config))
     dataset = make_dataset(
         rows,
         loaded.tokenizer,
@@ -166,6 +167,7 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
 
 def new_optimizer(train, schedule):
     return make_optimizer(
+        train.optimizer,
         schedule,
         b1=train.b1,
         b2=train.b2,

@@ -72,7 +72,7 @@ def test_learning_rate_without_warm_up_starts_at_the_peak():
 def run_optimizer(gradients, **choices):
     """Parameters after the gradients, from zeros; learning rates 0.1, 0.2, …"""
     settings = {"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "clip_norm": 1.0, **choices}
-    optimizer = make_optimizer(lambda step: 0.1 * (step + 1), **settings)
+    optimizer = make_optimizer("adamw", lambda step: 0.1 * (step + 1), **settings)
     params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
     state = optimizer.init(params)
     for gradient in gradients:
@@ -108,7 +108,9 @@ def test_weight_decay_is_decoupled_from_the_gradient():
     params, gradient = {"a": jnp.ones(1)}, {"a": jnp.zeros(1)}
     moved = {}
     for decay in (0.0, 0.5):
-        optimizer = make_optimizer(lambda step: 0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=decay, clip_norm=1.0)
+        optimizer = make_optimizer(
+            "adamw", lambda step: 0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=decay, clip_norm=1.0
+        )
         updates, _ = optimizer.update(gradient, optimizer.init(params), params)
         moved[decay] = float(updates["a"][0])
     assert moved[0.0] == 0.0
@@ -116,7 +118,23 @@ def test_weight_decay_is_decoupled_from_the_gradient():
 
 
 def test_moments_are_float32():
-    optimizer = make_optimizer(lambda step: 0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    optimizer = make_optimizer("adamw", lambda step: 0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
     state = optimizer.init({"a": jnp.ones(3)})
     moments = [leaf for leaf in optax.tree_utils.tree_get_all_with_path(state, "mu")]
     assert moments and all(leaf["a"].dtype == jnp.float32 for _, leaf in moments)
+
+
+def test_muon_orthogonalises_hidden_matrices_and_leaves_the_output_matrix_to_adam():
+    rng = np.random.default_rng(0)
+    kernel = {"kernel": jnp.asarray(rng.standard_normal((16, 8)), jnp.float32)}
+    gradients = {"down": kernel, "up": kernel, "norm": {"scale": jnp.asarray(rng.standard_normal(8), jnp.float32)}}
+    optimizer = make_optimizer("muon", lambda step: 0.1, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1e9)
+    updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
+    singular = np.linalg.svd(np.asarray(updates["down"]["kernel"]), compute_uv=False)
+    assert singular.max() / singular.min() < 2.0  # five Newton-Schulz steps come near to, not onto, one value
+    np.testing.assert_allclose(np.sqrt(np.mean(np.square(updates["down"]["kernel"]))), 0.2 * 0.1, rtol=0.3)
+    for leaf, gradient in (
+        (updates["up"]["kernel"], kernel["kernel"]),
+        (updates["norm"]["scale"], gradients["norm"]["scale"]),
+    ):
+        np.testing.assert_allclose(leaf, -0.1 * np.sign(gradient), rtol=1e-4)  # Adam's first step

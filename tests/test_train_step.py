@@ -29,7 +29,7 @@ def models(head=True):
 
 def optimizer():
     schedule = learning_rate(1e-2, STEPS, 0.1)
-    return make_optimizer(schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    return make_optimizer("adamw", schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
 
 
 def norm(tree):

@@ -1,5 +1,6 @@
-"""AdamW with linear warm-up, cosine decay to zero and global-norm clipping (CONTRACT §2.12)."""
+"""Optimizers with linear warm-up, cosine decay to zero and global-norm clipping (CONTRACT §2.12)."""
 
+import jax
 import optax
 
 
@@ -14,10 +15,42 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
 
 
 def make_optimizer(
-    schedule: optax.Schedule, *, b1: float, b2: float, eps: float, weight_decay: float, clip_norm: float
+    kind: str,
+    schedule: optax.Schedule,
+    *,
+    b1: float,
+    b2: float,
+    eps: float,
+    weight_decay: float,
+    clip_norm: float,
 ) -> optax.GradientTransformation:
-    """Clip by the global L2 norm, then AdamW; moments in the parameters' dtype, which is float32."""
-    return optax.chain(
-        optax.clip_by_global_norm(clip_norm),
-        optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay),
-    )
+    """Clip by the global L2 norm, then `kind`: "adamw" (the paper's) or "muon"; moments are float32 as the parameters.
+
+    Muon orthogonalises the updates of the hidden matrices and leaves all else to optax's Nesterov AdamW with the same
+    settings.
+    """
+    if kind == "muon":
+        update = optax.contrib.muon(
+            schedule,
+            weight_decay=weight_decay,
+            # Updates as large as AdamW's (RMS 0.2), so that one learning rate serves both halves.
+            consistent_rms=0.2,
+            adam_weight_decay=weight_decay,
+            adam_b1=b1,
+            adam_b2=b2,
+            eps=eps,
+            muon_weight_dimension_numbers=_hidden_matrices,
+        )
+    else:
+        update = optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+    return optax.chain(optax.clip_by_global_norm(clip_norm), update)
+
+
+def _hidden_matrices(params: dict) -> dict:
+    """Marks the matrices between hidden states; the head's output matrix, V wide, is none of them."""
+
+    def mark(path: tuple, leaf: jax.Array):
+        is_output = any(part.key == "up" for part in path)
+        return optax.contrib.MuonDimensionNumbers() if leaf.ndim == 2 and not is_output else None
+
+    return jax.tree_util.tree_map_with_path(mark, params)
