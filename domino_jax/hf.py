@@ -148,7 +148,9 @@ def load_tokenizer(folder: Path) -> Any:
     present = [name for name in _TOKENIZER_FILES if inside(folder, name).is_file()]
     if "tokenizer.json" not in present and not {"vocab.json", "merges.txt"} <= set(present):
         return None
-    # Imported here: transformers takes over a second to import, and runs on token ids need no tokenizer.
+    # Imported here: transformers takes over a second to import, and runs on token ids need no tokenizer. It would also
+    # warn on stderr that PyTorch is missing, which is as it should be.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
 
     try:
