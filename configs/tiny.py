@@ -20,20 +20,24 @@ def get_config():
     config.target.dtype = "float32"  # a CPU computes float32 faster, and outputs are compared token by token
 
     config.drafter.path = str(ASSETS / "tiny_domino")
-    config.drafter.num_layers = 2
+    config.drafter.num_layers = 3
     config.drafter.block_size = 8
     config.drafter.gru_hidden_dim = 128
     config.drafter.emb_dim = 64
+    config.drafter.target_layer_ids = (1, 6, 11, 16, 21)  # more taps than draft layers: the fusion of them is cheap
 
     config.data.train = str(ASSETS / "tiny_qwen3" / "prompts_train.jsonl")
     config.data.regenerate = True
-    config.data.max_length = 320  # the rows the target was trained on
+    config.data.max_length = 224  # cuts one row in twenty; a step costs what its padded rows cost
 
-    config.train.steps = 600
+    config.train.steps = 800
     config.train.batch_size = 8
-    config.train.log_every = 10
-    config.train.num_anchors = 32
+    config.train.log_every = 20
+    config.train.num_anchors = 48
     config.train.gamma = 4.0  # the public value for blocks of 8
+    # Same rows and 300 steps: teacher-forced accept length 3.1 with Muon, 1.7 with AdamW.
+    config.train.optimizer = "muon"
+    config.train.learning_rate = 6e-3
     config.train.dtype = "float32"
 
     config.checkpoint.every = 200
@@ -47,8 +51,10 @@ def get_config():
     config.decode.num_prompts = 64
     config.decode.max_new_tokens = 160
     config.decode.dtype = "float32"
-    config.decode.cache_length = 512
+    config.decode.cache_length = 384  # the longest prompt has 204 tokens
 
+    config.regenerate.num_prompts = 1_600
+    config.regenerate.batch_size = 32
     config.regenerate.max_new_tokens = 160
     config.regenerate.temperature = 0.0  # the tasks have one right answer
     config.regenerate.top_k = 0

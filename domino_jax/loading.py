@@ -1,6 +1,8 @@
 """From folders to models that can run: what the commands share. Nothing here knows a recipe."""
 
 import dataclasses
+import pathlib
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +42,24 @@ def use_exact_matmuls(dtype: str) -> None:
     """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts would be luck."""
     if dtype == "float32":
         jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def keep_compiled(folder: pathlib.Path) -> None:
+    """Keeps compiled programs in `folder`, so that a restart and the final decoding find what was compiled before.
+
+    Whoever can write there can run code here, so the folder is the user's alone; one that others may write is refused.
+    A cache that the environment names already (JAX_COMPILATION_CACHE_DIR) stays in use.
+    """
+    if jax.config.jax_compilation_cache_dir:
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DominoError(
+            f"{folder} holds compiled programs and others may write there (mode {mode:o}); run chmod 700 {folder}."
+        )
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:

@@ -25,7 +25,7 @@ from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.models import Models
 from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DominoError, NonFiniteError
-from domino_jax.loading import LoadedTarget, load_target
+from domino_jax.loading import LoadedTarget, keep_compiled, load_target
 from domino_jax.metrics import MetricsWriter
 from domino_jax.report import console_table, read_report
 from domino_jax.training.curriculum import lambda_base
@@ -49,6 +49,7 @@ def main(flags: cli.Flags) -> None:
         console_table(finished)
         return
     workdir.mkdir(parents=True, exist_ok=True)
+    keep_compiled(workdir / ".xla_cache")
     recipe = recipes.resolved(config)
     started = time.monotonic()
 

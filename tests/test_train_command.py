@@ -9,7 +9,8 @@ import pytest
 
 from domino_jax import cli, train
 from domino_jax.drafter.convert import load_drafter
-from domino_jax.loading import load_target
+from domino_jax.errors import DominoError
+from domino_jax.loading import keep_compiled, load_target
 from domino_jax.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -107,6 +108,15 @@ def test_a_workdir_holds_the_documented_files(finished):
         assert (finished / name).exists(), name
     for name in ("report/report.json", "report/report.md", "report/generations.jsonl", "tensorboard"):
         assert (finished / name).exists(), name
+
+
+def test_a_cache_of_programs_that_others_may_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax.config, "update", lambda *setting: pytest.fail(f"changed {setting}"))
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(DominoError, match="chmod 700"):
+        keep_compiled(tmp_path / "cache")
 
 
 def test_every_logged_step_has_the_documented_keys(finished):
