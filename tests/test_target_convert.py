@@ -37,7 +37,7 @@ PUBLIC_SIZES = {
 
 def public_config(size: str) -> Qwen3Config:
     hidden, intermediate, layers, heads, tied = PUBLIC_SIZES[size]
-    return Qwen3Config(151936, hidden, intermediate, layers, heads, 8, 128, 1e-6, 1e6, tied, False, 40960)
+    return Qwen3Config(151936, hidden, intermediate, layers, heads, 8, 128, 1e-6, 1e6, False, 40960, tied)
 
 
 def tensors_of(name: str) -> dict[str, np.ndarray]:

@@ -4,7 +4,8 @@ import dataclasses
 from typing import Any
 
 from domino_jax.errors import DataError
-from domino_jax.target.qwen3 import Qwen3Config, read_decoder_fields, refuse_unsupported
+from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
+from domino_jax.target.qwen3 import Qwen3Config
 
 DOMINO = "domino"
 DFLASH = "dflash"
@@ -12,20 +13,9 @@ _DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterConfig:
+class DrafterConfig(DecoderConfig):
     """Shapes and conventions of one drafter. Field names are those of the public config.json (CONTRACT §1.1)."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    attention_bias: bool
-    max_position_embeddings: int
     num_target_layers: int
     block_size: int
     mask_token_id: int

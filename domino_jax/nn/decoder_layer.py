@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from domino_jax.nn.decoder_config import DecoderConfig
 from domino_jax.nn.layers import Linear, RMSNorm, SwiGLU, rotate
 
 Angles = tuple[jax.Array, jax.Array]
@@ -54,9 +55,9 @@ class SelfAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm x), then + feed-forward(norm x). `config` needs the Qwen3 field names (see Qwen3Config)."""
+    """x + attention(norm x), then + feed-forward(norm x)."""
 
-    config: Any
+    config: DecoderConfig
     dtype: Any = jnp.float32
 
     def setup(self):

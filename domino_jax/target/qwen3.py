@@ -10,38 +10,17 @@ import jax.numpy as jnp
 from domino_jax.errors import DataError
 from domino_jax.nn.attention import attend, causal_mask
 from domino_jax.nn.cache import Cache, append, init_cache
+from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
 from domino_jax.nn.decoder_layer import DecoderLayer
 from domino_jax.nn.layers import INIT_STD, Linear, RMSNorm, rotary_angles
 from domino_jax.shapes import Hidden, Logits, Mask, Positions, Tokens
 
-# Far above any public model; a config beyond them is damaged or hostile, and is refused before anything is allocated.
-LIMITS = {
-    "vocab_size": 2_000_000,
-    "hidden_size": 65_536,
-    "intermediate_size": 524_288,
-    "num_hidden_layers": 1_024,
-    "num_attention_heads": 1_024,
-    "num_key_value_heads": 1_024,
-    "head_dim": 1_024,
-}
-
 
 @dataclasses.dataclass(frozen=True)
-class Qwen3Config:
+class Qwen3Config(DecoderConfig):
     """Shapes and constants of one Qwen3 target, as `config.json` gives them."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
     tie_word_embeddings: bool
-    attention_bias: bool
-    max_position_embeddings: int
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "Qwen3Config":
@@ -62,63 +41,6 @@ class Qwen3Config:
             **fields,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         )
-
-
-def refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raises DataError for the fields of a Qwen3-like config.json that would change the forward pass."""
-    rope = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling")
-    kinds = {rope.get("rope_type", "default"), (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))}
-    if kinds != {"default"}:
-        raise DataError(f"config.json asks for RoPE scaling {sorted(kinds)}; only rope_type 'default' is supported.")
-    if raw.get("num_experts") or raw.get("num_local_experts"):
-        raise DataError("config.json describes a mixture of experts (num_experts); only dense models are supported.")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise DataError(f"config.json has hidden_act {raw['hidden_act']!r}; only 'silu' is supported.")
-
-
-def read_rope_theta(raw: dict[str, Any]) -> float:
-    """rope_theta from the top level, from rope_parameters, or from both when they agree (CONTRACT §1.1)."""
-    found = {
-        name: value
-        for name, value in (
-            ("rope_theta", raw.get("rope_theta")),
-            ("rope_parameters.rope_theta", (raw.get("rope_parameters") or {}).get("rope_theta")),
-        )
-        if value is not None
-    }
-    if not found:
-        raise DataError(
-            "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights "
-            "were trained with."
-        )
-    if len(set(map(float, found.values()))) > 1:
-        raise DataError(f"config.json gives two values: {found}; make them equal.")
-    return float(next(iter(found.values())))
-
-
-def read_decoder_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """The layer shapes that a target and a drafter config.json share, checked against LIMITS."""
-    names = [*LIMITS, "rms_norm_eps", "max_position_embeddings"]
-    missing = [name for name in names if raw.get(name) is None]
-    if missing:
-        raise DataError(f"config.json lacks {', '.join(missing)}; these are never guessed.")
-    for name, limit in LIMITS.items():
-        value = raw[name]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-            raise DataError(f"config.json has {name} = {value!r}; expected an integer from 1 to {limit}.")
-    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
-        raise DataError(
-            f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
-            f"num_key_value_heads {raw['num_key_value_heads']}."
-        )
-    return {
-        **{name: raw[name] for name in LIMITS},
-        "rms_norm_eps": float(raw["rms_norm_eps"]),
-        "rope_theta": read_rope_theta(raw),
-        "attention_bias": bool(raw.get("attention_bias", False)),
-        "max_position_embeddings": int(raw["max_position_embeddings"]),
-    }
 
 
 class Qwen3(nn.Module):
