@@ -2,7 +2,7 @@
 
     python -m domino_jax.regenerate --config=configs/tiny.py --prompts=PROMPTS.jsonl --output=ROWS.jsonl
 
-One row a prompt: {"id", "token_ids", "loss_mask", "finish_reason", "conversation"}. token_ids are the very tokens the
+One row a prompt: {"id", "token_ids", "loss_mask", "finish_reason", "messages"}. token_ids are the very tokens the
 target saw and said, and loss_mask is 1 on those it said, so that training never meets a text tokenised another way.
 Every user's message is answered in turn, with the answers so far as history; answers in the prompts are replaced.
 
@@ -324,7 +324,7 @@ def output_row(one: Conversation, tokenizer: Any) -> dict[str, Any]:
         "finish_reason": one.answer.finish_reason,
     }
     if one.messages:
-        row["conversation"] = one.messages
+        row["messages"] = one.messages
     elif tokenizer is not None:
         row["text"] = tokenizer.decode(one.answer.token_ids, skip_special_tokens=True)
     return row

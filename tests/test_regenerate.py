@@ -171,13 +171,13 @@ def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_p
     prompts = [{"id": "two", "messages": messages}, {"id": "one", "messages": messages[:1]}]
     regenerate.regenerate_rows(chat, prompts, path, **SETTINGS)
     two, one = (rows_of(path)[name] for name in ("two", "one"))
-    assert [message["role"] for message in two["conversation"]] == ["user", "assistant", "user", "assistant"]
-    assert two["conversation"][1] == one["conversation"][1]
-    assert two["conversation"][1]["content"] != "OLD"
+    assert [message["role"] for message in two["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert two["messages"][1] == one["messages"][1]
+    assert two["messages"][1]["content"] != "OLD"
     before = "U(def f(x):|)A("
     assert one["token_ids"][: len(before)] == list(before.encode())
     assert one["loss_mask"] == [0] * len(before) + [1] * 12
-    history = f"{before}{two['conversation'][1]['content']}|)U(return x|)A("
+    history = f"{before}{two['messages'][1]['content']}|)U(return x|)A("
     assert two["token_ids"][: len(history)] == list(history.encode())
     assert two["loss_mask"][-12:] == [1] * 12
     # The first answer is supervised only if the history repeats it token for token.

@@ -58,17 +58,19 @@ def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "promp
 def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> Row:
     """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
 
+    token_ids win over messages beside them: `regenerate` writes both, and only the ids are what the target really said.
+
     With thinking off the empty think block belongs to the prompt and is not supervised; with thinking on the thoughts
     are part of the answer. Turns behind the last answer are left out.
     """
-    found = [key for key in ("messages", "conversations", "token_ids") if key in row]
+    if "token_ids" in row:
+        return _given_row(row, where)
+    found = [key for key in ("messages", "conversations") if key in row]
     if len(found) != 1:
         have = ", ".join(sorted(row)) or "nothing"
         raise DataError(
             f"{where}: the row has {have}; a training row has messages, conversations, or token_ids and loss_mask."
         )
-    if "token_ids" in row:
-        return _given_row(row, where)
     if tokenizer is None:
         raise DataError(
             f"{where}: the row is text, but the target's folder holds no tokenizer; give token_ids or add one."
