@@ -30,7 +30,7 @@ def get_config():
     config.data.regenerate = True
     config.data.max_length = 224  # cuts one row in twenty; a step costs what its padded rows cost
 
-    config.train.steps = 800
+    config.train.steps = 900
     config.train.batch_size = 8
     config.train.log_every = 20
     config.train.num_anchors = 48
@@ -40,11 +40,11 @@ def get_config():
     config.train.learning_rate = 6e-3
     config.train.dtype = "float32"
 
-    config.checkpoint.every = 200
+    config.checkpoint.every = 300
 
     config.eval.prompts = str(ASSETS / "tiny_qwen3" / "prompts_heldout.jsonl")
     config.eval.num_prompts = 16
-    config.eval.every = 200
+    config.eval.every = 300
     config.eval.final = True
 
     config.decode.prompts = str(ASSETS / "tiny_qwen3" / "prompts_heldout.jsonl")
