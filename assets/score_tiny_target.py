@@ -18,7 +18,7 @@ from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.models import Models
 from domino_jax.loading import load_target
 
-MAX_NEW_TOKENS = 192  # the longest right answer has 176
+MAX_NEW_TOKENS = 192  # the longest right answer has 180
 CACHE_SLOTS = 448
 
 

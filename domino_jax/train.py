@@ -124,6 +124,8 @@ def main(flags: cli.Flags) -> None:
     # ---------------------------------------------------------------- the final decoding
     if config.eval.final:
         report = decode.decode_with(config, loaded, drafter_config, state.params, workdir / "report")
+        # Again, for the model card: it now has the τ to show.
+        export.write_export(workdir / "export", drafter_config, state.params, recipe, config.train.steps, report)
         console_table(report)
     print(f"done in {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
 
