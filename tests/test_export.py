@@ -22,7 +22,7 @@ RECIPE = {
     "seed": 42,
     "target": {"path": "some/target"},
     "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320},
-    "train": {"steps": 600, "batch_size": 8, "num_anchors": 32, "learning_rate": 6e-4},
+    "train": {"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
 }
 REPORT = {
     "prompts": {"count": 16},
@@ -104,6 +104,12 @@ def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter
     measured = export.model_card(config, 1_234, RECIPE, 9, REPORT)
     assert "- domino: τ 3.25 pooled, 3.50 per prompt, 1.75 × the target alone" in measured
     assert "autoregressive" not in measured
+
+
+def test_the_card_names_no_folder_of_the_machine(drafter):
+    recipe = {**RECIPE, "target": {"path": "/data/models/qwen"}, "data": {**RECIPE["data"], "train": "~/rows.jsonl"}}
+    card = export.model_card(drafter[0], 1_234, recipe, 9, None)
+    assert "# Domino drafter for qwen\n" in card and "/data" not in card and "~" not in card
 
 
 def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):

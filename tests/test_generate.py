@@ -209,7 +209,7 @@ def test_one_program_per_bucket_and_none_after_warm_up():
     prompts = random_prompts(20, 1, 39)
     for length in (1, 17, 33):
         made.generate([[1] * length], "domino")
-    assert set(made.compiled) == {("prefill", 16), ("prefill", 32), ("prefill", 64), ("domino",)}
+    assert set(made.compiled) == {*(("prefill", bucket, False) for bucket in (16, 32, 64)), ("domino",)}
     compile_seconds = made.clock.compile_seconds
     with Compilations() as seen:
         made.generate(prompts, "domino")
@@ -233,4 +233,4 @@ def test_a_generation_is_one_dispatch_of_each_program():
         made.compiled[key] = lambda *arguments, key=key, program=program: calls.append(key) or program(*arguments)
     made.generate(random_prompts(8), "domino")
     made.compiled.update(programs)
-    assert calls == [("prefill", 16), ("domino",)]
+    assert calls == [("prefill", 16, False), ("domino",)]
