@@ -85,7 +85,7 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     decode.batch_size = 1
     decode.dtype = "bfloat16"
     decode.cache_length = 4096
-    # c of the draft's argmax(c·log q + noise) at temperature > 0; inf drafts greedily. On the tiny models at temperature
+    # c of the draft's argmax(c·log q + noise) at temperature > 0; inf drafts greedily. On the tiny models at T =
     # 1 (24 prompts) τ was 6.55 with inf and 5.83 with 1, which also pays for the noise.
     decode.draft_scale = float("inf")
     decode.stop_ids = ()  # besides those of the target's folder
