@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import ModeRun, decode_modes, divergences, round_split, straight_step_seconds
+from domino_jax.decoding.measure import (
+    ModeRun,
+    decode_modes,
+    divergences,
+    near_tie_limit,
+    round_split,
+    straight_step_seconds,
+)
 from domino_jax.decoding.sampling import SamplingParams, position_noise, request_keys
 from tests.decoding_models import make_generator, random_models, random_prompts, texts, uncached
 
@@ -163,3 +170,16 @@ def test_a_rounds_parts_are_timed_apart():
     assert set(split) == {"draft", "head", "verify", "other", "round"}
     assert min(split["draft"], split["head"], split["verify"], split["round"]) > 0 <= split["other"]
     assert not state.done.any() and straight_step_seconds(generator, state, repeats=3) > 0
+
+
+@pytest.mark.parametrize(("best", "limit"), [(20.0, 0.25), (3.0, 0.03125), (-0.75, 0.0078125)])
+def test_in_bfloat16_two_units_in_the_last_place_are_a_near_tie(best, limit):
+    models = random_models()
+    generator = make_generator(models.replace(target=models.target.clone(dtype=jnp.bfloat16)))
+    assert near_tie_limit(generator, np.array([best, best - 1.0])) == limit
+    warm = make_generator(generator.models, sampling=SamplingParams(0.5))
+    assert near_tie_limit(warm, np.array([best, best - 1.0])) == 2 * limit
+
+
+def test_in_float32_the_limit_is_one_ten_thousandth_whatever_the_logits():
+    assert near_tie_limit(make_generator(random_models()), np.array([1e4, 0.0])) == 1e-4

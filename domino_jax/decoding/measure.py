@@ -102,26 +102,44 @@ def divergences(
             found.append(Divergence(index, position, float("inf"), False))
             continue
         prefix = [*prompts[index], *one.token_ids[:position]]
-        margin = choice_margin(generator, prefix, index, {one.token_ids[position], two.token_ids[position]})
-        found.append(Divergence(index, position, margin, margin < NEAR_TIE))
+        logits = logits_after(generator, prefix)
+        candidates = {one.token_ids[position], two.token_ids[position]}
+        margin = choice_margin(generator, logits, len(prefix), index, candidates)
+        found.append(Divergence(index, position, margin, margin <= near_tie_limit(generator, logits)))
     return found
 
 
-def choice_margin(generator: Generator, prefix: Sequence[int], request: int, candidates: set[int]) -> float:
-    """The least disturbance under which each of `candidates` could be the choice after `prefix`; see Divergence.margin.
+def near_tie_limit(generator: Generator, logits: np.ndarray) -> float:
+    """The margin that counts as a near tie: NEAR_TIE in float32, two units in the last place in bfloat16.
 
-    One uncached pass over the prefix, then float64 on the host, independent of the loop under test. A token could be
-    chosen once it lies inside the edges and every kept token with a higher log p + g could fall outside them.
+    bfloat16 has 8 significant bits, so for a best logit in [16, 32) the limit is 0.25 (PITFALLS §1); like the margin it
+    is divided by the temperature.
     """
+    if generator.models.target.dtype == jnp.float32:
+        return NEAR_TIE
+    unit = 2.0 ** (np.floor(np.log2(max(abs(logits.max()), 1e-30))) - 7)
+    return float(2 * unit / (generator.sampling.temperature or 1.0))
+
+
+def logits_after(generator: Generator, prefix: Sequence[int]) -> np.ndarray:
+    """The target's logits float64 [V] after `prefix`, by one uncached pass, independent of the loop under test."""
     length = len(prefix)
     padded = np.zeros((1, generator.bucket(length)), np.int32)
     padded[0, :length] = prefix
+    return np.asarray(_uncached_logits(generator.models, padded)[0, length - 1], np.float64)
+
+
+def choice_margin(generator: Generator, logits: np.ndarray, position: int, request: int, candidates: set[int]) -> float:
+    """The least disturbance of `logits` under which each of `candidates` could be the choice at absolute `position`.
+
+    A token could be chosen once it lies inside the edges and every kept token with a higher log p + g could fall
+    outside them. float64 on the host.
+    """
     params = generator.sampling
-    logits = np.asarray(_uncached_logits(generator.models, padded)[0, length - 1], np.float64)
     if params.greedy:
         return float(logits.max() - min(logits[token] for token in candidates))
     keys = request_keys(generator.seed, jnp.asarray([request], jnp.int32))
-    noise = np.asarray(position_noise(keys, jnp.full((1, 1), length), logits.size)[0, 0], np.float64)
+    noise = np.asarray(position_noise(keys, jnp.full((1, 1), position), logits.size)[0, 0], np.float64)
     scores = (logits - logits.max()) / params.temperature
     total = scores + noise
     enter, leave = edge_distances(scores, params)
