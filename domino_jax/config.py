@@ -16,6 +16,7 @@ from ml_collections import config_dict
 
 from domino_jax.errors import DominoError
 
+# The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
 MODES = ("autoregressive", "backbone", "domino")
 PROJECTORS = ("domino", "dflash")
 OPTIMIZERS = ("adamw", "muon")

@@ -167,3 +167,9 @@ def test_resolved_is_strict_json_and_survives_a_round_trip():
     assert plain["train"]["gamma"] == "inf"
     assert plain["decode"]["modes"] == ["autoregressive", "backbone", "domino"]
     assert plain["drafter"]["mask_token_id"] is None
+
+
+def test_the_recipe_knows_the_modes_that_decoding_has():
+    from domino_jax.decoding import generate
+
+    assert recipes.MODES == generate.MODES

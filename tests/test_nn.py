@@ -115,11 +115,6 @@ def test_causal_mask_picture():
     assert picture(causal_mask(jnp.zeros((1, 3), jnp.int32))[0]) == ["100", "110", "111"]
 
 
-def test_causal_mask_keeps_documents_apart():
-    mask = causal_mask(jnp.zeros((1, 4), jnp.int32), segments=jnp.array([[0, 0, 1, 1]]))
-    assert picture(mask[0]) == ["1000", "1100", "0010", "0011"]
-
-
 def test_block_mask_of_a_chain_behind_two_committed_rows():
     mask = block_mask(jnp.array([2]), jnp.tril(jnp.ones((3, 3), bool)), slots=6)
     assert picture(mask[0]) == ["111000", "111100", "111110"]

@@ -29,15 +29,12 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
     return out.astype(q.dtype).reshape(batch, heads, length, width)
 
 
-def causal_mask(positions: jax.Array, segments: jax.Array | None = None) -> Mask:
-    """bool [B, T, T]: query t reads key s iff s is not later and, given `segments` int [B, T], of the same document.
+def causal_mask(positions: jax.Array) -> Mask:
+    """bool [B, T, T]: query t reads key s iff s is not later.
 
     >>> positions 0 1 2  →  1 0 0
                             1 1 0
                             1 1 1
     """
     index = jnp.arange(positions.shape[1])
-    mask = jnp.broadcast_to(index[:, None] >= index[None, :], (positions.shape[0], index.size, index.size))
-    if segments is not None:
-        mask = mask & (segments[:, :, None] == segments[:, None, :])
-    return mask
+    return jnp.broadcast_to(index[:, None] >= index[None, :], (positions.shape[0], index.size, index.size))
