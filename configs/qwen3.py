@@ -29,21 +29,35 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     drafter.mask_token_id = config_dict.placeholder(int)  # absent: <|mask|>, or the first row past the tokenizer
 
     config.data = data = config_dict.ConfigDict()
-    data.train = config_dict.placeholder(str)  # JSONL, DESIGN "training rows"; name it on the command line
+    # One file, a glob, or a weighted mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3"; JSONL (plain, .gz, .zst) or ArrayRecord.
+    data.train = config_dict.placeholder(str)
     data.regenerate = False  # True: the target answers the prompts of data.train first
     data.max_length = 3072
     data.thinking = False
+    data.layout = "pad"  # to max_length; or pack (several rows in one), or buckets (to the smallest of data.buckets)
+    data.buckets = (768, 1_536, 3_072)
+    data.window = 4_096  # rows that are packed or sorted into buckets together
+    data.workers = 0  # processes that encode rows; 0: threads of this one
+
+    config.preflight = preflight = config_dict.ConfigDict()
+    preflight.rows = 64  # rows whose answers the target scores before the first step; 0: none
+    preflight.low_logprob = -2.0  # a mean log-probability below this is told: the target would hardly say such an answer
 
     config.train = train = config_dict.ConfigDict()
     train.steps = 532_500  # 6 epochs of the paper's 1.42 M rows at 16 rows a step; count again for other data
-    train.batch_size = 16
+    train.batch_size = 16  # rows of a step, over all devices
+    train.accumulate = 1  # micro-batches that a step's rows are cut into: memory against speed
     train.log_every = 50
     train.num_anchors = 256
-    train.loss_slice_blocks = 128  # blocks whose logits live at once: memory against speed
+    train.attention_slice_blocks = 32  # anchor blocks of a row whose attention scores live at once
+    train.loss_slice_blocks = 32  # anchor blocks of a row whose logits live at once
+    train.remat = False  # True: draft layers are computed again in the backward pass
     train.gamma = 7.0  # inf: no decay over the slots of a block
     train.contiguous_labels = True  # False: keep labels behind an unsupervised token, as SpecForge does
+    train.dpace_alpha = config_dict.placeholder(float)  # α of D-PACE weights (0.5, say), which replace the decay
+    train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
     train.lambda_start = 1.0
-    train.lambda_decay_ratio = 1.0
+    train.lambda_decay_ratio = 1.0  # share of the run over which λ falls to 0; inf: λ stays
     train.optimizer = "adamw"  # or muon
     train.learning_rate = 6e-4
     train.warmup_ratio = 0.04
@@ -52,24 +66,30 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     train.b1 = 0.9
     train.b2 = 0.999
     train.eps = 1e-8
-    train.loss_slice_blocks = 128  # anchor blocks whose logits live at a time
     train.dtype = "bfloat16"  # of the computation; master weights and moments are float32
+    train.ema_decay = 0.0  # of an average of the weights, which is then evaluated and exported; 0: none
+    train.non_finite = "stop"  # at a loss or gradient that is not finite; or skip: leave the step out and count it
+    train.hang_seconds = 1_800.0  # a step that takes longer has all stacks printed; 0: never
+    train.abort_on_hang = False
+    train.profile_steps = ()  # (first, last): a profiler trace of these steps in <workdir>/profile
+    train.wandb = ""  # a Weights & Biases project to log to as well
 
     config.checkpoint = checkpoint = config_dict.ConfigDict()
     checkpoint.every = 1_000
-    checkpoint.keep = 3
+    checkpoint.keep = 3  # the newest so many; the best one by τ stays besides
+    checkpoint.keep_every = 0  # and each whose step is a multiple of this; 0: no other
 
     config.eval = evaluation = config_dict.ConfigDict()
     evaluation.prompts = config_dict.placeholder(str)  # held-out prompt rows; needed once every > 0 or final
     evaluation.num_prompts = 64
     evaluation.batch_size = 1
-    evaluation.batch_size = 1
     evaluation.every = 0
     evaluation.final = False
 
     config.mesh = mesh = config_dict.ConfigDict()
+    # Their product is the number of devices; -1 is the rest. Parameters lie over fsdp, heads and vocabulary over tensor.
     mesh.data = 1
-    mesh.fsdp = 1
+    mesh.fsdp = -1
     mesh.tensor = 1
 
     config.decode = decode = config_dict.ConfigDict()
@@ -95,6 +115,7 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     config.regenerate = regenerate = config_dict.ConfigDict()
     regenerate.num_prompts = 0  # the first so many rows; 0: all
     regenerate.batch_size = 16
+    regenerate.use_drafter = False  # True: config.drafter.path drafts, and the same answers come faster
     regenerate.max_new_tokens = 2048
     regenerate.temperature = 0.7  # Qwen3's advice for answers without thinking
     regenerate.top_k = 20

@@ -1,23 +1,35 @@
-"""Training checkpoints: save in the background, keep the newest, restore, and refuse a recipe that changed in between.
+"""Training checkpoints: save in the background, keep what retention says, restore the newest intact one, and refuse a
+recipe that changed in between.
 
-<workdir>/checkpoints/<step>/state   the arrays (Orbax)
-<workdir>/checkpoints/<step>/extra   JSON: where the data stands, and the recipe
+<workdir>/checkpoints/<step>/state           the arrays (Orbax)
+<workdir>/checkpoints/<step>/extra           JSON: where the data stands, and the recipe
+<workdir>/checkpoints/<step>/manifest.json   written last (manifest.py); step_folders.py says what else lies there
 """
 
 import os
-import pathlib
+import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
 
+from domino_jax import preemption
+from domino_jax.distributed import barrier, is_primary
 from domino_jax.errors import DataError, DominoError
+from domino_jax.step_folders import StepFolders, first_line
 
 # What Orbax and tensorstore raise for files that are missing, cut or of another shape: there is no class of their own.
 UNREADABLE = (ValueError, KeyError, OSError, TypeError)
+# And for files that cannot be written, a full disk above all.
+UNWRITABLE = (OSError, ValueError, RuntimeError)
 
 MAX_DIFFERENCES = 4  # a message stays within five lines
+
+NO_CHECKPOINT, UNUSABLE = -1, -2  # what process 0 may tell the others in place of a step
 
 
 class Restored(NamedTuple):
@@ -25,93 +37,269 @@ class Restored(NamedTuple):
 
     step: int
     state: Any
-    iterator_state: dict
+    data_state: dict
     meta: dict
 
 
+class _Save:
+    """One save on its way: `written` is set once Orbax is done with it, the thread ends with its manifest."""
+
+    def __init__(self, step: int, orbax: ocp.AsyncCheckpointer):
+        self.step, self.orbax = step, orbax
+        self.written = threading.Event()
+        self.error: Exception | None = None
+        self.thread: threading.Thread | None = None
+
+
 class Checkpoints:
-    """The checkpoints of one workdir. Saving returns at once; wait() or close() before the process ends."""
+    """The checkpoints of one workdir. Saving returns at once; wait() or close() before the process ends.
 
-    def __init__(self, workdir: str | os.PathLike, keep: int):
-        self.folder = pathlib.Path(workdir).expanduser().resolve() / "checkpoints"
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(self.folder, options=options, item_names=("state", "extra"))
+    With several processes the workdir is one that all of them see, and what saves, restores or waits is collective.
+    Making one touches no file, so a run's checkpoints can be looked at while it trains.
+    """
 
-    def save(self, step: int, state: Any, iterator_state: Mapping, meta: Mapping) -> None:
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        keep: int,
+        keep_every: int = 0,
+        report: Callable[[str], None] = print,
+    ):
+        """
+        Args:
+          workdir: local folder or gs:// address.
+          keep: the newest so many stay; the best by τ stays besides.
+          keep_every: and each whose step is a multiple of this; 0 is none.
+          report: takes the warnings, a line each, of process 0.
+        """
+        self.folder = _absolute(workdir) / "checkpoints"
+        self._folders = StepFolders(self.folder, report)
+        self._keep, self._keep_every, self._report = keep, keep_every, report
+        self._saves: list[_Save] = []
+        self._verifying = threading.Lock()  # one manifest, and one clean-up behind it, at a time
+        self._orbax: ocp.AsyncCheckpointer | None = None
+
+    # ---------------------------------------------------------------- saving
+
+    def save(self, step: int, state: Any, data_state: Mapping, meta: Mapping, tau: float | None = None) -> None:
         """Write `state` (a pytree of arrays) as it is now: it is copied before this returns and may be donated then.
+
+        Waits for the save before this one to be written, not for its manifest. A save that fails, as on a full disk, is
+        one warning and training goes on in a single process; several processes stop with a DataError.
 
         Args:
           step: steps done; a step that is saved already is left alone.
-          iterator_state: what the data iterator's get_state() gave behind that step's batch.
+          data_state: JSON: the data's position behind that step's batch.
           meta: JSON values to compare at the next start, the resolved recipe above all.
+          tau: the step's decoded τ when it is known, as for mark_best().
         """
-        if step in self._manager.all_steps():
+        self._catch_up()
+        if tau is not None:
+            self.mark_best(step, tau)
+        if any(save.step == step for save in self._saves) or self._folders.path(step).exists():
             return
-        extra = {"iterator": dict(iterator_state), "meta": dict(meta)}
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
-        self._manager.save(step, args=items)
-
-    def steps(self) -> list[int]:
-        """The finished checkpoints, oldest first."""
-        return sorted(self._manager.all_steps())
-
-    def restore_latest(self, abstract_state: Any, check: Callable[[dict], None] | None = None) -> Restored | None:
-        """The newest checkpoint, None when there is none; one that cannot be read is a DataError, never a fresh start.
-
-        Args:
-          abstract_state: the state's tree with jax.ShapeDtypeStruct leaves (jax.eval_shape); a leaf without a sharding
-            goes to the first device.
-          check: called with the checkpoint's meta before an array is read; raises when the run must not continue from
-            it.
-        """
-        self.wait()
-        steps = self.steps()
-        return self._restore(steps[-1], abstract_state, check) if steps else None
-
-    def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
-        extra = self._read(step, "extra", ocp.args.JsonRestore())
-        if not isinstance(extra, dict) or not {"iterator", "meta"} <= extra.keys():
-            raise self._unreadable(step, "its JSON lacks the data position or the recipe")
-        if check is not None:
-            check(extra["meta"])
-        state = self._read(step, "state", ocp.args.StandardRestore(jax.tree.map(_placed, abstract_state)))
-        return Restored(step, state, extra["iterator"], extra["meta"])
-
-    def _read(self, step: int, item: str, args: Any) -> Any:
+        save = _Save(step, self._checkpointer())
         try:
-            return self._manager.restore(step, args=ocp.args.Composite(**{item: args}))[item]
-        except UNREADABLE as error:
-            raise self._unreadable(step, f"{item}: {_first_line(error)}") from error
+            if is_primary():
+                self._folders.begin(step)
+            extra = {"data": dict(data_state), "meta": dict(meta)}
+            items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
+            save.orbax.save(self._folders.path(step), args=items)
+        except UNWRITABLE as error:
+            if jax.process_count() > 1:
+                raise self._unwritable(save, error) from error
+            save.error = error
+        save.thread = threading.Thread(target=self._finish, args=(save,), name=f"checkpoint-{step}")
+        save.thread.start()
+        self._saves.append(save)
 
-    def _unreadable(self, step: int, reason: str) -> DataError:
-        return DataError(
-            f"the checkpoint {self.folder / str(step)} cannot be read ({reason}).\n"
-            "Move that folder away to continue from an older one, or train in another workdir."
-        )
+    def _finish(self, save: _Save) -> None:
+        """In a thread of its own: wait until Orbax has written, then hash, then remove what retention lets go."""
+        try:
+            if save.error is None:
+                save.orbax.wait_until_finished()
+                save.written.set()
+                if is_primary():
+                    with self._verifying:
+                        self._folders.finish(save.step)
+                        self._folders.retain(self._keep, self._keep_every)
+        except Exception as error:  # carried to the thread that trains, where _account() tells the kinds apart
+            save.error = error
+        finally:
+            save.written.set()
+
+    def _catch_up(self) -> None:
+        """Wait as long as Orbax would for the save before, while at most the one before that is being hashed."""
+        for save in self._saves[-1:]:
+            save.written.wait()
+        for save in self._saves:
+            if save is not self._saves[-1] or save.error is not None:
+                save.thread.join()
+        over = [save for save in self._saves if not save.thread.is_alive()]
+        self._saves = [save for save in self._saves if save not in over]
+        for save in over:
+            self._account(save, last=False)
 
     def wait(self) -> None:
-        """Return when every checkpoint is on disk."""
-        self._manager.wait_until_finished()
+        """Return when every save is over and has its manifest; a DataError when the last one failed."""
+        self._join()
+        barrier("checkpoints finished")  # only process 0 writes manifests
+
+    def _join(self) -> None:
+        for save in self._saves:
+            save.thread.join()
+        saves, self._saves = self._saves, []
+        for save in saves:
+            self._account(save, last=save is saves[-1])
+
+    def _account(self, save: _Save, last: bool) -> None:
+        """A save that is over: nothing to say, a warning when training goes on without it, or a DataError."""
+        error = save.error
+        if error is None:
+            return
+        if not isinstance(error, UNWRITABLE):
+            raise error
+        self._orbax = None  # what it holds of the failed save must not meet the next one
+        if jax.process_count() > 1:  # the others wait for this one inside Orbax: there is no going on
+            raise self._unwritable(save, error) from error
+        self._folders.remove(save.step)
+        if last:
+            raise self._unwritable(save, error) from error
+        self._report(
+            f"warning: the checkpoint of step {save.step} could not be written ({first_line(error)}); training goes"
+            f" on, finished ones: {self.steps() or 'none'}"
+        )
+
+    def _unwritable(self, save: _Save, error: Exception) -> DataError:
+        return DataError(
+            f"the checkpoint of step {save.step} could not be written ({first_line(error)}).\n"
+            f"Make room for {self.folder} and start again: the run continues from the newest intact checkpoint."
+        )
 
     def close(self) -> None:
-        """Wait, and let go of the background threads."""
-        self._manager.close()
+        """Wait, and let go of Orbax's threads."""
+        self.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._orbax is not None:
+            self._orbax.close()
+            self._orbax = None
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exception) -> None:
-        self.close()
+    def __exit__(self, kind, *exception) -> None:
+        if kind is None:
+            self.close()
+            return
+        if issubclass(kind, KeyboardInterrupt) and any(save.thread.is_alive() for save in self._saves):
+            preemption.end_at_next_signal()
+            self._report("waits for the checkpoint being written; another signal ends the run without it")
+        try:
+            self._join()  # not wait(): the other processes may not know of the exception
+            self._let_go()
+        except DataError as error:
+            self._report(f"warning: {error}")  # what ends the run already is the thing to tell
+
+    # ---------------------------------------------------------------- restoring
+
+    def restore_latest(self, abstract_state: Any, check: Callable[[dict], None] | None = None) -> Restored | None:
+        """The newest intact checkpoint, None when there is none; damaged newer ones are set aside with a warning each.
+
+        A DataError when there are checkpoints but none is intact, or when one cannot be read though it is: never a
+        fresh start over a run's remains. What a save or a removal that was cut off left is removed, with a line.
+
+        Args:
+          abstract_state: the state's tree with jax.ShapeDtypeStruct leaves (jax.eval_shape) whose shardings need not be
+            those it was saved with; a leaf without a sharding goes to the first device.
+          check: called with the checkpoint's meta before an array is read; raises when the run must not continue from
+            it.
+        """
+        self.wait()
+        step = self._agreed_step()
+        return None if step is None else self._restore(step, abstract_state, check)
+
+    def _agreed_step(self) -> int | None:
+        """The step that process 0 chooses, in every process; when it cannot, all of them stop."""
+        if jax.process_count() == 1:
+            return self._folders.choose()
+        code, refusal = UNUSABLE, None
+        if is_primary():
+            try:
+                step = self._folders.choose()
+                code = NO_CHECKPOINT if step is None else step
+            except (DataError, OSError) as error:  # told only behind the broadcast, which the others wait in
+                refusal = error
+        code = int(multihost_utils.broadcast_one_to_all(np.int32(code)))
+        if refusal is not None:
+            raise refusal
+        if code == UNUSABLE:
+            raise DataError(f"process 0 cannot use the checkpoints in {self.folder}; it says why.")
+        return None if code == NO_CHECKPOINT else code
+
+    def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
+        extra = self._read(step, "extra", ocp.args.JsonRestore())
+        if not isinstance(extra, dict) or not {"data", "meta"} <= extra.keys():
+            raise self._unreadable(step, "its JSON lacks the data position or the recipe")
+        if check is not None:
+            check(extra["meta"])
+        state = self._read(step, "state", ocp.args.StandardRestore(jax.tree.map(_placed, abstract_state)))
+        return Restored(step, state, extra["data"], extra["meta"])
+
+    def _read(self, step: int, item: str, args: Any) -> Any:
+        try:
+            return self._checkpointer().restore(self._folders.path(step), args=ocp.args.Composite(**{item: args}))[item]
+        except UNREADABLE as error:
+            raise self._unreadable(step, f"{item}: {first_line(error)}") from error
+
+    def _unreadable(self, step: int, reason: str) -> DataError:
+        return DataError(
+            f"the checkpoint {self._folders.path(step)} is intact but cannot be read here ({reason}).\n"
+            "It was saved for another model, or by another version; train in another --workdir."
+        )
+
+    # ---------------------------------------------------------------- looking
+
+    def steps(self) -> list[int]:
+        """The finished checkpoints, oldest first."""
+        return self._folders.finished()
+
+    def damage(self, step: int) -> str | None:
+        """What is wrong with a step's files, "<file>: <reason>"; None when they are as they were written."""
+        return self._folders.damage(step)
+
+    def mark_best(self, step: int, tau: float) -> None:
+        """Note the decoded τ of a step, saved or still to be: the finished step with the highest one is never removed.
+
+        Survives restarts.
+        """
+        if is_primary():
+            self._folders.mark(step, tau)
+
+    def best(self) -> tuple[int, float] | None:
+        """(step, τ) of the finished checkpoint with the highest τ, of equal ones the later."""
+        return self._folders.best()
+
+    def _checkpointer(self) -> ocp.AsyncCheckpointer:
+        """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about step
+        numbers of its own, from two threads, and removes old steps before the new one has its manifest."""
+        if self._orbax is None:
+            # Not in the background: a folder that cannot be made should be an error here, not a time-out there.
+            options = ocp.AsyncOptions(create_directories_asynchronously=False)
+            self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
+        return self._orbax
+
+
+def _absolute(workdir: str | os.PathLike) -> epath.Path:
+    """Orbax asks for absolute paths; an address with a scheme (gs://) is one."""
+    path = epath.Path(workdir)
+    return path if "://" in os.fspath(workdir) else path.expanduser().resolve()
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
 
 
 def config_diff(old: Mapping, new: Mapping) -> dict[str, tuple[Any, Any]]:

@@ -13,6 +13,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
@@ -27,8 +28,15 @@ HELP = {
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
+    "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
+    "dry_run": "compile the step from shapes alone, print its memory and cost, train nothing",
+    "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
 }
 LISTS = ("allow_config_change",)
+BOOLEANS = ("dry_run",)
+# Where it was never imported no process is connected, and importing it here would start jax.
+DISTRIBUTED = "domino_jax.distributed"
+CHOICES = {"distributed": ("auto", "manual", "off")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +49,9 @@ class Flags:
     prompt: str | None = None
     output: str | None = None
     allow_config_change: tuple[str, ...] = ()
+    distributed: str = "auto"
+    dry_run: bool = False
+    topology: str | None = None
 
 
 def run(
@@ -51,6 +62,7 @@ def run(
 ) -> None:
     """Parse, call main and leave with its exit code: 0 done, a DominoError's own code, 130 after Ctrl-C.
 
+    The processes of one run leave together when main returns, and each by itself when it fails (distributed.py).
     An exception that is no DominoError is a bug of ours and keeps its traceback.
 
     Args:
@@ -63,10 +75,18 @@ def run(
         code = main(parse(sys.argv if argv is None else argv, required, optional))
     except DominoError as error:
         print(f"error: {error}", file=sys.stderr)
-        code = error.exit_code
+        _fail(error.exit_code)
     except KeyboardInterrupt:
-        code = 130
+        _fail(130)
+    if DISTRIBUTED in sys.modules:
+        sys.modules[DISTRIBUTED].shutdown()
     sys.exit(code or 0)
+
+
+def _fail(code: int) -> NoReturn:
+    if DISTRIBUTED in sys.modules:
+        sys.modules[DISTRIBUTED].leave(code)
+    sys.exit(code)
 
 
 def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> Flags:
@@ -77,8 +97,7 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
     absl_flags.DEFINE_boolean("help", False, "show the flags", flag_values=values)
     for name in names:
         if name != "config":
-            define = absl_flags.DEFINE_list if name in LISTS else absl_flags.DEFINE_string
-            define(name, None, HELP[name], flag_values=values)
+            _define(name, values)
     argv = list(argv)
     if "config" in names:
         argv = _define_config(argv, values)
@@ -94,11 +113,22 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
             f"{rest[1]!r} is not a flag: every argument starts with --, as --{(names or ('config',))[0]}=VALUE."
         )
     _check_required(values, required)
+    if "topology" in names and values.topology and not values.dry_run:
+        raise DominoError(f"--topology={values.topology} is for --dry_run alone: add --dry_run or take it out.")
     # Grain's worker processes look at absl's own flags and refuse to start before those were parsed.
     absl_flags.FLAGS.mark_as_parsed()
     given = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
     given |= {name: tuple(given[name]) for name in LISTS if name in given}
     return Flags(**given)
+
+
+def _define(name: str, values: absl_flags.FlagValues) -> None:
+    if name in CHOICES:
+        absl_flags.DEFINE_enum(name, None, CHOICES[name], HELP[name], flag_values=values)
+    else:
+        define = absl_flags.DEFINE_list if name in LISTS else absl_flags.DEFINE_string
+        define = absl_flags.DEFINE_boolean if name in BOOLEANS else define
+        define(name, None, HELP[name], flag_values=values)
 
 
 def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
@@ -156,6 +186,10 @@ def _explain(message: str, values: absl_flags.FlagValues) -> str:
     """absl's sentence in terms of this command: the kind of value a key takes, the nearest flag there is."""
     refused = re.match(r"flag --((config\.)?[^=]+)=(.*?): ", message, re.DOTALL)
     if refused:
+        if refused[1] in CHOICES:
+            return f"--{refused[1]}={refused[3]}: set it to one of {', '.join(CHOICES[refused[1]])}."
+        if not refused[2]:
+            return f"--{refused[1]}={refused[3]}: give --{refused[1]} or --no{refused[1]}, without a value."
         kind = values[refused[1]].parser.flag_type()
         return f"--{refused[1]}={refused[3]}: the value is not of the kind {kind} that the recipe has there."
     unknown = re.match(r"Unknown command line flag '(.*?)'", message)

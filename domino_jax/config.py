@@ -21,10 +21,17 @@ MODES = ("autoregressive", "backbone", "domino")
 PROJECTORS = ("domino", "dflash")
 OPTIMIZERS = ("adamw", "muon")
 DTYPES = ("float32", "bfloat16")
+LAYOUTS = ("pad", "pack", "buckets")
+ON_NON_FINITE = ("stop", "skip")
+MESH_AXES = ("data", "fsdp", "tensor")
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
 # refused (checkpoint.refuse_changes) unless --allow_config_change names it.
-FREE_TO_CHANGE = ("decode", "eval", "checkpoint", "mesh", "train.log_every", "drafter.path", "regenerate.batch_size")
+FREE_TO_CHANGE = (
+    *("decode", "eval", "checkpoint", "mesh", "preflight", "drafter.path", "data.workers"),
+    *("train.log_every", "train.hang_seconds", "train.abort_on_hang", "train.profile_steps", "train.wandb"),
+    *("regenerate.batch_size", "regenerate.use_drafter"),
+)
 
 
 def load_recipe(path: str) -> config_dict.ConfigDict:
@@ -87,7 +94,7 @@ def check(config: config_dict.ConfigDict, command: str) -> None:
       command: train, decode or regenerate; what only one of them reads is asked for by that one alone.
     """
     _check_model(config)
-    _check_data(config.data)
+    _check_data(config)
     _check_train(config)
     _check_decode(config.decode)
     _check_regenerate(config)
@@ -155,8 +162,23 @@ def _check_layer_ids(ids: tuple) -> None:
     )
 
 
-def _check_data(data) -> None:
+def _check_data(config) -> None:
+    data = config.data
     _at_least("data.max_length", data.max_length, 2, "a row needs an anchor and a token behind it")
+    _one_of("data.layout", data.layout, LAYOUTS)
+    if data.layout == "buckets":
+        buckets = data.buckets
+        _require(
+            bool(buckets) and list(buckets) == sorted(set(buckets)) and buckets[-1] == data.max_length,
+            "data.buckets",
+            buckets,
+            f"list rising lengths that end with data.max_length {data.max_length}",
+        )
+        _at_least("data.buckets", buckets[0], 2, "a row needs an anchor and a token behind it")
+    _at_least("data.window", data.window, 1, "it counts rows")
+    _at_least("data.workers", data.workers, 0, "0 is no process of its own")
+    _at_least("preflight.rows", config.preflight.rows, 0, "0 is none")
+    _require(config.preflight.low_logprob <= 0, "preflight.low_logprob", config.preflight.low_logprob, "set it below 0")
 
 
 def _check_train(config) -> None:
@@ -172,10 +194,22 @@ def _check_train(config) -> None:
         f"a row of data.max_length {config.data.max_length} has one anchor less than tokens; lower the one "
         "or raise the other",
     )
-    _at_least("train.loss_slice_blocks", train.loss_slice_blocks, 1, "a slice holds at least one block")
+    for key in ("loss_slice_blocks", "attention_slice_blocks"):
+        _at_least(f"train.{key}", train[key], 1, "a slice holds at least one block")
+    _require(
+        train.accumulate >= 1 and train.batch_size % train.accumulate == 0,
+        "train.accumulate",
+        train.accumulate,
+        f"it has to divide train.batch_size {train.batch_size}",
+    )
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
     _within("train.lambda_start", train.lambda_start, 0, 1)
-    _within("train.lambda_decay_ratio", train.lambda_decay_ratio, 0, 1)
+    _require(
+        train.lambda_decay_ratio >= 0, "train.lambda_decay_ratio", train.lambda_decay_ratio, "set it to 0 or above"
+    )
+    if train.dpace_alpha is not None:
+        _within("train.dpace_alpha", train.dpace_alpha, 0, 1)
+    _within("train.distill", train.distill, 0, 1)
     _one_of("train.optimizer", train.optimizer, OPTIMIZERS)
     _positive("train.learning_rate", train.learning_rate)
     _within("train.warmup_ratio", train.warmup_ratio, 0, 1, open_end=True)
@@ -185,9 +219,24 @@ def _check_train(config) -> None:
     _within("train.b2", train.b2, 0, 1, open_end=True)
     _positive("train.eps", train.eps)
     _one_of("train.dtype", train.dtype, DTYPES)
+    _within("train.ema_decay", train.ema_decay, 0, 1, open_end=True)
+    _one_of("train.non_finite", train.non_finite, ON_NON_FINITE)
+    _within("train.hang_seconds", train.hang_seconds, 0, math.inf)
+    steps = train.profile_steps
+    _require(
+        not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]),
+        "train.profile_steps",
+        steps,
+        'give the first and the last step, as --config.train.profile_steps="(10,15)"',
+    )
+    _check_evaluation(config)
+
+
+def _check_evaluation(config) -> None:
     _at_least("seed", config.seed, 0, "a seed is not negative")
     _at_least("checkpoint.every", config.checkpoint.every, 1, "it counts steps")
     _at_least("checkpoint.keep", config.checkpoint.keep, 1, "the newest checkpoint must stay")
+    _at_least("checkpoint.keep_every", config.checkpoint.keep_every, 0, "0 is off")
     _at_least("eval.every", config.eval.every, 0, "0 is off")
     _at_least("eval.batch_size", config.eval.batch_size, 1, "a batch has at least one row")
     _at_least("eval.num_prompts", config.eval.num_prompts, 1, "it counts prompts")
@@ -236,10 +285,10 @@ def _check_regenerate(config) -> None:
 
 
 def _check_mesh(mesh) -> None:
-    for axis in ("data", "fsdp", "tensor"):
+    for axis in MESH_AXES:
         size = mesh[axis]
-        _require(size in (1, -1), f"mesh.{axis}", size, f"one device is supported here; set --config.mesh.{axis}=1")
-    rest = [axis for axis in ("data", "fsdp", "tensor") if mesh[axis] == -1]
+        _require(size >= 1 or size == -1, f"mesh.{axis}", size, "give a number of devices, or -1 for the rest")
+    rest = [axis for axis in MESH_AXES if mesh[axis] == -1]
     _require(len(rest) <= 1, "mesh", rest, "only one axis can be -1 (the rest of the devices)")
 
 

@@ -2,11 +2,15 @@
 
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER
 
-Takes the newest checkpoint of the workdir. `train` writes the same folder as WORKDIR/export by itself.
+Takes the checkpoint with the best decoded τ, or the newest where none was measured; of a run that averages its weights,
+the average. The checkpoint may come from any mesh: it is read into this host's memory, no accelerator is asked for, and
+nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself.
 """
 
-import importlib.metadata
 import json
+import os
+import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,60 +18,127 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
 
-from domino_jax import cli
+from domino_jax import cli, hf
 from domino_jax.checkpoint import UNREADABLE, Checkpoints
 from domino_jax.drafter.convert import save_drafter
 from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DataError, DominoError
-from domino_jax.report import read_report, versions, write_text
-from domino_jax.training.state import init_drafter_params
+from domino_jax.model_card import model_card
+from domino_jax.training.state import TrainState, init_drafter_params
 
 # What public drafters are stored in.
 EXPORT_DTYPE = "bfloat16"
 DRAFTER_CONFIG = "drafter_config.json"
-TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
+OWN_NAMES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.\d+\.tmp")
 
 
 def main(flags: cli.Flags) -> None:
-    workdir, output = Path(flags.workdir).expanduser(), Path(flags.output).expanduser()
+    # An export needs memory, not an accelerator, which a training run may hold.
+    jax.config.update("jax_platforms", "cpu")
+    workdir = epath.Path(flags.workdir).expanduser()
     if not workdir.is_dir():
         raise DominoError(f"--workdir={workdir} is no folder; name the folder of a training run.")
     config = DrafterConfig.from_dict(read_json(workdir / DRAFTER_CONFIG))
     recipe = read_json(workdir / "config.json")
-    step, params = restore_params(workdir, config)
-    write_export(output, config, params, recipe, step, read_report(workdir / "report"))
-    print(f"wrote the drafter of step {step} to {output}")
+    averaged = "ema_decay" in recipe["train"] and recipe["train"]["ema_decay"] > 0
+    step, tau = choose_step(workdir)
+    params = restore_params(workdir, config, step, "ema" if averaged else "params")
+    report, found = workdir / "report" / "report.json", workdir / "preflight.json"
+    write_export(
+        flags.output,
+        config,
+        params,
+        recipe,
+        step,
+        # The final decoding is of the last step's drafter.
+        report=read_json(report) if step == recipe["train"]["steps"] and report.is_file() else None,
+        data=read_json(found)["data"] if found.is_file() else None,
+        tau=tau,
+    )
+    measured = f", the best of the run with a decoded τ of {tau:.2f}," if tau is not None else ""
+    print(f"wrote the drafter of step {step}{measured} to {flags.output}")
 
 
 def write_export(
-    folder: Path,
+    folder: str | os.PathLike,
     config: DrafterConfig,
     params: Mapping[str, Any],
     recipe: Mapping[str, Any],
     step: int,
     report: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    tau: float | None = None,
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md that says where they come from.
 
+    Every process calls it with the same arguments; process 0 writes. The folder, local or gs://, is replaced as a
+    whole.
+
     Args:
+        params: the drafter's, on the host (export_params) or on devices.
         recipe: the resolved recipe (config.resolved).  step: optimizer steps done.
-        report: of the run's final decoding, once there is one.
+        report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
+        tau: the step's decoded τ, when it was measured in training.
     """
-    save_drafter(folder, config, params, EXPORT_DTYPE)
-    write_text(Path(folder).expanduser() / "README.md", model_card(config, count_weights(params), recipe, step, report))
+    params = on_host(params)
+    if jax.process_index() != 0:
+        return
+    card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, report=report, data=data, tau=tau)
+
+    def fill(fresh: Path) -> None:
+        save_drafter(fresh, config, params, EXPORT_DTYPE)
+        (fresh / "README.md").write_text(card, encoding="utf-8")
+
+    if "://" in os.fspath(folder):
+        with tempfile.TemporaryDirectory() as local:
+            fill(Path(local))
+            upload(Path(local), epath.Path(folder))
+    else:
+        with hf.whole_folder(folder, OWN_NAMES) as fresh:
+            fill(fresh)
+
+
+def upload(local: Path, folder: epath.Path) -> None:
+    """Object stores have no folders to rename: config.json goes first and comes last, so no reader takes half of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").unlink(missing_ok=True)
+    names = sorted(file.name for file in local.iterdir())
+    for left in folder.iterdir():
+        if OWN_NAMES.fullmatch(left.name) and left.name not in names:
+            left.unlink()
+    for name in sorted(names, key=lambda name: name == "config.json"):
+        epath.Path(local / name).copy(folder / name, overwrite=True)
+
+
+def export_params(state: TrainState) -> dict[str, Any]:
+    """What a state exports, its average when it keeps one, as arrays on the host. Every process calls it."""
+    return on_host(state.best_params)
+
+
+def on_host(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole arrays in this host's memory, wherever on a mesh they lie; leaf by leaf, so that no device holds two."""
+
+    def fetch(leaf: Any) -> np.ndarray:
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            return multihost_utils.process_allgather(leaf, tiled=True)
+        return np.asarray(leaf)
+
+    return jax.tree.map(fetch, params)
 
 
 def count_weights(params: Mapping[str, Any]) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: epath.Path) -> dict[str, Any]:
     """A JSON object that a training run left."""
     if not path.is_file():
         raise DataError(f"{path} does not exist: {path.parent} is not the workdir of a training run.")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text())
     except ValueError as error:
         raise DataError(f"{path} is no JSON ({error}).") from error
     if not isinstance(value, dict):
@@ -75,101 +146,60 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def restore_params(workdir: Path, config: DrafterConfig) -> tuple[int, dict[str, Any]]:
-    """(step, float32 drafter parameters) of the newest checkpoint; the optimizer's moments are not read."""
-    if not (workdir / "checkpoints").is_dir():
-        raise DataError(f"{workdir} holds no checkpoints; the run has not saved one yet.")
+def choose_step(workdir: epath.Path) -> tuple[int, float | None]:
+    """(step, its τ if it is the best by τ) of the checkpoint to export: the best, else the newest, if it is intact."""
     with Checkpoints(workdir, keep=1) as checkpoints:  # nothing is saved here, so nothing is dropped either
-        steps, folder = checkpoints.steps(), checkpoints.folder
+        steps, best = checkpoints.steps(), checkpoints.best()
+        candidates = ([best] if best else []) + [(step, None) for step in reversed(steps)]
+        for step, tau in candidates:
+            damage = checkpoints.damage(step)
+            if damage is None:
+                return step, tau
+            print(f"warning: the checkpoint of step {step} is damaged and left out ({damage})")
+        folder = checkpoints.folder
     if not steps:
         raise DataError(f"{folder} holds no finished checkpoint; the run has not saved one yet.")
+    raise DataError(f"{folder} holds no intact checkpoint (steps {', '.join(map(str, steps))}); none can be exported.")
+
+
+def restore_params(workdir: epath.Path, config: DrafterConfig, step: int, field: str = "params") -> dict[str, Any]:
+    """Float32 drafter parameters of a checkpoint, numpy arrays; the optimizer's moments are not read.
+
+    field: of the TrainState, "params" or "ema".
+    """
     drafter = Drafter(config, np.dtype("float32"))
     shapes = jax.eval_shape(lambda key: init_drafter_params(drafter, key), jax.random.key(0))
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    wanted = {
-        "params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), shapes)
-    }
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    with Checkpoints(workdir, keep=1) as checkpoints:
+        folder = checkpoints.folder / str(step)
+    wanted = {field: shapes}
     arguments = ocp.args.PyTreeRestore(
-        wanted, restore_args=ocp.checkpoint_utils.construct_restore_args(wanted), partial_restore=True
+        wanted,
+        # Numpy arrays need no devices, so those that the checkpoint was saved from do not matter.
+        restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted),
+        partial_restore=True,
     )
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        return steps[-1], reader.restore(folder / str(steps[-1]) / "state", arguments)["params"]
+        params = reader.restore(folder / "state", arguments)[field]
+        refuse_other_shapes(params, shapes)
+        return params
     except UNREADABLE as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise DataError(
-            f"the checkpoint {folder / str(steps[-1])} does not hold the drafter"
-            f" that {DRAFTER_CONFIG} describes:\n{reason}"
+            f"the checkpoint {folder} does not hold the drafter that {DRAFTER_CONFIG} describes:\n{reason}"
         ) from error
     finally:
         reader.close()
 
 
-def model_card(
-    config: DrafterConfig, weights: int, recipe: Mapping[str, Any], step: int, report: Mapping[str, Any] | None
-) -> str:
-    """README.md of the exported folder."""
-    target, data, train = public_name(recipe["target"]["path"]), recipe["data"], recipe["train"]
-    kind = "Domino" if config.has_head else "DFlash"
-    packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
-    lines = [
-        "---",
-        f"base_model: {json.dumps(target)}",
-        "tags: [speculative-decoding, domino]",
-        "---",
-        "",
-        f"# {kind} drafter for {target}",
-        "",
-        f"A {kind} speculative-decoding drafter (arXiv 2605.29707): it proposes blocks of tokens that the target"
-        " verifies in one pass. It never changes what the target says, only how fast. It holds no embeddings; those"
-        " are the target's.",
-        "",
-        f"- weights: {weights:,}, {EXPORT_DTYPE}; draft layers: {config.num_hidden_layers}",
-        f"- block size {config.block_size}, shift_label {str(config.shift_label).lower()}, mask token"
-        f" {config.mask_token_id}, target layers {list(config.target_layer_ids)}",
-        "",
-        "## Training",
-        "",
-        f"- steps: {step:,} of {train['steps']:,}, {train['batch_size']} rows each,"
-        f" {train['num_anchors']} anchors a row",
-        f"- data: {public_name(data['train'])}{' (answers regenerated by the target)' if data['regenerate'] else ''},"
-        f" at most {data['max_length']} tokens a row",
-        f"- {train['optimizer']}, learning rate {train['learning_rate']:g}, seed {recipe['seed']}",
-        "",
-        *measured_lines(report),
-        "## Use",
-        "",
-        "```",
-        "python -m domino_jax.decode --config=RECIPE --config.drafter.path=THIS_FOLDER --output=DIR",
-        "```",
-        "",
-        f"Written with {', '.join(f'{name} {version}' for name, version in packages.items())}.",
-    ]
-    return "\n".join(lines) + "\n"
+def refuse_other_shapes(params: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    """ValueError when a leaf is missing or has another shape."""
 
+    def compare(path: tuple, wanted: Any, leaf: Any) -> None:
+        if leaf.shape != wanted.shape:
+            raise ValueError(f"{jax.tree_util.keystr(path)} is {list(leaf.shape)}, expected {list(wanted.shape)}")
 
-def public_name(path: str) -> str:
-    """A hub id as it is, a local path's last part: where files lie on one machine is nothing to publish."""
-    return Path(path).name if path.startswith(("/", ".", "~")) else path
-
-
-def measured_lines(report: Mapping[str, Any] | None) -> list[str]:
-    """τ by mode, when the run has decoded its held-out prompts."""
-    if report is None:
-        return []
-    lines = [
-        "## Measured",
-        "",
-        f"{report['prompts']['count']} held-out prompts, {report['dtype']}, {report['device']}:",
-        "",
-    ]
-    for mode, figures in report["modes"].items():
-        if figures["tau_pooled"] is not None:
-            faster = f", {figures['speedup']:.2f} × the target alone" if figures["speedup"] else ""
-            lines.append(
-                f"- {mode}: τ {figures['tau_pooled']:.2f} pooled, {figures['tau_per_prompt']:.2f} per prompt{faster}"
-            )
-    return [*lines, ""]
+    jax.tree_util.tree_map_with_path(compare, shapes, params)
 
 
 if __name__ == "__main__":

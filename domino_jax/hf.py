@@ -3,10 +3,12 @@
 Nothing in a folder is ever executed: config.json is plain JSON, `auto_map` is not followed, pickles are not opened.
 """
 
+import contextlib
 import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -291,6 +293,45 @@ def write_folder(
     finally:
         for path in temporary.values():
             path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
+    """A fresh folder to fill; when the block ends well it takes the place of `folder`, which is never seen half full.
+
+    Args:
+        own_names: what entries of `folder` may be called that are lost with it; any other entry is a DominoError.
+    """
+    folder = Path(os.path.expanduser(folder)).resolve()
+    fresh, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
+    try:
+        entries = folder.iterdir() if folder.exists() else ()
+        strange = [entry.name for entry in entries if not own_names.fullmatch(entry.name)]
+        if strange:
+            raise DominoError(
+                f"{folder} holds {list_names(strange)}, which no export wrote and which would be lost; "
+                "name a folder of its own."
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(folder, "new")
+        fresh.mkdir()
+        yield fresh
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(fresh, folder)
+        _remove_left(folder, "old")  # only now: it may be the one whole copy that a killed writing left
+    except OSError as error:
+        raise DominoError(f"{folder} cannot be replaced: {error.strerror or error}; name another folder.") from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _remove_left(folder: Path, kind: str) -> None:
+    """Removes what this writing of `folder`, or one that was killed, left beside it."""
+    name = re.compile(re.escape(f".{folder.name}.") + rf"\d+\.{kind}")
+    for entry in list(folder.parent.iterdir()):
+        if name.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _defer(tensor: np.ndarray | Deferred) -> Deferred:

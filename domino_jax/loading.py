@@ -1,6 +1,7 @@
 """From folders to models that can run: what the commands share. Nothing here knows a recipe."""
 
 import dataclasses
+import hashlib
 import pathlib
 import stat
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from domino_jax import hf
 from domino_jax.decoding.models import Models
 from domino_jax.drafter import convert as drafter_files
 from domino_jax.drafter.model import Drafter
-from domino_jax.errors import DominoError
+from domino_jax.errors import DataError, DominoError
 from domino_jax.target import convert as target_files
-from domino_jax.target.qwen3 import Qwen3
+from domino_jax.target.qwen3 import Qwen3, Qwen3Config
+
+LAST_NORM = "model.norm.weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,13 +32,41 @@ class LoadedTarget:
     stop_ids: tuple[int, ...]
 
 
-def load_target(path: str, dtype: str) -> LoadedTarget:
-    """Weights in `dtype` (float32 or bfloat16), tokenizer and stop ids of a local folder or a hub id."""
+def load_target(path: str, dtype: str, sharding: target_files.Sharding = None) -> LoadedTarget:
+    """Weights in `dtype` (float32 or bfloat16), tokenizer and stop ids of a local folder or a hub id.
+
+    sharding: where the weights go (target.convert.Sharding); this process' first device when None. Of a sharded weight
+    a host reads what its devices hold.
+    """
     use_exact_matmuls(dtype)
     folder = hf.resolve_folder(path)
-    config, params = target_files.load_target(folder, np.dtype(dtype))
+    config, params = target_files.load_target(folder, np.dtype(dtype), sharding)
     model = Qwen3(config, np.dtype(dtype))
     return LoadedTarget(str(path), model, params, hf.load_tokenizer(folder), hf.stop_ids(folder))
+
+
+def read_target_config(path: str) -> Qwen3Config:
+    """The shapes of a local folder's or hub id's target, without its weights."""
+    folder = hf.resolve_folder(path)
+    return hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+
+
+def target_identity(config: Qwen3Config, scale: np.ndarray) -> str:
+    """Tells targets apart without reading all of them: the last norm's weights differ between any two trained ones.
+
+    scale: the last norm's weights in the dtype that the target runs in.
+    """
+    return hashlib.sha256(str(config).encode() + str(scale.dtype).encode() + scale.tobytes()).hexdigest()
+
+
+def read_target_identity(path: str, dtype: str) -> str:
+    """target_identity of a folder or hub id, with nothing put on a device."""
+    folder = hf.resolve_folder(path)
+    config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+    tensors = hf.open_tensors(folder)
+    if LAST_NORM not in tensors:
+        raise DataError(f"{folder} holds no tensor {LAST_NORM}; it is not a complete Qwen3 checkpoint.")
+    return target_identity(config, tensors.read(LAST_NORM).astype(dtype))
 
 
 def use_exact_matmuls(dtype: str) -> None:
@@ -71,8 +102,13 @@ def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
     return dataclasses.replace(loaded, model=Qwen3(loaded.model.config, np.dtype(dtype)), params=params)
 
 
-def load_models(loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
-    """The target with the drafter that `modes` need; a folder, a hub id, or a train workdir (its export/)."""
+def load_models(
+    loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str], sharding: target_files.Sharding = None
+) -> Models:
+    """The target with the drafter that `modes` need; a folder, a hub id, or a train workdir (its export/).
+
+    sharding: where the drafter's weights go, as for load_target.
+    """
     if not needs_drafter(modes):
         return Models(loaded.model, loaded.params)
     if not drafter_path:
@@ -80,9 +116,10 @@ def load_models(loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[
             f"decode.modes {', '.join(modes)} need a drafter, and none is named: set --config.drafter.path=FOLDER,\n"
             "or decode without one: --config.decode.modes=\"('autoregressive',)\"."
         )
-    config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, np.dtype(loaded.model.dtype))
+    dtype = np.dtype(loaded.model.dtype)
+    config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, dtype, sharding)
     check_head(config.has_head, modes)
-    return Models(loaded.model, loaded.params, Drafter(config, np.dtype(loaded.model.dtype)), params)
+    return Models(loaded.model, loaded.params, Drafter(config, dtype), params)
 
 
 def needs_drafter(modes: Sequence[str]) -> bool:

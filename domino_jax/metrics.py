@@ -1,30 +1,51 @@
 """What a run says: metrics.jsonl, TensorBoard, and a progress bar on a terminal or plain lines in a log."""
 
+import io
 import json
 import math
 import os
-import pathlib
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import rich.console
-import rich.progress
 import tensorboardX
+from etils import epath
+from tensorboardX.record_writer import register_writer_factory
 
 from domino_jax.errors import DataError
+from domino_jax.progress import TrainingBar, duration
+from domino_jax.step_clock import StepClock
+from domino_jax.weights_and_biases import WandbLog
 
-# What a console line shows, in this order and under these names; metrics.jsonl holds everything.
+# What a console line shows, in this order, under these names and in these forms; metrics.jsonl holds everything.
 SHOWN = {
-    "loss": "loss",
-    "base_loss": "base",
-    "final_loss": "final",
-    "lambda_base": "λ",
-    "learning_rate": "lr",
-    "grad_norm": "grad",
-    "accept_len": "accept",
-    "base_accept_len": "base accept",
-    "eval_tau": "τ",
+    "loss": "loss {:.4g}",
+    "base_loss": "base {:.4g}",
+    "final_loss": "final {:.4g}",
+    "lambda_base": "λ {:.3g}",
+    "learning_rate": "lr {:.3g}",
+    "grad_norm": "grad {:.3g}",
+    "accept_len": "accept {:.3g}",
+    "base_accept_len": "base accept {:.3g}",
+    "eval_tau": "τ {:.4g}",
+    "eval_tau_per_prompt": "τ per prompt {:.4g}",
+    "eval_tau_backbone": "τ backbone {:.4g}",
+    "rows_per_second": "rows/s {:.4g}",
+    "tokens_per_second": "tokens/s {:,.0f}",
+    "anchors_per_second": "anchors/s {:,.0f}",
+    "mfu": "MFU {:.1%}",
+    "data_wait": "data wait {:.1%}",
+    "goodput": "goodput {:.1%}",
+    "skipped": "SKIPPED {:.0f}",
+    "hang": "HANG {:.0f}",
 }
+ONLY_WHEN_SET = ("skipped", "hang")  # shown once they are not 0
+# Bookkeeping of the goodput: in the file, and no curve.
+NO_CURVE = ("started", "productive_seconds")
+
+Value = float | Sequence[float]
 
 
 class MetricsWriter:
@@ -33,8 +54,12 @@ class MetricsWriter:
         with MetricsWriter(workdir, total_steps, start_step=restored_step) as metrics:
             metrics.write(step, {"loss": loss, ...})
 
-    A row holds "step", the values given, and "seconds", the time this run has taken so far, earlier starts included. A
-    run taken up from step n first drops the rows behind n, so that no step is ever told twice.
+    A row holds "step", the values given (numbers, or lists of numbers, which the console leaves out), and "seconds",
+    the time this run has taken so far, earlier starts included. A run taken up from step n drops the rows behind n, so
+    that no step is ever told twice; it does so when it writes its first row, and a start that has nothing to write
+    touches nothing. Rows may come from any thread.
+
+    `workdir` may be remote (gs://): its file cannot be appended to and is written anew with each row.
     """
 
     def __init__(
@@ -43,66 +68,130 @@ class MetricsWriter:
         total_steps: int,
         *,
         start_step: int = 0,
+        primary: bool = True,
+        wandb: str = "",
+        recipe: Mapping[str, Any] | None = None,
         console: rich.console.Console | None = None,
     ):
-        folder = pathlib.Path(workdir)
-        folder.mkdir(parents=True, exist_ok=True)
-        kept = truncate_rows(folder / "metrics.jsonl", start_step)
-        self._total_steps = total_steps
-        self._earlier_seconds = max((row["seconds"] for row in kept if "seconds" in row), default=0.0)
-        self._start = time.monotonic()
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._board = tensorboardX.SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+        """
+        Args:
+            total_steps: T.  start_step: completed steps of the checkpoint that is continued.
+            primary: False in every process but the first: nothing is written or shown then.
+            wandb: a Weights & Biases project, "" for none; `recipe` is told to it.
+        """
+        self._folder = epath.Path(workdir)
+        self._path = self._folder / "metrics.jsonl"
+        self._primary = primary
+        self._start_step, self._total_steps = start_step, total_steps
         self._console = console or rich.console.Console()
-        self._progress = _progress(self._console) if self._console.is_terminal else None
+        self._rows = read_rows(self._path) if primary else []
+        self._kept = [row for row in self._rows if row["step"] <= start_step]
+        self._earlier_seconds = max((row["seconds"] for row in self._kept if "seconds" in row), default=0.0)
+        self._start = time.monotonic()
         self._rate = _Rate(start_step, self._start)
-        self._task = None
-        if self._progress:
-            self._task = self._progress.add_task("training", total=total_steps, completed=start_step, numbers="")
-            self._progress.start()
+        self._file: _RowFile | None = None
+        self._board: tensorboardX.SummaryWriter | None = None
+        self._lock = threading.Lock()
+        self._latest: dict[str, float] = {}
+        self._bar = None
+        if primary:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        if primary and self._console.is_terminal:
+            self._bar = TrainingBar(total_steps, start_step, self._console)
+            self._bar.start()
+        self._wandb = WandbLog(wandb, self._folder, recipe or {}, self.say) if wandb and primary else None
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def clock(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None) -> StepClock:
+        """The clock of this start, which goes on from what the rows of earlier ones say (step_clock.StepClock)."""
+        return StepClock(self._rows, self._kept, row_flops=row_flops, peak_flops=peak_flops)
+
+    def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Log one step: to disk at once, so that a run that dies leaves what it said."""
-        numbers = {key: float(value) for key, value in values.items()}
+        if not self._primary:
+            return
+        numbers = {key: _plain(value) for key, value in values.items()}
         seconds = self._earlier_seconds + time.monotonic() - self._start
         row = {"step": int(step), **numbers, "seconds": round(seconds, 3)}
-        # JSON has no NaN: a value that is none is null in the file.
-        json_row = {key: value if math.isfinite(value) else None for key, value in row.items()}
-        self._file.write(json.dumps(json_row, allow_nan=False) + "\n")
-        self._file.flush()
-        for key, value in numbers.items():
-            self._board.add_scalar(key, value, global_step=int(step))
-        self._show(int(step), numbers)
+        with self._lock:
+            self._open()
+            self._file.append(json.dumps({key: _json(value) for key, value in row.items()}, allow_nan=False))
+            for key, value in numbers.items():
+                if key not in NO_CURVE:
+                    self._draw(key, value, int(step))
+        if self._wandb:
+            self._wandb.write(row)
+        self._show(int(step), {key: value for key, value in numbers.items() if not isinstance(value, list)})
+
+    def _open(self) -> None:
+        """The files, at the first row: a start that writes none leaves everything as it was."""
+        if self._file:
+            return
+        self._file = _RowFile(self._path, truncate_rows(self._path, self._start_step))
+        register_writer_factory("gs", _RemoteEvents)
+        self._board = tensorboardX.SummaryWriter(
+            os.fspath(self._folder / "tensorboard"), purge_step=self._start_step + 1
+        )
+
+    def _draw(self, key: str, value: float | list[float], step: int) -> None:
+        if isinstance(value, list):
+            for place, number in enumerate(value, start=1):
+                self._board.add_scalar(f"{key}/{place}", number, global_step=step)
+        else:
+            self._board.add_scalar(key, value, global_step=step)
 
     def advance(self, step: int) -> None:
         """Move the bar between logged steps; nothing in a log."""
-        if self._progress:
-            self._progress.update(self._task, completed=step)
+        if self._bar:
+            self._bar.show(step)
 
     def say(self, text: str) -> None:
         """A line of text beside the bar, or in the log."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if self._primary:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self, step: int, numbers: Mapping[str, float]) -> None:
-        shown = "  ".join(f"{name} {numbers[key]:.4g}" for key, name in SHOWN.items() if key in numbers)
-        if self._progress:
-            self._progress.update(self._task, completed=step, numbers=shown)
+        if self._bar:
+            self._latest |= numbers
+            self._bar.show(step, _line(self._latest))
         else:
             left = self._rate.seconds_left(step, self._total_steps, time.monotonic())
-            self.say(f"step {step}/{self._total_steps}  {shown}  left {_clock(left)}")
+            self.say(f"step {step}/{self._total_steps}  {_line(numbers)}  left {duration(left)}")
 
     def close(self) -> None:
         """Stop the bar and write what is still in memory."""
-        if self._progress:
-            self._progress.stop()
-        self._board.close()
-        self._file.close()
+        if self._bar:
+            self._bar.stop()
+        with self._lock:
+            if self._file:
+                self._board.close()
+                self._file.close()
+                self._file = None
+        if self._wandb:
+            self._wandb.close()
+            self._wandb = None
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception) -> None:
         self.close()
+
+
+def _plain(value: Any) -> float | list[float]:
+    """A number, or a list of them, as Python's own."""
+    return [float(number) for number in value] if isinstance(value, list | tuple) else float(value)
+
+
+def _json(value: float | list[float]) -> Any:
+    """JSON has no NaN: a value that is none is null in the file."""
+    if isinstance(value, list):
+        return [_json(number) for number in value]
+    return value if math.isfinite(value) else None
+
+
+def _line(numbers: Mapping[str, float]) -> str:
+    shown = [key for key in SHOWN if key in numbers and (numbers[key] or key not in ONLY_WHEN_SET)]
+    return "  ".join(SHOWN[key].format(numbers[key]) for key in shown)
 
 
 class _Rate:
@@ -119,33 +208,71 @@ class _Rate:
         return None if each is None else each * max(total - step, 0)
 
 
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+# ------------------------------------------------------------------------------------------------------ files
 
 
-def _progress(console: rich.console.Console) -> rich.progress.Progress:
-    return rich.progress.Progress(
-        rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
-        rich.progress.MofNCompleteColumn(),
-        rich.progress.TimeElapsedColumn(),
-        rich.progress.TextColumn("left"),
-        rich.progress.TimeRemainingColumn(),
-        rich.progress.TextColumn("{task.fields[numbers]}", markup=False),
-        console=console,
-    )
+def is_remote(path: str | os.PathLike) -> bool:
+    """True for gs:// and the like, where a file is written whole or not at all."""
+    return "://" in os.fspath(path)
+
+
+class _RowFile:
+    """metrics.jsonl while a run writes it: appended to on a disk, written anew where nothing can be appended to."""
+
+    def __init__(self, path: epath.Path, kept: Sequence[Mapping[str, Any]]):
+        self._path = path
+        self._remote = is_remote(path)
+        if self._remote:
+            self._lines = [json.dumps(row) + "\n" for row in kept]
+        else:
+            self._file = open(os.fspath(path), "a", encoding="utf-8")
+
+    def append(self, line: str) -> None:
+        if self._remote:
+            self._lines.append(line + "\n")
+            self._path.write_text("".join(self._lines))
+        else:
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    def close(self) -> None:
+        if not self._remote:
+            self._file.close()
+
+
+class _RemoteEvents:
+    """TensorBoard's event file on gs://, by the same library as all other files there.
+
+    tensorboardX asks a factory for `open` and `directory_check`; its own would need another package.
+    """
+
+    def __init__(self, path: str):
+        self._path, self._buffer = epath.Path(path), io.BytesIO()
+
+    @classmethod
+    def open(cls, path: str) -> "_RemoteEvents":
+        return cls(path)
+
+    @staticmethod
+    def directory_check(path: str) -> None:
+        """Nothing to make: such a store has no folders."""
+
+    def write(self, data: bytes) -> None:
+        self._buffer.write(data)
+
+    def flush(self) -> None:
+        self._path.write_bytes(self._buffer.getvalue())
+
+    def close(self) -> None:
+        self.flush()
 
 
 def read_rows(path: str | os.PathLike) -> list[dict]:
     """The rows of a metrics.jsonl, none when there is no file. A torn last line, left by a kill, is not a row."""
-    file = pathlib.Path(path)
+    file = epath.Path(path)
     if not file.exists():
         return []
-    lines = file.read_text(encoding="utf-8").split("\n")
+    lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
     lines.pop()  # what stands behind the last line's end: nothing, or the torn line
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -163,11 +290,15 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
 
 def truncate_rows(path: str | os.PathLike, last_step: int) -> list[dict]:
     """Drop the rows behind last_step (and a torn line) from a metrics.jsonl; returns those that stay."""
-    file = pathlib.Path(path)
+    file = epath.Path(path)
     kept = [row for row in read_rows(file) if row["step"] <= last_step]
     if file.exists():
-        # Written beside it and renamed: a kill here must not cost the history.
-        fresh = file.with_suffix(".jsonl.tmp")
-        fresh.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        os.replace(fresh, file)
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        if is_remote(file):
+            file.write_text(text)  # whole or not at all
+        else:
+            # Written beside it and renamed: a kill here must not cost the history.
+            fresh = file.with_suffix(".jsonl.tmp")
+            fresh.write_text(text)
+            os.replace(fresh, file)
     return kept

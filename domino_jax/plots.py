@@ -1,12 +1,19 @@
-"""The pictures of a report: how many tokens rounds emitted, and how far into a block drafts are accepted."""
+"""The pictures of a report (rounds and positions) and of a training run (curves over its steps)."""
 
+import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+
+from domino_jax.metrics import read_rows
 
 # One colour a mode in every picture; told apart also by people who see no red or no green.
 COLOURS = {"backbone": "#E69F00", "domino": "#0072B2"}
@@ -19,18 +26,31 @@ def write_plots(folder: Path, report: Mapping[str, Any]) -> list[str]:
     modes = {mode: figures for mode, figures in report["modes"].items() if figures["accept_histogram"]}
     if not modes:
         return []
+    return save(folder, {"accept_lengths.png": _histogram(modes), "acceptance_by_position.png": _rates(modes)})
+
+
+def save(folder: str | os.PathLike, pictures: Mapping[str, Figure]) -> list[str]:
+    """Writes each picture whole or not at all; `folder` may be remote."""
+    folder = epath.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {"accept_lengths.png": _histogram(modes), "acceptance_by_position.png": _rates(modes)}
     for name, figure in pictures.items():
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=144)
         temporary = folder / f".{name}.{os.getpid()}.tmp"
-        figure.savefig(temporary, format="png", dpi=144)
-        os.replace(temporary, folder / name)
+        temporary.write_bytes(picture.getvalue())
+        temporary.replace(folder / name)
     return list(pictures)
 
 
-def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
-    figure = Figure(figsize=(7, 3.8), layout="constrained")
+def figure_of(width: float, height: float) -> Figure:
+    """An empty picture, sizes in inches; no window and no global state."""
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
+    figure = figure_of(7, 3.8)
     axes = figure.add_subplot()
     each = 0.8 / len(modes)
     for index, (mode, figures) in enumerate(modes.items()):
@@ -43,13 +63,12 @@ def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
     axes.set(
         title="Tokens emitted per round", xlabel="tokens emitted (accepted drafts + 1)", ylabel="share of rounds, %"
     )
-    _tidy(axes)
+    tidy(axes)
     return figure
 
 
 def _rates(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = figure_of(9, 3.8)
     panels = figure.subplots(1, 2, sharey=True)
     titles = {
         "accept_rate_by_position": "Draft kept, of all rounds",
@@ -64,13 +83,152 @@ def _rates(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
             )
         axes.set_xticks(range(1, len(rates) + 1))
         axes.set(title=title, xlabel="draft position in the block", ylim=(0, 102))
-        _tidy(axes)
+        tidy(axes)
     panels[0].set_ylabel("%")
     return figure
 
 
-def _tidy(axes) -> None:
+def tidy(axes, legend: bool = True) -> None:
+    """The look of every picture: horizontal grid lines behind the data, two spines, a legend without a box."""
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    if legend:
+        axes.legend(frameon=False)
+
+
+# ------------------------------------------------------------------------------------------- a training run
+
+
+def plot_run(workdir: str | os.PathLike) -> list[str]:
+    """Draws what <workdir>/metrics.jsonl holds into <workdir>/plots; returns the file names.
+
+    losses.png: base and final loss, and the teacher-forced accept length, over the steps.  tau.png: τ by decoding over
+    the steps, pooled, per prompt and of the backbone alone.  accept_by_position.png: for each evaluation, the share of
+    rounds that kept the draft at each position. A picture without data is not drawn.
+    """
+    rows = read_rows(epath.Path(workdir) / "metrics.jsonl")
+    trained = [row for row in rows if row.get("final_loss") is not None]
+    evaluated = [row for row in rows if row.get("eval_tau") is not None]
+    positions = [row for row in evaluated if row.get("eval_accept_by_position")]
+    pictures = {}
+    if len(trained) > 1:
+        pictures["losses.png"] = _losses(trained)
+    if evaluated:
+        pictures["tau.png"] = _taus(evaluated)
+    if positions:
+        pictures["accept_by_position.png"] = _positions_over_time(positions)
+    return save(epath.Path(workdir) / "plots", pictures) if pictures else []
+
+
+def _losses(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = figure_of(10, 3.8)
+    loss, accepted = figure.subplots(1, 2)
+    # One head, one curve: a drafter without a Domino head has no final loss of its own.
+    alike = all(row["base_loss"] == row["final_loss"] for row in rows)
+    kinds = {"backbone": ("base_loss", "base_accept_len")}
+    if not alike:
+        kinds["domino"] = ("final_loss", "accept_len")
+    names = {"backbone": "loss" if alike else "base", "domino": "final"}
+    for mode, keys in kinds.items():
+        for axes, key in zip((loss, accepted), keys, strict=True):
+            curve(axes, points(rows, key), COLOURS[mode], names[mode])
+    loss.set(title="Loss on training rows", xlabel="step", ylabel="cross-entropy, nats per token")
+    # The first steps stand far above the rest and would flatten it.
+    loss.set_yscale("log")
+    loss.yaxis.set_major_formatter("{x:g}")
+    loss.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))  # no labels on top of each other
+    accepted.set(title="Teacher-forced accept length", xlabel="step", ylabel="tokens per block")
+    for axes in (loss, accepted):
+        tidy(axes, legend=False)
+        label_ends(axes)
+    loss.grid(axis="y", which="minor", alpha=0.3)
+    return figure
+
+
+def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
+    """(step, value) of the rows that have a value."""
+    return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+
+
+def curve(axes, pairs: Sequence[tuple[int, float]], colour: str, label: str) -> None:
+    """A line through noisy points: their running mean over a twentieth of them, the points themselves pale behind."""
+    if not pairs:
+        return
+    steps, values = zip(*pairs, strict=True)
+    half = len(values) // 40
+    means = [_mean(values[max(index - half, 0) : index + half + 1]) for index in range(len(values))]
+    if half:
+        axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+    axes.plot(steps, means, color=colour, linewidth=1.8, label=label)
+
+
+def label_ends(axes) -> None:
+    """Writes each line's label behind its end, in its colour, and moves labels apart that would touch."""
+    axes.autoscale_view()  # else the limits are those of an empty picture
+    to_shares = axes.transData + axes.transAxes.inverted()  # data → shares of the axes' width and height
+    ends = [
+        (*to_shares.transform(line.get_xydata()[-1]), line)
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    ]
+    below = -1.0
+    for right, height, line in sorted(ends, key=lambda end: end[1]):
+        below = max(height, below + 0.065)  # a line of text is 0.065 of these axes high
+        axes.text(right + 0.02, below, line.get_label(), transform=axes.transAxes, color=line.get_color(), va="center")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _taus(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = figure_of(7, 3.8)
+    axes = figure.add_subplot()
+    lines = {
+        "eval_tau": ("pooled", "domino", "-"),
+        "eval_tau_per_prompt": ("mean of prompts", "domino", "--"),
+        "eval_tau_backbone": ("backbone alone", "backbone", "-"),
+    }
+    if all(row.get("eval_tau") == row.get("eval_tau_backbone") for row in rows):
+        del lines["eval_tau_backbone"]  # a drafter without a head is its backbone
+    for key, (label, mode, style) in lines.items():
+        pairs = points(rows, key)
+        if pairs:
+            text = f"{pairs[-1][1]:.2f} {label}"
+            axes.plot(
+                *zip(*pairs, strict=True), style, color=COLOURS[mode], marker=MARKERS[mode], markersize=4, label=text
+            )
+    axes.set(title="τ by decoding held-out prompts", xlabel="step", ylabel="tokens per round", xlim=(0, None))
+    axes.set_ylim(bottom=1)  # a round emits at least one token
+    tidy(axes, legend=False)
+    label_ends(axes)
+    return figure
+
+
+def _positions_over_time(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = figure_of(7, 3.8)
+    axes = figure.add_subplot()
+    steps = [row["step"] for row in rows]
+    colours = ScalarMappable(Normalize(0, max(steps)), "viridis_r")
+    for row in rows:
+        rates = [100 * rate for rate in row["eval_accept_by_position"]]
+        last = row["step"] == steps[-1]
+        axes.plot(
+            range(1, len(rates) + 1), rates, color=colours.to_rgba(row["step"]), marker="o", markersize=3 + 2 * last
+        )
+    axes.set_xticks(range(1, len(rates) + 1))
+    axes.set(
+        title="Drafts kept, by position, over the run",
+        xlabel="draft position in the block",
+        ylabel="share of rounds that kept it, %",
+        ylim=(0, 102),
+    )
+    figure.colorbar(colours, ax=axes, label="step", ticks=_few(steps))
+    tidy(axes, legend=False)
+    return figure
+
+
+def _few(steps: Sequence[int]) -> list[int]:
+    """At most eight of the steps, the last among them."""
+    return list(steps[:: -max(1, -(-len(steps) // 8))])

@@ -4,8 +4,18 @@ import time
 
 import rich.console
 import rich.progress
+import rich.text
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as h:mm:ss; "?" where they are not known."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 class Progress:
@@ -47,9 +57,7 @@ class Progress:
 
     def _left(self, now: float) -> str:
         each = (now - self._begin) / max(self._done - self._first, 1)
-        minutes, seconds = divmod(round(each * (self._total - self._done)), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02}"
+        return duration(each * (self._total - self._done))
 
     def __enter__(self) -> "Progress":
         if self._bar:
@@ -59,3 +67,30 @@ class Progress:
     def __exit__(self, *exception) -> None:
         if self._bar:
             self._bar.stop()
+
+
+class TrainingBar(rich.progress.Progress):
+    """The live display of a training run: the bar, and below it the numbers of the last logged step."""
+
+    def __init__(self, total: int, done: int, console: rich.console.Console):
+        self._numbers = rich.text.Text()
+        super().__init__(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TextColumn("left"),
+            rich.progress.TimeRemainingColumn(),
+            console=console,
+        )
+        self._run = self.add_task("training", total=total, completed=done)
+
+    def show(self, step: int, numbers: str | None = None) -> None:
+        """Moves the bar; the numbers stay as they are without new ones."""
+        if numbers is not None:
+            self._numbers = rich.text.Text(numbers)
+        self.update(self._run, completed=step)
+
+    def get_renderables(self):
+        yield self.make_tasks_table(self.tasks)
+        yield self._numbers

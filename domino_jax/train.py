@@ -1,232 +1,266 @@
 """Train a Domino drafter for a frozen target, then decode held-out prompts with it.
 
     python -m domino_jax.train --config=configs/tiny.py --workdir=/tmp/domino
+    python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=DIR --dry_run --topology=v5e:4x4
 
-Reads top to bottom: recipe, target, data, state, steps, export, decoding. A workdir that holds a run is continued; a
-finished one is shown. What a workdir holds: README, "Files".
+Reads top to bottom: recipe, devices, target, data, state, steps, export, decoding. The same command runs in every
+process of a pod. A workdir that holds a run is continued; a finished one is shown. What a workdir holds: README,
+"Files". Exit code 42: stopped by SIGTERM with a checkpoint saved; start it again.
 """
 
-import itertools
 import json
-import math
+import os
 import pathlib
 import time
 
 import jax
-import numpy as np
+from etils import epath
 
-from domino_jax import cli, decode, export, regenerate
+from domino_jax import building, cli, console, decode, distributed, environment, export, flops, regenerate, sharding
 from domino_jax import config as recipes
 from domino_jax.checkpoint import Checkpoints, refuse_changes
-from domino_jax.data.chat import encode_prompt
-from domino_jax.data.pipeline import make_dataset
-from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.models import Models
-from domino_jax.drafter.model import Drafter, DrafterConfig
-from domino_jax.errors import DominoError, NonFiniteError
-from domino_jax.loading import LoadedTarget, keep_compiled, load_target
+from domino_jax.data.pipeline import Batches, make_batches
+from domino_jax.drafter.config import DrafterConfig
+from domino_jax.errors import DataError
+from domino_jax.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 from domino_jax.metrics import MetricsWriter
+from domino_jax.plots import plot_run
+from domino_jax.preemption import Preemption
+from domino_jax.preflight import run_preflight
 from domino_jax.report import console_table, read_report
-from domino_jax.training.curriculum import lambda_base
-from domino_jax.training.evaluate import DecodedEvaluation
-from domino_jax.training.losses import LossSettings
-from domino_jax.training.optimizer import learning_rate, make_optimizer
-from domino_jax.training.state import init_state
-from domino_jax.training.step import make_train_step
+from domino_jax.training.guard import NonFiniteGuard
+from domino_jax.training.profile import Profile
+from domino_jax.watchdog import Watchdog
+from domino_jax.weights_and_biases import require_wandb
 
-MASK_TOKEN = "<|mask|>"
+PREEMPTED = 42
 
 
-def main(flags: cli.Flags) -> None:
+def main(flags: cli.Flags) -> int | None:
     # ---------------------------------------------------------------- recipe
     config = flags.config
     recipes.check(config, "train")
-    workdir = pathlib.Path(flags.workdir).expanduser()
-    finished = read_report(workdir / "report")
-    if finished is not None:
-        print(f"{workdir} holds a finished run; this is its report. Choose another --workdir to train again.")
-        console_table(finished)
-        return
-    workdir.mkdir(parents=True, exist_ok=True)
-    keep_compiled(workdir / ".xla_cache")
+    require_wandb(config.train.wandb)
+    if flags.dry_run:
+        from domino_jax import dry_run  # sets the environment that the compilers want, before jax starts
+
+        return dry_run.main(flags)
+    workdir = epath.Path(flags.workdir).expanduser()
+    if is_finished(workdir, config):
+        return None
     recipe = recipes.resolved(config)
     started = time.monotonic()
 
-    # ---------------------------------------------------------------- target and drafter
-    loaded = load_target(config.target.path, config.target.dtype)
-    drafter_config = new_drafter_config(config.drafter, loaded)
-    drafter = Drafter(drafter_config, np.dtype(config.train.dtype))
-    print(f"target {config.target.path}: {count(loaded.params):,} parameters, frozen", flush=True)
+    # ---------------------------------------------------------------- devices
+    distributed.initialize(flags.distributed)
+    primary = distributed.is_primary()
+
+    def say(text: str) -> None:
+        if primary:
+            print(text, flush=True)
+
+    workdir.mkdir(parents=True, exist_ok=True)
+    local = None if "://" in os.fspath(workdir) else pathlib.Path(workdir)
+    if local:
+        keep_compiled(local / ".xla_cache")
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
+    rows = sharding.process_rows(mesh, config.train.batch_size)
 
     # ---------------------------------------------------------------- data
-    rows = config.data.train
+    source = config.data.train
     if config.data.regenerate:
-        rows = workdir / "regenerated.jsonl"
-        prompts = read_prompts(config.data.train, config.regenerate.num_prompts or None)
-        regenerate.regenerate_rows(loaded, prompts, rows, **regenerate.settings(config))
-    dataset = make_dataset(
-        rows,
+        source = str(workdir / "regenerated.jsonl")
+        regenerate.answer_prompts(config, config.data.train, source)
+    with jax.set_mesh(mesh), Preemption(say) as preemption:
+        # ------------------------------------------------------------ target and drafter
+        kv_heads = read_target_config(config.target.path).num_key_value_heads
+        loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
+        mask_token_id = building.find_mask_token(config.drafter.mask_token_id, loaded)
+        drafter_config = building.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
+        batches = batches_of(config, source, loaded, rows, local and local / "data", say)
+
+        # ------------------------------------------------------------ state: new, or the newest intact checkpoint
+        drafter = building.drafter_of(drafter_config, config.train)
+        optimizer, schedule = building.optimizer_of(config.train), building.schedule_of(config.train)
+        make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
+        step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
+        evaluate = building.evaluation_of(config, loaded, drafter) if config.eval.every else None
+        meta = {"config": recipe, "data": batches.fingerprint}
+        run_key = jax.random.key(config.seed)
+        with Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say) as checkpoints:
+            restored = checkpoints.restore_latest(
+                state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
+            )
+            state, first, position = make_state(run_key), 0, None
+            if restored:
+                first, state, position = restored.step, restored.state, restored.data_state
+                say(f"continues from step {first}")
+            for line in console.start_up_lines(recipe, state.params, loaded.params, mesh):
+                say(line)
+            # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
+            if primary:
+                write_json(workdir / "config.json", recipe)
+                write_json(workdir / "drafter_config.json", drafter_config.to_dict())
+                environment.write_environment(workdir)
+            if not restored:
+                run_preflight(
+                    workdir,
+                    rows=batches.rows,
+                    fingerprint=batches.fingerprint,
+                    loaded=loaded,
+                    drafter=drafter_config,
+                    state=state_shapes,
+                    plan=building.plan_of(config),
+                    mesh=mesh,
+                )
+
+            # -------------------------------------------------------- steps
+            guard = NonFiniteGuard(config.train.non_finite == "stop", int(state.skipped), batches.rows.where)
+            profile = Profile(workdir / "profile", config.train.profile_steps)
+            writer = MetricsWriter(
+                workdir,
+                config.train.steps,
+                start_step=first,
+                primary=primary,
+                wandb=config.train.wandb,
+                recipe=recipe,
+            )
+            stream = batches.start(position)
+            done = first
+            hangs = Watchdog(
+                config.train.hang_seconds,
+                config.train.abort_on_hang,
+                lambda seconds: writer.write(done, {"hang": 1.0, "hang_seconds": seconds}),
+            )
+            with writer as metrics, stream, hangs as watchdog, profile:
+                clock = clock_of(metrics, config.train, loaded, drafter_config)
+                for index in range(first, config.train.steps):
+                    profile.before(index + 1)
+                    with clock.waiting_for_data():
+                        batch = next(stream)
+                    guard.remember(index + 1, batch["row_ids"])
+                    state, measured = step(state, loaded.params, sharding.global_batch(mesh, batch), run_key)
+                    done = index + 1
+                    size = config.train.batch_size
+                    clock.step_done(size, size * batch["tokens"].shape[1], measured["anchors"])
+                    if index == first:
+                        metrics.say(console.first_step_line(clock.first_step_seconds))
+                    profile.after(done, measured)
+                    last = done == config.train.steps
+                    log, save, judge = (
+                        last or done % every == 0
+                        for every in (config.train.log_every, config.checkpoint.every, config.eval.every or done + 1)
+                    )
+                    stop = preemption.reached(done) and not last
+                    if log or save or judge or stop:  # the only host reads of the loop
+                        values = {name: float(value) for name, value in jax.device_get(measured).items()}
+                        guard.check(values)
+                    if log:
+                        rate = float(schedule(index))
+                        metrics.write(done, {**values, "learning_rate": rate, **clock.rates()})
+                    metrics.advance(done)
+                    with clock.aside(), watchdog.paused():
+                        tau = None
+                        if evaluate and judge:
+                            found = evaluate(state.best_params)
+                            metrics.write(done, found)
+                            best = checkpoints.best()
+                            if best is None or found["eval_tau"] > best[1]:
+                                tau = found["eval_tau"]
+                                export_run(workdir, drafter_config, state, recipe, done)
+                        if save or stop or tau is not None:
+                            checkpoints.save(done, state, stream.state(), meta, tau)
+                    watchdog.beat()
+                    if stop:
+                        with watchdog.paused():
+                            checkpoints.wait()
+                        return PREEMPTED
+
+        # ------------------------------------------------------------ export
+        export_run(workdir, drafter_config, state, recipe, config.train.steps)
+        say(f"exported the drafter to {workdir / 'export'}")
+        if primary:
+            plot_run(workdir)
+
+        # ------------------------------------------------------------ the final decoding
+        if config.eval.final:
+            report = decode.decode_with(config, loaded, drafter_config, state.best_params, workdir / "report")
+            # Again, for the model card: it now has the τ to show.
+            export_run(workdir, drafter_config, state, recipe, config.train.steps, report)
+            if primary:
+                console_table(report)
+    say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
+    return None
+
+
+def is_finished(workdir: epath.Path, config) -> bool:
+    """True, and said with its report, for a workdir whose run took all its steps and was exported and decoded."""
+    steps = Checkpoints(workdir, config.checkpoint.keep).steps()
+    report = read_report(workdir / "report")
+    exported = (workdir / "export" / "config.json").exists()
+    complete = exported and (report is not None or not config.eval.final)
+    if not complete or (steps and steps[-1] < config.train.steps):
+        return False
+    print(f"{workdir} holds a finished run. Choose another --workdir to train again; its report:")
+    if report is not None:
+        console_table(report)
+    return True
+
+
+def batches_of(config, source: str, loaded: LoadedTarget, rows: slice, cache: pathlib.Path | None, say) -> Batches:
+    data = config.data
+    return make_batches(
+        source,
         loaded.tokenizer,
-        max_length=config.data.max_length,
+        max_length=data.max_length,
         batch_size=config.train.batch_size,
         seed=config.seed,
-        thinking=config.data.thinking,
+        thinking=data.thinking,
         vocab_size=loaded.model.config.vocab_size,
-    )
-
-    # ---------------------------------------------------------------- state: new, or the newest checkpoint
-    schedule = learning_rate(config.train.learning_rate, config.train.steps, config.train.warmup_ratio)
-    optimizer = new_optimizer(config.train, schedule)
-    step = new_train_step(config.train, loaded.model, drafter, optimizer)
-    evaluate = new_evaluation(config, loaded, drafter) if config.eval.every else None
-    run_key = jax.random.key(config.seed)
-    iterator = iter(dataset)
-    with Checkpoints(workdir, config.checkpoint.keep) as checkpoints:
-        state = jax.jit(lambda key: init_state(drafter, optimizer, key))(run_key)
-        print(f"drafter: {count(state.params):,} parameters in {drafter_config.num_hidden_layers} layers", flush=True)
-        restored = checkpoints.restore_latest(
-            state,
-            lambda meta: refuse_changes(meta["config"], recipe, recipes.FREE_TO_CHANGE, flags.allow_config_change),
-        )
-        first = 0
-        if restored:
-            first, state = restored.step, restored.state
-            iterator.set_state(restored.iterator_state)
-            print(f"continues from step {first}", flush=True)
-        # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
-        write_json(workdir / "config.json", recipe)
-        write_json(workdir / "drafter_config.json", drafter_config.to_dict())
-
-        # ------------------------------------------------------------ steps
-        with MetricsWriter(workdir, config.train.steps, start_step=first) as metrics:
-            for index in range(first, config.train.steps):
-                batch = next(iterator)
-                state, measured = step(state, loaded.params, batch, run_key)
-                done = index + 1
-                last = done == config.train.steps
-                log, save = (last or done % every == 0 for every in (config.train.log_every, config.checkpoint.every))
-                if log or save:  # the only host reads of the loop
-                    values = {name: float(value) for name, value in jax.device_get(measured).items()}
-                    refuse_non_finite(values, done, batch["row_ids"])
-                if log:
-                    metrics.write(done, {**values, "learning_rate": float(schedule(index))})
-                metrics.advance(done)
-                if evaluate and (last or done % config.eval.every == 0):
-                    metrics.write(done, evaluate(state.params))
-                if save:
-                    checkpoints.save(done, state, iterator.get_state(), {"config": recipe})
-
-    # ---------------------------------------------------------------- export
-    export.write_export(workdir / "export", drafter_config, state.params, recipe, config.train.steps)
-    print(f"exported the drafter to {workdir / 'export'}", flush=True)
-
-    # ---------------------------------------------------------------- the final decoding
-    if config.eval.final:
-        report = decode.decode_with(config, loaded, drafter_config, state.params, workdir / "report")
-        # Again, for the model card: it now has the τ to show.
-        export.write_export(workdir / "export", drafter_config, state.params, recipe, config.train.steps, report)
-        console_table(report)
-    print(f"done in {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
-
-
-def new_drafter_config(choices, loaded: LoadedTarget) -> DrafterConfig:
-    """A drafter of the recipe's choices with the target's widths."""
-    domino = choices.projector == "domino"
-    head = {
-        "pure_draft_prefix_len": choices.pure_draft_prefix_len,
-        "emb_dim": choices.emb_dim,
-        "gru_hidden_dim": choices.gru_hidden_dim,
-    }
-    return DrafterConfig.for_target(
-        loaded.model.config,
-        num_layers=choices.num_layers,
-        target_layer_ids=choices.target_layer_ids,
-        block_size=choices.block_size,
-        mask_token_id=find_mask_token(choices.mask_token_id, loaded),
-        projector=choices.projector,
-        shift_label=choices.shift_label,
-        **(head if domino else {}),
+        layout=data.layout,
+        buckets=data.buckets,
+        window=data.window,
+        workers=data.workers,
+        rows=rows,
+        cache=cache,
+        report=say,
     )
 
 
-def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
-    """The recipe's id, else the tokenizer's <|mask|>, else the first row past the tokenizer (CONTRACT §1.1)."""
-    rows = loaded.model.config.vocab_size
-    if chosen is None:
-        if loaded.tokenizer is None:
-            raise DominoError(
-                f"{loaded.path} has no tokenizer to find a mask token in; set "
-                f"--config.drafter.mask_token_id (below {rows})."
-            )
-        chosen = loaded.tokenizer.get_vocab().get(MASK_TOKEN, len(loaded.tokenizer))
-    if not 0 <= chosen < rows:
-        raise DominoError(
-            f"the mask token id {chosen} is no row of the target's {rows}-row embedding; set "
-            f"--config.drafter.mask_token_id."
-        )
-    return chosen
+def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: DrafterConfig):
+    """Counts rows, tokens, anchors and, on known devices, the share of their peak."""
+    peak = flops.peak_flops(jax.devices()[0].device_kind)
+
+    def lean(length: int) -> float:
+        return flops.step_flops(loaded.model.config, drafter, length=length, anchors=train.num_anchors)["lean"]
+
+    return metrics.clock(row_flops=lean, peak_flops=peak and peak * jax.device_count())
 
 
-def new_optimizer(train, schedule):
-    return make_optimizer(
-        train.optimizer,
-        schedule,
-        b1=train.b1,
-        b2=train.b2,
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-        clip_norm=train.clip_norm,
-    )
-
-
-def new_train_step(train, target, drafter: Drafter, optimizer):
-    settings = LossSettings(
-        gamma=None if math.isinf(train.gamma) else train.gamma,
-        contiguous=train.contiguous_labels,
-        slice_blocks=train.loss_slice_blocks,
-    )
-    return make_train_step(
-        target,
-        drafter,
-        optimizer,
-        num_anchors=train.num_anchors,
-        curriculum=lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio),
-        settings=settings,
-    )
-
-
-def new_evaluation(config, loaded: LoadedTarget, drafter: Drafter) -> DecodedEvaluation:
-    """Greedy decoding of the first eval.num_prompts held-out prompts, one at a time as a latency run would."""
-    rows = itertools.islice(read_prompts(config.eval.prompts), config.eval.num_prompts)
-    prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in rows]
-    generator = Generator(
-        Models(loaded.model, loaded.params, drafter),
-        stop_ids=loaded.stop_ids,
-        cache_slots=config.decode.cache_length,
-        max_new_tokens=config.decode.max_new_tokens,
-        batch_size=config.eval.batch_size,
-    )
-    return DecodedEvaluation(generator, prompts)
-
-
-def refuse_non_finite(values: dict[str, float], step: int, row_ids: np.ndarray) -> None:
-    """Stops the run, naming step and rows, before a poisoned state is saved: an infinite gradient norm poisons too."""
-    bad = [name for name, value in values.items() if not math.isfinite(value)]
-    if bad:
-        raise NonFiniteError(
-            f"step {step}: {', '.join(bad)} not finite; rows of this batch: {', '.join(map(str, row_ids[:16]))}.\n"
-            "The last checkpoint is intact. Look at these rows, or lower train.learning_rate."
+def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
+    """Refuse a checkpoint of another recipe, or of other data under the same names."""
+    refuse_changes(saved["config"], meta["config"], recipes.FREE_TO_CHANGE, allowed)
+    if saved["data"] != meta["data"] and not any(entry.split(".")[0] == "data" for entry in allowed):
+        raise DataError(
+            f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "
+            f"{meta['data'][:12]} now); bring the old rows back,\n"
+            "train in another workdir, or allow it with --allow_config_change=data.train"
         )
 
 
-def count(params: dict) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
+def export_run(workdir: epath.Path, config: DrafterConfig, state, recipe: dict, step: int, report=None) -> None:
+    """The drafter as it is now in <workdir>/export; every process calls it."""
+    export.write_export(workdir / "export", config, state.best_params, recipe, step, report)
 
 
-def write_json(path: pathlib.Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+def write_json(path: epath.Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("config", "workdir"), optional=("allow_config_change",))
+    cli.run(
+        main,
+        required=("config", "workdir"),
+        optional=("allow_config_change", "distributed", "dry_run", "topology"),
+    )

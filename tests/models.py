@@ -16,8 +16,9 @@ from domino_jax.drafter.convert import load_drafter
 from domino_jax.drafter.model import Drafter
 from domino_jax.target.convert import load_target
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
+from domino_jax.training.losses import Sums, loss_metrics
 from domino_jax.training.state import init_drafter_params
-from domino_jax.training.step import corrected, target_features
+from domino_jax.training.step import corrected, target_pass
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_SETS = ("tied_shift", "untied_noshift")
@@ -129,7 +130,7 @@ class _ById:
 def _features(target: _ById, layer_ids: tuple[int, ...]):
     """Jitted tokens → features of the tapped layers."""
     module, params = target.model.module, target.model.params
-    return jax.jit(lambda tokens: target_features(module, params, tokens, layer_ids))
+    return jax.jit(lambda tokens: target_pass(module, params, {"tokens": tokens}, layer_ids)[0])
 
 
 @functools.lru_cache
@@ -163,6 +164,12 @@ def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params
     forward = _teacher_forced(_ById(target), _ById(drafter))
     out = forward(drafter.params if params is None else params, features, tokens, anchors, keep)
     return jax.device_get(out | {"features": features})
+
+
+def dual_loss(sums: Sums, share) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
+    metrics = loss_metrics(sums, share)
+    return metrics["loss"], metrics
 
 
 class Golden(NamedTuple):

@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 from absl import flags as absl_flags
@@ -51,6 +52,41 @@ def test_given_flags_and_overrides_arrive_typed(capsys):
     assert flags.config.drafter.mask_token_id == 5
     assert flags.config.drafter.path == "elsewhere"
     assert flags.config.data.regenerate is False
+
+
+RUN_FLAGS = ("distributed", "dry_run", "topology")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ("auto", False, None)),
+        (["--distributed=off"], ("off", False, None)),
+        (["--dry_run"], ("auto", True, None)),
+        (["--dry_run", "--topology=v5e:4x4", "--distributed=manual"], ("manual", True, "v5e:4x4")),
+        (["--nodry_run"], ("auto", False, None)),
+    ],
+)
+def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, expected):
+    seen = []
+    code, _ = start(capsys, "--workdir=w", *arguments, main=seen.append, required=("workdir",), optional=RUN_FLAGS)
+    assert code == 0
+    assert [(flags.distributed, flags.dry_run, flags.topology) for flags in seen] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--distributed=on", "--distributed=on: set it to one of auto, manual, off."),
+        ("--dry_run=perhaps", "--dry_run=perhaps: give --dry_run or --nodry_run, without a value."),
+        ("--topology=v5e:4x4", "--topology=v5e:4x4 is for --dry_run alone"),
+        ("--distribute=off", "unknown flag --distribute. Did you mean --distributed?"),
+    ],
+)
+def test_a_mistake_in_the_flags_of_a_run_exits_2(capsys, argument, said):
+    code, error = start(capsys, argument, main=lambda flags: pytest.fail("main ran"), required=(), optional=RUN_FLAGS)
+    assert code == 2
+    assert said in error
 
 
 @pytest.mark.parametrize(
@@ -131,6 +167,29 @@ def test_an_unexpected_exception_keeps_its_traceback():
 
     with pytest.raises(ZeroDivisionError):
         cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(NonFiniteError("a loss"), 4), (DataError("a row"), 3), (KeyboardInterrupt(), 130)]
+)
+def test_a_process_of_several_that_fails_leaves_through_distributed(capsys, monkeypatch, error, code):
+    left = []
+
+    def main(flags):
+        raise error
+
+    module = types.SimpleNamespace(leave=left.append, shutdown=lambda: pytest.fail("waited for the others"))
+    monkeypatch.setitem(sys.modules, "domino_jax.distributed", module)
+    assert start(capsys, TINY, "--workdir=w", main=main)[0] == code
+    assert left == [code]
+
+
+def test_processes_that_are_done_leave_together(capsys, monkeypatch):
+    left = []
+    module = types.SimpleNamespace(shutdown=lambda: left.append("together"))
+    monkeypatch.setitem(sys.modules, "domino_jax.distributed", module)
+    assert start(capsys, TINY, "--workdir=w", main=lambda flags: 42)[0] == 42
+    assert left == ["together"]
 
 
 def test_help_lists_the_flags_of_the_command(capsys):

@@ -9,11 +9,14 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from etils import epath
 
 from domino_jax import cli, export
 from domino_jax.checkpoint import Checkpoints
 from domino_jax.drafter.convert import load_drafter
+from domino_jax.errors import DominoError
 from domino_jax.loading import load_target
+from domino_jax.model_card import model_card, public_sources
 from domino_jax.training.state import TrainState
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -22,8 +25,13 @@ RECIPE = {
     "seed": 42,
     "target": {"path": "some/target"},
     "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320},
-    "train": {"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
+    "train": {
+        **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
+        **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": None, "distill": 0.1},
+        "ema_decay": 0.0,
+    },
 }
+DATA = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
 REPORT = {
     "prompts": {"count": 16},
     "dtype": "float32",
@@ -41,9 +49,13 @@ def drafter():
     return load_drafter(GOLDEN / "drafter", target.model.config, np.dtype("float32"))
 
 
+def scaled(params, factor):
+    return jax.tree.map(lambda leaf: leaf * factor, params)
+
+
 @pytest.fixture(scope="module")
 def trained(drafter, tmp_path_factory):
-    """A workdir as train leaves it: the golden drafter at step 7, twice as large at step 9."""
+    """A workdir as train leaves it: the golden drafter at step 7, twice as large at step 9, averages three times so."""
     workdir = tmp_path_factory.mktemp("workdir")
     config, params = drafter
     optimizer = optax.adamw(1e-3)
@@ -51,8 +63,8 @@ def trained(drafter, tmp_path_factory):
     (workdir / "config.json").write_text(json.dumps(RECIPE))
     with Checkpoints(workdir, keep=3) as checkpoints:
         for step, factor in ((7, 1.0), (9, 2.0)):
-            scaled = jax.tree.map(lambda leaf, factor=factor: leaf * factor, params)
-            state = TrainState(np.int32(step), scaled, optimizer.init(scaled))
+            now, zero = scaled(params, factor), np.int32(0)
+            state = TrainState(np.int32(step), now, optimizer.init(now), scaled(params, 3.0 * factor), zero, zero)
             checkpoints.save(step, state, {}, {"config": RECIPE})
     return workdir
 
@@ -69,54 +81,198 @@ def start(capsys, workdir, output):
     return left.value.code, said.out + said.err
 
 
+def exported(folder):
+    target = load_target(str(GOLDEN / "target"), "float32")
+    return load_drafter(folder, target.model.config, ml_dtypes.bfloat16)
+
+
+def assert_same(found, params):
+    """Bit for bit what the parameters say in bfloat16."""
+    jax.tree.map(
+        lambda one, two: np.testing.assert_array_equal(
+            np.asarray(one), np.asarray(two).astype(ml_dtypes.bfloat16), strict=True
+        ),
+        found,
+        params,
+    )
+
+
 def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(drafter, workdir, capsys):
     output = workdir / "out"
     code, said = start(capsys, workdir, output)
     assert code == 0 and "step 9" in said
     config, params = drafter
-    target = load_target(str(GOLDEN / "target"), "float32")
-    found_config, found = load_drafter(output, target.model.config, ml_dtypes.bfloat16)
+    found_config, found = exported(output)
     assert found_config.to_dict() == config.to_dict()
-    jax.tree.map(
-        lambda one, two: np.testing.assert_array_equal(
-            np.asarray(one), (np.asarray(two) * 2).astype(ml_dtypes.bfloat16), strict=True
-        ),
-        found,
-        params,
-    )
+    assert_same(found, scaled(params, 2.0))
     assert sorted(file.name for file in output.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     assert json.loads((output / "config.json").read_text())["dflash_config"]["projector_type"] == "domino"
     # The checkpoints are as they were.
     assert sorted(folder.name for folder in (workdir / "checkpoints").iterdir()) == ["7", "9"]
 
 
+def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
+    with Checkpoints(workdir, keep=3) as checkpoints:
+        checkpoints.mark_best(7, 4.5)
+        checkpoints.mark_best(9, 4.25)
+    code, said = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "step 7, the best of the run with a decoded τ of 4.50" in said
+    assert_same(exported(workdir / "out")[1], drafter[1])
+    assert "Decoded τ 4.50 at step 7" in (workdir / "out" / "README.md").read_text()
+
+
+def test_the_average_is_exported_when_the_run_keeps_one(drafter, workdir, capsys):
+    recipe = {**RECIPE, "train": {**RECIPE["train"], "ema_decay": 0.99}}
+    (workdir / "config.json").write_text(json.dumps(recipe))
+    assert start(capsys, workdir, workdir / "out")[0] == 0
+    assert_same(exported(workdir / "out")[1], scaled(drafter[1], 6.0))
+    state = TrainState(0, {"w": 1}, (), {"w": 2}, 0, 0)
+    assert export.export_params(state) == {"w": 2} and export.export_params(state.replace(ema={})) == {"w": 1}
+
+
+def test_a_damaged_checkpoint_is_left_out_with_a_warning(drafter, workdir, capsys):
+    file = max((workdir / "checkpoints" / "9" / "state").rglob("*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    code, said = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "step 9 is damaged and left out" in said and "wrote the drafter of step 7" in said
+    assert_same(exported(workdir / "out")[1], drafter[1])
+    assert (workdir / "checkpoints" / "9").is_dir()  # looked at, not touched
+
+
+def test_the_card_of_a_run_names_rows_and_final_tau(workdir, capsys):
+    recipe = {**RECIPE, "train": {**RECIPE["train"], "steps": 9}}
+    (workdir / "config.json").write_text(json.dumps(recipe))
+    (workdir / "preflight.json").write_text(json.dumps({"data": DATA}))
+    (workdir / "report").mkdir()
+    (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
+    assert start(capsys, workdir, workdir / "out")[0] == 0
+    card = (workdir / "out" / "README.md").read_text()
+    assert "12,345 rows, 678,901 tokens, fingerprint 0123456789abcdef\n" in card
+    assert "| domino | 3.25 | 3.50 | 1.75 |" in card
+
+
+def test_the_final_report_says_nothing_of_an_earlier_step(workdir, capsys):
+    (workdir / "report").mkdir()
+    (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
+    assert start(capsys, workdir, workdir / "out")[0] == 0
+    assert "τ" not in (workdir / "out" / "README.md").read_text().partition("## Measured")[2]
+
+
+# ------------------------------------------------------------------------------------------------------ the folder
+
+
+def test_an_interrupted_export_leaves_the_folder_as_it_was(drafter, tmp_path, monkeypatch):
+    config, params = drafter
+    export.write_export(tmp_path / "out", config, params, RECIPE, 1)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    save = export.save_drafter
+
+    def dies(folder, *rest):
+        save(folder, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "save_drafter", dies)
+    for folder in ("out", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            export.write_export(tmp_path / folder, config, scaled(params, 2.0), RECIPE, 2)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_first(drafter, tmp_path):
+    config, params = drafter
+    for left in (".out.123.new", ".out.123.old"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".out.notes.new").mkdir()
+    export.write_export(tmp_path / "out", config, params, RECIPE, 1)
+    (tmp_path / "out" / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
+    export.write_export(tmp_path / "out", config, scaled(params, 2.0), RECIPE, 2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.notes.new", "out"]
+    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    assert_same(exported(tmp_path / "out")[1], scaled(params, 2.0))
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(drafter, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(DominoError, match="thesis.tex, which no export wrote"):
+        export.write_export(tmp_path / "out", *drafter, RECIPE, 1)
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_object_store_never_shows_a_config_before_the_weights(drafter, tmp_path):
+    config, params = drafter
+    folder = tmp_path / "bucket"
+    export.write_export(tmp_path / "local", config, params, RECIPE, 1)
+    seen = []
+
+    folder.mkdir()
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
+    (folder / "config.json").write_text("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        copy = type(epath.Path(tmp_path)).copy
+        patch.setattr(
+            type(epath.Path(tmp_path)),
+            "copy",
+            lambda self, to, overwrite=False: (
+                seen.append((to.name, (folder / "config.json").exists())),
+                copy(self, to, overwrite=overwrite),
+            )[1],
+        )
+        export.upload(tmp_path / "local", epath.Path(folder))
+    assert [name for name, _ in seen] == ["README.md", "model.safetensors", "config.json"]
+    assert not any(there for _, there in seen)
+    assert not (folder / "model-00001-of-00002.safetensors").exists()
+    assert_same(exported(folder)[1], params)
+
+
+def test_only_process_0_writes(drafter, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    export.write_export(tmp_path / "out", *drafter, RECIPE, 1)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter):
     config, _ = drafter
-    card = export.model_card(config, 1_234, RECIPE, 9, None)
+    card = model_card(config, 1_234, "bfloat16", RECIPE, 9, data=DATA)
     for said in (
         "# Domino drafter for some/target",
         "weights: 1,234, bfloat16",
         "9 of 600, 8 rows each",
         "rows.jsonl (answers reg",
+        "12,345 rows",
+        "λ of the base loss from 1 to 0 over 50% of the run, slot decay γ 7.0, total-variation weight 0.1\n",
+        "\n# license: (yours",
     ):
         assert said in card
     assert f"jax {jax.__version__}" in card and "τ" not in card
-    measured = export.model_card(config, 1_234, RECIPE, 9, REPORT)
-    assert "- domino: τ 3.25 pooled, 3.50 per prompt, 1.75 × the target alone" in measured
+    measured = model_card(config, 1_234, "bfloat16", RECIPE, 9, report=REPORT)
+    assert "| domino | 3.25 | 3.50 | 1.75 |" in measured
     assert "autoregressive" not in measured
 
 
 def test_the_card_names_no_folder_of_the_machine(drafter):
     recipe = {**RECIPE, "target": {"path": "/data/models/qwen"}, "data": {**RECIPE["data"], "train": "~/rows.jsonl"}}
-    card = export.model_card(drafter[0], 1_234, recipe, 9, None)
+    card = model_card(drafter[0], 1_234, "bfloat16", recipe, 9)
     assert "# Domino drafter for qwen\n" in card and "/data" not in card and "~" not in card
+    mixture = "gs://bucket/a.jsonl=0.7, /home/me/b/*.gz=0.3,c.jsonl"
+    assert public_sources(mixture) == "a.jsonl (0.7), *.gz (0.3), c.jsonl"
+    assert public_sources("/home/me/rows.jsonl") == "rows.jsonl"
 
 
 def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
     config, params = drafter
-    step, found = export.restore_params(workdir, config)
-    assert step == 9
+    found = export.restore_params(epath.Path(workdir), config, 9)
     assert jax.tree.structure(found) == jax.tree.structure(params)
+    assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +281,8 @@ def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
         (lambda workdir: shutil.rmtree(workdir), 2, "is no folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
         (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is no JSON"),
-        (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no checkpoints"),
-        (lambda workdir: shutil.rmtree(workdir / "checkpoints" / "9" / "state"), 3, "checkpoints/9 does not hold"),
+        (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),
+        (lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")], 3, "no intact"),
         (lambda workdir: change_width(workdir), 3, "checkpoints/9 does not hold"),
     ],
     ids=["no workdir", "no drafter config", "torn recipe", "no checkpoints", "no state", "other shapes"],

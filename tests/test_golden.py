@@ -12,9 +12,9 @@ from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, propose
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.convert import drafter_table
-from domino_jax.training.losses import LossSettings, dual_loss
-from domino_jax.training.step import drafter_sums, target_features
-from tests.models import GOLDEN_SETS, load_golden, run_blocks
+from domino_jax.training.losses import LossSettings
+from domino_jax.training.step import drafter_sums, target_pass
+from tests.models import GOLDEN_SETS, dual_loss, load_golden, run_blocks
 
 LAMBDAS = ("lambda=1.0", "lambda=0.35", "lambda=0.0")
 
@@ -45,7 +45,7 @@ def loss_and_gradients(name):
 
     @jax.jit
     def run(params, share):
-        features = target_features(target.module, target.params, batch["tokens"], drafter.config.target_layer_ids)
+        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
 
         def loss_of(params):
             sums = drafter_sums(

@@ -13,10 +13,10 @@ from domino_jax.training.losses import (
     accepted_lengths,
     cross_entropy,
     dpace_weights,
-    dual_loss,
     sliced_sums,
+    total_variation,
 )
-from tests.models import tiny_drafter, tiny_target
+from tests.models import dual_loss, tiny_drafter, tiny_target
 
 block_sums = jax.jit(losses.block_sums, static_argnums=(4, 5))
 
@@ -73,7 +73,7 @@ def test_sums_of_one_block_by_hand():
     sums = uniform_blocks([[0, 1, 2, 3]], [[1, 1, 1, 0]], right=[(0, 0)])
     np.testing.assert_allclose(sums["final_loss"], np.log(12 / 9) + 2 * np.log(4), rtol=1e-6)
     np.testing.assert_allclose(sums["base_loss"], 3 * np.log(4), rtol=1e-6)
-    assert (float(sums["final_weight"]), float(sums["base_weight"])) == (3.0, 3.0)
+    assert float(sums["weight"]) == 3.0
     assert (float(sums["labels"]), float(sums["blocks"])) == (3.0, 1.0)
     # flat logits choose token 0, so only slot 0 is right in both
     assert (float(sums["final_correct"]), float(sums["base_correct"])) == (1.0, 1.0)
@@ -90,7 +90,7 @@ def test_sums_of_one_block_by_hand():
 )
 def test_decay_weights_the_loss_and_its_denominator_but_not_the_accuracy(config, weights, expected):
     sums = uniform_blocks([[0, 0, 0, 0]], [weights], config, gamma=7.0)
-    np.testing.assert_allclose(sums["final_weight"], sum(expected), rtol=1e-6)
+    np.testing.assert_allclose(sums["weight"], sum(expected), rtol=1e-6)
     np.testing.assert_allclose(sums["final_loss"], sum(expected) * np.log(4), rtol=1e-6)
     assert float(sums["labels"]) == sum(weights) == float(sums["final_correct"])
 
@@ -168,25 +168,47 @@ def test_no_gradient_flows_through_dpace_weights():
     assert gradient.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_dpace_replaces_the_decay():
+def test_dpace_replaces_the_decay_and_divides_by_the_labels():
     labels, weights = jnp.array([[0, 1, 2, 3]]), jnp.ones((1, 4))
     logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 4, 9)), jnp.float32)
-    sums = {
-        gamma: block_sums(logits, logits, labels, weights, SHIFTED, LossSettings(gamma=gamma, dpace_alpha=0.5))
-        for gamma in (None, 7.0)
-    }
-    expected = naive_dpace(cross_entropy(logits, labels)[0].tolist(), [1, 1, 1, 1], 0.5)
+    losses = cross_entropy(logits, labels)[0]
+    expected = np.dot(naive_dpace(losses.tolist(), [1, 1, 1, 1], 0.5), losses)
     for gamma in (None, 7.0):
-        np.testing.assert_allclose(sums[gamma]["final_weight"], sum(expected), rtol=1e-5)
+        sums = block_sums(logits, logits, labels, weights, SHIFTED, LossSettings(gamma=gamma, dpace_alpha=0.5))
+        np.testing.assert_allclose(sums["final_loss"], expected, rtol=1e-5)
+        assert float(sums["weight"]) == 4.0
 
 
-# Seven blocks of hidden rows through one matrix: sliced against whole.
+def test_total_variation_of_known_distributions():
+    """p = (1/2, 1/2, 0), q = (1/4, 1/4, 1/2): ½(¼ + ¼ + ½) = ½; equal ones are 0 apart, disjoint ones 1."""
+    p, q = jnp.log(jnp.array([0.5, 0.5, 1e-30])), jnp.log(jnp.array([0.25, 0.25, 0.5]))
+    np.testing.assert_allclose(total_variation(q, p), 0.5, rtol=1e-6)
+    assert float(total_variation(q, q + 3.0)) < 1e-6
+    np.testing.assert_allclose(total_variation(jnp.array([0.0, -80.0]), jnp.array([-80.0, 0.0])), 1.0, rtol=1e-6)
+
+
+def test_distillation_mixes_cross_entropy_and_total_variation():
+    labels, weights = jnp.array([[0, 1, 2, 3]]), jnp.ones((1, 4))
+    rng = np.random.default_rng(3)
+    base, final, target = (jnp.asarray(rng.standard_normal((1, 4, 9)), jnp.float32) for _ in range(3))
+    plain = block_sums(base, final, labels, weights, SHIFTED, LossSettings(gamma=None))
+    mixed = block_sums(base, final, labels, weights, SHIFTED, LossSettings(gamma=None, distill=0.25), target)
+    for prefix, logits in (("base_", base), ("final_", final)):
+        expected = 0.75 * plain[prefix + "loss"] + 0.25 * total_variation(logits, target).sum()
+        np.testing.assert_allclose(mixed[prefix + "loss"], expected, rtol=1e-6)
+
+
+# Two rows of seven blocks of hidden states through one matrix: sliced against whole.
 RNG = np.random.default_rng(1)
-HIDDEN = jnp.asarray(RNG.standard_normal((7, 4, 6)), jnp.float32)
-LABELS = jnp.asarray(RNG.integers(0, 9, (7, 4)))
-WEIGHTS = jnp.asarray(RNG.random((7, 4)) < 0.7, jnp.float32).at[3].set(0.0)
+HIDDEN = jnp.asarray(RNG.standard_normal((2, 7, 4, 6)), jnp.float32)
+LABELS = jnp.asarray(RNG.integers(0, 9, (2, 7, 4)))
+WEIGHTS = jnp.asarray(RNG.random((2, 7, 4)) < 0.7, jnp.float32).at[0, 3].set(0.0)
 MATRIX = jnp.asarray(RNG.standard_normal((6, 9)), jnp.float32)
-CHOICES = {"decay": LossSettings(gamma=4.0), "dpace": LossSettings(dpace_alpha=0.4)}
+CHOICES = {
+    "decay": LossSettings(gamma=4.0),
+    "dpace": LossSettings(dpace_alpha=0.4),
+    "distill": LossSettings(gamma=4.0, distill=0.9),
+}
 
 
 def sliced(size, settings):
@@ -195,7 +217,7 @@ def sliced(size, settings):
     def loss_of(matrix, hidden):
         def logits_of(rows):
             base = rows @ matrix
-            return base, base + jnp.tanh(base)
+            return base, base + jnp.tanh(base), jnp.sin(base)
 
         choice = dataclasses.replace(settings, slice_blocks=size)
         return dual_loss(sliced_sums(logits_of, (hidden,), LABELS, WEIGHTS, SHIFTED, choice), 0.35)
@@ -220,7 +242,7 @@ def test_sums_of_two_halves_add_up_to_the_whole():
     base = HIDDEN @ MATRIX
     whole, left, right = (
         block_sums(base[part], 2 * base[part], LABELS[part], WEIGHTS[part], SHIFTED, LossSettings())
-        for part in (slice(None), slice(0, 3), slice(3, None))
+        for part in (np.s_[:], np.s_[:, :3], np.s_[:, 3:])
     )
     for name in whole:
         np.testing.assert_allclose(left[name] + right[name], whole[name], rtol=1e-5, err_msg=name)

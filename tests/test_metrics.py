@@ -3,9 +3,13 @@
 import io
 import json
 
+import fsspec
 import jax.numpy as jnp
 import pytest
 import rich.console
+from etils.epath import backend
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from domino_jax.errors import DataError
 from domino_jax.metrics import MetricsWriter, read_rows, truncate_rows
@@ -75,6 +79,73 @@ def test_no_file_is_no_rows(tmp_path):
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_a_start_without_a_row_leaves_every_byte_and_makes_no_file(tmp_path):
+    write_steps(tmp_path, [2, 4])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_steps(tmp_path, [], start_step=2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_processes_other_than_the_first_write_and_say_nothing(tmp_path):
+    console = log_console()
+    with MetricsWriter(tmp_path / "run", 10, primary=False, console=console) as metrics:
+        metrics.write(1, {"loss": 1.0, **metrics.clock().rates()})
+        metrics.advance(2)
+        metrics.say("nothing")
+    assert not (tmp_path / "run").exists() and console.file.getvalue() == ""
+
+
+def test_a_list_of_numbers_is_in_the_file_and_not_on_the_console(tmp_path):
+    console = log_console()
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(5, {"eval_tau": 2.5, "eval_accept_by_position": [0.75, float("nan")]})
+    row = read_rows(tmp_path / "metrics.jsonl")[0]
+    assert row["eval_accept_by_position"] == [0.75, None]
+    assert console.file.getvalue().startswith("step 5/10  τ 2.5  left ")
+
+
+def test_tensorboard_gets_the_values_and_none_of_the_bookkeeping(tmp_path):
+    with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
+        metrics.write(1, {"loss": 1.0, "rates": [0.5, 0.25], "started": 1e9, "productive_seconds": 2.0})
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    told = events.read_bytes()
+    assert b"loss" in told and b"rates/1" in told and b"rates/2" in told
+    assert b"started" not in told and b"productive_seconds" not in told
+
+
+class Bucket(MemoryFileSystem):
+    """gs:// in memory."""
+
+    protocol = ("gs", "gcs")
+    store: dict = {}
+    pseudo_dirs = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + str(path).removeprefix("gs://").strip("/")
+
+
+@pytest.fixture
+def bucket():
+    fsspec.register_implementation("gcs", Bucket, clobber=True)
+    backend.fsspec_backend._get_filesystem.cache_clear()
+    yield Bucket.store
+    _registry.pop("gcs")
+    backend.fsspec_backend._get_filesystem.cache_clear()
+    Bucket.store.clear()
+
+
+def test_a_remote_workdir_holds_the_same_rows_and_a_tensorboard(bucket):
+    for start, steps in ((0, [2, 4, 6]), (4, [6, 8])):
+        with MetricsWriter("gs://bucket/run", 10, start_step=start, console=log_console()) as metrics:
+            for step in steps:
+                metrics.write(step, {"loss": step / 2})
+                assert bucket["/bucket/run/metrics.jsonl"].getvalue().endswith(b"}\n")
+    assert [row["step"] for row in read_rows("gs://bucket/run/metrics.jsonl")] == [2, 4, 6, 8]
+    events = [name for name in bucket if name.startswith("/bucket/run/tensorboard/events")]
+    assert events and all(b"loss" in bucket[name].getvalue() for name in events)
+
+
 def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path):
     with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
         metrics.write(1, {"loss": float("nan"), "grad_norm": float("inf")})
@@ -100,3 +171,46 @@ def test_a_terminal_gets_a_bar_with_the_time_left(tmp_path):
         metrics.say("a word beside the bar [not markup]")
     shown = console.file.getvalue()
     assert "7/10" in shown and "loss 2.5" in shown and "left" in shown and "[not markup]" in shown
+
+
+def test_the_bar_keeps_the_last_evaluation_beside_the_last_step(tmp_path):
+    console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(4, {"eval_tau": 3.25})
+        metrics.write(5, {"loss": 2.5})
+    assert "loss 2.5  τ 3.25" in console.file.getvalue()
+
+
+def test_skipped_steps_are_shown_once_there_are_some(tmp_path):
+    console = log_console()
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(1, {"loss": 1.0, "skipped": 0})
+        metrics.write(2, {"loss": 1.0, "skipped": 3})
+    one, two = console.file.getvalue().splitlines()
+    assert "SKIPPED" not in one and "loss 1  SKIPPED 3  left" in two
+
+
+def test_a_line_shows_every_figure_of_an_interval_in_its_unit(tmp_path):
+    values = {
+        "loss": 2.5,
+        "base_loss": 2.75,
+        "final_loss": 2.25,
+        "lambda_base": 0.5,
+        "learning_rate": 6e-4,
+        "grad_norm": 0.125,
+        "accept_len": 3.5,
+        "base_accept_len": 3.25,
+        "rows_per_second": 12.5,
+        "tokens_per_second": 38_400.0,
+        "anchors_per_second": 3_200.0,
+        "mfu": 0.352,
+        "data_wait": 0.015,
+        "goodput": 0.97,
+    }
+    console = log_console()
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(10, values)
+    assert console.file.getvalue() == (
+        "step 10/10  loss 2.5  base 2.75  final 2.25  λ 0.5  lr 0.0006  grad 0.125  accept 3.5  base accept 3.25  "
+        "rows/s 12.5  tokens/s 38,400  anchors/s 3,200  MFU 35.2%  data wait 1.5%  goodput 97.0%  left 0:00:00\n"
+    )

@@ -112,7 +112,9 @@ def test_a_query_that_may_read_nothing_returns_zero_and_a_finite_gradient():
 
 
 def test_causal_mask_picture():
-    assert picture(causal_mask(jnp.zeros((1, 3), jnp.int32))[0]) == ["100", "110", "111"]
+    assert picture(causal_mask(jnp.arange(3), 3)[0]) == ["100", "110", "111"]
+    documents = jnp.array([[1, 1, 2]])
+    assert picture(causal_mask(jnp.arange(3), 3, documents, documents)[0]) == ["100", "110", "001"]
 
 
 def test_block_mask_of_a_chain_behind_two_committed_rows():

@@ -1,18 +1,30 @@
 """regenerate.py: the target's own tokens, masked; killed at any byte and continued, the file comes out the same."""
 
+import concurrent.futures
 import dataclasses
+import fcntl
 import json
+import math
+import os
 import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
-from domino_jax import cli, regenerate
+from domino_jax import cli, conversations, regenerate
+from domino_jax.answer_files import AnswerFiles, Share, local_output
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.distributed import free_port
 from domino_jax.errors import DataError, DominoError
-from domino_jax.loading import load_target
+from domino_jax.loading import load_target, read_target_identity, target_identity
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
@@ -60,13 +72,14 @@ def generators():
 @pytest.fixture
 def shared(monkeypatch, generators):
     """Lets every run use the generators of the runs before it that had the same settings."""
-    make = regenerate.Answerer.__init__
+    make = conversations.Answerer.__init__
 
-    def init(self, loaded, *settings):
-        make(self, loaded, *settings)
-        self.generators = generators.setdefault((id(loaded.params), settings), {})
+    def init(self, models, *settings):
+        make(self, models, *settings)
+        drafter = models.drafter.config if models.drafter is not None else None
+        self.generators = generators.setdefault((id(models.target_params), drafter, settings), {})
 
-    monkeypatch.setattr(regenerate.Answerer, "__init__", init)
+    monkeypatch.setattr(conversations.Answerer, "__init__", init)
 
 
 @pytest.fixture
@@ -142,11 +155,11 @@ def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path)
 
 def test_batches_are_neighbours_by_length_within_a_window():
     lengths = [5, 1, 4, 2, 3]
-    rows = [regenerate.Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
-    found = [[len(one.prompt) for one in batch] for batch in regenerate.batches(rows, 2)]
+    rows = [conversations.Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
+    found = [[len(one.prompt) for one in batch] for batch in conversations.batches(rows, 2)]
     assert found == [[1, 2], [3, 4], [5]]
-    many = [regenerate.Conversation({"id": str(i)}, i, [[]], [], [0] * (100 - i)) for i in range(100)]
-    first = next(iter(regenerate.batches(many, 2)))
+    many = [conversations.Conversation({"id": str(i)}, i, [[]], [], [0] * (100 - i)) for i in range(100)]
+    first = next(iter(conversations.batches(many, 2)))
     assert [one.request for one in first] == [63, 62]  # the shortest two of the first 32 batches
 
 
@@ -155,12 +168,12 @@ def test_turns_are_what_stands_before_each_answer():
         {"role": role, "content": text} for role, text in (("system", "s"), ("user", "1"), ("user", "2"))
     )
     given = {"role": "assistant", "content": "old"}
-    assert regenerate.split_turns([system, one, given, two], "row") == [[system, one], [two]]
-    assert regenerate.split_turns([one, two, given], "row") == [[one], [two]]
+    assert conversations.split_turns([system, one, given, two], "row") == [[system, one], [two]]
+    assert conversations.split_turns([one, two, given], "row") == [[one], [two]]
     with pytest.raises(DataError, match="role 'tool'"):
-        regenerate.split_turns([one, {"role": "tool", "content": "x"}], "row")
+        conversations.split_turns([one, {"role": "tool", "content": "x"}], "row")
     with pytest.raises(DataError, match="no message is a user's"):
-        regenerate.split_turns([system, given], "row")
+        conversations.split_turns([system, given], "row")
 
 
 def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_path):
@@ -186,16 +199,16 @@ def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_p
 
 
 def test_an_earlier_answer_is_found_behind_its_prompt_or_not_at_all():
-    assert regenerate.find_answer([1, 2, 8, 9, 3], [1, 2], [8, 9]) == 2
-    assert regenerate.find_answer([1, 2, 8, 9, 3], [1, 2, 7, 7], [8, 9]) == 2  # the think block went
-    assert regenerate.find_answer([1, 2, 8, 5, 3], [1, 2], [8, 9]) is None
-    assert regenerate.find_answer([8, 9, 2, 5, 3], [8, 9], [8, 9]) is None
+    assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2], [8, 9]) == 2
+    assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2, 7, 7], [8, 9]) == 2  # the think block went
+    assert conversations.find_answer([1, 2, 8, 5, 3], [1, 2], [8, 9]) is None
+    assert conversations.find_answer([8, 9, 2, 5, 3], [8, 9], [8, 9]) is None
 
 
 def test_an_earlier_answer_is_supervised_where_it_stands():
     done = Generation([5, 6], [], "stop")
-    one = regenerate.Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
-    row = regenerate.output_row(one, None)
+    one = conversations.Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
+    row = conversations.output_row(one, None)
     assert (row["token_ids"], row["loss_mask"]) == ([1, 8, 9, 2, 5, 6], [0, 1, 1, 0, 1, 1])
 
 
@@ -208,8 +221,8 @@ def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has(target)
             return [Generation([ord("y")], [], "stop") for _ in conversations]
 
     row = {"id": "a", "messages": [{"role": "user", "content": text} for text in ("hi", "a far longer text")]}
-    one = regenerate.start_conversation(row, 0, BytesTokenizer(), False)
-    assert regenerate.converse([one], Answerer(), BytesTokenizer(), False) == 1
+    one = conversations.start_conversation(row, 0, BytesTokenizer(), False)
+    assert conversations.converse([one], Answerer(), BytesTokenizer(), False) == 1
     assert [message["content"] for message in one.messages] == ["hi", "y"]
     assert one.answer.token_ids == [ord("y")]
 
@@ -219,20 +232,308 @@ def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answe
     prompts = [PROMPTS[0], {"id": "far", "token_ids": [1] * limit}]
     with pytest.raises(DataError, match=f"prompt far has {limit} tokens"):
         regenerate.regenerate_rows(target, prompts, tmp_path / "rows.jsonl", **SETTINGS)
-    assert not (tmp_path / "rows.jsonl").read_bytes()
+    assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_the_command_reads_the_recipe(tmp_path, capsys):
+def start(argv):
+    """Runs the command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as left:
+        cli.run(regenerate.main, ("config", "prompts", "output"), ("distributed",), argv)
+    return left.value.code
+
+
+def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"token_ids": CASES[2]["prompt"]}) + "\n")
     output = tmp_path / "new" / "rows.jsonl"
     argv = ["regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
     argv += ["--config.regenerate.max_new_tokens=5", f"--prompts={prompts}", f"--output={output}"]
-    argv += ["--config.regenerate.batch_size=1"]
-    with pytest.raises(SystemExit) as left:
-        cli.run(regenerate.main, ("config", "prompts", "output"), (), argv)
-    assert left.value.code == 0
+    argv += ["--config.regenerate.batch_size=1", "--distributed=off"]
+    assert start(argv) == 0
     assert rows_of(output)["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
-    with pytest.raises(SystemExit) as left:
-        cli.run(regenerate.main, ("config", "prompts", "output"), (), [*argv, "--config.regenerate.seed=1"])
-    assert left.value.code == 2 and "seed: 0 there, 1 now" in capsys.readouterr().err
+    assert start([*argv, "--config.regenerate.seed=1"]) == 2
+    assert "seed: 0 there, 1 now" in capsys.readouterr().err
+    monkeypatch.setattr(regenerate, "load_target", lambda *_: pytest.fail("the rows are all there"))
+    assert start(argv) == 0
+    assert "holds all 1 answers already" in capsys.readouterr().out
+    assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 0
+
+
+def test_rows_are_in_the_order_of_the_prompts(rows_file):
+    assert list(rows_of(rows_file)) == ["p0", "p1", "p2", "p3", "p4"]
+
+
+# ------------------------------------------------------------------------------------------------------ a drafter
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), pytest.param(SamplingParams(0.7, 20, 0.8), marks=pytest.mark.slow)], ids=str
+)
+def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
+    plain, drafted = tmp_path / "plain.jsonl", tmp_path / "drafted.jsonl"
+    settings = {**SETTINGS, "sampling": sampling}
+    prompts = [{**row, "token_ids": row["token_ids"][: 9 + place]} for place, row in enumerate(PROMPTS)]  # one bucket
+    regenerate.regenerate_rows(target, prompts, plain, **settings)
+    regenerate.regenerate_rows(target, prompts, drafted, **settings, drafter_path=str(GOLDEN / "drafter"))
+    assert drafted.read_bytes() == plain.read_bytes()
+    assert (
+        drafted.with_name("drafted.jsonl.meta.json").read_text() == plain.with_name("plain.jsonl.meta.json").read_text()
+    )
+
+
+def test_the_drafter_runs_with_its_head_and_its_cache_holds_a_block(target):
+    models = regenerate.load_models(target, str(GOLDEN / "drafter"), ("backbone",))
+    answerer = conversations.Answerer(models, target.stop_ids, 2, 12, SamplingParams(), 0)
+    assert answerer.mode == "domino"
+    longest = 128 - 12 - models.drafter.config.num_drafts
+    assert [answerer.generator(size).cache_slots for size in (longest - 1, longest)] == [128, 256]
+    answerer.generator(longest - 1).check_prompt([1] * (longest - 1), "a prompt that just fits")
+
+
+def test_a_drafter_that_is_not_named_is_told(target, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"token_ids": [1, 2]}) + "\n")
+    argv = ["regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
+    argv += [f"--prompts={prompts}", f"--output={tmp_path / 'rows.jsonl'}", "--distributed=off"]
+    assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 2
+    assert "config.drafter.path is not set" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ processes
+
+
+def run_shares(target, path, count):
+    """What `count` processes do, as threads that meet at the same barriers."""
+    meeting = threading.Barrier(count, timeout=60)
+
+    def run(index):
+        share = Share(index, count, lambda name: meeting.wait())
+        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, share=share)
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(run, index) for index in range(count)]:
+            done.result()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_merged_file_of_several_processes_is_that_of_one(target, shared, rows_file, tmp_path, count):
+    path = tmp_path / "several" / "rows.jsonl"
+    run_shares(target, path, count)
+    assert path.read_bytes() == rows_file.read_bytes()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
+
+
+def test_every_process_answers_every_other_batch(target, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(AnswerFiles, "merge", lambda self: None)
+    run_shares(target, tmp_path / "rows.jsonl", 2)
+    by_length = [row["id"] for row in sorted(PROMPTS, key=lambda row: len(row["token_ids"]))]  # in batches of two
+    assert list(rows_of(tmp_path / "rows.jsonl.part-0-of-2.jsonl")) == [*by_length[:2], by_length[4]]
+    assert list(rows_of(tmp_path / "rows.jsonl.part-1-of-2.jsonl")) == by_length[2:4]
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_rows_of_any_part_are_not_asked_again_whatever_the_number_of_processes(target, shared, rows_file, tmp_path):
+    folder = tmp_path / "several"
+    path = folder / "rows.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnswerFiles, "merge", lambda self: None)  # they die before
+        run_shares(target, path, 3)
+    (folder / "rows.jsonl.part-1-of-3.jsonl").unlink()
+    part = folder / "rows.jsonl.part-2-of-3.jsonl"
+    part.write_bytes(part.read_bytes() + b'{"id": "p0", "tok')  # a torn line is cut off
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        run = conversations.Answerer.answer
+        patch.setattr(
+            conversations.Answerer,
+            "answer",
+            lambda self, batch: asked.extend(one.row["id"] for one in batch) or run(self, batch),
+        )
+        run_shares(target, path, 2)
+    assert len(asked) == 2 and len(set(asked)) == 2
+    assert path.read_bytes() == rows_file.read_bytes()
+
+
+def test_a_merge_that_died_behind_its_renaming_is_finished(target, shared, rows_file, tmp_path):
+    whole = rows_file.read_bytes()
+    part = rows_file.with_name("rows.jsonl.part-0-of-2.jsonl")
+    part.write_bytes(whole[: whole.index(b"\n") + 1])
+    regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
+    assert rows_file.read_bytes() == whole and not part.exists()
+
+
+def test_parts_that_process_0_does_not_see_are_told(target, shared, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with pytest.raises(DataError, match="2 of 5 rows are in none of its parts"):
+        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, share=Share(0, 2))
+
+
+def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DominoError, match="another process is writing"):
+            regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS)
+
+
+def test_an_object_store_is_refused():
+    with pytest.raises(DominoError, match="no object store can do"):
+        local_output("gs://bucket/rows.jsonl")
+    assert local_output("~/rows.jsonl") == pathlib.Path.home() / "rows.jsonl"
+
+
+def test_the_targets_identity_needs_no_device(target):
+    scale = target.params["norm"]["scale"]
+    assert read_target_identity(str(GOLDEN / "target"), "float32") == target_identity(target.model.config, scale)
+    assert read_target_identity(str(GOLDEN / "target"), "bfloat16") != target_identity(target.model.config, scale)
+
+
+# ------------------------------------------------------------------------------------------------------ real processes
+
+
+def command(prompts, output, *more):
+    argv = [sys.executable, "-m", "domino_jax.regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}"]
+    argv += [f"--config.target.path={GOLDEN / 'target'}", "--config.regenerate.max_new_tokens=40"]
+    argv += ["--config.regenerate.batch_size=2", f"--prompts={prompts}", f"--output={output}"]
+    return [*argv, *more]
+
+
+def launch(argv, **variables):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **variables}
+    return subprocess.Popen(
+        argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def launch_two(argv):
+    address = f"127.0.0.1:{free_port()}"
+    place = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "DOMINO_HEARTBEAT_SECONDS": "10"}
+    return [launch(argv, **place, JAX_PROCESS_ID=str(index)) for index in range(2)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """(80 prompts, the file of a run that nobody disturbed)."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    prompts, output = folder / "prompts.jsonl", folder / "rows.jsonl"
+    starts = [case["prompt"][: 4 + size] for case in CASES for size in range(20)]
+    prompts.write_text("".join(json.dumps({"id": f"r{i}", "token_ids": ids}) + "\n" for i, ids in enumerate(starts)))
+    process = launch(command(prompts, output))
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    return prompts, output.read_bytes()
+
+
+def kill_somewhere(processes, folder, rng):
+    """Waits for some rows more than there are, then a little, then kills -9 one process or all of them."""
+
+    def lines():
+        return sum(file.read_bytes().count(b"\n") for file in folder.glob("rows.jsonl*") if "meta" not in file.name)
+
+    wanted = lines() + rng.choice([0, 1, 3, 9])
+    deadline = time.monotonic() + 120
+    while lines() < wanted and processes[0].poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    time.sleep(rng.random() * 0.05)
+    for process in rng.sample(processes, rng.randint(1, len(processes))):
+        process.send_signal(signal.SIGKILL)
+    for process in processes:
+        process.communicate(timeout=120)
+    return lines()
+
+
+@pytest.mark.slow
+def test_killed_with_9_again_and_again_no_row_is_lost_and_none_doubled(uninterrupted, tmp_path):
+    prompts, whole = uninterrupted
+    rng, reached = random.Random(1), []
+    for _ in range(6):
+        reached.append(kill_somewhere([launch(command(prompts, tmp_path / "rows.jsonl"))], tmp_path, rng))
+    assert reached == sorted(reached) and 0 < reached[-1] < 80, reached
+    process = launch(command(prompts, tmp_path / "rows.jsonl"))
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_two_real_processes_killed_and_continued_by_one_make_the_same_file(uninterrupted, tmp_path):
+    prompts, whole = uninterrupted
+    rng, reached = random.Random(2), []
+    for _ in range(3):
+        reached.append(kill_somewhere(launch_two(command(prompts, tmp_path / "rows.jsonl")), tmp_path, rng))
+    assert reached == sorted(reached) and 0 < reached[-1] < 80, reached
+    process = launch(command(prompts, tmp_path / "rows.jsonl"))
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_two_real_processes_make_the_file_of_one(uninterrupted, tmp_path):
+    prompts, whole = uninterrupted
+    processes = launch_two(command(prompts, tmp_path / "rows.jsonl"))
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
+    assert "in this one of 2 processes" in said[0] and "answers" not in said[1]
+
+
+ON_TWO_DEVICES = """
+import sys
+from domino_jax import cli, regenerate
+regenerate.device_memory = lambda: 1_000  # no target fits
+cli.run(regenerate.main, ("config", "prompts", "output"), ("distributed",), sys.argv)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", [False, True], ids=["alone", "drafted"])
+def test_a_target_too_large_for_a_device_is_split_over_all_of_a_process(uninterrupted, tmp_path, drafter):
+    prompts, whole = uninterrupted
+    argv = command(prompts, tmp_path / "rows.jsonl", f"--config.regenerate.use_drafter={drafter}")
+    argv = [argv[0], "-c", ON_TWO_DEVICES, *argv[3:], f"--config.drafter.path={GOLDEN / 'drafter'}"]
+    process = launch(argv, JAX_NUM_CPU_DEVICES="2", PYTHONPATH=str(ROOT))
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_command_and_jax_hears_the_next_one(tmp_path):
+    script = """
+import os, signal, time
+from domino_jax import distributed, regenerate
+distributed.initialize("auto")
+from jax.experimental import multihost_utils
+with regenerate.sigterm_ends():
+    if os.fork() == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        os._exit(0)
+    print("child", os.waitstatus_to_exitcode(os.wait()[1]))
+os.kill(os.getpid(), signal.SIGTERM)
+deadline = time.monotonic() + 20
+reached, question = False, 0
+while not reached and time.monotonic() < deadline:
+    question += 1
+    reached = multihost_utils.reached_preemption_sync_point(question)
+    time.sleep(0.1)
+print("reached", reached)
+"""
+    process = launch([sys.executable, "-c", script], PYTHONPATH=str(ROOT))
+    said = process.communicate(timeout=120)[0]
+    assert "child -15" in said and "reached True" in said, said
+
+
+def test_a_target_that_fits_stays_on_one_device(monkeypatch):
+    size = 4 * 349_632  # the golden target's weights in float32
+    config = regenerate.read_target_config(str(GOLDEN / "target"))
+    assert size == 4 * sum(math.prod(entry.shape) for entry in regenerate.target_table(config))
+    monkeypatch.setattr(regenerate.jax, "local_devices", lambda: ["one", "two"])
+    monkeypatch.setattr(regenerate.jax.sharding, "SingleDeviceSharding", lambda device: device)
+    monkeypatch.setattr(regenerate, "make_mesh", lambda *_: pytest.fail("it fits"))
+    for room in (None, size / 0.6 + 4):
+        monkeypatch.setattr(regenerate, "device_memory", lambda room=room: room)
+        with regenerate.local_mesh(str(GOLDEN / "target"), "float32") as sharding:
+            assert sharding == "one"

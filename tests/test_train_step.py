@@ -10,11 +10,11 @@ import pytest
 
 from domino_jax.drafter import blocks
 from domino_jax.training.curriculum import lambda_base
-from domino_jax.training.losses import LossSettings, dual_loss
+from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
-from domino_jax.training.step import drafter_sums, make_train_step, target_features
-from tests.models import random_tokens, tiny_drafter, tiny_target
+from domino_jax.training.step import drafter_sums, make_train_step, target_pass
+from tests.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 STEPS, ANCHORS = 80, 6
 SETTINGS = LossSettings(gamma=4.0, slice_blocks=9)
@@ -142,7 +142,7 @@ def gradient_function(head, contiguous):
     @jax.jit
     def gradients(params, share, anchors, keep, mask):
         batch = batch_of(2) | {"loss_mask": mask}
-        features = target_features(target.module, target.params, batch["tokens"], drafter.config.target_layer_ids)
+        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
 
         def loss_of(params):
             sums = drafter_sums(
@@ -214,7 +214,7 @@ def test_a_step_is_its_parts():
     @jax.jit
     def by_hand(state):
         anchors, keep = blocks.sample_anchors(jax.random.fold_in(KEY, 0), batch["loss_mask"], batch["row_ids"], ANCHORS)
-        features = target_features(target.module, target.params, batch["tokens"], drafter.config.target_layer_ids)
+        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
 
         def loss_of(params):
             sums = drafter_sums(

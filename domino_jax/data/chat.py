@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids
+from domino_jax.data.template_guard import check_template, time_limit
 from domino_jax.errors import DataError
 
 SHAREGPT_ROLES = {
@@ -180,9 +181,11 @@ class _Template:
                 "give prompt or token_ids."
             )
         try:
-            return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking
-            )
+            check_template(self.tokenizer.chat_template)
+            with time_limit():
+                return self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking
+                )
         except ImportError:
             raise  # jinja2 is missing: the installation, not the row
         except Exception as error:  # a template is a program from the target's folder and raises what it likes

@@ -1,94 +1,32 @@
-"""Training rows to endless batches of a fixed shape, in an order that the seed decides and any start can take up."""
+"""Training rows to endless batches: read at random, shuffled, padded or packed, resumed exactly from any position.
 
+    open_sources → index → TrainingRows → row order → items → batches
+
+The batches of a run follow from the data, the seed and the batch size alone. Every process works out the same global
+batches from the lengths and encodes only its own rows of them; worker processes share that work batch by batch.
+"""
+
+import dataclasses
 import pathlib
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import grain
-import numpy as np
+from absl import flags
 
-from domino_jax.data.chat import Row, encode_training_row
-from domino_jax.data.prompts import read_jsonl
+from domino_jax.data import index as indexing
+from domino_jax.data.arrange import Items, Layout, Position, row_order
+from domino_jax.data.reading import BatchEncoder, BatchIterator, Plans, start_worker
+from domino_jax.data.rows import Index, RowEncoder, TrainingRows
+from domino_jax.data.sources import Source, open_sources
 from domino_jax.errors import DataError
 
-
-class TrainingRows:
-    """The usable rows of a file, encoded and cut to max_length; a random-access source for Grain.
-
-    Usable are rows with two supervised tokens in a row, an anchor and its first label (CONTRACT §2.1). They are
-    filtered here, before any shuffling, so that an epoch is every usable row exactly once. All tokens lie in one array:
-    no Python object per token.
-    """
-
-    def __init__(
-        self,
-        path: str | pathlib.Path,
-        tokenizer: Any,
-        *,
-        max_length: int,
-        thinking: bool,
-        vocab_size: int | None = None,
-    ):
-        tokens, masks, row_ids = [], [], []
-        self.num_read = 0
-        for number, row in read_jsonl(path):
-            encoded = encode_training_row(tokenizer, row, thinking, where=f"{path}:{number}")
-            # A gather clamps an id past the embedding without a word.
-            if vocab_size is not None and (largest := encoded.token_ids.max(initial=0)) >= vocab_size:
-                raise DataError(
-                    f"{path}:{number}: token id {largest} is outside the target's {vocab_size} embedding rows."
-                )
-            token_ids, loss_mask = encoded.token_ids[:max_length], encoded.loss_mask[:max_length]
-            if has_anchor(loss_mask):
-                tokens.append(token_ids)
-                masks.append(loss_mask.astype(np.uint8))
-                row_ids.append(self.num_read)
-            self.num_read += 1
-        if not tokens:
-            raise DataError(
-                f"{path}: none of its {self.num_read} rows has two supervised tokens in a row within "
-                f"data.max_length {max_length}.\n"
-                "Train on rows with answers; prompts alone are answered first with config.data.regenerate=True."
-            )
-        self._ends = np.cumsum([len(entry) for entry in tokens])
-        self._tokens = np.concatenate(tokens)
-        self._masks = np.concatenate(masks)
-        self._row_ids = np.asarray(row_ids, np.int32)
-
-    @property
-    def num_skipped(self) -> int:
-        """Rows of the file that have no anchor."""
-        return self.num_read - len(self)
-
-    def __len__(self) -> int:
-        return len(self._row_ids)
-
-    def __getitem__(self, index: int) -> tuple[int, Row]:
-        """The row's place in the file (from 0, blank lines not counted) and the row."""
-        start = self._ends[index - 1] if index else 0
-        span = slice(start, self._ends[index])
-        return int(self._row_ids[index]), Row(self._tokens[span], self._masks[span].astype(np.float32))
+SAMPLED_ROWS = 4_096  # that stand for all when the share of padding is reported
 
 
-def has_anchor(loss_mask: np.ndarray) -> bool:
-    """True when two neighbouring tokens are supervised."""
-    return bool(np.any((loss_mask[:-1] > 0.5) & (loss_mask[1:] > 0.5)))
-
-
-def pad_row(numbered: tuple[int, Row], max_length: int) -> dict[str, np.ndarray]:
-    """One row at the right-padded length: tokens int32 [S], loss_mask float32 [S], row_ids int32 []."""
-    row_id, row = numbered
-    room = (0, max_length - len(row.token_ids))
-    # Padding needs no token of its own: it is unsupervised and behind everything that may attend to it.
-    return {
-        "tokens": np.pad(row.token_ids, room),
-        "loss_mask": np.pad(row.loss_mask, room),
-        "row_ids": np.asarray(row_id, np.int32),
-    }
-
-
-def make_dataset(
-    path: str | pathlib.Path,
+def make_batches(
+    sources: str,
     tokenizer: Any,
     *,
     max_length: int,
@@ -96,21 +34,138 @@ def make_dataset(
     seed: int,
     thinking: bool,
     vocab_size: int | None = None,
+    layout: str = "pad",
+    buckets: tuple[int, ...] = (),
+    window: int = 4_096,
+    workers: int = 0,
+    rows: slice | None = None,
+    cache: pathlib.Path | None = None,
     report: Callable[[str], None] = print,
-) -> grain.IterDataset:
-    """Batches of dict(tokens int32 [B, S], loss_mask float32 [B, S], row_ids int32 [B]), S = max_length, without end.
+) -> "Batches":
+    """Everything about the data of a run; `Batches.start` begins to read.
 
-    Every epoch has its own order. With vocab_size, the rows of the target's embedding, ids past it are refused. The
-    iterator's get_state() is a small JSON value; set_state() continues exactly behind it.
+    Args:
+      sources: one file, a glob, or a mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3" (sources.py).
+      max_length: tokens a row is cut to, and of a place in a batch.
+      batch_size: places of the global batch.
+      vocab_size: rows of the target's embedding; ids past it are refused.
+      layout: pad (each row to max_length), pack (rows side by side in max_length), buckets (each batch to the smallest
+        of `buckets` that holds its longest row).
+      window: rows that are packed or sorted into buckets together.
+      workers: processes that read and encode; 0: threads of this one.
+      rows: the rows of the global batch that this process supplies; None: all.
+      cache: a local folder for the index and for unpacked files; None: a temporary one.
+    Raises:
+      DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
-    rows = TrainingRows(path, tokenizer, max_length=max_length, thinking=thinking, vocab_size=vocab_size)
-    report(f"{path}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor")
-    return batches(rows, max_length=max_length, batch_size=batch_size, seed=seed)
+    temporary = None
+    if cache is None:
+        temporary = tempfile.TemporaryDirectory(prefix="domino-data-")
+        cache = pathlib.Path(temporary.name)
+    found = open_sources(sources, cache)
+    encoder = RowEncoder(tokenizer, max_length, thinking, vocab_size)
+    fingerprint = indexing.fingerprint(found, encoder)
+    batches = Batches(
+        rows=_usable_rows(found, indexing.load_or_build(found, encoder, fingerprint, cache, workers), encoder),
+        fingerprint=fingerprint,
+        layout=Layout(layout, max_length, tuple(buckets), window),
+        weights=tuple(source.weight for source in found),
+        batch_size=batch_size,
+        seed=seed,
+        workers=workers,
+        process_rows=rows or slice(0, batch_size),
+        temporary=temporary,
+    )
+    read, skipped = batches.rows.num_read, batches.rows.num_skipped
+    report(f"{sources}: {read - skipped} of {read} rows are trained on, {skipped} have no anchor")
+    report(
+        f"layout {layout}: {batches.efficiency:.1%} of a batch's tokens are text, {batches.rows_per_item:.3g} rows "
+        "in each of its places"
+    )
+    return batches
 
 
-def batches(rows: TrainingRows, *, max_length: int, batch_size: int, seed: int) -> grain.IterDataset:
-    """Shuffled, endless batches over rows that are read already."""
-    dataset = grain.MapDataset.source(rows).seed(seed).shuffle().repeat()
-    dataset = dataset.map(lambda numbered: pad_row(numbered, max_length)).batch(batch_size)
-    # A row is a copy of a few kilobytes: two threads stay ahead of any device.
-    return dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8))
+def _usable_rows(found: tuple[Source, ...], index: Index, encoder: RowEncoder) -> TrainingRows:
+    """The rows, if every source has some to train on."""
+    rows = TrainingRows(found, index, encoder)
+    for place, source in enumerate(found):
+        if not len(rows.by_source[place]):
+            raise DataError(
+                f"{source.pattern}: none of its {rows.num_read_of[place]} rows has two supervised tokens in a row "
+                f"within data.max_length {encoder.max_length}.\n"
+                "Train on rows with answers; prompts alone are answered first with config.data.regenerate=True."
+            )
+    return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """The data of a run, ready to be read.
+
+    rows: the usable rows. fingerprint: hex digits that change with the data, the tokenizer and how rows are cut.
+    efficiency: text tokens per token of a batch. rows_per_item: rows in one of its places (1 unless packed).
+    """
+
+    rows: TrainingRows
+    fingerprint: str
+    layout: Layout
+    weights: tuple[float, ...]
+    batch_size: int
+    seed: int
+    workers: int
+    process_rows: slice
+    temporary: tempfile.TemporaryDirectory | None = None  # lives as long as the files in it are read
+    efficiency: float = dataclasses.field(init=False)
+    rows_per_item: float = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        efficiency, rows_per_item = self._sample()
+        object.__setattr__(self, "efficiency", efficiency)
+        object.__setattr__(self, "rows_per_item", rows_per_item)
+
+    def start(self, state: dict | None = None) -> "BatchIterator":
+        """Batches from the beginning, or from behind the batch at which `BatchIterator.state` was asked.
+
+        A batch: tokens int32 [b, S], loss_mask float32 [b, S], row_ids int32 [b] (of a pack: its first row's); with
+        layout pack also positions int32 [b, S], from 0 in each document, and documents int32 [b, S], 1, 2, … and 0 for
+        padding. b: the rows of this process.
+        """
+        items = self._items(Position.from_state(state) if state else None)
+        plans = Plans(items, self.rows.lengths, self.layout, self.process_rows)
+        # Workers run this in processes of their own: what it holds is arrays and the tokenizer.
+        dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
+        if not self.workers:
+            # A row is a few milliseconds of one core: two threads stay ahead of the device.
+            dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
+            return BatchIterator(iter(dataset), items.start)
+        if not flags.FLAGS.is_parsed():  # Grain's processes look at absl's flags, which a notebook never parsed
+            flags.FLAGS.mark_as_parsed()
+        dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)).mp_prefetch(
+            grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2),
+            worker_init_fn=start_worker,
+        )
+        return BatchIterator(iter(dataset), items.start)
+
+    def _items(self, start: Position | None) -> Items:
+        return Items(
+            row_order(self.rows.by_source, self.weights, self.seed),
+            self.rows.lengths,
+            self.layout,
+            num_rows=len(self.rows),
+            batch_size=self.batch_size,
+            seed=self.seed,
+            start=start,
+        )
+
+    def _sample(self) -> tuple[float, float]:
+        """(text tokens per token, rows per place) of some thousand rows' worth of batches."""
+        items, whole = self._items(None), slice(0, self.batch_size)
+        plans = Plans(items, self.rows.lengths, self.layout, whole)
+        rows = text = padded = places = 0
+        while rows < min(SAMPLED_ROWS, len(self.rows), self.layout.window):
+            plan = plans[places // self.batch_size]
+            places += self.batch_size
+            padded += self.batch_size * plan.length
+            rows += sum(map(len, plan.items))
+            text += sum(int(self.rows.lengths[ids].sum()) for ids in plan.items)
+        return text / padded, rows / places

@@ -1,32 +1,41 @@
 """JSONL files: any row by its line, and the prompt rows of decode and regenerate."""
 
 import json
+import os
 import pathlib
 from collections.abc import Iterator
 
+from domino_jax.data.sources import is_remote, open_plain, remote_exists
 from domino_jax.errors import DataError, DominoError
 
 PROMPT_KEYS = ("messages", "prompt", "token_ids")
 
 
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
-    """Line number (from 1) and object of every line that is not blank; a broken line is a DataError that names it."""
-    file = pathlib.Path(path).expanduser()
-    if not file.is_file():
+    """Line number (from 1) and object of every line that is not blank; a broken line is a DataError that names it.
+
+    The file may be compressed (.gz, .zst) and may lie in a bucket (gs://).
+    """
+    name = os.fspath(path)
+    if not (remote_exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
         raise DominoError(f"{path}: there is no such file. Name a JSONL file that exists.")
-    with file.open("rb") as lines:
+    with open_plain(name) as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # broken JSON or bytes that are no UTF-8
-                raise DataError(
-                    f"{path}:{number}: the line is no JSON object ({error}). Correct or remove it."
-                ) from error
-            if not isinstance(row, dict):
-                raise DataError(f"{path}:{number}: the line holds a {type(row).__name__}, expected a JSON object.")
-            yield number, row
+            if line.strip():
+                yield number, parse_row(line, f"{path}:{number}")
+
+
+def parse_row(line: bytes, where: str) -> dict:
+    """The object of one line of JSONL; anything else is a DataError that names the place."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # broken JSON or bytes that are no UTF-8
+        raise DataError(f"{where}: the line is no JSON object ({error}). Correct or remove it.") from error
+    except RecursionError as error:
+        raise DataError(f"{where}: the line is nested too deeply to be read. Correct or remove it.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: the line holds a {type(row).__name__}, expected a JSON object.")
+    return row
 
 
 def read_prompts(path: str | pathlib.Path, limit: int | None = None) -> list[dict]:

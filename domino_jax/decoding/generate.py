@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from domino_jax import sharding
 from domino_jax.decoding.autoregressive import autoregressive_round
 from domino_jax.decoding.loop import DecodeState, prefill, run_rounds
 from domino_jax.decoding.models import Models
@@ -176,9 +177,15 @@ class Generator:
 
     def _timed(self, span: str, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
         """Runs the program kept under `key`, compiled first if need be; adds to the clock's span."""
+        # On a mesh every array the host reads or writes lies whole on every device.
+        mesh = jax.sharding.get_mesh()
+        everywhere = None if mesh.empty else sharding.replicated(mesh)
+        if everywhere is not None:
+            arguments = (arguments[0], *sharding.replicate(mesh, arguments[1:]))
         if key not in self.compiled:
             begin = time.perf_counter()
-            self.compiled[key] = jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
+            program = jax.jit(function, donate_argnums=donate, out_shardings=everywhere)
+            self.compiled[key] = program.lower(*arguments).compile()
             self.clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
         result = jax.block_until_ready(self.compiled[key](*arguments))

@@ -13,6 +13,7 @@ from domino_jax.nn.cache import LayerCache
 from domino_jax.nn.decoder_layer import Attention, DecoderLayer
 from domino_jax.nn.layers import Linear, RMSNorm, rotary_angles
 from domino_jax.shapes import Features, Hidden, Positions
+from domino_jax.sharding import constrain
 
 
 class Backbone(nn.Module):
@@ -20,12 +21,15 @@ class Backbone(nn.Module):
 
     config: DrafterConfig
     dtype: Any = jnp.float32
+    remat: bool = False  # layers are computed again in the backward pass
 
     def setup(self):
         c = self.config
+        # The attention function is no array; everything it closes over may be.
+        layer = nn.remat(DecoderLayer, static_argnums=(3,)) if self.remat else DecoderLayer
         self.fc = Linear(c.hidden_size, dtype=self.dtype)
         self.hidden_norm = RMSNorm(c.rms_norm_eps, self.dtype)
-        self.layers = [DecoderLayer(c, self.dtype) for _ in range(c.num_hidden_layers)]
+        self.layers = [layer(c, self.dtype) for _ in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
 
     def _angles(self, positions: Positions):
@@ -36,7 +40,7 @@ class Backbone(nn.Module):
 
         The same normed context feeds every layer and is not normed again per layer.
         """
-        context = self.hidden_norm(self.fc(features))
+        context = constrain(self.hidden_norm(self.fc(features)), "batch")
         angles = self._angles(positions)
         return tuple(layer.context_keys_values(context, angles) for layer in self.layers)
 
@@ -57,50 +61,92 @@ class Backbone(nn.Module):
 
 
 def training_attention(
-    context: LayerCache, anchors: jax.Array, keep: jax.Array, block_size: int, window: int | None
+    context: LayerCache,
+    anchors: jax.Array,
+    keep: jax.Array,
+    block_size: int,
+    window: int | None,
+    *,
+    starts: jax.Array | None = None,
+    slice_blocks: int | None = None,
 ) -> Attention:
     """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
 
     A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees) and all slots of its
     own block; with a sliding window also t ≥ anchor_b + slot - (window-1), and only slots not after its own (CONTRACT
-    §2.5). Blocks with keep False read nothing and get zeros. The context part [.., A·G, S] and the block part [.., A,
-    G, G] are two score arrays under one softmax; the [A·G, S+A·G] array they stand for, mostly masked, is never built.
+    §2.5). Blocks with keep False read nothing and get zeros. The context part and the block part are two score arrays
+    under one softmax; the [A·G, S+A·G] array they stand for, mostly masked, is never built, and of the context part
+    only `slice_blocks` blocks (None: all) live at a time, forward and backward.
 
     Args:
         context: keys and values [B, K, S, H] of the row.
         anchors: int32 [B, A].  keep: bool [B, A].
+        starts: int32 [B, A], where the anchor's document begins in a packed row; no key before it is read.
     """
-    context_k, context_v = context
-    blocks, slots, length = anchors.shape[1], block_size, context_k.shape[2]
-    key_position = jnp.arange(length)
-    query_position = anchors[:, :, None] + jnp.arange(slots)  # [B, A, G]
-    context_mask = jnp.broadcast_to(key_position < anchors[:, :, None, None], (anchors.shape[0], blocks, slots, length))
-    block_mask = jnp.ones((slots, slots), bool)
-    if window is not None:
-        context_mask &= key_position >= query_position[..., None] - (window - 1)
-        block_mask = jnp.tril(block_mask)
-    context_mask &= keep[:, :, None, None]
-    block_mask = block_mask & keep[:, :, None, None]
+    if starts is None:
+        starts = jnp.zeros_like(anchors)
 
     def attention(q, k, v):
         batch, heads, _, width = q.shape
-        kv = k.shape[1]
-        q = q.reshape(batch, kv, heads // kv, blocks, slots, width)
-        k, v = (x.reshape(batch, kv, blocks, slots, width) for x in (k, v))
-        f32 = {"preferred_element_type": jnp.float32}
-        # R, A and G as one axis: XLA:CPU makes one matmul of it (15 ms for 30, forward and backward, A 48, G 8, S 224).
-        rows = q.reshape(batch, kv, -1, width)
-        to_context = jnp.einsum("bkqh,bksh->bkqs", rows, context_k, **f32).reshape(*q.shape[:-1], -1) * width**-0.5
-        to_block = jnp.einsum("bkragh,bkauh->bkragu", q, k, **f32) * width**-0.5
-        to_context = jnp.where(context_mask[:, None, None], to_context, MASKED)
-        to_block = jnp.where(block_mask[:, None, None], to_block, MASKED)
-        top = jax.lax.stop_gradient(jnp.maximum(to_context.max(-1), to_block.max(-1)))[..., None]
-        exp_context, exp_block = jnp.exp(to_context - top), jnp.exp(to_block - top)
-        total = (exp_context.sum(-1) + exp_block.sum(-1))[..., None]
-        weights = (exp_context / total).astype(v.dtype).reshape(batch, kv, -1, length)
-        out = jnp.einsum("bkqs,bksh->bkqh", weights, context_v, **f32).reshape(q.shape)
-        out += jnp.einsum("bkragu,bkauh->bkragh", (exp_block / total).astype(v.dtype), v, **f32)
-        out = jnp.where(keep[:, None, None, :, None, None], out, 0.0)
-        return out.astype(q.dtype).reshape(batch, heads, blocks * slots, width), None
+        kv, blocks = k.shape[1], anchors.shape[1]
+        q = q.reshape(batch, kv, heads // kv, blocks, block_size, width)
+        k, v = (x.reshape(batch, kv, blocks, block_size, width) for x in (k, v))
+        size = min(slice_blocks or blocks, blocks)
+        if size == blocks:
+            out = _attend_blocks(context, q, k, v, anchors, starts, keep, window)
+        else:
+            out = _attend_in_slices(size, window, context, q, k, v, anchors, starts, keep)
+        return out.reshape(batch, heads, blocks * block_size, width), None
 
     return attention
+
+
+def _attend_in_slices(size: int, window: int | None, context: LayerCache, q, k, v, anchors, starts, keep):
+    """_attend_blocks for `size` blocks at a time; their scores are made again in the backward pass."""
+    blocks = anchors.shape[1]
+    slices = -(-blocks // size)
+    # Their gradients are summed over the slices, in float32 as one product would sum them.
+    context = jax.tree.map(lambda x: x.astype(jnp.float32), context)
+
+    def cut(x, axis):
+        x = jnp.pad(x, [(0, slices * size - blocks if place == axis else 0) for place in range(x.ndim)])
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], slices, size, *x.shape[axis + 1 :]), axis, 0)
+
+    parts = (cut(q, 3), cut(k, 2), cut(v, 2), cut(anchors, 1), cut(starts, 1), cut(keep, 1))
+    one = jax.checkpoint(lambda part: _attend_blocks(context, *part, window))
+    out = jnp.moveaxis(jax.lax.map(one, parts), 0, 3)
+    return out.reshape(*out.shape[:3], slices * size, *out.shape[5:])[:, :, :, :blocks]
+
+
+def _attend_blocks(context: LayerCache, q, k, v, anchors, starts, keep, window: int | None) -> jax.Array:
+    """Queries [B, K, R, A, G, H] over the context and over block keys and values [B, K, A, G, H] → as the queries."""
+    context_k, context_v = (x.astype(k.dtype) for x in context)
+    batch, kv, _, _, slots, width = q.shape
+    context_mask, block_mask = _block_masks(anchors, starts, keep, context_k.shape[2], slots, window)
+    f32 = {"preferred_element_type": jnp.float32}
+    # R, A and G as one axis: XLA:CPU makes one matmul of it (15 ms for 30, forward and backward, A 48, G 8, S 224).
+    rows = q.reshape(batch, kv, -1, width)
+    to_context = jnp.einsum("bkqh,bksh->bkqs", rows, context_k, **f32).reshape(*q.shape[:-1], -1) * width**-0.5
+    to_block = jnp.einsum("bkragh,bkauh->bkragu", q, k, **f32) * width**-0.5
+    to_context = jnp.where(context_mask[:, None, None], to_context, MASKED)
+    to_block = jnp.where(block_mask[:, None, None], to_block, MASKED)
+    top = jax.lax.stop_gradient(jnp.maximum(to_context.max(-1), to_block.max(-1)))[..., None]
+    exp_context, exp_block = jnp.exp(to_context - top), jnp.exp(to_block - top)
+    total = (exp_context.sum(-1) + exp_block.sum(-1))[..., None]
+    weights = (exp_context / total).astype(v.dtype).reshape(batch, kv, -1, context_k.shape[2])
+    out = jnp.einsum("bkqs,bksh->bkqh", weights, context_v, **f32).reshape(q.shape)
+    out += jnp.einsum("bkragu,bkauh->bkragh", (exp_block / total).astype(v.dtype), v, **f32)
+    return jnp.where(keep[:, None, None, :, None, None], out, 0.0).astype(q.dtype)
+
+
+def _block_masks(anchors, starts, keep, length: int, slots: int, window: int | None) -> tuple[jax.Array, jax.Array]:
+    """What A blocks of G slots read: of the context bool [B, A, G, S], of their own block bool [B, A, G, G]."""
+    key_position = jnp.arange(length)
+    before = (key_position < anchors[..., None]) & (key_position >= starts[..., None])
+    context_mask = jnp.broadcast_to(before[:, :, None], (*anchors.shape, slots, length))
+    block_mask = jnp.ones((slots, slots), bool)
+    if window is not None:
+        query_position = anchors[:, :, None] + jnp.arange(slots)
+        context_mask &= key_position >= query_position[..., None] - (window - 1)
+        block_mask = jnp.tril(block_mask)
+    return context_mask & keep[:, :, None, None], block_mask & keep[:, :, None, None]

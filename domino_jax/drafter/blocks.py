@@ -10,16 +10,23 @@ import jax.numpy as jnp
 from domino_jax.shapes import Tokens
 
 
-def legal_anchors(loss_mask: jax.Array) -> jax.Array:
+def legal_anchors(loss_mask: jax.Array, documents: jax.Array | None = None) -> jax.Array:
     """bool [B, S]: t is legal when t and t+1 are both supervised; the last position never is.
 
-    >>> loss_mask 0 1 1 1 0 1  →  0 1 1 0 0 0
+    In packed rows (documents int32 [B, S]) both have to be of one document.
+
+    >>> loss_mask 0 1 1 1 0 1  →  0 1 1 0 0 0    documents 1 1 1 2 2 2  →  0 1 0 0 0 0
     """
     supervised = loss_mask > 0.5
-    return supervised & jnp.roll(supervised, -1, axis=1).at[:, -1].set(False)
+    legal = supervised & jnp.roll(supervised, -1, axis=1).at[:, -1].set(False)
+    if documents is not None:
+        legal &= documents == jnp.roll(documents, -1, axis=1)
+    return legal
 
 
-def sample_anchors(key: jax.Array, loss_mask: jax.Array, row_ids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+def sample_anchors(
+    key: jax.Array, loss_mask: jax.Array, row_ids: jax.Array, count: int, documents: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Draws `count` legal anchors per row, uniform without replacement, ascending.
 
     A random number per position, illegal ones last, the first `count` taken. The key is folded with the row's id, so a
@@ -31,7 +38,7 @@ def sample_anchors(key: jax.Array, loss_mask: jax.Array, row_ids: jax.Array, cou
         anchors int32 [B, A] and keep bool [B, A]; a row with fewer legal positions has keep False and anchor 0 at its
         end.
     """
-    legal = legal_anchors(loss_mask)
+    legal = legal_anchors(loss_mask, documents)
     length = loss_mask.shape[1]
 
     def draw(row_id):
@@ -74,16 +81,21 @@ def labels_and_weights(
     block_size: int,
     shift_label: bool,
     contiguous: bool,
+    documents: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Labels int32 and raw weights float32, each [B, A, G] (CONTRACT §2.6).
 
     Slot k is labelled by the token at a+1+k (shifted) or a+k (unshifted, whose slot 0 has no weight). With contiguous
     True a block stops at its first unsupervised token, so it never runs on into the next turn; False is the public
-    trainer's way.
+    trainer's way. In packed rows (documents int32 [B, S]) no label is taken from another document than the anchor's.
     """
     positions = slot_positions(anchors, block_size) + (1 if shift_label else 0)
     labels = gather_positions(tokens, positions)
     supervised = (gather_positions(loss_mask, positions) > 0.5) & (positions < tokens.shape[1]) & keep[:, :, None]
+    if documents is not None:
+        supervised &= (
+            gather_positions(documents, positions) == jnp.take_along_axis(documents, anchors, axis=1)[..., None]
+        )
     weights = supervised.astype(jnp.float32)
     start = 0 if shift_label else 1
     if contiguous:

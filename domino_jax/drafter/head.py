@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.nn.layers import INIT_STD, Linear
 from domino_jax.shapes import Hidden
+from domino_jax.sharding import gathered
 
 
 class GRU(nn.Module):
@@ -35,11 +36,15 @@ class GRU(nn.Module):
 
     def input_gates(self, x: jax.Array) -> jax.Array:
         """x [..., D] → the input's share of the three gates [..., 3U]."""
-        return x.astype(self.dtype) @ self.weight_ih.astype(self.dtype)
+        return x.astype(self.dtype) @ gathered(self.weight_ih.astype(self.dtype), "weight_ih")
 
-    def advance(self, state: jax.Array, input_gates: jax.Array) -> jax.Array:
+    def hidden_matrix(self) -> jax.Array:
+        """The matrix [U, 3U] of `advance`, fetched once for a loop, so that its gradient is summed once, in float32."""
+        return gathered(self.weight_hh, "weight_hh")
+
+    def advance(self, state: jax.Array, input_gates: jax.Array, matrix: jax.Array) -> jax.Array:
         """h' = (1-u)·n + u·h with r, u from both shares and n = tanh(W_n x + r·(U_n h)). state float32 [..., U]."""
-        hidden_gates = state.astype(self.dtype) @ self.weight_hh.astype(self.dtype)
+        hidden_gates = state.astype(self.dtype) @ matrix.astype(self.dtype)
         x_reset, x_update, x_new = jnp.split(input_gates.astype(jnp.float32), 3, axis=-1)
         h_reset, h_update, h_new = jnp.split(hidden_gates.astype(jnp.float32), 3, axis=-1)
         reset = jax.nn.sigmoid(x_reset + h_reset)
@@ -62,11 +67,14 @@ class SplitLinear(nn.Module):
 
     def first(self, x: jax.Array) -> jax.Array:
         """x [..., first_width] → [..., E]."""
-        return x.astype(self.dtype) @ self.kernel[: self.first_width].astype(self.dtype)
+        return x.astype(self.dtype) @ self._whole()[: self.first_width]
 
     def second(self, x: jax.Array) -> jax.Array:
         """x [..., second_width] → [..., E]."""
-        return x.astype(self.dtype) @ self.kernel[self.first_width :].astype(self.dtype)
+        return x.astype(self.dtype) @ self._whole()[self.first_width :]
+
+    def _whole(self) -> jax.Array:
+        return gathered(self.kernel.astype(self.dtype), "down")
 
 
 class DominoHead(nn.Module):
@@ -87,15 +95,15 @@ class DominoHead(nn.Module):
 
     def step(self, state: jax.Array, x: jax.Array) -> jax.Array:
         """State [B, U] and one token's embedding [B, D] → the state after it (the drafting face)."""
-        return self.gru.advance(state, self.gru.input_gates(x))
+        return self.gru.advance(state, self.gru.input_gates(x), self.gru.hidden_matrix())
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t (the teacher-forced face)."""
         gates = self.gru.input_gates(x).swapaxes(0, 1)
-        start = self.initial_state(x.shape[0])
+        start, matrix = self.initial_state(x.shape[0]), self.gru.hidden_matrix()
 
         def consume(state, gate):
-            state = self.gru.advance(state, gate)
+            state = self.gru.advance(state, gate, matrix)
             return state, state
 
         return jax.lax.scan(consume, start, gates)[1].swapaxes(0, 1)

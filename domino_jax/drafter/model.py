@@ -12,7 +12,7 @@ from domino_jax.drafter.config import DrafterConfig
 from domino_jax.drafter.head import DominoHead
 from domino_jax.nn.attention import attend
 from domino_jax.nn.cache import Cache, append, block_mask, init_cache
-from domino_jax.shapes import Features, Hidden, Lengths
+from domino_jax.shapes import Features, Hidden, Lengths, Positions
 
 __all__ = ["Drafter", "DrafterConfig"]
 
@@ -22,24 +22,35 @@ class Drafter(nn.Module):
 
     config: DrafterConfig
     dtype: Any = jnp.float32
+    attention_blocks: int | None = None  # training: blocks whose attention scores live at a time; None is all
+    remat: bool = False  # training: backbone layers are computed again in the backward pass
 
     def setup(self):
-        self.backbone = Backbone(self.config, self.dtype)
+        self.backbone = Backbone(self.config, self.dtype, self.remat)
         if self.config.has_head:
             self.head = DominoHead(self.config, self.dtype)
 
-    def __call__(self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, prefix: jax.Array):
+    def __call__(
+        self,
+        features: Features,
+        x: jax.Array,
+        anchors: jax.Array,
+        keep: jax.Array,
+        prefix: jax.Array,
+        positions: Positions | None = None,
+    ):
         """The teacher-forced forward of A blocks per row; also what `init` traces.
 
         Args:
             features: [B, S, C·D].  x: block embeddings [B, A, G, D].  anchors int32, keep bool [B, A].
             prefix: embeddings [B, A, G, D] of the tokens x[a..a+G-1] that the GRU consumes.
+            positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
 
         Returns:
             z [B, A, G, D], and with a head (hidden_half [B, A, G, E], states [B, A, G, U]) to put through `residual`;
             the full logits are left to the caller, who takes them in slices.
         """
-        z = self.block_hidden(features, x, anchors, keep)
+        z = self.block_hidden(features, x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
         states = self.head.prefix_states(prefix.reshape(-1, *prefix.shape[2:])).reshape(*prefix.shape[:3], -1)
@@ -48,18 +59,26 @@ class Drafter(nn.Module):
             self.residual(*inner)
         return z, inner
 
-    def block_hidden(self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array) -> Hidden:
+    def block_hidden(
+        self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
+    ) -> Hidden:
         """z [B, A, G, D] of every block at once (CONTRACT §2.5)."""
         batch, blocks, slots, width = x.shape
-        context_positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
-        context = self.backbone.context_keys_values(features, context_positions)
+        starts, first = None, anchors
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
+        else:
+            first = jnp.take_along_axis(positions, anchors, axis=1)
+            starts = anchors - first
+        context = self.backbone.context_keys_values(features, positions)
 
         def attention(layer):
             window = self.config.sliding_window if self.config.is_sliding(layer) else None
-            return training_attention(context[layer], anchors, keep, slots, window)
+            sliced = {"starts": starts, "slice_blocks": self.attention_blocks}
+            return training_attention(context[layer], anchors, keep, slots, window, **sliced)
 
-        positions = slot_positions(anchors, slots).reshape(batch, blocks * slots)
-        z, _ = self.backbone(x.reshape(batch, blocks * slots, width), positions, attention)
+        block_positions = slot_positions(first, slots).reshape(batch, blocks * slots)
+        z, _ = self.backbone(x.reshape(batch, blocks * slots, width), block_positions, attention)
         return z.reshape(batch, blocks, slots, width)
 
     def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:

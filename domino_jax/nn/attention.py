@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from domino_jax.nn import splash
 from domino_jax.shapes import Mask
 
 # Finite, so that a row whose keys are all masked gives no NaN (-inf minus -inf).
@@ -29,12 +30,53 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
     return out.astype(q.dtype).reshape(batch, heads, length, width)
 
 
-def causal_mask(positions: jax.Array) -> Mask:
-    """bool [B, T, T]: query t reads key s iff s is not later.
+def attend_causal(
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None, slice_rows: int = 512
+) -> jax.Array:
+    """Causal attention of whole rows, q [B, N, T, H] over k, v [B, K, T, H], `slice_rows` queries at a time.
 
-    >>> positions 0 1 2  →  1 0 0
-                            1 1 0
-                            1 1 1
+    The [N, T, T] scores of a long row would be the largest array of a training step; a slice of them is made, used and
+    dropped; on TPUs a kernel does it. Equal to `attend` with `causal_mask`.
+
+    Args:
+        documents: int32 [B, T] of packed rows: a query reads keys of its own document only.
     """
-    index = jnp.arange(positions.shape[1])
-    return jnp.broadcast_to(index[:, None] >= index[None, :], (positions.shape[0], index.size, index.size))
+    if splash.usable(q, k):
+        return splash.attend_causal(q, k, v, documents)
+    batch, heads, length, width = q.shape
+    index = jnp.arange(length)
+    if length <= slice_rows:
+        return attend(q, k, v, causal_mask(index, length, documents, documents))
+    slices = -(-length // slice_rows)
+    room = slices * slice_rows - length
+
+    def cut(x, axis):
+        x = jnp.pad(x, [(0, room if place == axis else 0) for place in range(x.ndim)])
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], slices, slice_rows, *x.shape[axis + 1 :]), axis, 0)
+
+    def one(part):
+        rows, index, own = part
+        return attend(rows, k, v, causal_mask(index, length, own, documents))
+
+    parts = (cut(q, 2), cut(index, 0), None if documents is None else cut(documents, 1))
+    out = jnp.moveaxis(jax.lax.map(one, parts), 0, 2)
+    return out.reshape(batch, heads, slices * slice_rows, width)[:, :, :length]
+
+
+def causal_mask(
+    index: jax.Array, length: int, own: jax.Array | None = None, documents: jax.Array | None = None
+) -> Mask:
+    """bool [1 or B, T, S]: the query at place index[t] (int32 [T]) reads keys that are not later.
+
+    Args:
+        length: S.  documents: int32 [B, S] of packed rows, and own int32 [B, T] those of the queries: only keys of the
+            query's document are read.
+
+    >>> index 0 1 2, length 3  →  1 0 0    documents 1 1 2  →  1 0 0
+                                  1 1 0                        1 1 0
+                                  1 1 1                        0 0 1
+    """
+    mask = (index[:, None] >= jnp.arange(length)[None, :])[None]
+    if documents is not None:
+        mask = mask & (own[:, :, None] == documents[:, None, :])
+    return mask

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from domino_jax.nn.decoder_config import DecoderConfig
 from domino_jax.nn.layers import Linear, RMSNorm, SwiGLU, rotate
+from domino_jax.sharding import constrain
 
 Angles = tuple[jax.Array, jax.Array]
 # (q [B,N,T,H], k [B,K,T,H], v [B,K,T,H]) → (attended [B,N,T,H], whatever the caller wants back)
@@ -32,8 +33,9 @@ class SelfAttention(nn.Module):
 
     def setup(self):
         self.q_proj = Linear(self.heads * self.head_dim, self.use_bias, self.dtype)
-        self.k_proj = Linear(self.kv_heads * self.head_dim, self.use_bias, self.dtype)
-        self.v_proj = Linear(self.kv_heads * self.head_dim, self.use_bias, self.dtype)
+        kv = {"features": self.kv_heads * self.head_dim, "kv_heads": self.kv_heads}
+        self.k_proj = Linear(use_bias=self.use_bias, dtype=self.dtype, **kv)
+        self.v_proj = Linear(use_bias=self.use_bias, dtype=self.dtype, **kv)
         self.o_proj = Linear(self.width, self.use_bias, self.dtype)
         self.q_norm = RMSNorm(self.eps, self.dtype)
         self.k_norm = RMSNorm(self.eps, self.dtype)
@@ -82,5 +84,5 @@ class DecoderLayer(nn.Module):
     def __call__(self, x: jax.Array, angles: Angles, attention: Attention) -> tuple[jax.Array, Any]:
         """x [B, T, D] → (x [B, T, D], what `attention` kept)."""
         attended, kept = self.self_attn(self.input_layernorm(x), angles, attention)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), kept
+        x = constrain(x + attended, "batch")
+        return constrain(x + self.mlp(self.post_attention_layernorm(x)), "batch"), kept

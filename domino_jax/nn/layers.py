@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from domino_jax import sharding
 from domino_jax.shapes import Positions
 
 # Qwen3 configs carry initializer_range 0.02; CONTRACT: normal(0, 0.02) linears, ones for norms.
@@ -24,11 +25,12 @@ class Linear(nn.Module):
     use_bias: bool = False
     dtype: Any = jnp.float32
     kernel_init: Callable = nn.initializers.normal(INIT_STD)
+    kv_heads: int | None = None  # K where the map makes keys or values, for the layout over a mesh
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
-        y = x.astype(self.dtype) @ kernel.astype(self.dtype)
+        y = x.astype(self.dtype) @ sharding.gathered(kernel.astype(self.dtype), self.name, self.kv_heads)
         if self.use_bias:
             y = y + self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32).astype(self.dtype)
         return y

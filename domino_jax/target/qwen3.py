@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.errors import DataError
-from domino_jax.nn.attention import attend, causal_mask
+from domino_jax.nn.attention import attend, attend_causal
 from domino_jax.nn.cache import Cache, append, init_cache
 from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
 from domino_jax.nn.decoder_layer import DecoderLayer
 from domino_jax.nn.layers import INIT_STD, Linear, RMSNorm, rotary_angles
 from domino_jax.shapes import Hidden, Logits, Mask, Positions, Tokens
+from domino_jax.sharding import constrain, gathered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +62,17 @@ class Qwen3(nn.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [...] → embedding rows [..., D]."""
-        return self.embed_tokens(tokens)
+        return constrain(self.embed_tokens(tokens), "batch")
+
+    def with_gathered_head(self, params: dict) -> dict:
+        """params with the vocabulary matrix laid out as `unembed` uses it: gathered once for many calls of it."""
+        name, leaf = ("embed_tokens", "embedding") if self.config.tie_word_embeddings else ("lm_head", "kernel")
+        return params | {name: {leaf: gathered(params[name][leaf].astype(self.dtype), name)}}
 
     def unembed(self, hidden: Hidden) -> Logits:
         """Normed hidden states [..., D] → float32 logits [..., V], by lm_head or by the tied embedding."""
         if self.config.tie_word_embeddings:
-            table = self.embed_tokens.embedding.astype(self.dtype)
+            table = gathered(self.embed_tokens.embedding.astype(self.dtype), "embed_tokens")
             return jnp.einsum("...d,vd->...v", hidden.astype(self.dtype), table, preferred_element_type=jnp.float32)
         return self.lm_head(hidden).astype(jnp.float32)
 
@@ -78,6 +84,7 @@ class Qwen3(nn.Module):
         cache: Cache | None = None,
         slots: jax.Array | None = None,
         *,
+        documents: jax.Array | None = None,
         tap_layers: tuple[int, ...] = (),
         features_only: bool = False,
         with_logits: bool = True,
@@ -86,10 +93,11 @@ class Qwen3(nn.Module):
 
         Args:
             positions: int32 [B, T], absolute, for the rotation; 0..T-1 when absent.
-            mask: bool [B, T, S]; over the T tokens themselves without a cache (causal when absent), over all slots with
-              one.
+            mask: bool [B, T, S]; over the T tokens themselves without a cache (causal when absent, and then never made
+              whole), over all slots with one.
             cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T] before attention
               reads it.
+            documents: int32 [B, T] of packed rows, without a cache: a token reads its own document only.
             tap_layers: zero-based decoder layers whose OUTPUT is wanted, in the order of the list.
             features_only: stop after the last tapped layer; no norm, no logits (a training step needs no more).
             with_logits: False leaves out the lm_head; callers then put only the rows they need through `unembed`.
@@ -100,14 +108,12 @@ class Qwen3(nn.Module):
         """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        if mask is None:
-            mask = causal_mask(positions)
         x = self.embed(tokens)
         angles = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
         depth = max(tap_layers) + 1 if features_only else self.config.num_hidden_layers
         tapped, new_cache = {}, []
         for index, layer in enumerate(self.layers[:depth]):
-            x, kept = layer(x, angles, _attention(mask, cache[index] if cache else None, slots))
+            x, kept = layer(x, angles, _attention(mask, documents, cache[index] if cache else None, slots))
             new_cache.append(kept)
             if index in tap_layers:
                 tapped[index] = x
@@ -128,11 +134,11 @@ class Qwen3(nn.Module):
         return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
 
 
-def _attention(mask: Mask, layer_cache, slots):
+def _attention(mask: Mask | None, documents: jax.Array | None, layer_cache, slots):
     """The attention function of one target layer: over its own rows, or over the cache with its rows written first."""
 
     def over_tokens(q, k, v):
-        return attend(q, k, v, mask), None
+        return attend_causal(q, k, v, documents) if mask is None else attend(q, k, v, mask), None
 
     def over_cache(q, k, v):
         written = append(layer_cache, k, v, slots)

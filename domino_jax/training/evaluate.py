@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.generate import BASELINE, Generation, Generator
 from domino_jax.decoding.measure import tau_per_prompt, tau_pooled
 
 
@@ -16,16 +16,35 @@ class DecodedEvaluation:
     def __init__(self, generator: Generator, prompts: Sequence[Sequence[int]]):
         self.generator = generator
         self.prompts = prompts
+        self._alone: list[Generation] | None = None  # the target's own answers: they never change
 
-    def __call__(self, drafter_params: dict) -> dict[str, float]:
-        """{"eval_tau", "eval_tau_per_prompt", "eval_tau_backbone"}; the Domino twins only for a drafter with a head."""
+    def __call__(self, drafter_params: dict) -> dict[str, float | list[float]]:
+        """τ and what goes with it; of the Domino mode, or of the backbone for a drafter without a head.
+
+        Returns:
+            {"eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (pooled, the head left out),
+            "eval_identical": share of answers equal to the target's own, token for token,
+            "eval_accept_by_position": share of rounds that kept the draft at each position}.
+        """
         self.generator.models = self.generator.models.replace(drafter_params=drafter_params)
+        if self._alone is None:
+            self._alone = self.generator.generate(self.prompts, BASELINE)
         backbone = self.generator.generate(self.prompts, "backbone")
-        measured = backbone
-        if self.generator.models.drafter.config.has_head:
-            measured = self.generator.generate(self.prompts, "domino")
+        config = self.generator.models.drafter.config
+        measured = self.generator.generate(self.prompts, "domino") if config.has_head else backbone
+        same = sum(ours.token_ids == own.token_ids for ours, own in zip(measured, self._alone, strict=True))
+        # The parameters are the trainer's, which goes on to donate them.
+        self.generator.models = self.generator.models.replace(drafter_params=None)
         return {
             "eval_tau": tau_pooled(measured),
             "eval_tau_per_prompt": tau_per_prompt(measured),
             "eval_tau_backbone": tau_pooled(backbone),
+            "eval_identical": same / len(self.prompts),
+            "eval_accept_by_position": kept_by_position(measured, config.num_drafts),
         }
+
+
+def kept_by_position(generations: Sequence[Generation], drafted: int) -> list[float]:
+    """Share of rounds that emitted draft 1, 2, …: a round that emits n tokens kept n-1 drafts and a bonus token."""
+    rounds = [length for generation in generations for length in generation.accept_lengths]
+    return [sum(length > place for length in rounds) / max(1, len(rounds)) for place in range(1, drafted + 1)]

@@ -1,11 +1,13 @@
 """The dual cross-entropy of Domino and its metrics, reduced in slices of anchor blocks (CONTRACT §2.6-14).
 
-A slice is a few anchor blocks. Its logits are made, reduced to additive sums and dropped, forward and backward, so the
-[A·G, V] array of a batch never lives.
+A slice is a few anchor blocks of every row. Its logits are made, reduced to additive sums and dropped, forward and
+backward, so the [A·G, V] array of a batch never lives.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,20 +30,33 @@ class LossSettings:
     gamma: decay constant γ of the slot weights; None turns decay off.  contiguous: labels cut at the first unsupervised
     token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
-    slice_blocks: anchor blocks per slice of the vocabulary projection.
+    distill: share of the total-variation distance to the target's own distribution; the cross-entropy has the rest.
+    slice_blocks: anchor blocks of a row per slice of the vocabulary projection.
     """
 
     gamma: float | None = 7.0
     contiguous: bool = True
     dpace_alpha: float | None = None
-    slice_blocks: int = 128
+    distill: float = 0.0
+    slice_blocks: int = 32
 
 
 def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:
     """-log softmax(logits)[labels], float32 [...]; logits [..., V], labels int32 [...]."""
     logits = logits.astype(jnp.float32)
-    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    # A sum over a mask and no gather: that one would collect the vocabulary of all tensor shards first.
+    is_label = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == labels[..., None]
+    picked = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
     return jax.nn.logsumexp(logits, axis=-1) - picked
+
+
+def total_variation(logits: Logits, target_logits: Logits) -> jax.Array:
+    """½ Σ_v |p - q|, float32 [...], from draft and target logits [..., V]: 1 minus the chance that a draw of q is kept.
+
+    Source: the L1 term of DSpark (CONTRACT §2.15), halved.
+    """
+    q, p = jax.nn.softmax(logits.astype(jnp.float32)), jax.nn.softmax(target_logits.astype(jnp.float32))
+    return 0.5 * jnp.sum(jnp.abs(p - q), axis=-1)
 
 
 def accepted_lengths(correct: jax.Array, raw_weights: jax.Array) -> jax.Array:
@@ -66,6 +81,16 @@ def dpace_weights(losses: jax.Array, raw_weights: jax.Array, alpha: float) -> ja
     return jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
 
 
+def slot_weights(raw_weights: jax.Array, config: DrafterConfig, settings: LossSettings) -> jax.Array:
+    """The weights [..., G] whose sum the losses are divided by: raw weights with decay; D-PACE divides by the labels.
+
+    They depend on labels and anchors alone, so their sum is known before any forward pass, over all micro-batches.
+    """
+    if settings.dpace_alpha is not None:
+        return raw_weights
+    return raw_weights * position_decay(config.block_size, config.shift_label, settings.gamma)
+
+
 def block_sums(
     base: Logits,
     final: Logits,
@@ -73,83 +98,107 @@ def block_sums(
     raw_weights: jax.Array,
     config: DrafterConfig,
     settings: LossSettings,
+    target: Logits | None = None,
 ) -> Sums:
     """Additive sums of one slice: base and final logits [n, G, V], labels and raw weights [n, G] → scalars.
 
     Numerators and denominators only, so that slices, devices and micro-batches add up to the whole.
+
+    Args:
+        target: the target's own logits [n, G, V] in front of each label; needed for settings.distill.
     """
-    sums = {"blocks": jnp.sum(raw_weights.max(-1) > 0).astype(jnp.float32), "labels": raw_weights.sum()}
-    decay = position_decay(config.block_size, config.shift_label, settings.gamma)
+    has_label = raw_weights.max(-1) > 0
+    weights = slot_weights(raw_weights, config, settings)
+    sums = {
+        "blocks": jnp.sum(has_label).astype(jnp.float32),
+        "labels": raw_weights.sum(),
+        "weight": weights.sum(),
+    }
     for prefix, logits in (("base_", base), ("final_", final)):
         losses = cross_entropy(logits, labels)
-        if settings.dpace_alpha is None:
-            weights = raw_weights * decay
-        else:
-            weights = raw_weights * dpace_weights(losses, raw_weights, settings.dpace_alpha)
+        worth = 1.0
+        if settings.dpace_alpha is not None:
+            worth = dpace_weights(losses, raw_weights, settings.dpace_alpha)
+        if settings.distill:
+            losses = (1.0 - settings.distill) * losses + settings.distill * total_variation(logits, target)
         correct = jnp.argmax(logits, axis=-1) == labels
-        has_label = raw_weights.max(-1) > 0
-        sums[prefix + "loss"] = jnp.sum(weights * losses)
-        sums[prefix + "weight"] = jnp.sum(weights)
+        sums[prefix + "loss"] = jnp.sum(weights * worth * losses)
         sums[prefix + "correct"] = jnp.sum(raw_weights * correct)
         sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, raw_weights) * has_label)
     return sums
 
 
 def sliced_sums(
-    logits_of: Callable[..., tuple[Logits, Logits]],
-    inputs: tuple[jax.Array, ...],
+    logits_of: Callable[..., tuple[Logits, Logits, Logits | None]],
+    inputs: Any,
     labels: jax.Array,
     raw_weights: jax.Array,
     config: DrafterConfig,
     settings: LossSettings,
 ) -> Sums:
-    """block_sums over all blocks, `settings.slice_blocks` at a time, each slice rematerialised in the backward pass.
+    """block_sums of all blocks, `settings.slice_blocks` of each row at a time, each slice rematerialised in backward.
+
+    Slices are cut along the anchors and never along the rows: every device works on its own rows in every slice.
 
     Args:
-        logits_of: maps a slice of every array of `inputs` to (base, final) logits [n, G, V].
-        inputs: arrays [blocks, ...].  labels, raw_weights: [blocks, G].
+        logits_of: maps a slice of every array of `inputs` to (base, final, target or None) logits [B, n, G, V].
+        inputs: tree of arrays [B, A, ...].  labels, raw_weights: [B, A, G].
     """
-    blocks = labels.shape[0]
-    size = min(settings.slice_blocks, blocks)
-    padding = -blocks % size
+    sums_of_row = functools.partial(block_sums, config=config, settings=settings)
 
-    def in_slices(x):
-        x = jnp.pad(x, [(0, padding)] + [(0, 0)] * (x.ndim - 1))  # padded blocks have weight 0
-        return x.reshape(-1, size, *x.shape[1:])
-
-    @jax.checkpoint
     def one(inputs, labels, raw_weights):
-        base, final = logits_of(*inputs)
-        return block_sums(base, final, labels, raw_weights, config, settings)
+        base, final, target = logits_of(*inputs)
+        return jax.vmap(lambda b, f, y, w, t: sums_of_row(b, f, y, w, target=t))(
+            base, final, labels, raw_weights, target
+        )
 
-    slices = jax.tree.map(in_slices, (inputs, labels, raw_weights))
-    if blocks + padding == size:
-        return one(*jax.tree.map(lambda x: x[0], slices))
-    zero = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, *jax.tree.map(lambda x: x[0], slices))
-    )
-    return jax.lax.scan(lambda total, x: (jax.tree.map(jnp.add, total, one(*x)), None), zero, slices)[0]
+    rows = in_slices(one, (inputs, labels, raw_weights), settings.slice_blocks)
+    return jax.tree.map(jnp.sum, rows)
 
 
-def dual_loss(sums: Sums, lambda_base: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """L = (1-λ)F + λG from the summed numerators and denominators, and the metrics of CONTRACT §2.13.
+def in_slices(one: Callable[..., Any], arrays: Any, size: int) -> Any:
+    """The sum of one(*slice) over slices of `size` along axis 1 of every array, each made again in the backward pass.
+
+    Zeros fill the last slice, so `one` must give zero for them (blocks of weight zero).
+    """
+    count = jax.tree.leaves(arrays)[0].shape[1]
+    size = min(size, count)
+    slices = -(-count // size)
+
+    def cut(x):
+        x = jnp.pad(x, [(0, 0), (0, slices * size - count)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(x.shape[0], slices, size, *x.shape[2:]).swapaxes(0, 1)
+
+    one = jax.checkpoint(one)
+    if slices == 1:
+        return one(*arrays)
+    cuts = jax.tree.map(cut, arrays)
+    first = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], cuts))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+    return jax.lax.scan(lambda total, x: (jax.tree.map(jnp.add, total, one(*x)), None), zero, cuts)[0]
+
+
+def mixed_loss(sums: Sums, lambda_base: jax.Array, weight: jax.Array) -> jax.Array:
+    """L = (1-λ)F + λG of summed numerators over a summed `weight`; additive over micro-batches that share it."""
+    return ((1.0 - lambda_base) * sums["final_loss"] + lambda_base * sums["base_loss"]) / (weight + EPSILON)
+
+
+def loss_metrics(sums: Sums, lambda_base: jax.Array) -> dict[str, jax.Array]:
+    """The metrics of CONTRACT §2.13 from the sums of a whole batch.
 
     Returns:
-        the scalar loss and {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len",
-        "base_accept_len", "lambda_base"}; accept_len counts the bonus token and is a mean over blocks that have a
-        label.
+        {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len",
+        "lambda_base"}; accept_len counts the bonus token and is a mean over blocks that have a label.
     """
-    final_loss = sums["final_loss"] / (sums["final_weight"] + EPSILON)
-    base_loss = sums["base_loss"] / (sums["base_weight"] + EPSILON)
-    loss = (1.0 - lambda_base) * final_loss + lambda_base * base_loss
+    weight = sums["weight"] + EPSILON
     labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
-    return loss, {
-        "loss": loss,
-        "final_loss": final_loss,
-        "base_loss": base_loss,
+    return {
+        "loss": mixed_loss(sums, lambda_base, sums["weight"]),
+        "final_loss": sums["final_loss"] / weight,
+        "base_loss": sums["base_loss"] / weight,
         "accuracy": sums["final_correct"] / labels,
         "base_accuracy": sums["base_correct"] / labels,
         "accept_len": sums["final_accepted"] / blocks,
         "base_accept_len": sums["base_accepted"] / blocks,
-        "lambda_base": lambda_base,
+        "lambda_base": jnp.asarray(lambda_base, jnp.float32),
     }

@@ -1,20 +1,38 @@
 """What a run carries from step to step: float32 master weights, optimizer moments, the step. Never the target."""
 
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from domino_jax.drafter.model import Drafter
+from domino_jax.sharding import param_shardings
 
 
 @flax.struct.dataclass
 class TrainState:
-    """step: completed optimizer steps, int32.  params: float32 drafter parameters.  opt_state: optax state."""
+    """One array or tree per field; a checkpoint holds all of them.
+
+    step: steps taken, int32, those left out included.  params: float32 drafter parameters.  opt_state: optax state.
+    ema: float32 average of the parameters, an empty dict when none is kept.
+    skipped: int32, steps left out because a loss or gradient was not finite.  bad_step: int32, the last of them,
+    counted from 1; 0 when there is none.
+    """
 
     step: jax.Array
     params: dict
     opt_state: optax.OptState
+    ema: dict
+    skipped: jax.Array
+    bad_step: jax.Array
+
+    @property
+    def best_params(self) -> dict:
+        """What is evaluated and exported: the average when one is kept."""
+        return self.ema or self.params
 
 
 def init_drafter_params(drafter: Drafter, key: jax.Array) -> dict:
@@ -25,7 +43,16 @@ def init_drafter_params(drafter: Drafter, key: jax.Array) -> dict:
     return drafter.init(key, features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), block)["params"]
 
 
-def init_state(drafter: Drafter, optimizer: optax.GradientTransformation, key: jax.Array) -> TrainState:
+def init_state(
+    drafter: Drafter, optimizer: optax.GradientTransformation, key: jax.Array, with_ema: bool = False
+) -> TrainState:
     """The state before the first step; pass it through jax.eval_shape for its shapes alone."""
     params = init_drafter_params(drafter, key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    zero = jnp.zeros((), jnp.int32)
+    ema = jax.tree.map(jnp.copy, params) if with_ema else {}
+    return TrainState(zero, params, optimizer.init(params), ema, zero, zero)
+
+
+def state_shardings(mesh: Mesh, state: Any, kv_heads: int) -> Any:
+    """Where each leaf of a TrainState (or of its shapes) lies: moments and average as the parameter they belong to."""
+    return param_shardings(mesh, state, kv_heads)

@@ -1,28 +1,60 @@
 """One training step: frozen target forward, anchors, drafter forward, sliced loss, update; one jitted function.
 
 The target's parameters are an argument of their own: never differentiated, never donated, never in the state. Nothing
-here names a device, so a mesh is laid over it by sharding the arguments (DESIGN §6).
+here names a device: the arguments' shardings and the constraints of sharding.py lay the step over a mesh (DESIGN §6).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from domino_jax.drafter import blocks
 from domino_jax.drafter.model import Drafter
-from domino_jax.shapes import Features
+from domino_jax.shapes import Features, Hidden
 from domino_jax.target.qwen3 import Qwen3
-from domino_jax.training.losses import LossSettings, Sums, dual_loss, sliced_sums
+from domino_jax.training.losses import LossSettings, Sums, loss_metrics, mixed_loss, sliced_sums, slot_weights
 from domino_jax.training.state import TrainState
 
-Batch = dict[str, jax.Array]  # "tokens" int32 [B, S], "loss_mask" float32 [B, S], "row_ids" int32 [B]
+# "tokens" int32 [B, S], "loss_mask" float32 [B, S], "row_ids" int32 [B]; packed rows also "positions" and "documents"
+# int32 [B, S].
+Batch = dict[str, jax.Array]
 
 
-def target_features(target: Qwen3, target_params: dict, tokens: jax.Array, layer_ids: tuple[int, ...]) -> Features:
-    """Tapped features [B, S, C·D]; the pass stops after the last tapped layer and no gradient enters it."""
-    out = target.apply({"params": target_params}, tokens, tap_layers=layer_ids, features_only=True)
-    return jax.lax.stop_gradient(out["features"])
+def target_pass(
+    target: Qwen3, target_params: dict, batch: Batch, layer_ids: tuple[int, ...], with_hidden: bool = False
+) -> tuple[Features, Hidden | None]:
+    """Tapped features [B, S, C·D], and with_hidden the last normed hidden states [B, S, D]; no gradient enters.
+
+    Without them the pass stops after the last tapped layer.
+    """
+    packed = {name: batch[name] for name in ("positions", "documents") if name in batch}
+    out = target.apply(
+        {"params": target_params},
+        batch["tokens"],
+        tap_layers=layer_ids,
+        features_only=not with_hidden,
+        with_logits=False,
+        **packed,
+    )
+    out = jax.lax.stop_gradient(out)
+    return out["features"], out["hidden"] if with_hidden else None
+
+
+def block_labels(batch: Batch, anchors: jax.Array, keep: jax.Array, drafter: Drafter, settings: LossSettings):
+    """Labels and raw weights, each [B, A, G], of a batch."""
+    return blocks.labels_and_weights(
+        batch["tokens"],
+        batch["loss_mask"],
+        anchors,
+        keep,
+        block_size=drafter.config.block_size,
+        shift_label=drafter.config.shift_label,
+        contiguous=settings.contiguous,
+        documents=batch["documents"] if "documents" in batch else None,
+    )
 
 
 def drafter_sums(
@@ -35,36 +67,43 @@ def drafter_sums(
     anchors: jax.Array,
     keep: jax.Array,
     settings: LossSettings,
+    hidden: Hidden | None = None,
 ) -> Sums:
-    """The loss sums of one batch for given anchors int32 [B, A] and keep bool [B, A]."""
+    """The loss sums of one batch for given anchors int32 [B, A] and keep bool [B, A].
+
+    hidden: the target's last hidden states [B, S, D]; needed for settings.distill.
+    """
     config = drafter.config
     tokens, size = batch["tokens"], config.block_size
 
     def embed(ids):
         return target.apply({"params": target_params}, ids, method="embed")
 
+    head_params = target.with_gathered_head(target_params)
+
+    def unembed(rows):
+        return target.apply({"params": head_params}, rows, method="unembed")
+
     x = embed(blocks.block_tokens(tokens, anchors, keep, size, config.mask_token_id))
     prefix = embed(blocks.head_tokens(tokens, anchors, size))
-    z, inner = drafter.apply({"params": params}, features, x, anchors, keep, prefix)
-    labels, raw_weights = blocks.labels_and_weights(
-        tokens,
-        batch["loss_mask"],
-        anchors,
-        keep,
-        block_size=size,
-        shift_label=config.shift_label,
-        contiguous=settings.contiguous,
-    )
+    positions = batch["positions"] if "positions" in batch else None
+    z, inner = drafter.apply({"params": params}, features, x, anchors, keep, prefix, positions)
+    labels, raw_weights = block_labels(batch, anchors, keep, drafter, settings)
+    said = _states_before_labels(hidden, anchors, config) if settings.distill else None
 
-    def logits_of(z, inner):
-        base = target.apply({"params": target_params}, z, method="unembed")
-        return base, corrected(drafter, params, base, inner)
+    def logits_of(z, inner, said):
+        base = unembed(z)
+        return base, corrected(drafter, params, base, inner), None if said is None else unembed(said)
 
-    def flat(array):
-        return array.reshape(-1, *array.shape[2:])
+    return sliced_sums(logits_of, (z, inner, said), labels, raw_weights, config, settings)
 
-    inputs = jax.tree.map(flat, (z, inner))
-    return sliced_sums(logits_of, inputs, flat(labels), flat(raw_weights), config, settings)
+
+def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: Any) -> jax.Array:
+    """The target's states [B, A, G, D] from which it would say each label: one place before the label, clamped."""
+    places = blocks.slot_positions(anchors, config.block_size) - (0 if config.shift_label else 1)
+    places = jnp.clip(places, 0, hidden.shape[1] - 1)
+    flat = places.reshape(places.shape[0], -1, 1)
+    return jnp.take_along_axis(hidden, flat, axis=1).reshape(*places.shape, hidden.shape[-1])
 
 
 def corrected(drafter: Drafter, params: dict, base: jax.Array, inner: tuple | None) -> jax.Array:
@@ -84,25 +123,71 @@ def make_train_step(
     num_anchors: int,
     curriculum: Callable[[jax.Array], jax.Array],
     settings: LossSettings,
+    accumulate: int = 1,
+    ema_decay: float = 0.0,
+    shardings: tuple[Any, Any] | None = None,
 ) -> Callable[[TrainState, dict, Batch, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
     """(state, target_params, batch, run key) → (state, metrics); jitted, the state donated.
 
-    num_anchors: A, drawn anew each step from the key folded with step and row id.  curriculum: step → λ.
+    A step whose loss or gradient is not finite changes no parameter, moment or average; it is counted in
+    state.skipped.
+
+    Args:
+        num_anchors: A, drawn anew each step from the key folded with step and row id.  curriculum: step → λ.
+        accumulate: micro-batches that the rows are cut into, one after the other; the result is that of the whole.
+        ema_decay: d of average ← d·average + (1-d)·parameters; 0 keeps none (and the state has none).
+        shardings: of the new state and of the metrics, on a mesh.
     """
 
-    def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
-        features = target_features(target, target_params, batch["tokens"], drafter.config.target_layer_ids)
-        step_key = jax.random.fold_in(key, state.step)
-        anchors, keep = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors)
+    def micro_gradients(params, target_params, part, anchors, keep, weight, lambda_base):
+        """Sums and gradients of one micro-batch, its losses divided by the weight of all of them."""
+        taps = drafter.config.target_layer_ids
+        features, hidden = target_pass(target, target_params, part, taps, with_hidden=settings.distill > 0)
 
         def loss_of(params):
-            sums = drafter_sums(drafter, params, target, target_params, features, batch, anchors, keep, settings)
-            return dual_loss(sums, curriculum(state.step))
+            sums = drafter_sums(drafter, params, target, target_params, features, part, anchors, keep, settings, hidden)
+            return mixed_loss(sums, lambda_base, weight), sums
 
-        (_, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return sums, gradients
+
+    def gradients_of(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
+        documents = batch["documents"] if "documents" in batch else None
+        step_key = jax.random.fold_in(key, state.step)
+        drawn = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
+        _, raw_weights = block_labels(batch, *drawn, drafter, settings)
+        shared = (slot_weights(raw_weights, drafter.config, settings).sum(), curriculum(state.step))
+        if accumulate == 1:
+            return *micro_gradients(state.params, target_params, batch, *drawn, *shared), drawn
+        # Every accumulate-th row, so that each device has its share of every micro-batch.
+        parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, *drawn))
+        one = lambda part: micro_gradients(state.params, target_params, *part, *shared)  # noqa: E731
+        zero = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
+        )
+        total, _ = jax.lax.scan(lambda sum, part: (jax.tree.map(jnp.add, sum, one(part)), None), zero, parts)
+        return *total, drawn
+
+    def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
+        sums, gradients, (_, keep) = gradients_of(state, target_params, batch, key)
+        metrics = loss_metrics(sums, curriculum(state.step))
+        grad_norm = optax.tree.norm(gradients)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": keep.sum()}
-        return TrainState(state.step + 1, params, opt_state), metrics
+        ema = (
+            jax.tree.map(lambda mean, new: ema_decay * mean + (1.0 - ema_decay) * new, state.ema, params)
+            if ema_decay
+            else {}
+        )
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (params, opt_state, ema),
+            (state.params, state.opt_state, state.ema),
+        )
+        skipped = state.skipped + jnp.where(finite, 0, 1)
+        bad_step = jnp.where(finite, state.bad_step, state.step + 1)
+        metrics |= {"grad_norm": grad_norm, "anchors": keep.sum(), "skipped": skipped, "bad_step": bad_step}
+        return TrainState(state.step + 1, *kept, skipped, bad_step), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings)

@@ -1,0 +1,177 @@
+"""One pass over the data: where each row lies, how long it is, whether it can be trained on. Kept for later starts."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import pathlib
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from domino_jax.data.processes import follow_parent
+from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
+from domino_jax.data.sources import DataFile, Source, unfinished_name
+from domino_jax.errors import DataError, DominoError
+from domino_jax.progress import Progress
+
+FORMAT = 1
+LINES_PER_TASK = 256
+READ_BYTES = 1 << 26
+MANY_ROWS = 4_096  # fewer are done before a bar could be read, or a process has started
+# What a tokenizer makes of this tells two of one vocabulary apart that cut texts differently.
+PROBE = "Don't  panic:\n\n\tdef f(x): return 3.14159 + 2_000  # naïve Ünïcode, 你好, ١٢٣, 🙂 </think>\r\n "
+
+
+def fingerprint(sources: Sequence[Source], encoder: RowEncoder) -> str:
+    """Hex digits that change with any byte of the data, the mixture, the tokenizer or its template, and the length."""
+    said = {
+        "format": FORMAT,
+        "sources": [[source.weight, [file.digest for file in source.files]] for source in sources],
+        "tokenizer": _tokenizer_digest(encoder.tokenizer),
+        "max_length": encoder.max_length,
+        "thinking": encoder.thinking,
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _tokenizer_digest(tokenizer: Any) -> str:
+    if tokenizer is None:
+        return ""
+    said = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, tokenizer.encode(PROBE)]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def load_or_build(
+    sources: Sequence[Source], encoder: RowEncoder, digest: str, cache: pathlib.Path, workers: int
+) -> Index:
+    """The index kept in `cache` for data of this fingerprint, or a new one that is kept there.
+
+    Processes that start together and find none each build their own: they agree, and the last one moved in place stays.
+    """
+    kept = cache / f"index-{digest[:24]}-{encoder.vocab_size}.npz"
+    found = _load(kept)
+    if found is not None:
+        return found
+    files = [file for source in sources for file in source.files]
+    index = _build(files, encoder, workers)
+    cache.mkdir(parents=True, exist_ok=True)
+    unfinished = unfinished_name(kept)
+    try:
+        with unfinished.open("wb") as out:
+            np.savez(out, **{field.name: getattr(index, field.name) for field in dataclasses.fields(Index)})
+        unfinished.replace(kept)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return index
+
+
+def _load(path: pathlib.Path) -> Index | None:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return Index(**{field.name: arrays[field.name] for field in dataclasses.fields(Index)})
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None  # absent, or damaged: built again
+
+
+def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int) -> Index:
+    spans = [_row_spans(file) for file in files]
+    tasks = [
+        (file, first, of_file[first : first + LINES_PER_TASK])
+        for file, of_file in zip(files, spans, strict=True)
+        for first in range(0, len(of_file), LINES_PER_TASK)
+    ]
+    # One row per line: tokens, supervised tokens, usable or not; tokens −1 for a blank line.
+    measured = [np.zeros((0, 3), np.int32)]
+    total = sum(map(len, spans))
+    with contextlib.ExitStack() as stack:
+        progress = stack.enter_context(Progress("reading rows", total)) if total >= MANY_ROWS else None
+        for part in stack.enter_context(_measure_all(tasks, encoder, workers)):
+            measured.append(part)
+            if progress:
+                progress.advance(len(part))
+    values = np.concatenate(measured)
+    is_row = values[:, 0] >= 0
+    bounds = np.cumsum([0, *map(len, spans)])
+    all_spans = np.concatenate([np.zeros((0, 2), np.int64), *spans])
+    lines = np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)) + 1
+    return Index(
+        counts=np.diff(np.concatenate([[0], np.cumsum(is_row)])[bounds]),
+        spans=all_spans[is_row],
+        lines=lines[is_row],
+        lengths=values[is_row, 0],
+        supervised=values[is_row, 1],
+        usable=values[is_row, 2] > 0,
+    )
+
+
+def _row_spans(file: DataFile) -> np.ndarray:
+    """int64 [lines, 2]: start and end of every line, or (record, record + 1)."""
+    if file.records:
+        try:
+            count = len(array_record(file.local))
+        except (RuntimeError, OSError, ValueError) as error:
+            reason = (str(error) or "it cannot be opened").splitlines()[0][:120]
+            raise DataError(f"{file.name} is no intact ArrayRecord file ({reason}). Copy it again.") from error
+        return np.stack([np.arange(count), np.arange(1, count + 1)], axis=1)
+    ends, size = [np.zeros(0, np.int64)], 0
+    with open(file.local, "rb") as data:
+        while piece := data.read(READ_BYTES):
+            ends.append(np.flatnonzero(np.frombuffer(piece, np.uint8) == ord("\n")) + size)
+            size += len(piece)
+    ends = np.concatenate(ends)
+    if size and (not len(ends) or ends[-1] != size - 1):
+        ends = np.append(ends, size)  # the last line has no end of line
+    return np.stack([np.concatenate([[0], ends[:-1] + 1])[: len(ends)], ends], axis=1)
+
+
+@contextlib.contextmanager
+def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Iterator[np.ndarray]]:
+    """The measures of every task, in order: the first mistake told is the first of the data, with workers too."""
+    if not workers or len(tasks) * LINES_PER_TASK < MANY_ROWS:
+        yield (_measure(encoder, *task) for task in tasks)
+        return
+    pool = concurrent.futures.ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(encoder,)
+    )
+    try:
+        yield pool.map(_measure_in_worker, tasks)
+    except concurrent.futures.process.BrokenProcessPool as error:
+        raise DominoError(
+            "a process that reads rows ended before it was done (out of memory?); lower data.workers "
+            f"{workers} or start again."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> np.ndarray:
+    """int32 [lines, 3] for lines [first, first + len(spans)) of a file."""
+    out = np.zeros((len(spans), 3), np.int32)
+    base = int(spans[0, 0])
+    block = b"" if file.records else read_span(file, base, int(spans[-1, 1]))
+    for place, (start, end) in enumerate(spans.tolist()):
+        line = read_span(file, start, end) if file.records else block[start - base : end - base]
+        if not line.strip():
+            out[place, 0] = -1
+            continue
+        row = encoder(line, f"{file.name}:{first + place + 1}")
+        out[place] = len(row.token_ids), row.loss_mask.sum(), has_anchor(row.loss_mask)
+    return out
+
+
+_encoder: RowEncoder | None = None  # of this worker process
+
+
+def _start_worker(encoder: RowEncoder) -> None:
+    global _encoder
+    _encoder = encoder
+    follow_parent()
+
+
+def _measure_in_worker(task: tuple) -> np.ndarray:
+    return _measure(_encoder, *task)

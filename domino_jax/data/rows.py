@@ -1,0 +1,144 @@
+"""Training rows by number: which are usable, how long they are, where they stand, and their tokens when asked for."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from domino_jax.data.chat import Row, encode_training_row
+from domino_jax.data.prompts import parse_row
+from domino_jax.data.sources import DataFile, Source
+from domino_jax.errors import DataError, DominoError
+
+
+@dataclasses.dataclass(frozen=True)
+class RowEncoder:
+    """One line of JSON to a Row of at most max_length tokens; ids from vocab_size on are refused."""
+
+    tokenizer: Any
+    max_length: int
+    thinking: bool
+    vocab_size: int | None
+
+    def __call__(self, line: bytes, where: str) -> Row:
+        try:
+            row = encode_training_row(self.tokenizer, parse_row(line, where), self.thinking, where)
+        except DominoError:
+            raise
+        except Exception as error:  # whatever a row makes a library raise: the row has to be named
+            raise DataError(f"{where}: the row cannot be encoded ({type(error).__name__}: {error}).") from error
+        # A gather clamps an id past the embedding without a word.
+        if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
+            raise DataError(f"{where}: token id {largest} is outside the target's {self.vocab_size} embedding rows.")
+        return Row(row.token_ids[: self.max_length], row.loss_mask[: self.max_length])
+
+
+def has_anchor(loss_mask: np.ndarray) -> bool:
+    """True when two neighbouring tokens are supervised: an anchor and its first label (CONTRACT §2.1)."""
+    return bool(np.any((loss_mask[:-1] > 0.5) & (loss_mask[1:] > 0.5)))
+
+
+def read_span(file: DataFile, start: int, end: int) -> bytes:
+    """Bytes [start, end) of a JSONL file, or record `start` of an ArrayRecord."""
+    try:
+        if file.records:
+            return array_record(file.local)[start]
+        # Opened each time: nothing to share between threads, and a glob may name more files than may be open at once.
+        with open(file.local, "rb", buffering=0) as data:
+            data.seek(start)
+            return data.read(end - start)
+    except (OSError, RuntimeError, IndexError) as error:
+        raise DataError(f"{file.name}: cannot be read ({error}). Is it still as it was when the run began?") from error
+
+
+@functools.lru_cache(maxsize=256)
+def array_record(path: str):
+    """A reader of one ArrayRecord file; it raises RuntimeError for a damaged one."""
+    from grain import sources
+
+    return sources.ArrayRecordDataSource([path])
+
+
+@dataclasses.dataclass(frozen=True)
+class Index:
+    """What is known of all N rows of F files: arrays, so that millions of rows are some tens of megabytes.
+
+    counts int64 [F]: rows of each file. spans int64 [N, 2]: where a row lies (`read_span`). lines int64 [N]: its line
+    or record, from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
+    """
+
+    counts: np.ndarray
+    spans: np.ndarray
+    lines: np.ndarray
+    lengths: np.ndarray
+    supervised: np.ndarray
+    usable: np.ndarray
+
+
+class TrainingRows:
+    """The usable rows of all sources, as a sequence; encoded when asked for.
+
+    Usable are rows with an anchor. They are told apart before any shuffling, so that an epoch is every usable row
+    exactly once. A row's id is its number over all files in order, blank lines not counted.
+    """
+
+    def __init__(self, sources: Sequence[Source], index: Index, encoder: RowEncoder):
+        self.lengths = index.lengths
+        self._files = [file for source in sources for file in source.files]
+        self._starts = np.concatenate([[0], np.cumsum(index.counts)])
+        self._index = index
+        self._encoder = encoder
+        self._usable = np.flatnonzero(index.usable)
+        bounds = np.cumsum([0, *(len(source.files) for source in sources)])
+        edges = np.searchsorted(self._usable, self._starts[bounds])
+        #: for each source its rows
+        self.num_read_of = np.diff(self._starts[bounds]).tolist()
+        #: for each source the ids of its usable rows, int64
+        self.by_source = [self._usable[first:last] for first, last in zip(edges[:-1], edges[1:], strict=True)]
+
+    @property
+    def num_read(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def num_skipped(self) -> int:
+        """Rows that have no anchor."""
+        return self.num_read - len(self)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the usable rows, after truncation."""
+        return int(self.lengths[self._usable].sum(dtype=np.int64))
+
+    @property
+    def num_supervised(self) -> int:
+        """Supervised tokens of the usable rows, after truncation."""
+        return int(self._index.supervised[self._usable].sum(dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._usable)
+
+    def __getitem__(self, index: int) -> tuple[int, Row]:
+        """The id of usable row `index` and the row."""
+        row_id = int(self._usable[index])
+        return row_id, self.read(row_id)
+
+    def where(self, row_id: int) -> str:
+        """file:line of a row."""
+        return f"{self._file(row_id).name}:{self._index.lines[row_id]}"
+
+    def _file(self, row_id: int) -> DataFile:
+        return self._files[int(np.searchsorted(self._starts, row_id, side="right")) - 1]
+
+    def read(self, row_id: int) -> Row:
+        """The row of that id."""
+        where = self.where(row_id)
+        row = self._encoder(read_span(self._file(row_id), *map(int, self._index.spans[row_id])), where)
+        if len(row.token_ids) != self.lengths[row_id]:
+            raise DataError(
+                f"{where}: the row has {len(row.token_ids)} tokens, and {self.lengths[row_id]} when the run began; "
+                "data must not change under a run."
+            )
+        return row

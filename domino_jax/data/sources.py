@@ -1,0 +1,285 @@
+"""The files behind data.train: one file, a glob or a weighted mixture; JSONL (plain, .gz, .zst) or ArrayRecord; gs://.
+
+Rows are read at random, so every file is brought into a form that allows it: what lies in a bucket is copied into the
+cache folder once, what is compressed is unpacked there once. Both appear under their final name only when complete, so
+several processes may share the folder and a killed one leaves nothing half-written to be read.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import glob
+import gzip
+import hashlib
+import io
+import math
+import os
+import pathlib
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from domino_jax.errors import DataError, DominoError
+
+COMPRESSED = (".gz", ".zst")
+# Grain's own naming, alone or in shards: rows.array_record, rows.array_record-00003-of-00016.
+ARRAY_RECORD = re.compile(r"\.array_?record(-\d+-of-\d+)?$")
+PIECE_BYTES = 1 << 16
+HASHING_THREADS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """name: as in messages; local: where its rows can be read at random; records: ArrayRecord; digest: of its bytes."""
+
+    name: str
+    local: str
+    records: bool
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One pattern of a mixture with its share of the rows (all shares sum to 1) and the files it names, sorted."""
+
+    pattern: str
+    weight: float
+    files: tuple[DataFile, ...]
+
+
+def open_sources(text: str, cache: pathlib.Path) -> tuple[Source, ...]:
+    """The sources of data.train, each file readable at random.
+
+    Args:
+      text: "rows.jsonl", "rows/*.jsonl.gz" or "A.jsonl=0.7,B/*.zst=0.3"; paths are local or gs://.
+      cache: a local folder for copies; made when needed.
+    Raises:
+      DominoError: a pattern that matches nothing, a weight that is no number above 0, a missing package.
+      DataError: a compressed file that is damaged.
+    """
+    parts = parse_sources(text)
+    total = math.fsum(weight for _, weight in parts)
+    sources = []
+    with concurrent.futures.ThreadPoolExecutor(HASHING_THREADS) as threads:
+        for pattern, weight in parts:
+            files = threads.map(lambda name: _bring(name, cache), find_files(pattern))
+            sources.append(Source(pattern, weight / total, tuple(files)))
+    return tuple(sources)
+
+
+def parse_sources(text: str) -> list[tuple[str, float]]:
+    """(pattern, weight) of every part. What names files as it stands is one pattern, = and , in it or not."""
+    if not re.search("[=,]", text) or _matches(text):
+        return [(text, 1.0)]
+    parts = [_parse_part(part.strip()) for part in text.split(",")]
+    if len(parts) > 1:
+        for pattern, weight in parts:
+            if weight is None:
+                raise DominoError(
+                    f"data.train: {pattern or 'an empty part'} has no weight in {text}; a mixture is written "
+                    "A.jsonl=0.7,B.jsonl=0.3."
+                )
+    return [(pattern, 1.0 if weight is None else weight) for pattern, weight in parts]
+
+
+def _parse_part(part: str) -> tuple[str, float | None]:
+    pattern, equals, tail = part.rpartition("=")
+    if not equals or _matches(part):
+        return part, None
+    try:
+        weight = float(tail)
+    except ValueError:
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise DominoError(
+            f"data.train: there is no file {part}, and as a weight of {pattern or 'nothing'} {tail!r} is no number "
+            "above 0.\nName an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."
+        )
+    return pattern, weight
+
+
+def find_files(pattern: str) -> list[str]:
+    """The files that a path or glob names, sorted; a DominoError when there is none."""
+    found = _matches(pattern)
+    if found:
+        return found
+    if not is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
+        raise DominoError(f"{pattern} is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl.")
+    if glob.has_magic(pattern):
+        raise DominoError(f"{pattern}: no file matches. Name JSONL or ArrayRecord files that exist.")
+    raise DominoError(f"{pattern}: there is no such file. Name a JSONL file that exists.")
+
+
+def _matches(pattern: str) -> list[str]:
+    if is_remote(pattern):
+        return _remote_matches(pattern)
+    path = os.path.expanduser(pattern)
+    if os.path.isfile(path):
+        return [path]
+    return sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+
+
+def _remote_matches(pattern: str) -> list[str]:
+    with _storage(pattern):
+        if not glob.has_magic(pattern):
+            return [pattern] if remote_exists(pattern) else []
+        parts = pattern.split("/")
+        fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
+        base = _remote_path("/".join(parts[:fixed]))
+        return sorted(os.fspath(path) for path in base.glob("/".join(parts[fixed:])))
+
+
+def is_remote(name: str) -> bool:
+    return "://" in name
+
+
+def remote_exists(name: str) -> bool:
+    with _storage(name):
+        return _remote_path(name).exists()
+
+
+def _remote_path(name: str):
+    # Imported here: a run on local files needs no client of a storage service.
+    from etils import epath
+
+    return epath.Path(name)
+
+
+@contextlib.contextmanager
+def _storage(name: str) -> Iterator[None]:
+    """Every storage client fails with exceptions of its own; here they become one message."""
+    try:
+        yield
+    except DominoError:
+        raise
+    except ImportError as error:
+        raise DominoError(f"{name}: its client is not installed ({error}); for gs:// run pip install gcsfs.") from error
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise DominoError(
+            f"{name} cannot be read: {reason}. Check the path and this machine's access to it."
+        ) from error
+
+
+@contextlib.contextmanager
+def open_plain(name: str) -> Iterator[BinaryIO]:
+    """The decompressed bytes of a local or remote file; a damaged archive is a DataError that names it."""
+    with contextlib.ExitStack() as stack:
+        if is_remote(name):
+            stack.enter_context(_storage(name))
+            raw = stack.enter_context(_remote_path(name).open("rb"))
+        else:
+            raw = stack.enter_context(open(os.path.expanduser(name), "rb"))
+        if name.endswith(COMPRESSED):
+            pieces = _gzip_pieces(raw, name) if name.endswith(".gz") else _zstd_pieces(raw, name)
+            yield io.BufferedReader(_PieceReader(pieces), PIECE_BYTES)
+        else:
+            yield raw
+
+
+def _gzip_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=raw) as plain:
+        try:
+            while piece := plain.read(PIECE_BYTES):
+                yield piece
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{name} is no intact gzip file ({error}). Copy it again.") from error
+
+
+def _zstd_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise DominoError(f"{name}: reading .zst needs a package: pip install zstandard.") from error
+    frame = None
+    try:
+        while piece := raw.read(PIECE_BYTES):
+            while piece:  # an archive may be several frames, one behind the other
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(piece)
+                piece = frame.unused_data
+                frame = None if frame.eof else frame
+    except zstandard.ZstdError as error:
+        raise DataError(f"{name} is no intact zstd file ({error}). Copy it again.") from error
+    if frame is not None:  # zstandard itself passes over an archive that is cut off
+        raise DataError(f"{name} is no intact zstd file (it ends inside a frame). Copy it again.")
+
+
+class _PieceReader(io.RawIOBase):
+    """A readable file over byte strings."""
+
+    def __init__(self, pieces: Iterator[bytes]):
+        self._pieces = pieces
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._rest = memoryview(piece)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count
+
+
+def _bring(name: str, cache: pathlib.Path) -> DataFile:
+    """A copy that can be read at random, made unless it is there already."""
+    local = _fetched(name, cache) if is_remote(name) else name
+    digest = _digest(local)
+    if name.endswith(COMPRESSED):
+        # Named by its bytes: a file that was replaced is unpacked again, whatever its date says.
+        local = _made(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, name, target))
+    return DataFile(name, os.path.abspath(os.path.expanduser(local)), bool(ARRAY_RECORD.search(name)), digest)
+
+
+def _fetched(name: str, cache: pathlib.Path) -> str:
+    with _storage(name):
+        remote = _remote_path(name)
+        stat = remote.stat()
+        key = hashlib.sha256(f"{name} {stat.length} {stat.mtime}".encode()).hexdigest()[:32]
+
+        def copy(target: pathlib.Path) -> None:
+            with remote.open("rb") as source, target.open("wb") as out:
+                shutil.copyfileobj(source, out, 1 << 22)
+
+        return _made(cache / "fetched" / f"{key}-{name.rsplit('/', 1)[-1]}", copy)
+
+
+def _unpack(local: str, name: str, target: pathlib.Path) -> None:
+    try:
+        with open_plain(local) as plain, target.open("wb") as out:
+            shutil.copyfileobj(plain, out, 1 << 22)
+    except OSError as error:
+        raise DominoError(f"{name} cannot be unpacked to {target.parent}: {error}. Free some space there.") from error
+
+
+def _made(target: pathlib.Path, make: Callable[[pathlib.Path], None]) -> str:
+    """`target`, made under another name and then moved in place unless it exists."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = unfinished_name(target)
+        try:
+            make(unfinished)
+            unfinished.replace(target)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    return str(target)
+
+
+def unfinished_name(target: pathlib.Path) -> pathlib.Path:
+    """A name beside `target` that no other process, on this machine or another, writes to."""
+    return target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
+
+
+def _digest(local: str) -> str:
+    try:
+        with open(os.path.expanduser(local), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise DominoError(f"{local} cannot be read: {error.strerror}.") from error

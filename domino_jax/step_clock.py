@@ -1,0 +1,129 @@
+"""Where a training run's time goes: rates of an interval, utilisation of the devices, waiting for data, goodput."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+
+class StepClock:
+    """Takes the time of a training loop.
+
+        with clock.waiting_for_data():
+            batch = next(batches)
+        state, measured = step(state, …)
+        clock.step_done(rows, tokens, measured["anchors"])
+        …
+        metrics.write(done, {**values, **clock.rates()})  # after the values were read from the device
+        with clock.aside():
+            evaluate and save
+
+    Working time is the loop's time behind its first step, without what `aside` covers. The first step holds the
+    compilation and counts nowhere; its own time is `first_step_seconds`.
+
+    Goodput is the share of the wall time since the run's first start (the first that wrote a row of rates; all waits
+    and down times in between included) that was spent in steps that count: working time without waiting for data, of
+    those steps alone that lie before the point from which a later start went on. It survives restarts through
+    metrics.jsonl, whose rows carry "started" (seconds since 1970) and "productive_seconds" (so far): a restart drops
+    the rows behind its checkpoint, and with them the time that was lost.
+    """
+
+    def __init__(
+        self,
+        earlier: Sequence[Mapping[str, Any]] = (),
+        kept: Sequence[Mapping[str, Any]] = (),
+        *,
+        row_flops: Callable[[int], float] | None = None,
+        peak_flops: float | None = None,
+    ):
+        """
+        Args:
+            earlier: all rows of metrics.jsonl.  kept: those before the step from which the run goes on.
+            row_flops: tokens of a row → FLOPs of its part of a step (flops.step_flops, "lean").
+            peak_flops: FLOP/s of all devices together; without it there is no "mfu".
+        """
+        starts = [row["started"] for row in earlier if row.get("started") is not None]
+        self._started = min(starts, default=time.time())
+        self._productive = max((row["productive_seconds"] for row in kept if "productive_seconds" in row), default=0.0)
+        self._row_flops = functools.cache(row_flops) if row_flops else None
+        self._peak = peak_flops
+        self._fetched = time.monotonic()
+        self._last_anchors: Any = None
+        self.first_step_seconds: float | None = None
+        self._begin_interval()
+
+    def _begin_interval(self) -> None:
+        self._begin = time.monotonic()
+        self._waited = self._elsewhere = self._flops = 0.0
+        self._rows = self._tokens = 0
+        self._anchors: list[Any] = []
+
+    @contextlib.contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Around the call that fetches the next batch."""
+        begin = time.monotonic()
+        yield
+        self._fetched = time.monotonic()
+        self._waited += self._fetched - begin
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around what is no step: evaluation, checkpoints. Waits for the steps under way first, so that they count."""
+        jax.block_until_ready(self._last_anchors)
+        begin = time.monotonic()
+        yield
+        self._elsewhere += time.monotonic() - begin
+
+    def step_done(self, rows: int, tokens: int, anchors: Any) -> None:
+        """Counts a step, over all devices and processes.
+
+        Args:
+            rows: rows of the global batch.  tokens: its tokens, padding included.
+            anchors: blocks trained, a number or a scalar on the device, which is read when the rates are asked for.
+        """
+        self._last_anchors = anchors
+        if self.first_step_seconds is None:
+            jax.block_until_ready(anchors)
+            self.first_step_seconds = time.monotonic() - self._fetched
+            self._begin_interval()
+            return
+        self._rows += rows
+        self._tokens += tokens
+        self._anchors.append(anchors)
+        if self._row_flops:
+            self._flops += rows * self._row_flops(tokens // rows)
+
+    def rates(self) -> dict[str, float]:
+        """The figures since the last call, which begins a new interval; call it when the step's values were read.
+
+        Returns:
+            "rows_per_second", "tokens_per_second" and "anchors_per_second" over the working time; "data_wait", the
+            share of it that the loop waited for batches (an upper bound of the devices' own wait: they may have been
+            busy with earlier steps); "mfu" where the devices' peak is known: the lean FLOPs against it. None of these
+            where no step behind the first was done. Always "goodput", "productive_seconds" and "started".
+        """
+        working = time.monotonic() - self._begin - self._elsewhere
+        rates = {}
+        if self.first_step_seconds is not None:
+            self._productive += max(working - self._waited, 0.0)
+        if self._rows and working > 0:
+            anchors = sum(float(count) for count in jax.device_get(self._anchors))
+            rates = {
+                "rows_per_second": self._rows / working,
+                "tokens_per_second": self._tokens / working,
+                "anchors_per_second": anchors / working,
+                "data_wait": self._waited / working,
+            }
+            if self._peak and self._row_flops:
+                rates["mfu"] = self._flops / working / self._peak
+        wall = max(time.time() - self._started, self._productive, 1e-9)
+        self._begin_interval()
+        return {
+            **rates,
+            "goodput": self._productive / wall,
+            "productive_seconds": self._productive,
+            "started": self._started,
+        }

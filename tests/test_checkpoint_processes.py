@@ -1,0 +1,136 @@
+"""Two processes on loopback: one checkpoint of both, and one opinion on which is intact."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.test_reliability_checkpoints import data_file, flip
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+AGREES = """
+import json, sys
+import jax
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]), coordinator_bind_address=sys.argv[2])
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from domino_jax.checkpoint import Checkpoints
+from domino_jax.errors import DataError
+
+mesh = Mesh(np.array(jax.devices()), ("fsdp",))
+sharding = NamedSharding(mesh, P("fsdp"))
+target = {"w": jax.ShapeDtypeStruct((16, 8), "float32", sharding=sharding)}
+lines = []
+try:
+    with Checkpoints(sys.argv[1], keep=10, report=lines.append) as checkpoints:
+        restored = checkpoints.restore_latest(target)
+        first = restored.step if restored else 0
+        if restored:
+            for shard in restored.state["w"].addressable_shards:
+                np.testing.assert_array_equal(shard.data, np.full((4, 8), first, np.float32))
+        for step in (first + 1, first + 2):
+            value = np.full((16, 8), step, np.float32)
+            state = {"w": jax.make_array_from_callback((16, 8), sharding, lambda index: value[index])}
+            checkpoints.save(step, state, {"item": step}, {}, tau=1.0)
+        checkpoints.wait()
+        print(json.dumps({"first": first, "steps": checkpoints.steps(), "lines": len(lines)}), flush=True)
+except DataError as error:
+    print(json.dumps({"refused": str(error).splitlines()[0]}), flush=True)
+"""
+
+
+STOPS = """
+import sys, time
+import jax
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]), coordinator_bind_address=sys.argv[2])
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from domino_jax.checkpoint import Checkpoints
+from domino_jax.preemption import PREEMPTED, Preemption
+
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))
+with Preemption(report=lambda line: None) as preemption, Checkpoints(sys.argv[1], keep=10) as checkpoints:
+    print("ready", flush=True)
+    for step in range(501, 2500):
+        time.sleep(0.02)
+        if preemption.reached(step):
+            value = np.full(4, step, np.float32)
+            state = {"w": jax.make_array_from_callback((4,), sharding, lambda index: value[index])}
+            checkpoints.save(step, state, {"item": step}, {})
+            checkpoints.wait()
+            print(step, checkpoints.steps(), flush=True)
+            break
+sys.exit(PREEMPTED)
+"""
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def two_processes(code, workdir):
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    address = f"127.0.0.1:{free_port()}"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(workdir), address, str(rank)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield both
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
+def agree(workdir):
+    with two_processes(AGREES, workdir) as both:
+        return [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in both]
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_the_newest_intact_step(tmp_path):
+    assert agree(tmp_path) == [{"first": 0, "steps": [1, 2], "lines": 0}] * 2
+    flip(data_file(tmp_path / "checkpoints" / "2"), 99)
+    one, other = agree(tmp_path)
+    assert one == {"first": 1, "steps": [1, 2, 3], "lines": 1}
+    assert other == {"first": 1, "steps": [1, 2, 3], "lines": 0}
+    for step in (1, 2, 3):
+        flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
+    one, other = agree(tmp_path)
+    assert one["refused"].startswith("none of the checkpoints")
+    assert other["refused"].startswith("process 0 cannot use the checkpoints")
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
+    """R8 with two processes, one of which is ahead of the other."""
+    with two_processes(STOPS, tmp_path) as both:
+        for process in both:
+            assert process.stdout.readline() == "ready\n"
+        time.sleep(1)
+        started = time.monotonic()
+        both[1].send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=60)[0] for process in both]
+        assert time.monotonic() - started < 10
+    assert [process.returncode for process in both] == [42, 42]
+    assert said[0] == said[1] and said[0].endswith("]\n")
+    step = int(said[0].split()[0])
+    assert step > 501 and said[0] == f"{step} [{step}]\n"

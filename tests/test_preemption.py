@@ -1,0 +1,161 @@
+"""preemption.py: SIGTERM ends a run with a checkpoint of its last step (R8); a second signal ends even that (R9)."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax.checkpoint import Checkpoints
+from domino_jax.preemption import PREEMPTED, Preemption
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# A training loop without a model: the state is the step it was taken after.
+TRAINS = """
+import sys, time
+import jax, jax.numpy as jnp
+from domino_jax import distributed, manifest
+from domino_jax.checkpoint import Checkpoints
+from domino_jax.preemption import PREEMPTED, Preemption
+
+workdir, mode, slow_from, *saved_steps = sys.argv[1:]
+distributed.initialize(mode)
+write = manifest.write
+
+def slow(folder, step):
+    if step >= int(slow_from):
+        print("hashing", flush=True)
+        time.sleep(60)
+    write(folder, step)
+
+manifest.write = slow
+state = {"step": jnp.int32(0)}
+with Preemption() as preemption, Checkpoints(workdir, keep=3) as checkpoints:
+    restored = checkpoints.restore_latest(jax.eval_shape(lambda: state))
+    first = restored.step if restored else 0
+    print("ready", first, flush=True)
+    if first:
+        time.sleep(2)  # compiles
+    for index in range(first, 1500):
+        time.sleep(0.02)
+        done = index + 1
+        state = {"step": jnp.int32(done)}
+        if preemption.reached(done):
+            checkpoints.save(done, state, {"item": done}, {})
+            checkpoints.wait()
+            print("saved", done, flush=True)
+            sys.exit(PREEMPTED)
+        if str(done) in saved_steps:
+            checkpoints.save(done, state, {"item": done}, {})
+            print("step", done, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def training(workdir, mode, saves=(20,), slow_from=10_000):
+    """A run that saves at these steps; hashing those from `slow_from` on takes a minute."""
+    command = [sys.executable, "-c", TRAINS, str(workdir), mode, str(slow_from), *map(str, saves)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process, start):
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.split()
+    raise AssertionError(f"the run ended without saying {start!r}")
+
+
+def ends(process, signal_number, within):
+    """(exit code, number of the checkpoint that it said it saved)."""
+    started = time.monotonic()
+    process.send_signal(signal_number)
+    rest = process.communicate(timeout=60)[0]
+    assert time.monotonic() - started < within
+    said = [line.split()[1] for line in rest.splitlines() if line.startswith("saved")]
+    return process.returncode, int(said[0]) if said else None
+
+
+def restored_step(workdir):
+    """The step a next start continues from, checked, and what it says."""
+    lines = []
+    with Checkpoints(workdir, keep=3, report=lines.append) as checkpoints:
+        step, state, data_state, _ = checkpoints.restore_latest({"step": jax.ShapeDtypeStruct((), np.int32)})
+    assert (int(state["step"]), data_state) == (step, {"item": step})
+    return step, lines
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"], ids=["jax's service", "own handler"])
+def test_sigterm_saves_the_current_step_and_exits_42(tmp_path, mode):
+    with training(tmp_path, mode) as process:
+        read_until(process, "step 20")
+        code, saved = ends(process, signal.SIGTERM, within=10)
+    assert code == PREEMPTED == 42
+    assert saved > 20 and restored_step(tmp_path) == (saved, [])
+    # Again, before the resumed run has asked even once: its first step number lies behind what JAX would name.
+    with training(tmp_path, mode) as process:
+        assert read_until(process, "ready") == ["ready", str(saved)]
+        code, again = ends(process, signal.SIGTERM, within=10)
+    assert (code, again) == (42, saved + 1)
+    assert restored_step(tmp_path) == (saved + 1, [])
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_during_that_save_ends_at_once_and_the_last_checkpoint_is_intact(tmp_path, second):
+    with training(tmp_path, "auto", slow_from=21) as process:
+        read_until(process, "step 20")
+        process.send_signal(signal.SIGTERM)
+        read_until(process, "hashing")
+        code, saved = ends(process, second, within=5)
+    assert (code, saved) == (-second, None)
+    step, lines = restored_step(tmp_path)
+    assert step == 20
+    assert len(lines) == 1 and "was cut off" in lines[0]
+
+
+def test_ctrl_c_waits_for_a_checkpoint_and_a_second_one_does_not(tmp_path):
+    with training(tmp_path, "off", saves=(20, 40), slow_from=40) as process:
+        read_until(process, "hashing")
+        process.send_signal(signal.SIGINT)
+        read_until(process, "waits for the checkpoint")
+        code, _ = ends(process, signal.SIGINT, within=5)
+    assert code == -signal.SIGINT
+    assert restored_step(tmp_path)[0] == 20
+
+
+@pytest.fixture
+def handlers():
+    """Puts the signals' handlers back behind the test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_without_a_signal_it_is_never_reached_and_leaves_no_handler(handlers):
+    before = signal.getsignal(signal.SIGTERM)
+    with Preemption(report=pytest.fail) as preemption:
+        assert signal.getsignal(signal.SIGTERM) is not before
+        assert [preemption.reached(step) for step in range(3)] == [False] * 3
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_once_reached_it_stays_so_and_the_next_signals_are_the_kernels(handlers):
+    lines = []
+    with Preemption(report=lines.append) as preemption:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # a double, to the process and to its group, is one request
+        assert [preemption.reached(step) for step in (7, 8)] == [True, True]
+        assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    assert lines == ["SIGTERM: stops after step 7, with a checkpoint; another signal ends it without"]

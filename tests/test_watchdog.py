@@ -1,0 +1,93 @@
+"""watchdog.py: a step that hangs is told once, with where every thread stands; slow is not hung."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from domino_jax.watchdog import HUNG, Watchdog
+
+
+class Log:
+    """What a watchdog reported and which hangs it called back for."""
+
+    def __init__(self):
+        self.text, self.hangs = [], []
+
+    def watchdog(self, seconds, **choices):
+        return Watchdog(seconds, on_hang=self.hangs.append, report=self.text.append, **choices)
+
+
+def blocked_in_a_step(seconds):
+    time.sleep(seconds)
+
+
+def test_a_blocked_step_puts_all_stacks_in_the_log_once():
+    """R23: blocked 5 s, limit 2 s."""
+    log, other = Log(), threading.Event()
+    waiting = threading.Thread(target=other.wait, name="loader")
+    waiting.start()
+    with log.watchdog(2) as watchdog:
+        watchdog.beat()
+        blocked_in_a_step(5)
+        watchdog.beat()
+    other.set()
+    waiting.join()
+    assert len(log.text) == 1 and len(log.hangs) == 1
+    assert 2 <= log.hangs[0] <= 3.5
+    assert "no step finished for" in log.text[0]
+    assert "blocked_in_a_step" in log.text[0] and 'thread "MainThread"' in log.text[0]
+    assert 'thread "loader"' in log.text[0]
+
+
+def test_each_hang_is_told():
+    log = Log()
+    with log.watchdog(0.2) as watchdog:
+        for _ in range(2):
+            watchdog.beat()
+            blocked_in_a_step(0.6)
+    assert len(log.hangs) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0], ids=["steps in time", "off"])
+def test_steps_in_time_are_not_told(seconds):
+    log = Log()
+    with log.watchdog(seconds) as watchdog:
+        for _ in range(10):
+            watchdog.beat()
+            time.sleep(0.1)
+    assert log.text == [] and log.hangs == []
+
+
+def test_what_comes_before_the_first_step_is_not_watched():
+    log = Log()
+    with log.watchdog(0.1):
+        time.sleep(0.4)
+    assert log.hangs == []
+
+
+def test_a_pause_is_not_watched_and_a_hang_behind_it_is():
+    log = Log()
+    with log.watchdog(0.2) as watchdog:
+        watchdog.beat()
+        with watchdog.paused():
+            time.sleep(0.6)
+        assert log.hangs == []
+        time.sleep(0.6)
+    assert len(log.hangs) == 1
+
+
+def test_it_ends_the_process_when_asked_to():
+    code = (
+        "import time; from domino_jax.watchdog import Watchdog\n"
+        "watchdog = Watchdog(0.3, abort=True, on_hang=lambda seconds: print('told'))\n"
+        "watchdog.beat(); time.sleep(60)"
+    )
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == HUNG == 43
+    assert time.monotonic() - started < 15
+    assert "time.sleep(60)" in ended.stdout or "<string>" in ended.stdout
+    assert ended.stdout.index("told") < ended.stdout.index("exit code 43")
