@@ -124,6 +124,7 @@ def train(
         "eval.num_prompts": 64,
         "eval.batch_size": 16,  # τ does not depend on it
         "eval.final": False,
+        "preflight.rows": 0,  # the rows are the target's own
         **variant.changes,
     }
     given = [text for text in overrides if not text.startswith("--config.data.train=")]

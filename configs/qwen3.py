@@ -41,7 +41,7 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
 
     config.preflight = preflight = config_dict.ConfigDict()
     preflight.rows = 64  # rows whose answers the target scores before the first step; 0: none
-    preflight.low_logprob = -2.0  # a mean log-probability below this is told: the target would hardly say such an answer
+    preflight.low_logprob = -2.0  # a mean log-probability below this is told: the target would hardly say that
 
     config.train = train = config_dict.ConfigDict()
     train.steps = 532_500  # 6 epochs of the paper's 1.42 M rows at 16 rows a step; count again for other data
@@ -87,7 +87,8 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     evaluation.final = False
 
     config.mesh = mesh = config_dict.ConfigDict()
-    # Their product is the number of devices; -1 is the rest. Parameters lie over fsdp, heads and vocabulary over tensor.
+    # Their product is the number of devices; -1 is the rest. Parameters lie over fsdp, heads and vocabulary over
+    # tensor.
     mesh.data = 1
     mesh.fsdp = -1
     mesh.tensor = 1

@@ -9,6 +9,7 @@ recipe that changed in between.
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import jax
@@ -41,21 +42,19 @@ class Restored(NamedTuple):
     meta: dict
 
 
-class _Save:
-    """One save on its way: `written` is set once Orbax is done with it, the thread ends with its manifest."""
+class _Save(NamedTuple):
+    """One save on its way."""
 
-    def __init__(self, step: int, orbax: ocp.AsyncCheckpointer):
-        self.step, self.orbax = step, orbax
-        self.written = threading.Event()
-        self.error: Exception | None = None
-        self.thread: threading.Thread | None = None
+    step: int
+    written: Future  # done when Orbax is, which the next save has to wait for
+    finished: Future  # done with the manifest and what retention removed behind it; carries the error of either
 
 
 class Checkpoints:
     """The checkpoints of one workdir. Saving returns at once; wait() or close() before the process ends.
 
     With several processes the workdir is one that all of them see, and what saves, restores or waits is collective.
-    Making one touches no file, so a run's checkpoints can be looked at while it trains.
+    Making one changes no file, so a run's checkpoints can be looked at while it trains.
     """
 
     def __init__(
@@ -76,8 +75,10 @@ class Checkpoints:
         self._folders = StepFolders(self.folder, report)
         self._keep, self._keep_every, self._report = keep, keep_every, report
         self._saves: list[_Save] = []
+        self._pool = ThreadPoolExecutor(4, "checkpoint")  # two saves at most, each waited for and finished
         self._verifying = threading.Lock()  # one manifest, and one clean-up behind it, at a time
         self._orbax: ocp.AsyncCheckpointer | None = None
+        self._best = self._folders.best()
 
     # ---------------------------------------------------------------- saving
 
@@ -98,44 +99,36 @@ class Checkpoints:
             self.mark_best(step, tau)
         if any(save.step == step for save in self._saves) or self._folders.path(step).exists():
             return
-        save = _Save(step, self._checkpointer())
+        orbax = self._checkpointer()
         try:
             if is_primary():
                 self._folders.begin(step)
             extra = {"data": dict(data_state), "meta": dict(meta)}
             items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
-            save.orbax.save(self._folders.path(step), args=items)
+            orbax.save(self._folders.path(step), args=items)
+            written = self._pool.submit(orbax.wait_until_finished)
         except UNWRITABLE as error:
             if jax.process_count() > 1:
-                raise self._unwritable(save, error) from error
-            save.error = error
-        save.thread = threading.Thread(target=self._finish, args=(save,), name=f"checkpoint-{step}")
-        save.thread.start()
-        self._saves.append(save)
+                raise self._unwritable(step, error) from error
+            written = Future()
+            written.set_exception(error)
+        self._saves.append(_Save(step, written, self._pool.submit(self._finish, step, written)))
 
-    def _finish(self, save: _Save) -> None:
-        """In a thread of its own: wait until Orbax has written, then hash, then remove what retention lets go."""
-        try:
-            if save.error is None:
-                save.orbax.wait_until_finished()
-                save.written.set()
-                if is_primary():
-                    with self._verifying:
-                        self._folders.finish(save.step)
-                        self._folders.retain(self._keep, self._keep_every)
-        except Exception as error:  # carried to the thread that trains, where _account() tells the kinds apart
-            save.error = error
-        finally:
-            save.written.set()
+    def _finish(self, step: int, written: Future) -> None:
+        """In the background: once Orbax has written the step, hash it, and remove what retention lets go."""
+        written.result()
+        if is_primary():
+            with self._verifying:
+                self._folders.finish(step)
+                self._folders.retain(self._keep, self._keep_every)
 
     def _catch_up(self) -> None:
         """Wait as long as Orbax would for the save before, while at most the one before that is being hashed."""
-        for save in self._saves[-1:]:
-            save.written.wait()
         for save in self._saves:
-            if save is not self._saves[-1] or save.error is not None:
-                save.thread.join()
-        over = [save for save in self._saves if not save.thread.is_alive()]
+            wait([save.written])
+            if save is not self._saves[-1] or save.written.exception() is not None:
+                wait([save.finished])
+        over = [save for save in self._saves if save.finished.done()]
         self._saves = [save for save in self._saves if save not in over]
         for save in over:
             self._account(save, last=False)
@@ -146,33 +139,33 @@ class Checkpoints:
         barrier("checkpoints finished")  # only process 0 writes manifests
 
     def _join(self) -> None:
-        for save in self._saves:
-            save.thread.join()
+        wait([save.finished for save in self._saves])
         saves, self._saves = self._saves, []
         for save in saves:
             self._account(save, last=save is saves[-1])
 
     def _account(self, save: _Save, last: bool) -> None:
         """A save that is over: nothing to say, a warning when training goes on without it, or a DataError."""
-        error = save.error
+        error = save.finished.exception()
         if error is None:
             return
         if not isinstance(error, UNWRITABLE):
             raise error
         self._orbax = None  # what it holds of the failed save must not meet the next one
         if jax.process_count() > 1:  # the others wait for this one inside Orbax: there is no going on
-            raise self._unwritable(save, error) from error
+            raise self._unwritable(save.step, error) from error
         self._folders.remove(save.step)
+        self._best = self._folders.best()
         if last:
-            raise self._unwritable(save, error) from error
+            raise self._unwritable(save.step, error) from error
         self._report(
             f"warning: the checkpoint of step {save.step} could not be written ({first_line(error)}); training goes"
             f" on, finished ones: {self.steps() or 'none'}"
         )
 
-    def _unwritable(self, save: _Save, error: Exception) -> DataError:
+    def _unwritable(self, step: int, error: BaseException) -> DataError:
         return DataError(
-            f"the checkpoint of step {save.step} could not be written ({first_line(error)}).\n"
+            f"the checkpoint of step {step} could not be written ({first_line(error)}).\n"
             f"Make room for {self.folder} and start again: the run continues from the newest intact checkpoint."
         )
 
@@ -182,6 +175,7 @@ class Checkpoints:
         self._let_go()
 
     def _let_go(self) -> None:
+        self._pool.shutdown()
         if self._orbax is not None:
             self._orbax.close()
             self._orbax = None
@@ -193,7 +187,7 @@ class Checkpoints:
         if kind is None:
             self.close()
             return
-        if issubclass(kind, KeyboardInterrupt) and any(save.thread.is_alive() for save in self._saves):
+        if issubclass(kind, KeyboardInterrupt) and any(not save.finished.done() for save in self._saves):
             preemption.end_at_next_signal()
             self._report("waits for the checkpoint being written; another signal ends the run without it")
         try:
@@ -218,6 +212,7 @@ class Checkpoints:
         """
         self.wait()
         step = self._agreed_step()
+        self._best = self._agreed_best()
         return None if step is None else self._restore(step, abstract_state, check)
 
     def _agreed_step(self) -> int | None:
@@ -237,6 +232,16 @@ class Checkpoints:
         if code == UNUSABLE:
             raise DataError(f"process 0 cannot use the checkpoints in {self.folder}; it says why.")
         return None if code == NO_CHECKPOINT else code
+
+    def _agreed_best(self) -> tuple[int, float] | None:
+        best = self._folders.best()
+        if jax.process_count() == 1:
+            return best
+        step, tau = best or (NO_CHECKPOINT, 0.0)
+        # As bytes: JAX would round the τ to float32, and process 0 keeps the one it read.
+        bits = multihost_utils.broadcast_one_to_all(np.array([step, tau], np.float64).view(np.uint8))
+        step, tau = np.asarray(bits, np.uint8).view(np.float64).tolist()
+        return None if step == NO_CHECKPOINT else (int(step), tau)
 
     def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
         extra = self._read(step, "extra", ocp.args.JsonRestore())
@@ -272,14 +277,19 @@ class Checkpoints:
     def mark_best(self, step: int, tau: float) -> None:
         """Note the decoded τ of a step, saved or still to be: the finished step with the highest one is never removed.
 
-        Survives restarts.
+        Survives restarts. Every process has to note the same.
         """
+        if self._best is None or tau >= self._best[1]:
+            self._best = (step, float(tau))
         if is_primary():
             self._folders.mark(step, tau)
 
     def best(self) -> tuple[int, float] | None:
-        """(step, τ) of the finished checkpoint with the highest τ, of equal ones the later."""
-        return self._folders.best()
+        """(step, τ) with the highest τ noted so far, of equal ones the later; a save on its way counts.
+
+        From restore_latest() on it is the same in every process, so that all of them can decide by it.
+        """
+        return self._best
 
     def _checkpointer(self) -> ocp.AsyncCheckpointer:
         """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about step

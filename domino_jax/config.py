@@ -16,6 +16,8 @@ from ml_collections import config_dict
 
 from domino_jax.errors import DominoError
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
 # The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
 MODES = ("autoregressive", "backbone", "domino")
 PROJECTORS = ("domino", "dflash")
@@ -76,6 +78,11 @@ def resolved(config: config_dict.ConfigDict) -> dict:
     return _plain(config.to_dict())
 
 
+def portable(text: str) -> str:
+    """Paths inside the checkout as ./…: it may lie elsewhere when a run goes on or a decoding is shown again."""
+    return text.replace(f"{ROOT}/", "./")
+
+
 def _plain(value):
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
@@ -83,6 +90,8 @@ def _plain(value):
         return [_plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no infinity
+    if isinstance(value, str):
+        return portable(value)
     return value
 
 

@@ -77,9 +77,9 @@ def main(flags: cli.Flags) -> None:
         )
     named = {
         "settings": settings.as_json(),
-        "target": {"path": config.target.path},
-        "drafter": {"path": config.drafter.path} if needs_drafter(settings.modes) else None,
-        "prompts": {"source": source, "text": flags.prompt, "limit": config.decode.num_prompts},
+        "target": {"path": recipes.portable(config.target.path)},
+        "drafter": {"path": recipes.portable(config.drafter.path or "")} if needs_drafter(settings.modes) else None,
+        "prompts": {"source": recipes.portable(source), "text": flags.prompt, "limit": config.decode.num_prompts},
     }
     finished = read_report(output)
     if finished is not None:
@@ -119,9 +119,9 @@ def decode_with(
         models = Models(target.model, target.params, drafter, rounded)
     named = {
         "settings": settings.as_json(),
-        "target": {"path": config.target.path},
+        "target": {"path": recipes.portable(config.target.path)},
         "drafter": {"path": str(output.parent / "export")} if models.drafter else None,
-        "prompts": {"source": source, "text": None, "limit": config.decode.num_prompts},
+        "prompts": {"source": recipes.portable(source), "text": None, "limit": config.decode.num_prompts},
     }
     return decode_rows(models, target, rows, settings, output, named)
 

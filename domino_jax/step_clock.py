@@ -51,7 +51,6 @@ class StepClock:
         self._row_flops = functools.cache(row_flops) if row_flops else None
         self._peak = peak_flops
         self._fetched = time.monotonic()
-        self._last_anchors: Any = None
         self.first_step_seconds: float | None = None
         self._begin_interval()
 
@@ -71,8 +70,7 @@ class StepClock:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Around what is no step: evaluation, checkpoints. Waits for the steps under way first, so that they count."""
-        jax.block_until_ready(self._last_anchors)
+        """Around what is no step: evaluation, checkpoints. Read the step's values first, or its end counts as aside."""
         begin = time.monotonic()
         yield
         self._elsewhere += time.monotonic() - begin
@@ -84,7 +82,6 @@ class StepClock:
             rows: rows of the global batch.  tokens: its tokens, padding included.
             anchors: blocks trained, a number or a scalar on the device, which is read when the rates are asked for.
         """
-        self._last_anchors = anchors
         if self.first_step_seconds is None:
             jax.block_until_ready(anchors)
             self.first_step_seconds = time.monotonic() - self._fetched

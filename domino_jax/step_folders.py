@@ -27,7 +27,7 @@ TEMPORARY = ocp.utils.TMP_DIR_SUFFIX  # Orbax writes to <step><this>… and rena
 
 
 class StepFolders:
-    """The steps under one folder. Making one touches no file; in a run of several processes process 0 changes them."""
+    """The steps under one folder. Of several processes only process 0 calls what changes files."""
 
     def __init__(self, folder: epath.Path, report: Callable[[str], None]):
         self.folder, self._report = folder, report

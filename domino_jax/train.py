@@ -168,7 +168,7 @@ def main(flags: cli.Flags) -> int | None:
                             best = checkpoints.best()
                             if best is None or found["eval_tau"] > best[1]:
                                 tau = found["eval_tau"]
-                                export_run(workdir, drafter_config, state, recipe, done)
+                                export_run(workdir, drafter_config, state, recipe, done, tau=tau)
                         if save or stop or tau is not None:
                             checkpoints.save(done, state, stream.state(), meta, tau)
                     watchdog.beat()
@@ -249,9 +249,13 @@ def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
         )
 
 
-def export_run(workdir: epath.Path, config: DrafterConfig, state, recipe: dict, step: int, report=None) -> None:
+def export_run(
+    workdir: epath.Path, config: DrafterConfig, state, recipe: dict, step: int, report=None, tau: float | None = None
+) -> None:
     """The drafter as it is now in <workdir>/export; every process calls it."""
-    export.write_export(workdir / "export", config, state.best_params, recipe, step, report)
+    found = workdir / "preflight.json"
+    data = json.loads(found.read_text())["data"] if found.exists() else None
+    export.write_export(workdir / "export", config, state.best_params, recipe, step, report, data=data, tau=tau)
 
 
 def write_json(path: epath.Path, value: dict) -> None:

@@ -166,6 +166,32 @@ def test_the_best_is_known_and_kept_after_a_restart(tmp_path):
         assert checkpoints.steps() == [1, 3]
 
 
+def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with Checkpoints(tmp_path, keep=1, report=[].append) as checkpoints:
+        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {}, tau=2.0)
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest, "write", full)
+            checkpoints.save(2, {"w": jnp.zeros(2)}, {}, {}, tau=3.0)
+            assert checkpoints.best() == (2, 3.0)  # on its way, it counts
+            with pytest.raises(DataError):
+                checkpoints.wait()
+        assert checkpoints.best() == (1, 2.0)
+
+
+def test_unreadable_scores_are_one_warning(tmp_path):
+    lines = []
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {}, tau=2.0)
+    (tmp_path / "checkpoints" / "tau.json").write_text("[")
+    with Checkpoints(tmp_path, keep=1, report=lines.append) as checkpoints:
+        assert checkpoints.best() is None
+    assert len(lines) == 1 and "tau.json is unreadable" in lines[0]
+
+
 def test_an_old_step_goes_only_behind_the_manifest_of_the_newer(tmp_path, monkeypatch):
     state, write = {"w": jnp.zeros(2)}, manifest.write
     with Checkpoints(tmp_path, keep=1) as checkpoints:

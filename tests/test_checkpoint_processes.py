@@ -33,15 +33,16 @@ try:
     with Checkpoints(sys.argv[1], keep=10, report=lines.append) as checkpoints:
         restored = checkpoints.restore_latest(target)
         first = restored.step if restored else 0
+        best = checkpoints.best()
         if restored:
             for shard in restored.state["w"].addressable_shards:
                 np.testing.assert_array_equal(shard.data, np.full((4, 8), first, np.float32))
         for step in (first + 1, first + 2):
             value = np.full((16, 8), step, np.float32)
             state = {"w": jax.make_array_from_callback((16, 8), sharding, lambda index: value[index])}
-            checkpoints.save(step, state, {"item": step}, {}, tau=1.0)
+            checkpoints.save(step, state, {"item": step}, {}, tau=1 / step)
         checkpoints.wait()
-        print(json.dumps({"first": first, "steps": checkpoints.steps(), "lines": len(lines)}), flush=True)
+        print(json.dumps({"first": first, "steps": checkpoints.steps(), "best": best, "lines": len(lines)}), flush=True)
 except DataError as error:
     print(json.dumps({"refused": str(error).splitlines()[0]}), flush=True)
 """
@@ -107,11 +108,11 @@ def agree(workdir):
 
 @pytest.mark.slow
 def test_two_processes_agree_on_the_newest_intact_step(tmp_path):
-    assert agree(tmp_path) == [{"first": 0, "steps": [1, 2], "lines": 0}] * 2
+    assert agree(tmp_path) == [{"first": 0, "steps": [1, 2], "best": None, "lines": 0}] * 2
     flip(data_file(tmp_path / "checkpoints" / "2"), 99)
     one, other = agree(tmp_path)
-    assert one == {"first": 1, "steps": [1, 2, 3], "lines": 1}
-    assert other == {"first": 1, "steps": [1, 2, 3], "lines": 0}
+    assert one == {"first": 1, "steps": [1, 2, 3], "best": [1, 1.0], "lines": 1}
+    assert other == {"first": 1, "steps": [1, 2, 3], "best": [1, 1.0], "lines": 0}
     for step in (1, 2, 3):
         flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
     one, other = agree(tmp_path)
@@ -121,16 +122,13 @@ def test_two_processes_agree_on_the_newest_intact_step(tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
-    """R8 with two processes, one of which is ahead of the other."""
+    """One of them is ahead of the other, and both are resumed: their step numbers are far from JAX's count."""
     with two_processes(STOPS, tmp_path) as both:
         for process in both:
             assert process.stdout.readline() == "ready\n"
         time.sleep(1)
-        started = time.monotonic()
         both[1].send_signal(signal.SIGTERM)
-        said = [process.communicate(timeout=60)[0] for process in both]
-        assert time.monotonic() - started < 10
+        said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
     assert [process.returncode for process in both] == [42, 42]
-    assert said[0] == said[1] and said[0].endswith("]\n")
     step = int(said[0].split()[0])
-    assert step > 501 and said[0] == f"{step} [{step}]\n"
+    assert step > 501 and said == [f"{step} [{step}]"] * 2

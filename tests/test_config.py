@@ -56,7 +56,7 @@ BAD = [
     ("train.gamma", float("nan")),
     ("train.lambda_start", 1.5),
     ("train.lambda_start", -0.1),
-    ("train.lambda_decay_ratio", 1.1),
+    ("train.lambda_decay_ratio", -0.1),
     ("train.learning_rate", 0.0),
     ("train.learning_rate", float("inf")),
     ("train.warmup_ratio", 1.0),
@@ -98,9 +98,24 @@ BAD = [
     ("regenerate.batch_size", 0),
     ("regenerate.max_new_tokens", 0),
     ("regenerate.seed", -1),
-    ("mesh.data", 2),
+    ("data.layout", "padded"),
+    ("data.window", 0),
+    ("data.workers", -1),
+    ("preflight.rows", -1),
+    ("preflight.low_logprob", 0.5),
+    ("train.accumulate", 3),
+    ("train.attention_slice_blocks", 0),
+    ("train.dpace_alpha", 1.5),
+    ("train.distill", -0.1),
+    ("train.ema_decay", 1.0),
+    ("train.non_finite", "ignore"),
+    ("train.hang_seconds", -1.0),
+    ("train.profile_steps", (5,)),
+    ("train.profile_steps", (7, 5)),
+    ("checkpoint.keep_every", -1),
+    ("mesh.data", 0),
     ("mesh.fsdp", 0),
-    ("mesh.tensor", 8),
+    ("mesh.tensor", -2),
 ]
 
 
@@ -123,6 +138,18 @@ def test_an_unshifted_drafter_needs_one_slot_more_than_its_prefix():
     config.drafter.shift_label = False
     with pytest.raises(DominoError, match="shift_label False the head would correct no slot"):
         recipes.check(config, "train")
+
+
+@pytest.mark.parametrize("buckets", [(), (128,), (224, 128), (1, 224), (128, 128, 224)])
+def test_buckets_rise_to_the_longest_row(buckets):
+    config = recipe()
+    config.data.max_length, config.train.num_anchors, config.data.buckets = 224, 48, buckets
+    recipes.check(config, "train")
+    config.data.layout = "buckets"
+    with pytest.raises(DominoError, match="config.data.buckets is"):
+        recipes.check(config, "train")
+    config.data.buckets = (128, 224)
+    recipes.check(config, "train")
 
 
 def test_two_axes_cannot_both_be_the_rest():

@@ -10,7 +10,7 @@ from domino_jax import cli, decode, export, regenerate, train
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = {
-    "train": (train, ("config", "workdir"), ("allow_config_change",)),
+    "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
     "decode": (decode, ("config", "output"), ("prompts", "prompt")),
     "regenerate": (regenerate, ("config", "prompts", "output"), ()),
     "export": (export, ("workdir", "output"), ()),
@@ -27,7 +27,7 @@ def test_every_module_is_in_the_file_tree():
 def test_every_file_in_the_tree_exists():
     tree = README.split("## Files")[1].split("```")[1]
     named = set(re.findall(r"\b\w+\.py\b", tree))
-    there = {path.name for folder in ("domino_jax", "configs") for path in (ROOT / folder).rglob("*.py")}
+    there = {path.name for folder in ("domino_jax", "configs", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
     assert named <= there
 
 

@@ -46,6 +46,15 @@ def rows_in(batch):
     return (batch["tokens"][np.broadcast_to(present, batch["tokens"].shape)] // 100).tolist()
 
 
+def assert_gone(pids, seconds=30):
+    """No process, zombies included, has one of these ids any more, soon."""
+    deadline = time.monotonic() + seconds
+    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
+        multiprocessing.active_children()  # reaps what Grain, on a busy machine, had to kill
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, pids))
+
+
 # ---------------------------------------------------------------- R10
 
 
@@ -179,12 +188,12 @@ def test_r12_a_record_that_fails_under_way_names_its_file_and_line(file, workers
     with pytest.raises(DataError, match=said), batches.start() as iterator:
         for _ in range(13):
             next(iterator)
-    assert not multiprocessing.active_children()
+    assert_gone([worker.pid for worker in multiprocessing.active_children()])
     with pytest.raises(DominoError, match="the data is closed"):
         next(iterator)
 
 
-@pytest.mark.parametrize("batches_before", [1, 8])
+@pytest.mark.parametrize("batches_before", [2, 9])  # two: both workers run
 def test_r12_a_worker_killed_outright_is_an_error_soon_and_leaves_no_process(file, batches_before):
     with of_layout(file, "pack", workers=2).start() as iterator:
         for _ in range(batches_before):
@@ -197,16 +206,17 @@ def test_r12_a_worker_killed_outright_is_an_error_soon_and_leaves_no_process(fil
             while time.monotonic() < killed + 60:
                 next(iterator)
         assert time.monotonic() - killed < 10
-    assert not any(psutil.pid_exists(worker.pid) for worker in workers)  # a zombie would still exist
+    assert_gone([worker.pid for worker in workers])
 
 
 def test_closing_ends_the_workers(file):
     iterator = of_layout(file, "pad", workers=2).start()
-    next(iterator)
+    next(iterator), next(iterator)
     workers = [worker.pid for worker in multiprocessing.active_children()]
     iterator.close()
     iterator.close()
-    assert len(workers) == 2 and not any(psutil.pid_exists(pid) for pid in workers)
+    assert len(workers) == 2
+    assert_gone(workers)
 
 
 READER = """
@@ -249,8 +259,7 @@ def test_workers_end_with_a_run_that_is_killed_outright(reader):
     assert len(workers) == 2
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=5)
-    assert not alive
+    assert_gone(workers)
 
 
 def test_workers_go_on_when_a_signal_reaches_the_whole_group(reader):
@@ -258,6 +267,6 @@ def test_workers_go_on_when_a_signal_reaches_the_whole_group(reader):
     for pid in workers:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
-    out, _ = process.communicate("go on\n", timeout=30)
+    out, _ = process.communicate("go on\n", timeout=120)
     assert out == "read\n" and process.returncode == 0
-    assert not any(psutil.pid_exists(pid) for pid in workers)
+    assert_gone(workers)

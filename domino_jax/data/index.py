@@ -47,7 +47,7 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 
 
 def load_or_build(
-    sources: Sequence[Source], encoder: RowEncoder, digest: str, cache: pathlib.Path, workers: int
+    sources: Sequence[Source], encoder: RowEncoder, digest: str, cache: pathlib.Path, *, workers: int, progress: bool
 ) -> Index:
     """The index kept in `cache` for data of this fingerprint, or a new one that is kept there.
 
@@ -58,7 +58,7 @@ def load_or_build(
     if found is not None:
         return found
     files = [file for source in sources for file in source.files]
-    index = _build(files, encoder, workers)
+    index = _build(files, encoder, workers, progress)
     cache.mkdir(parents=True, exist_ok=True)
     unfinished = unfinished_name(kept)
     try:
@@ -78,7 +78,7 @@ def _load(path: pathlib.Path) -> Index | None:
         return None  # absent, or damaged: built again
 
 
-def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int) -> Index:
+def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progress: bool) -> Index:
     spans = [_row_spans(file) for file in files]
     tasks = [
         (file, first, of_file[first : first + LINES_PER_TASK])
@@ -89,11 +89,11 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int) -> Inde
     measured = [np.zeros((0, 3), np.int32)]
     total = sum(map(len, spans))
     with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(Progress("reading rows", total)) if total >= MANY_ROWS else None
+        shown = stack.enter_context(Progress("reading rows", total)) if progress and total >= MANY_ROWS else None
         for part in stack.enter_context(_measure_all(tasks, encoder, workers)):
             measured.append(part)
-            if progress:
-                progress.advance(len(part))
+            if shown:
+                shown.advance(len(part))
     values = np.concatenate(measured)
     is_row = values[:, 0] >= 0
     bounds = np.cumsum([0, *map(len, spans)])

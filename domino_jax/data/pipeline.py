@@ -41,6 +41,7 @@ def make_batches(
     rows: slice | None = None,
     cache: pathlib.Path | None = None,
     report: Callable[[str], None] = print,
+    progress: bool = True,
 ) -> "Batches":
     """Everything about the data of a run; `Batches.start` begins to read.
 
@@ -49,12 +50,12 @@ def make_batches(
       max_length: tokens a row is cut to, and of a place in a batch.
       batch_size: places of the global batch.
       vocab_size: rows of the target's embedding; ids past it are refused.
-      layout: pad (each row to max_length), pack (rows side by side in max_length), buckets (each batch to the smallest
-        of `buckets` that holds its longest row).
+      layout: pad (rows to max_length), pack (rows side by side), buckets (a batch to the smallest that holds its rows).
       window: rows that are packed or sorted into buckets together.
       workers: processes that read and encode; 0: threads of this one.
       rows: the rows of the global batch that this process supplies; None: all.
       cache: a local folder for the index and for unpacked files; None: a temporary one.
+      progress: shows how far the pass over a large file is; of many processes one is enough.
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
@@ -65,8 +66,9 @@ def make_batches(
     found = open_sources(sources, cache)
     encoder = RowEncoder(tokenizer, max_length, thinking, vocab_size)
     fingerprint = indexing.fingerprint(found, encoder)
+    index = indexing.load_or_build(found, encoder, fingerprint, cache, workers=workers, progress=progress)
     batches = Batches(
-        rows=_usable_rows(found, indexing.load_or_build(found, encoder, fingerprint, cache, workers), encoder),
+        rows=_usable_rows(found, index, encoder),
         fingerprint=fingerprint,
         layout=Layout(layout, max_length, tuple(buckets), window),
         weights=tuple(source.weight for source in found),
@@ -130,21 +132,21 @@ class Batches:
         layout pack also positions int32 [b, S], from 0 in each document, and documents int32 [b, S], 1, 2, … and 0 for
         padding. b: the rows of this process.
         """
-        items = self._items(Position.from_state(state) if state else None)
+        items = self._items(None if state is None else Position.from_state(state))
         plans = Plans(items, self.rows.lengths, self.layout, self.process_rows)
         # Workers run this in processes of their own: what it holds is arrays and the tokenizer.
         dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
         if not self.workers:
             # A row is a few milliseconds of one core: two threads stay ahead of the device.
             dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
-            return BatchIterator(iter(dataset), items.start)
+            return BatchIterator(iter(dataset), items.start, self.temporary)
         if not flags.FLAGS.is_parsed():  # Grain's processes look at absl's flags, which a notebook never parsed
             flags.FLAGS.mark_as_parsed()
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)).mp_prefetch(
             grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2),
             worker_init_fn=start_worker,
         )
-        return BatchIterator(iter(dataset), items.start)
+        return BatchIterator(iter(dataset), items.start, self.temporary)
 
     def _items(self, start: Position | None) -> Items:
         return Items(

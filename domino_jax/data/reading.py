@@ -1,7 +1,9 @@
 """The working end of the pipeline: a batch's rows are read, encoded and laid out, here or in worker processes."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -91,23 +93,26 @@ def start_worker(index: int, count: int) -> None:
 class BatchIterator:
     """Endless batches; after a failure it is closed and stays so."""
 
-    def __init__(self, batches: Iterator[dict], start: Position):
-        self._batches = batches  # Grain's; with close()
+    def __init__(self, batches: Iterator[dict], start: Position, files: Any = None):
+        """batches: Grain's iterator; start: where it begins; files: what must live as long as they are read."""
+        self._batches = batches
         self._position = start
+        self._files = files
+        self._closing: threading.Thread | None = None
 
     def __iter__(self) -> "BatchIterator":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        if self._batches is None:
+        if self._closing:
             raise DominoError("the data is closed: an earlier failure or close() ended it.")
         try:
             batch = next(self._batches)
         except DominoError:
-            self.close()
+            self._begin_closing()
             raise
         except RuntimeError as error:
-            self.close()
+            self._begin_closing()
             if "Worker process was terminated" not in str(error):
                 raise
             raise DominoError(
@@ -125,9 +130,14 @@ class BatchIterator:
 
     def close(self) -> None:
         """Ends threads and worker processes; may be called twice."""
-        if self._batches is not None:
-            batches, self._batches = self._batches, None
-            batches.close()
+        self._begin_closing()
+        self._closing.join()
+
+    def _begin_closing(self) -> None:
+        # Beside: what went wrong is told at once, while Grain may wait for its workers for seconds.
+        if not self._closing:
+            self._closing = threading.Thread(target=self._batches.close, name="close-data")
+            self._closing.start()
 
     def __enter__(self) -> "BatchIterator":
         return self

@@ -22,6 +22,7 @@ def usable(q: jax.Array, k: jax.Array) -> bool:
     return q.shape[2] % LANES == 0 and q.shape[3] % LANES == 0 and k.shape[1] % tensor == 0
 
 
+@functools.partial(jax.jit, static_argnames="interpret")  # traced once for all layers, which have the same shapes
 def attend_causal(
     q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None, interpret: bool = False
 ) -> jax.Array:
@@ -50,10 +51,8 @@ def _local(interpret: bool, q: jax.Array, k: jax.Array, v: jax.Array, documents:
     )
 
 
-@functools.cache
 def _kernel(heads: int, length: int, interpret: bool):
     block = next(size for size in BLOCKS if length % size == 0)
     mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((length, length))] * heads)
     sizes = splash_attention_kernel.BlockSizes(block_q=block, block_kv=block, block_kv_compute=block)
-    with jax.ensure_compile_time_eval():  # the tables of the mask are kept over traces
-        return splash_attention_kernel.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)
+    return splash_attention_kernel.make_splash_mha_single_device(mask, block_sizes=sizes, interpret=interpret)

@@ -1,0 +1,176 @@
+"""One training step at a model shape with random weights: medians over repeated steps, on whatever device is here.
+
+    python benchmarks/train_step.py --size=8b --rows=2 --length=768            # a GPU or TPU
+    python benchmarks/train_step.py --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
+
+Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
+in turns, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/flops.py). --no-head trains
+a plain DFlash drafter, as the public trainer's published point does.
+"""
+
+import argparse
+import functools
+import json
+import pathlib
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from domino_jax import flops, hf, loading, sharding
+from domino_jax.drafter import blocks
+from domino_jax.drafter.config import DrafterConfig
+from domino_jax.drafter.model import Drafter
+from domino_jax.target.qwen3 import Qwen3, Qwen3Config
+from domino_jax.training.losses import LossSettings, mixed_loss
+from domino_jax.training.optimizer import learning_rate, make_optimizer
+from domino_jax.training.state import init_state
+from domino_jax.training.step import drafter_sums, make_train_step, target_pass
+
+ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
+LAMBDA = 0.5
+
+
+def shapes(size: str) -> Qwen3Config:
+    folder = ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}")
+    return hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+
+
+def drafter_of(target: Qwen3Config, choices: argparse.Namespace) -> Drafter:
+    head = {"pure_draft_prefix_len": 1, "emb_dim": 256, "gru_hidden_dim": 1024} if choices.head else {}
+    config = DrafterConfig.for_target(
+        target,
+        num_layers=choices.layers,
+        target_layer_ids=None,
+        block_size=choices.block,
+        mask_token_id=target.vocab_size - 1,
+        projector="domino" if choices.head else "dflash",
+        shift_label=choices.head,
+        **head,
+    )
+    return Drafter(config, np.dtype(choices.dtype), choices.attention_slice or None, choices.remat)
+
+
+def random_batch(target: Qwen3Config, rows: int, length: int) -> dict[str, np.ndarray]:
+    tokens = np.random.default_rng(0).integers(0, target.vocab_size - 1, (rows, length), dtype=np.int32)
+    return {
+        "tokens": tokens,
+        "loss_mask": np.ones((rows, length), np.float32),
+        "row_ids": np.arange(rows, dtype=np.int32),
+    }
+
+
+def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: LossSettings, anchors: int):
+    """(state, target params, batch, features, key) → (state, loss): the step with the target's features given."""
+
+    def step(state, target_params, batch, features, key):
+        drawn = blocks.sample_anchors(key, batch["loss_mask"], batch["row_ids"], anchors)
+
+        def loss_of(params):
+            sums = drafter_sums(drafter, params, target, target_params, features, batch, *drawn, settings)
+            return mixed_loss(sums, LAMBDA, sums["weight"])
+
+        loss, gradients = jax.value_and_grad(loss_of)(state.params)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        return state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state), loss
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def measure(choices: argparse.Namespace) -> dict:
+    """Median seconds of both steps, in turns, after a first round that compiles."""
+    loading.use_exact_matmuls(choices.dtype)
+    config = shapes(choices.size)
+    target, drafter = Qwen3(config, np.dtype(choices.dtype)), drafter_of(config, choices)
+    schedule = learning_rate(6e-4, 10_000, 0.04)
+    optimizer = make_optimizer("adamw", schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    settings = LossSettings(slice_blocks=choices.loss_slice)
+    mesh = sharding.make_mesh(1, -1, 1)
+    sharding.check_rows(mesh, choices.rows)
+
+    def weights(key):
+        params = target.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+        return jax.tree.map(lambda leaf: leaf.astype(choices.dtype), params)
+
+    def place(make, *inputs):
+        places = sharding.param_shardings(mesh, jax.eval_shape(make, *inputs), config.num_key_value_heads)
+        return jax.jit(make, out_shardings=places)(*inputs), places
+
+    key = jax.random.key(0)
+    with jax.set_mesh(mesh):
+        params, _ = place(weights, key)
+        state, places = place(lambda key: init_state(drafter, optimizer, key), key)
+        other = jax.tree.map(jnp.copy, state)
+        batch = sharding.global_batch(mesh, random_batch(config, choices.rows, choices.length))
+        taps = drafter.config.target_layer_ids
+        features = jax.jit(lambda params, batch: target_pass(target, params, batch, taps)[0])(params, batch)
+        whole = make_train_step(
+            target,
+            drafter,
+            optimizer,
+            num_anchors=choices.anchors,
+            curriculum=lambda step: jnp.float32(LAMBDA),
+            settings=settings,
+            shardings=(places, sharding.replicated(mesh)),
+        )
+        bare = step_without_target(target, drafter, optimizer, settings, choices.anchors)
+        seconds: dict[str, list[float]] = {"whole": [], "without_target": []}
+        for turn in range(choices.steps + 1):
+            begin = time.perf_counter()
+            state, metrics = whole(state, params, batch, key)
+            jax.block_until_ready((state, metrics))
+            between = time.perf_counter()
+            other, loss = bare(other, params, batch, features, key)
+            jax.block_until_ready((other, loss))
+            if turn:  # the first one compiles
+                seconds["whole"].append(between - begin)
+                seconds["without_target"].append(time.perf_counter() - between)
+    return {"seconds": seconds, "target": config, "drafter": drafter.config, "loss": float(metrics["loss"])}
+
+
+def report(choices: argparse.Namespace, measured: dict) -> dict:
+    kind = jax.devices()[0].device_kind
+    peak = flops.peak_flops(kind)
+    count = functools.partial(
+        flops.step_flops, measured["target"], measured["drafter"], length=choices.length, anchors=choices.anchors
+    )
+    out = {"device": kind, "devices": jax.device_count(), "jax": jax.__version__} | vars(choices)
+    for name, seconds in measured["seconds"].items():
+        median = statistics.median(seconds)
+        lean = count(with_target=name == "whole")["lean"] * choices.rows
+        out[name] = {
+            "seconds": median,
+            "spread": (max(seconds) - min(seconds)) / median,
+            "milliseconds_per_row": median * 1e3 / choices.rows,
+            "rows_per_second": choices.rows / median,
+            "tokens_per_second": choices.rows * choices.length / median,
+            "tflops_per_second": lean / median / 1e12,
+            "share_of_peak": lean / median / (peak * jax.device_count()) if peak else None,
+        }
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", default="8b", help="tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b")
+    for name, default in (("rows", 2), ("length", 768), ("anchors", 256), ("block", 16), ("layers", 5), ("steps", 10)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--loss-slice", type=int, default=64, help="anchor blocks of a row whose logits live at once")
+    parser.add_argument("--attention-slice", type=int, default=0, help="the same for attention scores; 0: all")
+    parser.add_argument("--remat", action="store_true")
+    parser.add_argument("--no-head", dest="head", action="store_false", help="a plain DFlash drafter")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
+    choices = parser.parse_args()
+    found = report(choices, measure(choices))
+    text = json.dumps(found, indent=2, default=str)
+    print(text)
+    if choices.output:
+        choices.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
