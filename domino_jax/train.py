@@ -25,15 +25,13 @@ from domino_jax.errors import DataError
 from domino_jax.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 from domino_jax.metrics import MetricsWriter
 from domino_jax.plots import plot_run
-from domino_jax.preemption import Preemption
+from domino_jax.preemption import PREEMPTED, Preemption
 from domino_jax.preflight import run_preflight
 from domino_jax.report import console_table, read_report
 from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.profile import Profile
 from domino_jax.watchdog import Watchdog
 from domino_jax.weights_and_biases import require_wandb
-
-PREEMPTED = 42
 
 
 def main(flags: cli.Flags) -> int | None:
@@ -72,7 +70,7 @@ def main(flags: cli.Flags) -> int | None:
     if config.data.regenerate:
         source = str(workdir / "regenerated.jsonl")
         regenerate.answer_prompts(config, config.data.train, source)
-    with jax.set_mesh(mesh), Preemption(say) as preemption:
+    with jax.set_mesh(mesh):
         # ------------------------------------------------------------ target and drafter
         kv_heads = read_target_config(config.target.path).num_key_value_heads
         loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
@@ -88,7 +86,8 @@ def main(flags: cli.Flags) -> int | None:
         evaluate = building.evaluation_of(config, loaded, drafter) if config.eval.every else None
         meta = {"config": recipe, "data": batches.fingerprint}
         run_key = jax.random.key(config.seed)
-        with Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say) as checkpoints:
+        kept = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say)
+        with Preemption(say) as preemption, kept as checkpoints:
             restored = checkpoints.restore_latest(
                 state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
             )
@@ -162,7 +161,7 @@ def main(flags: cli.Flags) -> int | None:
                     metrics.advance(done)
                     with clock.aside(), watchdog.paused():
                         tau = None
-                        if evaluate and judge:
+                        if evaluate and judge and not stop:  # a stop has seconds, an evaluation takes minutes
                             found = evaluate(state.best_params)
                             metrics.write(done, found)
                             best = checkpoints.best()
@@ -225,6 +224,7 @@ def batches_of(config, source: str, loaded: LoadedTarget, rows: slice, cache: pa
         rows=rows,
         cache=cache,
         report=say,
+        progress=distributed.is_primary(),
     )
 
 
