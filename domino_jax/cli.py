@@ -75,17 +75,17 @@ def run(
         code = main(parse(sys.argv if argv is None else argv, required, optional))
     except DominoError as error:
         print(f"error: {error}", file=sys.stderr)
-        _fail(error.exit_code)
-    except KeyboardInterrupt:
-        _fail(130)
+        _fail(error.exit_code, error)
+    except KeyboardInterrupt as error:
+        _fail(130, error)
     if DISTRIBUTED in sys.modules:
         sys.modules[DISTRIBUTED].shutdown()
     sys.exit(code or 0)
 
 
-def _fail(code: int) -> NoReturn:
+def _fail(code: int, error: BaseException) -> NoReturn:
     if DISTRIBUTED in sys.modules:
-        sys.modules[DISTRIBUTED].leave(code)
+        sys.modules[DISTRIBUTED].leave(code, error)
     sys.exit(code)
 
 

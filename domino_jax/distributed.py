@@ -13,6 +13,7 @@ The environment, all of it optional:
 import contextlib
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -31,6 +32,8 @@ LOOPBACK = "127.0.0.1"
 INIT_SECONDS = 50  # a wrong environment is told within a minute
 HEARTBEAT_SECONDS = 100  # JAX's own
 SHUTDOWN_SECONDS = 60  # the processes leave together, see shutdown()
+# What JAX's runtime says of a program or its size, and would say again; anything else it says of the machines.
+OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
 def initialize(mode: str = "auto") -> None:
@@ -82,14 +85,24 @@ def shutdown() -> None:
     jax.distributed.shutdown()
 
 
-def leave(code: int) -> None:
+def leave(code: int, error: BaseException | None = None) -> None:
     """Leave a run of several processes at once with this exit code; with one process nothing happens.
 
     For a process that failed. The usual way out waits for the others, which wait for this one's part of a step; when
     JAX gives up on that it aborts, and the exit code is lost.
+
+    Args:
+      code: the exit code.
+      error: why. When another process was lost it is SIGABRT instead, as JAX itself does there: launchers answer a
+        signal with a new start.
     """
-    if jax.distributed.is_initialized() and _several():
-        _leave_now(code)
+    if not (jax.distributed.is_initialized() and _several()):
+        return
+    if _is_loss(error):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGABRT)
+    _leave_now(code)
 
 
 def _several() -> bool:
@@ -97,6 +110,15 @@ def _several() -> bool:
         return jax.process_count() > 1
     except (RuntimeError, AssertionError):  # connected, but the device asked for is not there
         return True
+
+
+def _is_loss(error: BaseException | None) -> bool:
+    """Whether a failure of the runtime, as of a connection that broke, stands behind an error."""
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return not str(error).startswith(OWN_FAULTS)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def _leave_now(code: int) -> None:
@@ -107,7 +129,7 @@ def _leave_now(code: int) -> None:
 
 def _leave_after_traceback(kind, error, trace) -> None:
     sys.__excepthook__(kind, error, trace)
-    _leave_now(1)
+    leave(1, error)
 
 
 # ---------------------------------------------------------------- the connection
@@ -292,7 +314,7 @@ def _check_sum(devices: list[jax.Device]) -> None:
         raise DominoError(
             f"the processes are connected, but their devices cannot add up numbers: {str(error).splitlines()[0]} "
             "Look at the network between the machines."
-        ) from error
+        ) from None
     if total != len(devices):
         raise DominoError(f"a sum of ones over {len(devices)} devices gave {total}: look at the network between them.")
 

@@ -73,7 +73,11 @@ def git_state(folder: pathlib.Path) -> dict[str, Any] | None:
     # An installed copy may lie below somebody else's checkout, which does not track it.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
-    sha, status, diff = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain"), _git(folder, "diff")
+    sha, status, diff = (
+        _git(folder, "rev-parse", "HEAD"),
+        _git(folder, "status", "--porcelain"),
+        _git(folder, "diff", "HEAD"),
+    )
     if sha is None or status is None or diff is None:
         return None
     digest = hashlib.sha256(diff).hexdigest() if diff else None

@@ -178,10 +178,12 @@ def test_a_process_of_several_that_fails_leaves_through_distributed(capsys, monk
     def main(flags):
         raise error
 
-    module = types.SimpleNamespace(leave=left.append, shutdown=lambda: pytest.fail("waited for the others"))
+    module = types.SimpleNamespace(
+        leave=lambda *why: left.append(why), shutdown=lambda: pytest.fail("waited for the others")
+    )
     monkeypatch.setitem(sys.modules, "domino_jax.distributed", module)
     assert start(capsys, TINY, "--workdir=w", main=main)[0] == code
-    assert left == [code]
+    assert left == [(code, error)]
 
 
 def test_processes_that_are_done_leave_together(capsys, monkeypatch):

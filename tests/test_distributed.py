@@ -273,12 +273,34 @@ def test_an_unexpected_exception_in_one_process_keeps_its_traceback_and_ends_it(
     assert first[0] != 0
 
 
+@pytest.mark.parametrize(
+    ("said", "loss"),
+    [
+        ("UNKNOWN: Gloo AllGather failed: Connection reset by peer", True),
+        ("INTERNAL: NCCL operation failed", True),
+        ("RESOURCE_EXHAUSTED: Out of memory", False),
+        ("INVALID_ARGUMENT: shapes", False),
+    ],
+)
+def test_what_the_runtime_says_of_the_machines_is_a_loss_and_of_the_program_is_not(said, loss):
+    assert distributed._is_loss(jax.errors.JaxRuntimeError(said)) is loss
+    try:
+        try:
+            raise jax.errors.JaxRuntimeError(said)
+        except jax.errors.JaxRuntimeError as error:
+            raise DominoError("a checkpoint cannot be written") from error
+    except DominoError as error:
+        assert distributed._is_loss(error) is loss
+    assert distributed._is_loss(ZeroDivisionError()) is False
+
+
 def test_a_survivor_leaves_within_30_seconds_when_its_peer_is_killed():
     act = "if jax.process_index() == 1: os.kill(os.getpid(), 9)"
     started = time.monotonic()
     survivor, killed = pair(act, DOMINO_HEARTBEAT_SECONDS="10")
     assert killed[0] == -signal.SIGKILL
-    assert survivor[0] != 0
+    # By a signal, which launchers answer with a new start.
+    assert survivor[0] == -signal.SIGABRT
     assert time.monotonic() - started < 30
 
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.drafter import blocks
-from domino_jax.nn import splash
 from domino_jax.nn.attention import attend, attend_causal, causal_mask
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.step import drafter_sums, target_pass
@@ -130,12 +129,3 @@ def test_causal_attention_in_slices_equals_one_dense_mask():
     for own in (None, documents):
         dense = attend(q, k, v, causal_mask(jnp.arange(21), 21, own, own))
         np.testing.assert_allclose(attend_causal(q, k, v, own, slice_rows=8), dense, atol=1e-6)
-
-
-def test_the_tpu_kernel_equals_the_plain_attention():
-    """Its program, interpreted: two tiles of 128 rows, grouped heads, with and without documents."""
-    q, k, v = draw(256, width=128)
-    documents = jnp.asarray([[1] * 100 + [2] * 156, [1] * 256], jnp.int32)
-    for own in (None, documents):
-        plain = attend_causal(q, k, v, own)
-        np.testing.assert_allclose(splash.attend_causal(q, k, v, own, interpret=True), plain, atol=1e-5)

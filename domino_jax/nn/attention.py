@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from domino_jax.nn import splash
 from domino_jax.shapes import Mask
 
 # Finite, so that a row whose keys are all masked gives no NaN (-inf minus -inf).
@@ -36,13 +35,11 @@ def attend_causal(
     """Causal attention of whole rows, q [B, N, T, H] over k, v [B, K, T, H], `slice_rows` queries at a time.
 
     The [N, T, T] scores of a long row would be the largest array of a training step; a slice of them is made, used and
-    dropped; on TPUs a kernel does it. Equal to `attend` with `causal_mask`.
+    dropped. Equal to `attend` with `causal_mask`.
 
     Args:
         documents: int32 [B, T] of packed rows: a query reads keys of its own document only.
     """
-    if splash.usable(q, k):
-        return splash.attend_causal(q, k, v, documents)
     batch, heads, length, width = q.shape
     index = jnp.arange(length)
     if length <= slice_rows:

@@ -115,6 +115,46 @@ def corrected(drafter: Drafter, params: dict, base: jax.Array, inner: tuple | No
     return base.at[..., start:, :].add(residual)
 
 
+def batch_gradients(
+    target: Qwen3,
+    drafter: Drafter,
+    settings: LossSettings,
+    accumulate: int,
+    params: dict,
+    target_params: dict,
+    batch: Batch,
+    drawn: tuple[jax.Array, jax.Array],
+    lambda_base: jax.Array,
+) -> tuple[Sums, dict]:
+    """The loss sums of a batch and the gradients of its loss, one of `accumulate` micro-batches after the other.
+
+    drawn: anchors and keep of the whole batch. What the losses are divided by is known before any forward pass, so the
+    gradients of the parts add up to that of the whole.
+    """
+    _, raw_weights = block_labels(batch, *drawn, drafter, settings)
+    weight = slot_weights(raw_weights, drafter.config, settings).sum()
+
+    def of_part(part, anchors, keep):
+        taps = drafter.config.target_layer_ids
+        features, hidden = target_pass(target, target_params, part, taps, with_hidden=settings.distill > 0)
+
+        def loss_of(params):
+            blocks_of = (features, part, anchors, keep, settings, hidden)
+            sums = drafter_sums(drafter, params, target, target_params, *blocks_of)
+            return mixed_loss(sums, lambda_base, weight), sums
+
+        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return sums, gradients
+
+    if accumulate == 1:
+        return of_part(batch, *drawn)
+    # Every accumulate-th row, so that each device has its share of every micro-batch.
+    parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, *drawn))
+    first = jax.eval_shape(of_part, *jax.tree.map(lambda x: x[0], parts))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
+    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, of_part(*part)), None), zero, parts)[0]
+
+
 def make_train_step(
     target: Qwen3,
     drafter: Drafter,
@@ -139,55 +179,33 @@ def make_train_step(
         shardings: of the new state and of the metrics, on a mesh.
     """
 
-    def micro_gradients(params, target_params, part, anchors, keep, weight, lambda_base):
-        """Sums and gradients of one micro-batch, its losses divided by the weight of all of them."""
-        taps = drafter.config.target_layer_ids
-        features, hidden = target_pass(target, target_params, part, taps, with_hidden=settings.distill > 0)
-
-        def loss_of(params):
-            sums = drafter_sums(drafter, params, target, target_params, features, part, anchors, keep, settings, hidden)
-            return mixed_loss(sums, lambda_base, weight), sums
-
-        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        return sums, gradients
-
-    def gradients_of(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
+    def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
         documents = batch["documents"] if "documents" in batch else None
         step_key = jax.random.fold_in(key, state.step)
         drawn = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
-        _, raw_weights = block_labels(batch, *drawn, drafter, settings)
-        shared = (slot_weights(raw_weights, drafter.config, settings).sum(), curriculum(state.step))
-        if accumulate == 1:
-            return *micro_gradients(state.params, target_params, batch, *drawn, *shared), drawn
-        # Every accumulate-th row, so that each device has its share of every micro-batch.
-        parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, *drawn))
-        one = lambda part: micro_gradients(state.params, target_params, *part, *shared)  # noqa: E731
-        zero = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, jax.tree.map(lambda x: x[0], parts))
+        lambda_base = curriculum(state.step)
+        sums, gradients = batch_gradients(
+            target, drafter, settings, accumulate, state.params, target_params, batch, drawn, lambda_base
         )
-        total, _ = jax.lax.scan(lambda sum, part: (jax.tree.map(jnp.add, sum, one(part)), None), zero, parts)
-        return *total, drawn
-
-    def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
-        sums, gradients, (_, keep) = gradients_of(state, target_params, batch, key)
-        metrics = loss_metrics(sums, curriculum(state.step))
-        grad_norm = optax.tree.norm(gradients)
+        metrics = loss_metrics(sums, lambda_base)
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": drawn[1].sum()}
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = (
-            jax.tree.map(lambda mean, new: ema_decay * mean + (1.0 - ema_decay) * new, state.ema, params)
-            if ema_decay
-            else {}
-        )
-        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(grad_norm)
-        kept = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state, ema),
-            (state.params, state.opt_state, state.ema),
-        )
-        skipped = state.skipped + jnp.where(finite, 0, 1)
-        bad_step = jnp.where(finite, state.bad_step, state.step + 1)
-        metrics |= {"grad_norm": grad_norm, "anchors": keep.sum(), "skipped": skipped, "bad_step": bad_step}
-        return TrainState(state.step + 1, *kept, skipped, bad_step), metrics
+        ema = {}
+        if ema_decay:
+            ema = jax.tree.map(lambda mean, new: ema_decay * mean + (1.0 - ema_decay) * new, state.ema, params)
+        return _guarded(state, params, opt_state, ema, metrics)
 
     return jax.jit(step, donate_argnums=0, out_shardings=shardings)
+
+
+def _guarded(
+    state: TrainState, params: dict, opt_state: Any, ema: dict, metrics: dict[str, jax.Array]
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The state after the step: the new values when loss and gradient are finite, else the old ones and a count."""
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    new, old = (params, opt_state, ema), (state.params, state.opt_state, state.ema)
+    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+    skipped = state.skipped + jnp.where(finite, 0, 1)
+    bad_step = jnp.where(finite, state.bad_step, state.step + 1)
+    return TrainState(state.step + 1, *kept, skipped, bad_step), metrics | {"skipped": skipped, "bad_step": bad_step}
