@@ -172,7 +172,7 @@ def figures_of(folder: pathlib.Path) -> dict[str, float]:
         "tau_backbone": evaluated["eval_tau_backbone"],
         "base_loss": statistics.fmean(row["base_loss"] for row in late),
         "final_loss": statistics.fmean(row["final_loss"] for row in late),
-        "minutes": rows[-1]["seconds"] / 60,
+        "identical": evaluated["eval_identical"],
     }
 
 
@@ -191,7 +191,7 @@ COLUMNS = {
     "tau_backbone": "τ of its backbone alone",
     "base_loss": "base loss",
     "final_loss": "final loss",
-    "minutes": "minutes",
+    "identical": "outputs identical",
 }
 
 
@@ -231,14 +231,15 @@ What was run: the recipe `configs/tiny.py`, {train["steps"]} steps of {train["ba
 greedy answers, in the same order with the same anchors. All predict the token behind each slot (`shift_label`), so
 that a round can emit at most {recipe["drafter"]["block_size"] + 1} tokens. τ: tokens emitted per round when
 {recipe["eval"]["num_prompts"]} held-out prompts are decoded greedily by the real loop, with the head where there is
-one; "its backbone alone" is the same drafter decoded without its head. Losses: means over the last tenth of the steps,
+one; "its backbone alone" is the same drafter decoded without its head. Outputs identical: share of these prompts whose
+text is the target's own, token for token. Losses: means over the last tenth of the steps,
 on training rows. {environment["date"][:10]}, {kinds} ({environment["cores"]} cores), {train["dtype"]},
 domino_jax {environment["domino_jax"]}, {versions}, Python {environment["python"]}.
 """
 
 
 def say(values: Sequence[float], key: str) -> str:
-    form = ".1f" if key == "minutes" else ".3f"
+    form = ".1%" if key == "identical" else ".3f"
     spread = (max(values) - min(values)) / 2
     return f"{statistics.fmean(values):{form}}" + (f" ± {spread:{form}}" if len(values) > 1 else "")
 

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogLocator, NullLocator
 
 from domino_jax.metrics import read_rows
 
@@ -129,20 +129,20 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> Figure:
     kinds = {"backbone": ("base_loss", "base_accept_len")}
     if not alike:
         kinds["domino"] = ("final_loss", "accept_len")
-    names = {"backbone": "loss" if alike else "base", "domino": "final"}
+    names = {"backbone": "_" if alike else "base", "domino": "final"}  # one curve needs no label
     for mode, keys in kinds.items():
         for axes, key in zip((loss, accepted), keys, strict=True):
             curve(axes, points(rows, key), COLOURS[mode], names[mode])
     loss.set(title="Loss on training rows", xlabel="step", ylabel="cross-entropy, nats per token")
     # The first steps stand far above the rest and would flatten it.
     loss.set_yscale("log")
+    loss.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     loss.yaxis.set_major_formatter("{x:g}")
-    loss.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.6)))  # no labels on top of each other
+    loss.yaxis.set_minor_locator(NullLocator())
     accepted.set(title="Teacher-forced accept length", xlabel="step", ylabel="tokens per block")
     for axes in (loss, accepted):
         tidy(axes, legend=False)
         label_ends(axes)
-    loss.grid(axis="y", which="minor", alpha=0.3)
     return figure
 
 

@@ -40,6 +40,7 @@ class Commands:
                 "eval_tau": tau * step / steps,
                 "eval_tau_per_prompt": tau + 1,
                 "eval_tau_backbone": tau - 0.25,
+                "eval_identical": 1.0,
             }
             rows.append({"step": step, **evaluated})
         (folder / "metrics.jsonl").write_text("".join(json.dumps({**row, "seconds": 90.0}) + "\n" for row in rows))
@@ -93,6 +94,7 @@ def test_the_table_holds_the_figures_of_the_last_evaluation(tmp_path, commands):
     assert "| plain DFlash | 2.000 | 3.000 | 1.750 | 2.0" in told
     assert "| Domino, curriculum | 2.500 | 3.500 | 2.250 | 2.5" in told
     assert "τ of the head with the curriculum is 25.0 % above that of plain DFlash and 66.7 % above" in told
+    assert "| 1.000 | 100.0% |" in told
     assert "7 rows" in told and "2026-01-02, 1 × cpu (2 cores), float32" in told and "jax 1, flax 2, optax 3" in told
     assert "python -m benchmarks.ablation --workdir=WORKDIR --steps=200 --seeds=0\n" in told
     assert str(tmp_path) not in told
