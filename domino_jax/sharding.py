@@ -20,6 +20,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 # Logical axis → mesh axes.
 LOGICAL = {
     "batch": ("data", "fsdp"),
+    "groups": ("data",),  # rows on their way from a table that lies over fsdp
     "width": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),

@@ -44,9 +44,9 @@ def main(flags: cli.Flags) -> int | None:
 
         return dry_run.main(flags)
     workdir = epath.Path(flags.workdir).expanduser()
-    if is_finished(workdir, config):
-        return None
     recipe = recipes.resolved(config)
+    if is_finished(workdir, config, recipe, flags.allow_config_change):
+        return None
     started = time.monotonic()
 
     # ---------------------------------------------------------------- devices
@@ -193,14 +193,18 @@ def main(flags: cli.Flags) -> int | None:
     return None
 
 
-def is_finished(workdir: epath.Path, config) -> bool:
-    """True, and said with its report, for a workdir whose run took all its steps and was exported and decoded."""
+def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
+    """True, and said with its report, for a workdir whose run took all its steps and was exported and decoded.
+
+    Another recipe is refused here too: it would not be this run's report.
+    """
     steps = Checkpoints(workdir, config.checkpoint.keep).steps()
     report = read_report(workdir / "report")
     exported = (workdir / "export" / "config.json").exists()
     complete = exported and (report is not None or not config.eval.final)
     if not complete or (steps and steps[-1] < config.train.steps):
         return False
+    refuse_changes(json.loads((workdir / "config.json").read_text()), recipe, recipes.FREE_TO_CHANGE, allowed)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again; its report:")
     if report is not None:
         console_table(report)

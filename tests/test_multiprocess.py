@@ -277,7 +277,6 @@ def test_a_run_killed_ten_times_ends_with_the_weights_of_the_uninterrupted_one(r
     """kill -9 of all processes: at random steps (also within saves), and twice while they start."""
     workdir, chance = tmp_path / "run", random.Random(3)
     launcher = start(recipe, workdir, max_restarts=10)
-    started = time.monotonic()
     seen: dict[int, set[str]] = {}
     for life in range(10):
         if life in (3, 7):
@@ -293,11 +292,9 @@ def test_a_run_killed_ten_times_ends_with_the_weights_of_the_uninterrupted_one(r
             kill(process)
         wait_until(lambda gone=victims: not set(gone) & set(ranks(launcher).values()))
     finish(launcher, workdir)
-    seconds = time.monotonic() - started
     assert_identical(Run.of(workdir), plain[1])
     # What was computed again after a kill was computed to the same bits.
     assert {step for step, values in seen.items() if values != {plain[1].losses[step]}} == set()
-    print(f"ten kills: {seconds:.0f} s")
 
 
 def wait_until(condition, seconds=120):

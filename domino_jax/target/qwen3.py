@@ -62,7 +62,10 @@ class Qwen3(nn.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [...] → embedding rows [..., D]."""
-        return constrain(self.embed_tokens(tokens), "batch")
+        rows = self.embed_tokens(tokens)
+        # In two steps on a mesh: each device looks up its share of the width, then one exchange gives it its rows whole.
+        rows = constrain(rows, "groups", *[None] * (rows.ndim - 2), "width")
+        return constrain(rows, "batch")
 
     def with_gathered_head(self, params: dict) -> dict:
         """params with the vocabulary matrix laid out as `unembed` uses it: gathered once for many calls of it."""
