@@ -63,7 +63,7 @@ class Qwen3(nn.Module):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [...] → embedding rows [..., D]."""
         rows = self.embed_tokens(tokens)
-        # In two steps on a mesh: each device looks up its share of the width, then one exchange gives it its rows whole.
+        # In two steps on a mesh: each device looks up its share of the width, then one exchange gives it whole rows.
         rows = constrain(rows, "groups", *[None] * (rows.ndim - 2), "width")
         return constrain(rows, "batch")
 
