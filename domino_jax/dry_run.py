@@ -190,7 +190,9 @@ def lines(found: dict[str, Any]) -> list[str]:
     target, drafter, optimizer = (
         say_bytes(found[f"{part}_bytes_per_chip"]) for part in ("target", "parameter", "optimizer")
     )
-    room = f" of {found['chip_bytes'] / GB:.0f} GB: {'fits' if found['fits'] else 'DOES NOT FIT'}"
+    room = ""
+    if found["chip_bytes"]:
+        room = f" of {found['chip_bytes'] / GB:.0f} GB: {'fits' if found['fits'] else 'DOES NOT FIT'}"
     mesh = " × ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
     out = [
         f"{found['topology']}: {found['chips']} chips in {found['processes']} processes, mesh {mesh}",
@@ -200,7 +202,7 @@ def lines(found: dict[str, Any]) -> list[str]:
         "bytes on one chip",
         f"  target {target}, drafter {drafter}, optimizer {optimizer}",
         f"  temporary (activations, gathered weights) {say_bytes(found['temporary_bytes_per_chip'])}",
-        f"  peak {found['peak_bytes_per_chip'] / GB:.2f} GB{room if found['chip_bytes'] else ''}",
+        f"  peak {found['peak_bytes_per_chip'] / GB:.2f} GB{room}",
         "",
         "a step on all chips",
         f"  lean {found['lean_flops'] / 1e12:,.1f} TFLOP, naive 6ND {found['naive_flops'] / 1e12:,.1f}, this program's "

@@ -16,7 +16,12 @@ from domino_jax import cli, compiled, dry_run, flops, topologies
 from domino_jax.errors import DominoError
 
 ROOT = pathlib.Path(__file__).parent.parent
-SMALL = ("--config.train.num_anchors=4", "--config.data.max_length=64", "--config.drafter.num_layers=1")
+SMALL = (
+    "--config.train.num_anchors=4",
+    "--config.data.max_length=64",
+    "--config.drafter.num_layers=1",
+    "--config.train.optimizer=adamw",
+)
 CONTRACT = ("peak_bytes_per_chip", "compile_seconds", "flops", "bytes_accessed", "chips", "topology")
 
 
@@ -44,7 +49,8 @@ def test_the_program_does_no_less_than_the_lean_count_and_not_thrice_as_much():
 def test_memory_holds_the_parameters_and_their_two_moments():
     assert found()["parameter_bytes_per_chip"] > 1e5
     assert 0.9 < found()["optimizer_bytes_per_chip"] / (2 * found()["parameter_bytes_per_chip"]) < 1.2
-    parts = ("target_bytes_per_chip", "parameter_bytes_per_chip", "optimizer_bytes_per_chip")
+    # Not the target: its layers above the last tap are no arguments of the program.
+    parts = ("parameter_bytes_per_chip", "optimizer_bytes_per_chip")
     assert found()["peak_bytes_per_chip"] > sum(found()[part] for part in parts)
 
 

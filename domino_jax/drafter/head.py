@@ -42,8 +42,12 @@ class GRU(nn.Module):
         """The matrix [U, 3U] of `advance`, fetched once for a loop, so that its gradient is summed once, in float32."""
         return gathered(self.weight_hh, "weight_hh")
 
-    def advance(self, state: jax.Array, input_gates: jax.Array, matrix: jax.Array) -> jax.Array:
-        """h' = (1-u)·n + u·h with r, u from both shares and n = tanh(W_n x + r·(U_n h)). state float32 [..., U]."""
+    def advance(self, state: jax.Array, input_gates: jax.Array, matrix: jax.Array | None = None) -> jax.Array:
+        """h' = (1-u)·n + u·h with r, u from both shares and n = tanh(W_n x + r·(U_n h)). state float32 [..., U].
+
+        matrix: hidden_matrix(), when a loop has fetched it.
+        """
+        matrix = self.hidden_matrix() if matrix is None else matrix
         hidden_gates = state.astype(self.dtype) @ matrix.astype(self.dtype)
         x_reset, x_update, x_new = jnp.split(input_gates.astype(jnp.float32), 3, axis=-1)
         h_reset, h_update, h_new = jnp.split(hidden_gates.astype(jnp.float32), 3, axis=-1)
@@ -95,7 +99,7 @@ class DominoHead(nn.Module):
 
     def step(self, state: jax.Array, x: jax.Array) -> jax.Array:
         """State [B, U] and one token's embedding [B, D] → the state after it (the drafting face)."""
-        return self.gru.advance(state, self.gru.input_gates(x), self.gru.hidden_matrix())
+        return self.gru.advance(state, self.gru.input_gates(x))
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t (the teacher-forced face)."""
