@@ -128,6 +128,7 @@ def test_a_second_signal_during_that_save_ends_at_once_and_the_last_checkpoint_i
 def test_ctrl_c_waits_for_a_checkpoint_and_a_second_one_does_not(tmp_path):
     with training(tmp_path, "off", saves=(20, 40), slow_from=40) as process:
         read_until(process, "hashing")
+        time.sleep(1.0)  # that line comes from another thread, a moment before the save is on its list
         process.send_signal(signal.SIGINT)
         read_until(process, "waits for the checkpoint")
         code, _ = ends(process, signal.SIGINT, within=5)
