@@ -75,9 +75,7 @@ def read(entry: dict, folder: pathlib.Path) -> dict | None:
 def row(label: str, entry: dict, folder: pathlib.Path) -> str:
     found = read(entry, folder)
     if found is None:
-        refused = folder / name(entry) / "error.txt"
-        reason = "does not compile: out of memory" if refused.exists() else "not compiled"
-        return f"| {label} | {reason} | | | | | | | |"
+        return f"| {label} | **no**: it does not compile | | | | | | | |"
     floor = found["floor_seconds"]
     own = f"{found['compiler_seconds'] * 1e3:,.0f}" if found["compiler_seconds"] else "–"
     bound = max(found["floors"], key=found["floors"].get)
@@ -102,25 +100,31 @@ HEADER = (
 
 
 def document(folder: pathlib.Path) -> str:
+    """The page: a table for each topology of which anything was compiled, how cost grows, what is missing."""
     base = {"anchors": ANCHORS, "length": LENGTH}
     parts = [INTRODUCTION.format(date=datetime.date.today(), jax=jax.__version__)]
     for topology in TOPOLOGIES:
-        parts += [f"## {topology}, {chips(topology)} chip{'s' if chips(topology) > 1 else ''}\n", HEADER]
-        parts += [
-            row(size.replace("_", ".").upper(), base | {"size": size, "topology": topology}, folder) for size in SIZES
-        ]
-        parts += [""]
+        sizes = {size.replace("_", ".").upper(): base | {"size": size, "topology": topology} for size in SIZES}
+        parts += table(f"{topology}, {chips(topology)} chip{'s' if chips(topology) > 1 else ''}", sizes, folder)
     grown = {"size": GROWN, "topology": "v5e:4x4"} | base
-    parts += ["## How it grows\n", "Qwen3-0.6B on v5e:4x4 unless said otherwise.\n", HEADER]
-    parts += [
-        row(f"{anchors} anchors", grown | {"anchors": anchors}, folder) for anchors in sorted({*MORE_ANCHORS, ANCHORS})
-    ]
-    parts += [
-        row(f"{length:,} tokens", grown | {"length": length}, folder) for length in sorted({*MORE_LENGTHS, LENGTH})
-    ]
+    rows = {f"{anchors} anchors": grown | {"anchors": anchors} for anchors in sorted({*MORE_ANCHORS, ANCHORS})}
+    rows |= {f"{length:,} tokens": grown | {"length": length} for length in sorted({*MORE_LENGTHS, LENGTH})}
     by_chips = sorted({*MORE_CHIPS, "v5e:4x4", "v5e:16x16"}, key=chips)
-    parts += [row(topology, grown | {"topology": topology}, folder) for topology in by_chips]
-    return "\n".join(parts) + "\n"
+    rows |= {topology: grown | {"topology": topology} for topology in by_chips}
+    parts += table("How it grows: Qwen3-0.6B, v5e:4x4 unless said otherwise", rows, folder)
+    notes = [note.read_text().strip() for note in sorted(folder.glob("*/note.txt"))]
+    missing = [name(entry) for entry in entries() if not (folder / name(entry)).exists()]
+    if missing:
+        notes.append(f"Not compiled yet: {', '.join(missing)}.")
+    return "\n".join([*parts, *(f"- {note}" for note in notes)]) + "\n"
+
+
+def table(title: str, rows: dict[str, dict], folder: pathlib.Path) -> list[str]:
+    """Lines of one table, without the entries that were not compiled; none when none was."""
+    there = {label: entry for label, entry in rows.items() if (folder / name(entry)).exists()}
+    if not there:
+        return []
+    return [f"## {title}\n", HEADER, *(row(label, entry, folder) for label, entry in there.items()), ""]
 
 
 INTRODUCTION = """# What a training step costs, by the compilers
@@ -139,7 +143,7 @@ python benchmarks/scaling.py --folder=/tmp/scaling
   again in the backward pass, and attention behind the mask.
 - **floor**: no step is faster: the largest of products at the chip's peak, the compiler's bytes at its memory bandwidth
   (it counts a loop's body once, so this one is too small) and the collectives' bytes at its links. The part in brackets
-  is the largest. Well-tuned steps reach 40 to 60 % of it; **rows/s** is at the floor.
+  is the largest; **rows/s** is at the floor.
 - **compiler's ms**: the compiler's own estimate of time, where it gives one ("–": it does not for this program).
 """
 
