@@ -205,7 +205,7 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     if not complete or (steps and steps[-1] < config.train.steps):
         return False
     refuse_changes(json.loads((workdir / "config.json").read_text()), recipe, recipes.FREE_TO_CHANGE, allowed)
-    print(f"{workdir} holds a finished run. Choose another --workdir to train again; its report:")
+    print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
     if report is not None:
         console_table(report)
     return True
@@ -237,7 +237,8 @@ def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: Draft
     peak = flops.peak_flops(jax.devices()[0].device_kind)
 
     def lean(length: int) -> float:
-        return flops.step_flops(loaded.model.config, drafter, length=length, anchors=train.num_anchors)["lean"]
+        shape = {"length": length, "anchors": train.num_anchors, "distill": train.distill > 0}
+        return flops.step_flops(loaded.model.config, drafter, **shape)["lean"]
 
     return metrics.clock(row_flops=lean, peak_flops=peak and peak * jax.device_count())
 
