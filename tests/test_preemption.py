@@ -19,7 +19,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # A training loop without a model: the state is the step it was taken after.
 TRAINS = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it ignored
 import jax, jax.numpy as jnp
 from domino_jax import distributed, manifest
 from domino_jax.checkpoint import Checkpoints
@@ -128,7 +129,7 @@ def test_a_second_signal_during_that_save_ends_at_once_and_the_last_checkpoint_i
 def test_ctrl_c_waits_for_a_checkpoint_and_a_second_one_does_not(tmp_path):
     with training(tmp_path, "off", saves=(20, 40), slow_from=40) as process:
         read_until(process, "hashing")
-        time.sleep(1.0)  # that line comes from another thread, a moment before the save is on its list
+        time.sleep(0.5)  # that line comes from another thread, a moment before the save is on its list
         process.send_signal(signal.SIGINT)
         read_until(process, "waits for the checkpoint")
         code, _ = ends(process, signal.SIGINT, within=5)
