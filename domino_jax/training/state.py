@@ -1,15 +1,11 @@
 """What a run carries from step to step: float32 master weights, optimizer moments, the step. Never the target."""
 
-from typing import Any
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from domino_jax.drafter.model import Drafter
-from domino_jax.sharding import param_shardings
 
 
 @flax.struct.dataclass
@@ -51,8 +47,3 @@ def init_state(
     zero = jnp.zeros((), jnp.int32)
     ema = jax.tree.map(jnp.copy, params) if with_ema else {}
     return TrainState(zero, params, optimizer.init(params), ema, zero, zero)
-
-
-def state_shardings(mesh: Mesh, state: Any, kv_heads: int) -> Any:
-    """Where each leaf of a TrainState (or of its shapes) lies: moments and average as the parameter they belong to."""
-    return param_shardings(mesh, state, kv_heads)
