@@ -91,10 +91,11 @@ def main(flags: cli.Flags) -> int | None:
             restored = checkpoints.restore_latest(
                 state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
             )
-            state, first, position = make_state(run_key), 0, None
             if restored:
                 first, state, position = restored.step, restored.state, restored.data_state
                 say(f"continues from step {first}")
+            else:
+                first, state, position = 0, make_state(run_key), None
             for line in console.start_up_lines(recipe, state.params, loaded.params, mesh):
                 say(line)
             # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
@@ -183,7 +184,9 @@ def main(flags: cli.Flags) -> int | None:
             plot_run(workdir)
 
         # ------------------------------------------------------------ the final decoding
-        if config.eval.final:
+        if config.eval.final and jax.process_count() > 1:
+            say(f"decode in one process: python -m domino_jax.decode --config.drafter.path={workdir} --output=DIR")
+        elif config.eval.final:
             report = decode.decode_with(config, loaded, drafter_config, state.best_params, workdir / "report")
             # Again, for the model card: it now has the τ to show.
             export_run(workdir, drafter_config, state, recipe, config.train.steps, report)

@@ -78,10 +78,7 @@ def test_killed_with_9_again_and_again_no_row_is_lost_and_none_doubled(uninterru
     for _ in range(6):
         reached.append(kill_somewhere([launch(command(prompts, tmp_path / "rows.jsonl"))], tmp_path, rng))
     assert reached == sorted(reached) and 0 < reached[-1] < 80, reached
-    process = launch(command(prompts, tmp_path / "rows.jsonl"))
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, said
-    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+    finish(prompts, tmp_path / "rows.jsonl", whole)
 
 
 @pytest.mark.slow
@@ -91,10 +88,15 @@ def test_two_real_processes_killed_and_continued_by_one_make_the_same_file(unint
     for _ in range(3):
         reached.append(kill_somewhere(launch_two(command(prompts, tmp_path / "rows.jsonl")), tmp_path, rng))
     assert reached == sorted(reached) and 0 < reached[-1] < 80, reached
-    process = launch(command(prompts, tmp_path / "rows.jsonl"))
+    finish(prompts, tmp_path / "rows.jsonl", whole)
+
+
+def finish(prompts, rows, whole):
+    """One process answers what is missing; the file is then that of an uninterrupted run."""
+    process = launch(command(prompts, rows))
     said = process.communicate(timeout=300)[0]
     assert process.returncode == 0, said
-    assert (tmp_path / "rows.jsonl").read_bytes() == whole
+    assert rows.read_bytes() == whole
 
 
 @pytest.mark.slow
