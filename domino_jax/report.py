@@ -15,7 +15,6 @@ import json
 import math
 import os
 import platform
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,14 @@ import rich.table
 
 import domino_jax
 from domino_jax.decoding.generate import BASELINE, Generation
-from domino_jax.decoding.measure import Divergence, ModeRun, tau_per_prompt, tau_pooled
+from domino_jax.decoding.measure import (
+    Divergence,
+    ModeRun,
+    accept_histogram,
+    accept_rates,
+    tau_per_prompt,
+    tau_pooled,
+)
 from domino_jax.errors import DataError
 from domino_jax.plots import write_plots
 
@@ -114,21 +120,6 @@ def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
         "stopped": sum(answer.finish_reason == "stop" for answer in answers),
         "distinct_answers": len({tuple(answer.token_ids) for answer in answers}),
     }
-
-
-def accept_histogram(answers: Sequence[Generation], width: int) -> dict[str, int]:
-    """{"1": rounds that emitted one token, … up to "width"}; {} when there was no round."""
-    counts = Counter(emitted for answer in answers for emitted in answer.accept_lengths)
-    return {str(length): counts[length] for length in range(1, width + 1)} if counts else {}
-
-
-def accept_rates(histogram: Mapping[str, int]) -> tuple[list[float], list[float | None]]:
-    """(rate, conditional rate) of draft positions 1, 2, …; a conditional rate without a case is None."""
-    counts = list(histogram.values())
-    reached = [sum(counts[position:]) for position in range(len(counts))]  # rounds that emitted more than `position`
-    plain = [kept / reached[0] for kept in reached[1:]]
-    pairs = zip(reached[1:], reached, strict=False)
-    return plain, [kept / before if before else None for kept, before in pairs]
 
 
 def loop_steps(answers: Sequence[Generation], batch_size: int) -> int:

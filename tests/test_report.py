@@ -7,11 +7,9 @@ import pytest
 import rich.console
 
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import Divergence, ModeRun
+from domino_jax.decoding.measure import Divergence, ModeRun, accept_histogram, accept_rates
 from domino_jax.errors import DataError
 from domino_jax.report import (
-    accept_histogram,
-    accept_rates,
     build_report,
     console_table,
     loop_steps,

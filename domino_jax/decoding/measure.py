@@ -3,7 +3,8 @@
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,21 @@ def decode_modes(
                 on_answers(mode, start, answers)
     generator.clock = Clock()  # what runs later must not add to these figures
     return runs
+
+
+def accept_histogram(answers: Sequence[Generation], width: int) -> dict[str, int]:
+    """{"1": rounds that emitted one token, … up to "width"}; {} when there was no round."""
+    counts = Counter(emitted for answer in answers for emitted in answer.accept_lengths)
+    return {str(length): counts[length] for length in range(1, width + 1)} if counts else {}
+
+
+def accept_rates(histogram: Mapping[str, int]) -> tuple[list[float], list[float | None]]:
+    """(rate, conditional rate) of draft positions 1, 2, …; a conditional rate without a case is None."""
+    counts = list(histogram.values())
+    reached = [sum(counts[position:]) for position in range(len(counts))]  # rounds that emitted more than `position`
+    plain = [kept / reached[0] for kept in reached[1:]]
+    pairs = zip(reached[1:], reached, strict=False)
+    return plain, [kept / before if before else None for kept, before in pairs]
 
 
 def tau_pooled(generations: Sequence[Generation]) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from domino_jax.decoding.generate import BASELINE, Generation, Generator
-from domino_jax.decoding.measure import tau_per_prompt, tau_pooled
+from domino_jax.decoding.measure import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
 
 
 class DecodedEvaluation:
@@ -40,11 +40,5 @@ class DecodedEvaluation:
             "eval_tau_per_prompt": tau_per_prompt(measured),
             "eval_tau_backbone": tau_pooled(backbone),
             "eval_identical": same / len(self.prompts),
-            "eval_accept_by_position": kept_by_position(measured, config.num_drafts),
+            "eval_accept_by_position": accept_rates(accept_histogram(measured, config.num_drafts + 1))[0],
         }
-
-
-def kept_by_position(generations: Sequence[Generation], drafted: int) -> list[float]:
-    """Share of rounds that emitted draft 1, 2, …: a round that emits n tokens kept n-1 drafts and a bonus token."""
-    rounds = [length for generation in generations for length in generation.accept_lengths]
-    return [sum(length > place for length in rounds) / max(1, len(rounds)) for place in range(1, drafted + 1)]
