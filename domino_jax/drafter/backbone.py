@@ -12,6 +12,7 @@ from domino_jax.nn.attention import MASKED
 from domino_jax.nn.cache import LayerCache
 from domino_jax.nn.decoder_layer import Attention, DecoderLayer
 from domino_jax.nn.layers import Linear, RMSNorm, rotary_angles
+from domino_jax.nn.slices import cut, joined
 from domino_jax.shapes import Features, Hidden, Positions
 from domino_jax.sharding import constrain
 
@@ -103,19 +104,13 @@ def training_attention(
 
 def _attend_in_slices(size: int, window: int | None, context: LayerCache, q, k, v, anchors, starts, keep):
     """_attend_blocks for `size` blocks at a time; their scores are made again in the backward pass."""
-    blocks = anchors.shape[1]
-    slices = -(-blocks // size)
     # Their gradients are summed over the slices, in float32 as one product would sum them.
     context = jax.tree.map(lambda x: x.astype(jnp.float32), context)
 
-    def cut(x, axis):
-        x = jnp.pad(x, [(0, slices * size - blocks if place == axis else 0) for place in range(x.ndim)])
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], slices, size, *x.shape[axis + 1 :]), axis, 0)
-
-    parts = (cut(q, 3), cut(k, 2), cut(v, 2), cut(anchors, 1), cut(starts, 1), cut(keep, 1))
+    of_blocks = (cut(x, 1, size) for x in (anchors, starts, keep))
+    parts = (cut(q, 3, size), cut(k, 2, size), cut(v, 2, size), *of_blocks)
     one = jax.checkpoint(lambda part: _attend_blocks(context, *part, window))
-    out = jnp.moveaxis(jax.lax.map(one, parts), 0, 3)
-    return out.reshape(*out.shape[:3], slices * size, *out.shape[5:])[:, :, :, :blocks]
+    return joined(jax.lax.map(one, parts), 3, anchors.shape[1])
 
 
 def _attend_blocks(context: LayerCache, q, k, v, anchors, starts, keep, window: int | None) -> jax.Array:

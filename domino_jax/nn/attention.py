@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from domino_jax.nn.slices import cut, joined
 from domino_jax.shapes import Mask
 
 # Finite, so that a row whose keys are all masked gives no NaN (-inf minus -inf).
@@ -40,24 +41,17 @@ def attend_causal(
     Args:
         documents: int32 [B, T] of packed rows: a query reads keys of its own document only.
     """
-    batch, heads, length, width = q.shape
+    length = q.shape[2]
     index = jnp.arange(length)
     if length <= slice_rows:
         return attend(q, k, v, causal_mask(index, length, documents, documents))
-    slices = -(-length // slice_rows)
-    room = slices * slice_rows - length
-
-    def cut(x, axis):
-        x = jnp.pad(x, [(0, room if place == axis else 0) for place in range(x.ndim)])
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], slices, slice_rows, *x.shape[axis + 1 :]), axis, 0)
 
     def one(part):
         rows, index, own = part
         return attend(rows, k, v, causal_mask(index, length, own, documents))
 
-    parts = (cut(q, 2), cut(index, 0), None if documents is None else cut(documents, 1))
-    out = jnp.moveaxis(jax.lax.map(one, parts), 0, 2)
-    return out.reshape(batch, heads, slices * slice_rows, width)[:, :, :length]
+    own = None if documents is None else cut(documents, 1, slice_rows)
+    return joined(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), own)), 2, length)
 
 
 def causal_mask(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from domino_jax.drafter.blocks import position_decay
 from domino_jax.drafter.config import DrafterConfig
+from domino_jax.nn.slices import cut
 from domino_jax.shapes import Logits
 
 # The public trainers' guard against an empty batch: weights sum to at least 1 block, so 1e-6 moves nothing (CONTRACT
@@ -162,17 +163,10 @@ def in_slices(one: Callable[..., Any], arrays: Any, size: int) -> Any:
     Zeros fill the last slice, so `one` must give zero for them (blocks of weight zero).
     """
     count = jax.tree.leaves(arrays)[0].shape[1]
-    size = min(size, count)
-    slices = -(-count // size)
-
-    def cut(x):
-        x = jnp.pad(x, [(0, 0), (0, slices * size - count)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(x.shape[0], slices, size, *x.shape[2:]).swapaxes(0, 1)
-
     one = jax.checkpoint(one)
-    if slices == 1:
+    if size >= count:
         return one(*arrays)
-    cuts = jax.tree.map(cut, arrays)
+    cuts = jax.tree.map(lambda x: cut(x, 1, size), arrays)
     first = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], cuts))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
     return jax.lax.scan(lambda total, x: (jax.tree.map(jnp.add, total, one(*x)), None), zero, cuts)[0]

@@ -1,0 +1,21 @@
+"""Cutting an axis into equal slices, so that a loop makes and drops one slice of a large array at a time."""
+
+import jax
+import jax.numpy as jnp
+
+
+def cut(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """x with `axis` in slices of `size`, the slices in front: [.., A, ..] → [ceil(A/size), .., size, ..].
+
+    Zeros (False) fill the last slice.
+    """
+    slices = -(-x.shape[axis] // size)
+    x = jnp.pad(x, [(0, slices * size - x.shape[axis] if place == axis else 0) for place in range(x.ndim)])
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], slices, size, *x.shape[axis + 1 :]), axis, 0)
+
+
+def joined(slices: jax.Array, axis: int, length: int) -> jax.Array:
+    """What `cut` took apart, `length` long along `axis` again."""
+    x = jnp.moveaxis(slices, 0, axis)
+    x = x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
+    return jax.lax.slice_in_dim(x, 0, length, axis=axis)
