@@ -103,15 +103,38 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     decode.top_p = 1.0
     decode.min_p = 0.0
     decode.seed = 0
-    decode.batch_size = 1
+    decode.batch_size = 1  # requests decoded together; a row that finishes makes room for the next prompt
     decode.dtype = "bfloat16"
     decode.cache_length = 4096
-    # c of the draft's argmax(c·log q + noise) at temperature > 0; inf drafts greedily. On the tiny models at T =
-    # 1 (24 prompts) τ was 6.55 with inf and 5.83 with 1, which also pays for the noise.
-    decode.draft_scale = float("inf")
+    # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
+    # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
+    decode.parity = "near_tie"
+    decode.block_size = 0  # slots of the draft block, 0: the drafter's; fewer need no other training
+    decode.num_drafts = 0  # tokens drafted and verified, 0: as many as the block gives
+    # c of the draft's argmax(c·log q + noise) at temperature > 0; inf drafts greedily. Absent: what `domino_jax.tune`
+    # stored with the drafter for this temperature, else inf. On the tiny models at T = 1 (24 prompts) τ was 6.55 with
+    # inf and 5.83 with 1, which also pays for the noise.
+    decode.draft_scale = config_dict.placeholder(float)
+    decode.draft_noise = "shared"  # with the target's choice; or own: drawn apart, as a plain sampled draft is
+    decode.gate_table = False  # True: the GRU's input half of every token from a table [V, 3·gru_hidden_dim]
+    decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/tree.md)
+    tree.nodes = 64  # rows of the verifying pass, the anchor included
+    tree.lanes = 16  # paths that the head follows at a time; 1 is the chain
+    tree.candidates = 64  # tokens per depth that it chooses among
+    tree.beta = -0.1  # added to a node's log-probability for each step of depth: breadth against depth
+    tree.spread = 1.0  # with a finite draft_scale only: temperature of the scores c·log q + noise
     decode.stop_ids = ()  # besides those of the target's folder
     decode.ignore_eos = False
     decode.thinking = False
+    decode.chunk_rounds = 4  # rounds of one dispatch when text is shown as it comes
+    decode.simulate_tau = 0.0  # above 0: random weights where there are none, and this acceptance length by force
+    decode.tune = False  # True: measure widths on this device first and decode with the fastest
+    decode.tasks = ()  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
+    decode.concurrency = ()  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
+    decode.compare = ()  # drafter folders, all of them measured in one run and put into one table
+    decode.mesh = decode_mesh = config_dict.ConfigDict()
+    decode_mesh.data = 1  # rows of a batch over so many devices; -1 is the rest
+    decode_mesh.tensor = 1  # heads, feed-forward and vocabulary over so many
 
     config.regenerate = regenerate = config_dict.ConfigDict()
     regenerate.num_prompts = 0  # the first so many rows; 0: all

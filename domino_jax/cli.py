@@ -27,13 +27,14 @@ HELP = {
     "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
+    "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
     "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
     "dry_run": "compile the step from shapes alone, print its memory and cost, train nothing",
     "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
 }
 LISTS = ("allow_config_change",)
-BOOLEANS = ("dry_run",)
+BOOLEANS = ("dry_run", "interactive")
 # Where it was never imported no process is connected, and importing it here would start jax.
 DISTRIBUTED = "domino_jax.distributed"
 CHOICES = {"distributed": ("auto", "manual", "off")}
@@ -50,6 +51,7 @@ class Flags:
     output: str | None = None
     allow_config_change: tuple[str, ...] = ()
     distributed: str = "auto"
+    interactive: bool = False
     dry_run: bool = False
     topology: str | None = None
 

@@ -19,12 +19,14 @@ from domino_jax.errors import DominoError
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
-MODES = ("autoregressive", "backbone", "domino")
+MODES = ("autoregressive", "backbone", "domino", "tree")
 PROJECTORS = ("domino", "dflash")
 OPTIMIZERS = ("adamw", "muon")
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("pad", "pack", "buckets")
 ON_NON_FINITE = ("stop", "skip")
+PARITIES = ("near_tie", "fixed_shape")
+DRAFT_NOISES = ("shared", "own")
 MESH_AXES = ("data", "fsdp", "tensor")
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
@@ -282,10 +284,69 @@ def _check_decode(decode) -> None:
         f"it holds the prompt and decode.max_new_tokens {decode.max_new_tokens}; make it larger or generate "
         "fewer tokens",
     )
-    _require(decode.draft_scale > 0, "decode.draft_scale", decode.draft_scale, "set it above 0; inf drafts greedily")
+    _check_drafting(decode)
     ids = decode.stop_ids
     fine = all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids)
     _require(fine, "decode.stop_ids", ids, 'list token ids, as --config.decode.stop_ids="(1,2)"')
+
+
+def _check_drafting(decode) -> None:
+    scale = decode.draft_scale
+    _require(scale is None or scale > 0, "decode.draft_scale", scale, "set it above 0; inf drafts greedily")
+    _one_of("decode.draft_noise", decode.draft_noise, DRAFT_NOISES)
+    _one_of("decode.parity", decode.parity, PARITIES)
+    _require(
+        decode.parity == "near_tie" or bool(set(decode.modes) - {"autoregressive"}),
+        "decode.parity",
+        decode.parity,
+        "it gives plain decoding the width of a draft block, and decode.modes drafts nothing; add a mode that does",
+    )
+    _require(
+        decode.block_size == 0 or decode.block_size >= 2, "decode.block_size", decode.block_size, "0 or 2 and more"
+    )
+    _at_least("decode.num_drafts", decode.num_drafts, 0, "0 is as many as the block gives")
+    _at_least("decode.chunk_rounds", decode.chunk_rounds, 1, "it counts rounds")
+    tau = decode.simulate_tau
+    _require(tau == 0 or 1 <= tau < math.inf, "decode.simulate_tau", tau, "0 is off; a round emits 1 token or more")
+    sizes = decode.concurrency
+    fine = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
+    _require(fine, "decode.concurrency", sizes, 'list batch sizes, as --config.decode.concurrency="(1,8,32)"')
+    for key in ("tasks", "compare"):
+        fine = all(isinstance(entry, str) and entry for entry in decode[key])
+        _require(fine, f"decode.{key}", decode[key], f"list texts, as --config.decode.{key}=\"('NAME',)\"")
+    for axis in ("data", "tensor"):
+        size = decode.mesh[axis]
+        _require(size >= 1 or size == -1, f"decode.mesh.{axis}", size, "give a number of devices, or -1 for the rest")
+    _check_tree(decode)
+    both = (decode.mesh.data, decode.mesh.tensor)
+    _require(both != (-1, -1), "decode.mesh", both, "only one axis can be -1 (the rest of the devices)")
+
+
+def _check_tree(decode) -> None:
+    tree = decode.tree
+    _at_least("decode.tree.nodes", tree.nodes, 2, "the anchor and at least one draft are needed")
+    _at_least("decode.tree.candidates", tree.candidates, 1, "a depth offers at least one token")
+    fine = 1 <= tree.lanes <= tree.candidates
+    why = f"give 1 (a chain) to decode.tree.candidates {tree.candidates}, which are all the paths at depth 1"
+    _require(fine, "decode.tree.lanes", tree.lanes, why)
+    _require(-math.inf < tree.beta <= 0, "decode.tree.beta", tree.beta, "give 0 or a finite number below")
+    _positive("decode.tree.spread", tree.spread)
+    if "tree" not in decode.modes:
+        return
+    _require(
+        decode.parity != "fixed_shape",
+        "decode.parity",
+        decode.parity,
+        "it is a promise for chains, the siblings of a tree change the order of its sums; set it to near_tie, or take "
+        "tree out of decode.modes",
+    )
+    _require(
+        decode.cache_length > decode.max_new_tokens + tree.nodes,
+        "decode.tree.nodes",
+        tree.nodes,
+        f"behind a prompt and decode.max_new_tokens {decode.max_new_tokens} a decode.cache_length of "
+        f"{decode.cache_length} has no room for them; raise it or use fewer nodes",
+    )
 
 
 def _check_regenerate(config) -> None:

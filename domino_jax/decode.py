@@ -1,178 +1,274 @@
 """Decode prompts in several modes side by side and report what that measured.
 
     python -m domino_jax.decode --config=configs/tiny.py --output=/tmp/decoded
-    python -m domino_jax.decode --config=configs/tiny.py --prompt="Repeat the word domino." --output=/tmp/decoded
+    python -m domino_jax.decode --config=configs/tiny.py --prompt="Laura has 46 plums. She buys 9. How many now?"
+    python -m domino_jax.decode --config=configs/tiny.py --interactive
+    python -m domino_jax.decode --config=configs/qwen3_8b.py --config.drafter.path=DIR --output=DIR \\
+        --config.decode.tasks="('gsm8k','humaneval=HumanEval.jsonl')"
 
---output is a folder: generations.jsonl (written as batches finish), report.json, report.md, plots/. A folder with a
-report is finished and only shown. One without was interrupted; its generations.jsonl is replaced, since figures of two
-halves, measured at different times, would not belong together.
+--output is a folder: generations.jsonl and progress.jsonl (written as groups of prompts finish), report.json,
+report.md, table.md, table.tex, plots/. A folder with a report is finished and only shown. One without was interrupted:
+the same command goes on behind its last whole group, and the report says in how many sittings it was measured.
+
+--prompt without --output, and --interactive, show the text as it is committed instead.
+
+config.decode.tasks decodes benchmark tasks instead of prompts (data/tasks.py), config.decode.concurrency measures the
+throughput at several batch sizes as well, and config.decode.compare several drafters in one run (compare.py).
 """
 
+import contextlib
 import dataclasses
-import hashlib
+import io
 import json
-import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import rich.console
+from jax.experimental import multihost_utils
 
-from domino_jax import cli
+from domino_jax import cli, distributed
 from domino_jax import config as recipes
-from domino_jax.data.chat import encode_prompt
+from domino_jax.api import Decoder, prompt_row
+from domino_jax.building import drafter_config_of
+from domino_jax.compare import COMPARISON, compare_drafters, drafter_names
+from domino_jax.concurrency import measure_concurrency
 from domino_jax.data.prompts import read_prompts
-from domino_jax.data.tiny_checks import check_answer
-from domino_jax.decoding.generate import Clock, Generation, Generator
-from domino_jax.decoding.measure import ModeRun, decode_modes, divergences, round_split, straight_step_seconds
+from domino_jax.data.tasks import read_tasks
+from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
+from domino_jax.decode_models import Loader, decode_mesh
+from domino_jax.decode_run import Speech, check_rows, run_lanes
+from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator
+from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.describe import describe, run_identity, timings
 from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DominoError
 from domino_jax.export import EXPORT_DTYPE
-from domino_jax.loading import LoadedTarget, cast_target, check_head, load_models, load_target, needs_drafter
-from domino_jax.progress import Progress
-from domino_jax.report import BASELINE, build_report, console_table, read_report, write_report
+from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter, shortened
+from domino_jax.report import REPORT, build_report, console_table, read_report, write_report, write_text
+from domino_jax.simulated import made_up_prompts
+from domino_jax.talk import chat, show
+from domino_jax.target.qwen3 import Qwen3Config
+from domino_jax.tune import stored_scale
+from domino_jax.width_tuning import PROBES, as_json, tune
+from domino_jax.width_tuning import show as show_widths
 
-GENERATIONS = "generations.jsonl"
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeSettings:
-    """How to decode: the recipe's decode section, as plain values."""
-
-    modes: tuple[str, ...]
-    max_new_tokens: int
-    cache_length: int
-    batch_size: int = 1
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    draft_scale: float = 1.0
-    stop_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    thinking: bool = False
-    dtype: str = "float32"
-
-    def as_json(self) -> dict[str, Any]:
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {**values, "draft_scale": str(self.draft_scale) if math.isinf(self.draft_scale) else self.draft_scale}
+TUNED = "tune.json"
 
 
 def main(flags: cli.Flags) -> None:
     # ---------------------------------------------------------------- recipe
     config = flags.config
     recipes.check(config, "decode")
-    if flags.prompts and flags.prompt:
-        raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")
     settings = decode_settings(config.decode)
+    if not flags.output and not (flags.prompt or flags.interactive):
+        raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
+    over = config.decode.mesh
+    if (over.data, over.tensor) != (1, 1):
+        distributed.initialize(flags.distributed)
+    mesh = decode_mesh(over.data, over.tensor, settings.batch_size)
+    loader = Loader(config.target.path, settings, mesh, lambda target: made_up_drafter(config.drafter, target))
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        if flags.output:
+            measure(flags, loader)
+        else:
+            talk(flags, loader)
+
+
+def made_up_drafter(choices, target: Qwen3Config) -> DrafterConfig:
+    """A drafter of the recipe's shape, for the speed of a shape alone: any row of the embedding is its mask."""
+    mask = target.vocab_size - 1 if choices.mask_token_id is None else choices.mask_token_id
+    return drafter_config_of(choices, target, mask)
+
+
+def with_stored_scale(settings: DecodeSettings, drafter_path: str | None) -> DecodeSettings:
+    """draft_scale as the recipe says, else as `domino_jax.tune` stored it with the drafter."""
+    if settings.draft_scale is not None:
+        return settings
+    sampling = SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return dataclasses.replace(settings, draft_scale=stored_scale(drafter_path, sampling))
+
+
+# ---------------------------------------------------------------------------------------------- at the terminal
+
+
+def talk(flags: cli.Flags, loader: Loader) -> None:
+    """--prompt or --interactive without --output: the last of decode.modes, its text shown as it comes."""
+    config = flags.config
+    settings = with_stored_scale(loader.settings, config.drafter.path)
+    loaded = loader.target()
+    mode = settings.modes[-1]
+    models = loader.models(loaded, config.drafter.path, (mode,))
+    generator = new_generator(models, loaded.stop_ids, settings, batch_size=1)
+    decoder = Decoder(generator, loaded.tokenizer, settings.thinking)
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    sampling = {name: getattr(settings, name) for name in names}
+    console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
+    if flags.interactive:
+        chat(decoder, mode, console, settings.chunk_rounds, **sampling)
+    else:
+        show(decoder, flags.prompt, mode, console, settings.chunk_rounds, **sampling)
+
+
+# ------------------------------------------------------------------------------------------------- into a report
+
+
+def measure(flags: cli.Flags, loader: Loader) -> None:
+    """All modes on all prompts, into the folder --output."""
+    config, settings = flags.config, loader.settings
     output = Path(flags.output).expanduser()
-    source = "--prompt" if flags.prompt else flags.prompts or config.decode.prompts
-    if not source:
-        raise DominoError(
-            "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.decode.prompts."
-        )
+    compare = tuple(config.decode.compare)
     named = {
         "settings": settings.as_json(),
         "target": {"path": recipes.portable(config.target.path)},
-        "drafter": {"path": recipes.portable(config.drafter.path or "")} if needs_drafter(settings.modes) else None,
-        "prompts": {"source": recipes.portable(source), "text": flags.prompt, "limit": config.decode.num_prompts},
+        "drafter": named_drafter(config.drafter.path, compare, settings.modes),
+        "prompts": prompt_source(flags, config.decode),
     }
-    finished = read_report(output)
-    if finished is not None:
-        refuse_other_run(output, finished, named)
-        print(f"{output} holds a finished decoding; this is its report. Choose another --output to decode again.")
-        console_table(finished)
+    if told_by_primary(shown_already(output, named, COMPARISON if compare else REPORT)):
         return
-
-    # ---------------------------------------------------------------- models and prompts
-    rows = None if flags.prompt else read_prompts(source, config.decode.num_prompts or None)
-    loaded = load_target(config.target.path, settings.dtype)
-    models = load_models(loaded, config.drafter.path, settings.modes)
-    rows = rows or [prompt_row(flags.prompt, loaded.tokenizer)]
-
-    # ---------------------------------------------------------------- decoding
-    report = decode_rows(models, loaded, rows, settings, output, named)
-    if flags.prompt:
-        print(read_text(output, settings.modes[-1]))
-    console_table(report)
+    loaded = loader.target()
+    rows = read_rows(flags, config.decode, loaded)
+    if compare:
+        drafting = ("backbone",)  # a head is asked for only of the drafters that have one
+        folders = dict(zip(drafter_names(compare), compare, strict=True))
+        drafters = {
+            name: (recipes.portable(path), loader.models(loaded, path, drafting)) for name, path in folders.items()
+        }
+        compare_drafters(loaded, drafters, rows, settings, output, named)
+        print((output / "compare.md").read_text(encoding="utf-8"))
+    else:
+        models = loader.models(loaded, config.drafter.path, settings.modes)
+        settings = with_stored_scale(settings, config.drafter.path)
+        if config.decode.tune and needs_drafter(settings.modes):
+            settings, models = tuned(models, loaded, settings, rows, output)
+        report = decode_rows(models, loaded, rows, settings, output, named)
+        if flags.prompt:
+            print(read_text(output, settings.modes[-1]))
+        console_table(report)
     print(f"written to {output}")
+
+
+def tuned(
+    models: Models, loaded: LoadedTarget, settings: DecodeSettings, rows: Sequence[Mapping[str, Any]], output: Path
+) -> tuple[DecodeSettings, Models]:
+    """The settings and models of the width that is fastest here; tune.json in `output` holds what was measured.
+
+    An interrupted run goes on with the width that it began with.
+    """
+    file = output / TUNED
+    if file.exists():
+        return with_width(json.loads(file.read_text(encoding="utf-8"))["chosen"], settings, models)
+    speech = Speech(loaded.tokenizer, settings.thinking)
+    prompts = [speech.encode(row) for row in rows[:PROBES]]
+    settings, timed = tune(models, loaded.stop_ids, settings, prompts)
+    show_widths(timed, len(prompts))
+    output.mkdir(parents=True, exist_ok=True)
+    chosen = {name: settings.as_json()[name] for name in ("block_size", "num_drafts", "modes", "tree")}
+    write_text(file, json.dumps({"chosen": chosen, "measured": as_json(timed)}, indent=2) + "\n")
+    return with_width(chosen, settings, models)
+
+
+def with_width(chosen: Mapping[str, Any], settings: DecodeSettings, models: Models) -> tuple[DecodeSettings, Models]:
+    tree = TreeSettings(**chosen["tree"]) if chosen["tree"] else None
+    settings = dataclasses.replace(settings, **{**chosen, "modes": tuple(chosen["modes"]), "tree": tree})
+    drafter = models.drafter.clone(config=shortened(models.drafter.config, settings.block_size))
+    return settings, models.replace(drafter=drafter)
+
+
+def named_drafter(path: str | None, compare: Sequence[str], modes: Sequence[str]) -> dict[str, Any] | None:
+    """What the report calls the drafter; None for plain decoding."""
+    if compare:
+        return {"paths": [recipes.portable(folder) for folder in compare]}
+    return {"path": recipes.portable(path or "")} if needs_drafter(modes) else None
+
+
+def prompt_source(flags: cli.Flags, decode) -> dict[str, Any]:
+    """Where the prompts come from, as the report says it: --prompt, --prompts, or the recipe's tasks or prompts."""
+    if flags.prompt is not None and not flags.prompt.strip():
+        raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
+    if flags.prompts and flags.prompt:
+        raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")
+    tasks = list(decode.tasks)
+    if tasks and (flags.prompts or flags.prompt):
+        given = "--prompts" if flags.prompts else "--prompt"
+        raise DominoError(f"config.decode.tasks and {given} are both given; decode tasks or prompts, not both.")
+    source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or decode.prompts
+    if not source and decode.simulate_tau:
+        source = "made up"
+    if not source:
+        raise DominoError(
+            "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.decode.prompts or"
+            " config.decode.tasks."
+        )
+    limit = None if tasks else decode.num_prompts
+    named = {"source": recipes.portable(source), "text": flags.prompt, "limit": limit}
+    return {**named, "tasks": [recipes.portable(entry) for entry in tasks]}
+
+
+def read_rows(flags: cli.Flags, decode, loaded: LoadedTarget) -> list[dict[str, Any]]:
+    """The prompt rows of the recipe's tasks, of the file that is given, of --prompt, or made-up ones."""
+    if decode.tasks:
+        return read_tasks(tuple(decode.tasks))
+    if flags.prompt:
+        return [{"id": "prompt", **prompt_row(flags.prompt, loaded.tokenizer)}]
+    path = flags.prompts or decode.prompts
+    if not path:
+        return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
+    return read_prompt_rows(path, decode.num_prompts)
+
+
+def read_prompt_rows(path: str, limit: int) -> list[dict[str, Any]]:
+    """Rows of a prompts file without the keys that only tasks have; limit 0: all."""
+    return [
+        {key: value for key, value in row.items() if key not in ("task", "next_turns")}
+        for row in read_prompts(path, limit or None)
+    ]
+
+
+def shown_already(output: Path, named: Mapping[str, Any], name: str) -> bool:
+    """Whether `output` holds this very run, finished; then it is shown. A finished run of something else is refused."""
+    finished = read_report(output, name)
+    if finished is None:
+        return False
+    refuse_other_run(output, "a finished decoding", finished, named)
+    print(f"{output} holds a finished decoding; this is its report. Choose another --output to decode again.")
+    if name == REPORT:
+        console_table(finished)
+    else:
+        print((output / "compare.md").read_text(encoding="utf-8"))
+    return True
 
 
 def decode_with(
     config, loaded: LoadedTarget, drafter_config: DrafterConfig, drafter_params: dict, output: Path
 ) -> dict[str, Any]:
     """The final decoding of a training run: its drafter, rounded as its export is, on the recipe's held-out prompts."""
-    settings = decode_settings(config.decode)
+    settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
     if not drafter_config.has_head:
         settings = dataclasses.replace(settings, modes=tuple(mode for mode in settings.modes if mode != "domino"))
     source = config.decode.prompts or config.eval.prompts
-    rows = read_prompts(source, config.decode.num_prompts or None)
+    rows = read_prompt_rows(source, config.decode.num_prompts)
     target = cast_target(loaded, settings.dtype)
     models = Models(target.model, target.params)
     if needs_drafter(settings.modes):
         drafter = Drafter(drafter_config, np.dtype(settings.dtype))
         rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(settings.dtype), drafter_params)
         models = Models(target.model, target.params, drafter, rounded)
+    limit = config.decode.num_prompts
     named = {
         "settings": settings.as_json(),
         "target": {"path": recipes.portable(config.target.path)},
         "drafter": {"path": str(output.parent / "export")} if models.drafter else None,
-        "prompts": {"source": recipes.portable(source), "text": None, "limit": config.decode.num_prompts},
+        "prompts": {"source": recipes.portable(source), "text": None, "limit": limit, "tasks": []},
     }
-    return decode_rows(models, target, rows, settings, output, named)
-
-
-def decode_settings(decode) -> DecodeSettings:
-    """The recipe's decode section as plain values."""
-    return DecodeSettings(
-        modes=tuple(decode.modes),
-        max_new_tokens=decode.max_new_tokens,
-        cache_length=decode.cache_length,
-        batch_size=decode.batch_size,
-        temperature=decode.temperature,
-        top_k=decode.top_k,
-        top_p=decode.top_p,
-        min_p=decode.min_p,
-        seed=decode.seed,
-        draft_scale=decode.draft_scale,
-        stop_ids=tuple(decode.stop_ids),
-        ignore_eos=decode.ignore_eos,
-        thinking=decode.thinking,
-        dtype=decode.dtype,
-    )
-
-
-def refuse_other_run(output: Path, finished: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """A finished folder answers only for what it was made with; something else asked of it is a mistake."""
-    differing = []
-    for part, wanted in named.items():
-        there, wanted = finished[part] or {}, wanted or {}
-        keys = [key for key in wanted if key in there] if there else list(wanted)
-        differing += [
-            f"  {part}.{key}: {there.get(key)!r} there, {wanted[key]!r} now"
-            for key in keys
-            if there.get(key) != wanted[key]
-        ]
-    if differing:
-        more = [f"  and {len(differing) - 2} more"] * (len(differing) > 3)
-        shown = [*differing[: 2 if more else 3], *more]
-        raise DominoError(
-            "\n".join([f"{output} holds a finished decoding of something else:", *shown, "Choose another --output."])
-        )
-
-
-def prompt_row(text: str, tokenizer: Any) -> dict[str, Any]:
-    """--prompt as a row: a user's message for a model with a chat template, else the text as it is."""
-    if tokenizer is not None and tokenizer.chat_template:
-        return {"id": "prompt", "messages": [{"role": "user", "content": text}]}
-    return {"id": "prompt", "prompt": text}
-
-
-# ------------------------------------------------------------------------------------------------------ the run
+    # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
+    return decode_rows(models, target, rows, settings, output, named, anew=True)
 
 
 def decode_rows(
@@ -182,149 +278,67 @@ def decode_rows(
     settings: DecodeSettings,
     output: Path,
     named: Mapping[str, Any],
+    anew: bool = False,
 ) -> dict[str, Any]:
     """Decodes prompt rows (each with an "id") in every mode into the folder `output`, and returns the report.
 
     Args:
         target: for its tokenizer and stop ids; the weights that run are those of `models`.
+        rows: as data/prompts.py and data/tasks.py read them.
         named: what the report says about where things came from: "settings", "target", "drafter", "prompts".
+        anew: begin anew where `output` holds an unfinished run of something else, instead of refusing it.
     """
     if needs_drafter(settings.modes):
         check_head(models.drafter is not None and models.drafter.config.has_head, settings.modes)
-    generator = new_generator(models, target.stop_ids, settings)
-    prompts = []
-    for row in rows:
-        where = f"prompt {row['id']}"
-        prompts.append(encode_prompt(target.tokenizer, row, settings.thinking, where))
-        generator.check_prompt(prompts[-1], where)
-    runs = run_modes(generator, prompts, rows, settings.modes, target.tokenizer, output)
-    found = {}
-    if BASELINE in runs:
-        others = [mode for mode in runs if mode != BASELINE]
-        found = {mode: divergences(generator, prompts, runs[BASELINE], runs[mode]) for mode in others}
-    generator.clock = Clock()  # what follows belongs to no mode's time
-    batch = prompts[: settings.batch_size]
-    state = generator.start(batch, list(range(len(batch))))
+    speech = Speech(target.tokenizer, settings.thinking)
+
+    lanes = mode_lanes(models, target, settings, settings.batch_size)
+    check_rows(lanes, rows, speech)
+    facts = describe(models, target, rows, settings, named)
+
+    def lanes_of(batch_size: int) -> list[Lane]:
+        same = batch_size == settings.batch_size  # then nothing has to be compiled again
+        return lanes if same else mode_lanes(models, target, settings, batch_size)
+
+    if not distributed.is_primary():  # runs along, and writes where nobody looks
+        output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
+    with RunFiles(output, run_identity(named, rows, models), anew) as files:
+        refuse_divided_sittings(files)
+        measured = run_lanes(lanes, rows, speech, settings.batch_size, files, bool(facts["simulated"]))
+        throughput = measure_concurrency(lanes_of, settings.concurrency, rows, speech, files, facts)
     report = build_report(
-        runs,
+        measured.runs,
+        tasks=measured.tasks,
         batch_size=settings.batch_size,
-        divergences=found,
-        split={mode: round_split(generator, state, mode) for mode in runs if mode != BASELINE},
-        straight_step=straight_step_seconds(generator, state),
-        answers_right=count_right(runs, rows, target.tokenizer),
-        facts=describe(models, target, rows, settings, named),
+        facts=facts,
+        concurrency=throughput,
+        sittings=files.sittings,
+        **timings(lanes[0].generator, {lane.mode: lane for lane in lanes}, rows, speech),
     )
     write_report(output, report)
     return report
 
 
-def new_generator(models: Models, target_stop_ids: Sequence[int], settings: DecodeSettings) -> Generator:
-    """ignore_eos drops the stop ids of the target's folder; those of the recipe were asked for and stay."""
-    return Generator(
-        models,
-        stop_ids=(*(() if settings.ignore_eos else target_stop_ids), *settings.stop_ids),
-        cache_slots=settings.cache_length,
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
-        sampling=SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p),
-        seed=settings.seed,
-        draft_scale=settings.draft_scale,
-    )
+def told_by_primary(value: bool) -> bool:
+    """What process 0 found; the others may not see its files."""
+    if jax.process_count() == 1:
+        return value
+    return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
-def run_modes(
-    generator: Generator,
-    prompts: Sequence[Sequence[int]],
-    rows: Sequence[Mapping[str, Any]],
-    modes: Sequence[str],
-    tokenizer: Any,
-    output: Path,
-) -> dict[str, ModeRun]:
-    """All modes on all prompts; every answer is in generations.jsonl as soon as its batch is done."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        file = (output / GENERATIONS).open("w", encoding="utf-8")
-    except OSError as error:
-        raise DominoError(f"--output={output} cannot be written: {error.strerror}.") from error
-    with file, Progress("decode", total=len(prompts) * len(modes)) as progress:
-
-        def keep(mode: str, start: int, answers: list[Generation]) -> None:
-            lines = [generation_row(rows[start + index], mode, one, tokenizer) for index, one in enumerate(answers)]
-            file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-            file.flush()
-            progress.advance(len(answers), mode)
-
-        return decode_modes(generator, prompts, modes, keep)
-
-
-def generation_row(row: Mapping[str, Any], mode: str, answer: Generation, tokenizer: Any) -> dict[str, Any]:
-    return {
-        "id": row["id"],
-        "mode": mode,
-        "token_ids": answer.token_ids,
-        "text": answer_text(tokenizer, answer.token_ids),
-        "accept_lengths": answer.accept_lengths,
-        "finish_reason": answer.finish_reason,
-    }
-
-
-def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str | None:
-    """The answer without special tokens, None without a tokenizer."""
-    return None if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=True)
-
-
-def count_right(
-    runs: Mapping[str, ModeRun], rows: Sequence[Mapping[str, Any]], tokenizer: Any
-) -> dict[str, int] | None:
-    """By mode, how many answers to rows with a checker are right; None when no row has one."""
-    if tokenizer is None or not any(has_checker(row) for row in rows):
-        return None
-    return {
-        mode: sum(
-            has_checker(row) and check_answer(row, answer_text(tokenizer, answer.token_ids))
-            for row, answer in zip(rows, run.generations, strict=True)
+def refuse_divided_sittings(files: RunFiles) -> None:
+    """Several processes run the same groups, and only process 0 could know which ones an earlier sitting did."""
+    if told_by_primary(bool(files.records)) and jax.process_count() > 1:
+        raise DominoError(
+            "--output holds an unfinished decoding, and a run of several processes cannot be continued: choose another"
+            " --output, or go on with one process."
         )
-        for mode, run in runs.items()
-    }
 
 
-def has_checker(row: Mapping[str, Any]) -> bool:
-    return "answer_check" in row and "kind" in row
-
-
-def describe(
-    models: Models,
-    target: LoadedTarget,
-    rows: Sequence[Mapping[str, Any]],
-    settings: DecodeSettings,
-    named: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What the report says about the run besides its figures."""
-    template = target.tokenizer.chat_template if target.tokenizer is not None else None
-    checked = sum(has_checker(row) for row in rows) if target.tokenizer is not None else 0
-    drafter = None
-    width = 1
-    if models.drafter:
-        choices = models.drafter.config
-        width = choices.num_drafts + 1
-        drafter = {
-            **named["drafter"],
-            "projector": choices.projector,
-            "block_size": choices.block_size,
-            "shift_label": choices.shift_label,
-            "layers": choices.num_hidden_layers,
-            "target_layer_ids": list(choices.target_layer_ids),
-        }
-    return {
-        **named,
-        "prompts": {**named["prompts"], "count": len(rows), "checked": checked},
-        "drafter": drafter,
-        "dtype": settings.dtype,
-        "thinking": settings.thinking,
-        "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
-        "block_size": drafter["block_size"] if drafter else None,
-        "verify_width": width,
-    }
+def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, batch_size: int) -> list[Lane]:
+    """A lane for each mode, all of one generator."""
+    generator = new_generator(models, target.stop_ids, settings, batch_size)
+    return [Lane(mode, mode, generator) for mode in settings.modes]
 
 
 def read_text(output: Path, mode: str) -> str:
@@ -335,4 +349,4 @@ def read_text(output: Path, mode: str) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("config", "output"), optional=("prompts", "prompt"))
+    cli.run(main, required=("config",), optional=("output", "prompts", "prompt", "interactive", "distributed"))

@@ -13,7 +13,7 @@ import numpy as np
 from domino_jax import hf
 from domino_jax.decoding.models import Models
 from domino_jax.drafter import convert as drafter_files
-from domino_jax.drafter.model import Drafter
+from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DataError, DominoError
 from domino_jax.target import convert as target_files
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
@@ -103,11 +103,17 @@ def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
 
 
 def load_models(
-    loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str], sharding: target_files.Sharding = None
+    loaded: LoadedTarget,
+    drafter_path: str | None,
+    modes: Sequence[str],
+    sharding: target_files.Sharding = None,
+    block_size: int = 0,
 ) -> Models:
     """The target with the drafter that `modes` need; a folder, a hub id, or a train workdir (its export/).
 
-    sharding: where the drafter's weights go, as for load_target.
+    Args:
+        sharding: where the drafter's weights go, as for load_target.
+        block_size: slots of the draft block, at most the drafter's own; 0: its own.
     """
     if not needs_drafter(modes):
         return Models(loaded.model, loaded.params)
@@ -119,7 +125,29 @@ def load_models(
     dtype = np.dtype(loaded.model.dtype)
     config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, dtype, sharding)
     check_head(config.has_head, modes)
-    return Models(loaded.model, loaded.params, Drafter(config, dtype), params)
+    return Models(
+        loaded.model,
+        loaded.params,
+        Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None),
+        params,
+    )
+
+
+def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
+    """The drafter with a shorter block: its slots attend to each other, so fewer of them are a drafter of their own."""
+    if not block_size:
+        return config
+    if block_size > config.block_size:
+        raise DominoError(
+            f"decode.block_size is {block_size}, but the drafter was trained with blocks of {config.block_size};"
+            " lower it, or set 0 for the drafter's own."
+        )
+    if config.has_head and config.suffix_start >= block_size:
+        raise DominoError(
+            f"decode.block_size {block_size} leaves the drafter's head no slot behind its prefix"
+            f" (pure_draft_prefix_len {config.pure_draft_prefix_len}); set {config.suffix_start + 1} or more."
+        )
+    return dataclasses.replace(config, block_size=block_size)
 
 
 def needs_drafter(modes: Sequence[str]) -> bool:

@@ -13,20 +13,45 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from domino_jax.decoding.generate import BASELINE
 from domino_jax.metrics import read_rows
 
 # One colour a mode in every picture; told apart also by people who see no red or no green.
-COLOURS = {"backbone": "#E69F00", "domino": "#0072B2"}
+COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "domino": "#0072B2"}
 OTHER = "#009E73"
-MARKERS = {"backbone": "s", "domino": "o"}
+MARKERS = {"autoregressive": "x", "backbone": "s", "domino": "o"}
+# Of a round's bar, in its order.
+PARTS = {
+    "draft": "#E69F00",
+    "head": "#D55E00",
+    "verify": "#0072B2",
+    "commit": "#009E73",
+    "loop and rest": "#BBBBBB",
+}
 
 
 def write_plots(folder: Path, report: Mapping[str, Any]) -> list[str]:
-    """Writes the pictures of the modes that draft; returns their file names, none when no mode does."""
+    """Writes the pictures of a decoding report; returns their file names, none when no mode drafts.
+
+    accept_lengths.png: tokens emitted per round.  acceptance_by_position.png: plain and conditional.
+    round_times.png: a round's parts.  speedup_by_task.png: with 95 % intervals, for two tasks and more.
+    throughput.png: tokens/s over the rows decoded together, where that was measured.
+    """
     modes = {mode: figures for mode, figures in report["modes"].items() if figures["accept_histogram"]}
     if not modes:
         return []
-    return save(folder, {"accept_lengths.png": _histogram(modes), "acceptance_by_position.png": _rates(modes)})
+    pictures = {"accept_lengths.png": _histogram(modes), "acceptance_by_position.png": _rates(modes)}
+    split = {mode: figures["time_split"] for mode, figures in modes.items() if _parted(figures)}
+    if split:
+        pictures["round_times.png"] = _round_times(split, report["autoregressive_step_ms"])
+    if len(report["tasks"]) > 1 and BASELINE in report["modes"]:
+        pictures["speedup_by_task.png"] = _speedups(report["tasks"], report["average"], list(modes))
+    if len(report["concurrency"]) > 1:
+        pictures["throughput.png"] = _throughput(report["concurrency"])
+    if report["simulated"]:
+        for figure in pictures.values():
+            figure.suptitle(f"SIMULATED acceptance, τ = {report['simulated']:g} by force", color="#D55E00")
+    return save(folder, pictures)
 
 
 def save(folder: str | os.PathLike, pictures: Mapping[str, Figure]) -> list[str]:
@@ -88,9 +113,83 @@ def _rates(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def tidy(axes, legend: bool = True) -> None:
-    """The look of every picture: horizontal grid lines behind the data, two spines, a legend without a box."""
-    axes.grid(axis="y", alpha=0.3)
+def _parted(figures: Mapping[str, Any]) -> bool:
+    """Whether the parts of the mode's round were timed."""
+    return figures["time_split"] is not None and figures["time_split"]["commit"] is not None
+
+
+def _round_times(split: Mapping[str, Mapping[str, float]], step: float | None) -> Figure:
+    """Bars of the parts, one below the other, with a single-token step of the target alone as the measure."""
+    figure = figure_of(7, 1.7 + 0.55 * len(split))
+    axes = figure.add_subplot()
+    for row, mode in enumerate(split):
+        left = 0.0
+        rest = split[mode]["other"] - split[mode]["commit"]
+        values = {**split[mode], "loop and rest": max(0.0, rest)}
+        for part, colour in PARTS.items():
+            axes.barh(row, values[part], left=left, color=colour, height=0.6, label="_" if row else part)
+            left += values[part]
+    axes.set_yticks(range(len(split)), list(split))
+    axes.invert_yaxis()
+    if step is not None:
+        axes.axvline(step, color="black", linestyle="--", linewidth=1, label="one plain step")
+    axes.set(title="One round and its parts", xlabel="milliseconds")
+    tidy(axes, legend=False, across="x")
+    figure.legend(frameon=False, ncols=6, loc="outside lower center", handlelength=1, columnspacing=1)
+    return figure
+
+
+def _speedups(tasks: Mapping[str, Any], average: Mapping[str, Any], modes: Sequence[str]) -> Figure:
+    figure = figure_of(max(5, 1.6 + 1.05 * (len(tasks) + 1)), 4)
+    axes = figure.add_subplot()
+    each = 0.8 / len(modes)
+    names = [*tasks, "average"]
+    for index, mode in enumerate(modes):
+        for place, name in enumerate(names):
+            figures = tasks[name][mode] if name in tasks else average[mode]
+            if figures["speedup"] is None:
+                continue
+            at = place + (index - (len(modes) - 1) / 2) * each
+            label = mode if place == 0 else "_"
+            axes.bar(at, figures["speedup"], width=each * 0.92, color=COLOURS.get(mode, OTHER), label=label)
+            bounds = figures["intervals"]["speedup"] if "intervals" in figures else None
+            if bounds:
+                axes.plot([at, at], bounds, color="black", linewidth=1)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.axvline(len(tasks) - 0.5, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(names)), names)
+    axes.set(title="Speed-up against the target alone", ylabel="×")
+    tidy(axes, legend=False)
+    figure.legend(frameon=False, ncols=len(modes), loc="outside lower center")
+    return figure
+
+
+def _throughput(concurrency: Mapping[str, Any]) -> Figure:
+    figure = figure_of(9, 3.8)
+    total, gain = figure.subplots(1, 2)
+    sizes = [int(size) for size in concurrency]
+    for mode in next(iter(concurrency.values()))["modes"]:
+        look = {"color": COLOURS.get(mode, OTHER), "marker": MARKERS.get(mode, "^"), "label": mode}
+        found = [level["modes"][mode] for level in concurrency.values()]
+        total.plot(sizes, [figures["tokens_per_second"] for figures in found], **look)
+        if mode != BASELINE and all(figures["speedup"] is not None for figures in found):
+            gain.plot(sizes, [figures["speedup"] for figures in found], **look)
+    gain.axhline(1, color="black", linewidth=1)
+    total.set(title="Throughput", ylabel="tokens/s", ylim=(0, None))
+    gain.set(title="Speed-up at the same size", ylabel="×", ylim=(0, None))
+    for axes in (total, gain):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("rows decoded together")
+    tidy(total)
+    tidy(gain, legend=False)
+    return figure
+
+
+def tidy(axes, legend: bool = True, across: str = "y") -> None:
+    """The look of every picture: grid lines across the values, behind the data; two spines, a legend without a box."""
+    axes.grid(axis=across, alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:

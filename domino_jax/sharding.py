@@ -115,6 +115,21 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
     return place
 
 
+def decode_placement(mesh: Mesh, kv_heads: int, tied: bool) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
+    """`placement` for decoding: the Domino head whole on every device, and an embedding that is no lm_head too.
+
+    A collective for each drafted token would cost more than the head's split saves (DESIGN §6). A tied embedding stays
+    split, for the lm_head's sake; a gate table (decode.gate_table) then spares the head its look-ups.
+    """
+    place, whole = placement(mesh, kv_heads), replicated(mesh)
+
+    def decode_place(path: Sequence[str], shape: Sequence[int]) -> NamedSharding:
+        alone = "head" in path or ("embed_tokens" in path and not tied)
+        return whole if alone else place(path, shape)
+
+    return decode_place
+
+
 def _name(part: Any) -> str | None:
     """The dictionary key or attribute that a step of a tree path takes."""
     if isinstance(part, jax.tree_util.DictKey):
@@ -122,7 +137,7 @@ def _name(part: Any) -> str | None:
     return part.name if isinstance(part, jax.tree_util.GetAttrKey) else None
 
 
-def _fitting(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], kv_heads: int) -> PartitionSpec:
+def _fitting(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], kv_heads: int = 0) -> PartitionSpec:
     spec = []
     for axis, size in zip(axes, shape, strict=True):
         over = LOGICAL[axis]
@@ -220,15 +235,28 @@ def process_rows(mesh: Mesh, batch_size: int) -> slice:
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
-    """Host values, the same in every process, as arrays that lie whole on every device; those that do stay."""
+    """Host values, the same in every process, as arrays that lie whole on every device; what is on the mesh stays."""
     place = replicated(mesh)
 
     def put(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(place, leaf.ndim):
-            return leaf
-        return jax.device_put(leaf, place)
+        there = isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
+        return leaf if there else jax.device_put(leaf, place)
 
     return jax.tree.map(put, tree)
+
+
+def decode_layout(mesh: Mesh, state: Any) -> Any:
+    """Where the arrays of a decoding state lie: caches [B, K, S, H] by rows and heads, what the host reads whole.
+
+    Args:
+        state: a tree whose leaves have a .shape.
+    """
+
+    def place(leaf: Any) -> NamedSharding:
+        axes = ("batch", "kv_heads", None, None) if len(leaf.shape) == 4 else (None,) * len(leaf.shape)
+        return NamedSharding(mesh, _fitting(mesh, axes, leaf.shape))
+
+    return jax.tree.map(place, state)
 
 
 def global_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:

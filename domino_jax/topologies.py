@@ -58,6 +58,8 @@ TPU_ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
+    # Its lock keeps two processes from one chip; two that only compile have no chip to share.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 
@@ -87,13 +89,13 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
     return _describe(topology, "tpu", "libtpu", topology_name=topology)
 
 
-def _describe(topology: str, platform: str, wheels: str, **arguments: str) -> Sequence[jax.Device]:
+def _describe(asked: str, platform: str, wheels: str, **arguments: str) -> Sequence[jax.Device]:
     name = {"topology_name": ""} | arguments
     try:
         return topologies.get_topology_desc(platform=platform, **name).devices
     except Exception as error:  # the plug-ins raise classes of their own, and RuntimeError for all else
         said = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise DominoError(
-            f"--topology={topology}: its compiler gives no such devices ({said}).\n"
+            f"--topology={asked}: its compiler gives no such devices ({said}).\n"
             f"Install it with `pip install -r requirements-compile.txt` ({wheels}), or correct the shape."
         ) from error

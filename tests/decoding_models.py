@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding import speculative
-from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.generate import Generation, Generator
+from domino_jax.decoding.measure import divergences
 from domino_jax.decoding.models import Models
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.drafter.model import Drafter
@@ -18,6 +19,7 @@ from domino_jax.training.state import init_drafter_params
 from tests.models import load_golden
 
 VOCAB = 64
+CHAINS = ("autoregressive", "backbone", "domino")
 
 
 def random_params(shapes, seed: int) -> dict:
@@ -148,3 +150,17 @@ def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
 
 def total_variation(counts: np.ndarray, law: np.ndarray) -> float:
     return float(abs(counts / counts.sum() - law).sum() / 2)
+
+
+def check_lossless(generator: Generator, prompts, modes=CHAINS, requests=None) -> dict[str, list[Generation]]:
+    """The answers of every mode, each mode held against the first one, row by row."""
+    runs = {mode: generator.generate(prompts, mode, requests) for mode in modes}
+    for mode in modes[1:]:
+        found = divergences(generator, prompts, runs[modes[0]], runs[mode], requests)
+        wrong = [entry for entry in found if not entry.near_tie]
+        same, ties = len(prompts) - len(found), len(found) - len(wrong)
+        print(f"{mode}: {same} of {len(prompts)} identical, {ties} near ties, {len(wrong)} violations")
+        assert not wrong, f"not lossless: {wrong}"
+        for answer in runs[mode]:
+            assert 1 + sum(answer.accept_lengths) == len(answer.token_ids)
+    return runs

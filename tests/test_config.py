@@ -72,7 +72,7 @@ BAD = [
     ("eval.every", -1),
     ("eval.num_prompts", 0),
     ("decode.modes", ()),
-    ("decode.modes", ("tree",)),
+    ("decode.modes", ("forest",)),
     ("decode.modes", ("domino", "domino")),
     ("decode.temperature", -0.5),
     ("decode.temperature", float("nan")),
@@ -88,6 +88,13 @@ BAD = [
     ("decode.dtype", "half"),
     ("decode.cache_length", 2048),
     ("decode.draft_scale", 0.0),
+    ("decode.tree.nodes", 1),
+    ("decode.tree.candidates", 0),
+    ("decode.tree.lanes", 0),
+    ("decode.tree.lanes", 65),
+    ("decode.tree.beta", 0.1),
+    ("decode.tree.beta", float("-inf")),
+    ("decode.tree.spread", 0.0),
     ("decode.stop_ids", (-1,)),
     ("decode.stop_ids", ("x",)),
     ("regenerate.num_prompts", -1),
@@ -200,3 +207,23 @@ def test_the_recipe_knows_the_modes_that_decoding_has():
     from domino_jax.decoding import generate
 
     assert recipes.MODES == generate.MODES
+
+
+def test_a_tree_has_no_fixed_shape_parity():
+    config = recipe()
+    config.decode.modes, config.decode.parity = ("autoregressive", "tree"), "fixed_shape"
+    with pytest.raises(DominoError, match="it is a promise for chains"):
+        recipes.check(config, "decode")
+    config.decode.modes = ("autoregressive", "domino")
+    recipes.check(config, "decode")
+
+
+def test_a_tree_needs_room_in_the_cache():
+    config = recipe()
+    config.decode.cache_length, config.decode.max_new_tokens = 192, 128
+    recipes.check(config, "decode")
+    config.decode.modes = ("tree",)
+    with pytest.raises(DominoError, match="decode.cache_length of 192 has no room"):
+        recipes.check(config, "decode")
+    config.decode.tree.nodes = 63
+    recipes.check(config, "decode")

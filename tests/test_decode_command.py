@@ -3,16 +3,23 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import pytest
 
-from domino_jax import cli, decode
+from domino_jax import cli, compare, decode, hf
+from domino_jax.data.chat import encode_prompt
+from domino_jax.decode_run import is_right
+from domino_jax.describe import describe
 from domino_jax.errors import DominoError
+from domino_jax.loading import check_head, load_models, load_target
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 TARGET, DRAFTER = GOLDEN / "target", GOLDEN / "drafter"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+GENERATED = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+# Prompts of one bucket, so that few programs are compiled; nine, since two rows make groups of eight.
+CASES = [*[GENERATED[1], GENERATED[3]] * 4, GENERATED[1]]
 NEW = 24
 
 
@@ -49,14 +56,21 @@ def start(capsys, argv):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """(argv, output folder) of a run of three modes over the golden prompts, two rows at a time."""
+    """(argv, output folder) of a run of three modes over nine prompts, two rows at a time, throughput measured too."""
     folder = tmp_path_factory.mktemp("decode")
     prompts = write_prompts(folder, [{"id": f"p{i}", "token_ids": case["prompt"]} for i, case in enumerate(CASES)])
-    argv = arguments(prompts, folder / "out")
+    argv = [*arguments(prompts, folder / "out"), "--config.decode.concurrency=(2,)"]
     with pytest.raises(SystemExit) as left:
         cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
     assert left.value.code == 0
     return argv, folder / "out"
+
+
+@pytest.fixture
+def untimed(monkeypatch):
+    """The parts of a round are timed in the run above; elsewhere that would only compile programs."""
+    for module in (decode, compare):
+        monkeypatch.setattr(module, "timings", lambda *arguments: {"split": {}, "straight_step": 1e-3})
 
 
 def generations(output):
@@ -90,11 +104,14 @@ def test_the_report_measures_what_the_generations_hold(finished):
     assert domino["tau_pooled"] == sum(map(sum, lengths)) / sum(map(len, lengths))
     assert domino["tokens"] == NEW * len(CASES)
     assert len(domino["accept_rate_by_position"]) == 8 and report["verify_width"] == 9
-    assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 4
-    assert set(domino["time_split"]) == {"unit", "draft", "head", "verify", "other", "round"}
+    assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 9
+    times = {"draft", "head", "verify", "other", "round", "commit", "without_head"}
+    assert set(domino["time_split"]) == {"unit", *times, "head_share", "loop_overhead"}
+    low, high = domino["intervals"]["tau_pooled"]
+    assert low < domino["tau_pooled"] < high
     assert domino["speedup"] > 0 and domino["compile_seconds"] > 0 and report["straight_step_ms"] > 0
     assert domino["answers_right"] is None and report["template_sha256"] is None and report["thinking"] is False
-    assert report["prompts"]["count"] == 4 and report["settings"]["max_new_tokens"] == NEW
+    assert report["prompts"]["count"] == 9 and report["settings"]["max_new_tokens"] == NEW
 
 
 def test_a_finished_folder_is_shown_and_left_alone(finished, capsys):
@@ -112,23 +129,70 @@ def test_a_finished_folder_of_other_settings_is_refused(finished, capsys):
     assert "settings.seed: 0 there, 7 now" in error and len(error.strip().splitlines()) <= 5
 
 
-def test_an_interrupted_run_keeps_what_it_had_and_starts_over(finished, tmp_path):
+def test_throughput_is_measured_against_plain_decoding_at_the_same_batch_size(finished):
+    level = json.loads((finished[1] / "report.json").read_text())["concurrency"]["2"]
+    assert level["modes"]["autoregressive"]["speedup"] == 1.0
+    domino = level["modes"]["domino"]
+    assert domino["tokens"] == NEW * len(CASES) and level["identical_outputs"]["domino"]["same"] == 9
+    assert 0 < domino["output_tokens_per_second"] < domino["tokens_per_second"]
+    assert "## Throughput by concurrency" in (finished[1] / "report.md").read_text()
+
+
+def test_an_interrupted_run_goes_on_and_ends_as_the_uninterrupted_one(finished, untimed, tmp_path, capsys):
+    """Cut in the second of two groups, with a torn row: ids, texts and counts come out the same."""
+    argv, whole = finished
     output = tmp_path / "out"
-    output.mkdir()
-    (output / "generations.jsonl").write_text('{"id": "p0", "mode": "dom')
-    prompts = write_prompts(tmp_path, [{"token_ids": CASES[0]["prompt"]}])
-    argv = arguments(prompts, output, config__decode__modes="('autoregressive',)", config__drafter__path=None)
-    argv += ["--config.decode.max_new_tokens=4", "--config.decode.stop_ids=(1,2)"]
-    with pytest.raises(SystemExit) as left:
-        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
-    assert left.value.code == 0
-    (row,) = generations(output)
-    assert row["token_ids"] == CASES[0]["output"][:4] and row["id"] == "0"
+    shutil.copytree(whole, output)
+    (output / "report.json").unlink()
+    lines = (whole / "progress.jsonl").read_text().splitlines(keepends=True)
+    (output / "progress.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    rows = (whole / "generations.jsonl").read_text().splitlines(keepends=True)
+    (output / "generations.jsonl").write_text("".join(rows[:25]) + rows[25][:30])
+    code, said, _ = start(capsys, [*argv, f"--output={output}"])
+    assert code == 0 and "sittings" in said
+    assert (output / "generations.jsonl").read_text() == (whole / "generations.jsonl").read_text()
+    reports = [json.loads((folder / "report.json").read_text()) for folder in (output, whole)]
+    assert [report["sittings"] for report in reports] == [2, 1]
+    for mode in ("autoregressive", "backbone", "domino"):
+        ours, theirs = (report["modes"][mode] for report in reports)
+        for key in ("answers", "tokens", "decode_tokens", "rounds", "tau_pooled", "accept_histogram", "stopped"):
+            assert ours[key] == theirs[key]
+    assert reports[0]["identical_outputs"] == reports[1]["identical_outputs"]
+
+
+def test_an_unfinished_folder_goes_on_with_the_same_prompts_only(finished, tmp_path, capsys):
+    argv, whole = finished
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    (output / "report.json").unlink()
+    prompts = write_prompts(tmp_path, GOOD)
+    code, _, error = start(capsys, [*argv, f"--output={output}", f"--prompts={prompts}"])
+    assert code == 2 and "holds an unfinished decoding of something else" in error and "prompts.source" in error
+
+
+def test_drafters_are_compared_in_one_run_against_one_yardstick(untimed, tmp_path, capsys):
+    shutil.copytree(DRAFTER, tmp_path / "other")
+    prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
+    output = tmp_path / "out"
+    argv = arguments(prompts, output, config__drafter__path=None, config__decode__modes="('autoregressive','domino')")
+    argv += [f"--config.decode.compare=('{DRAFTER}','{tmp_path / 'other'}')"]
+    code, said, _ = start(capsys, argv)
+    assert code == 0 and "other: Domino" in said
+    comparison = json.loads((output / "compare.json").read_text())
+    assert list(comparison["drafters"]) == ["drafter", "other"]
+    ours, other = comparison["drafters"].values()
+    assert ours["modes"]["autoregressive"] == other["modes"]["autoregressive"]
+    assert ours["modes"]["domino"]["tau_pooled"] == other["modes"]["domino"]["tau_pooled"] > 1
+    assert other["identical_outputs"]["domino"]["same"] == 1
+    made = {(row["mode"], row["drafter"] if "drafter" in row else None) for row in generations(output)}
+    assert made == {("autoregressive", None), ("domino", "drafter"), ("domino", "other")}
+    for name in ("compare.md", "compare.tex", "drafter/report.json", "other/report.md", "other/table.tex"):
+        assert (output / name).is_file()
+    code, said, _ = start(capsys, argv)
+    assert code == 0 and "holds a finished decoding" in said
 
 
 def test_stop_ids_are_the_folders_and_the_recipes_and_ignore_eos_drops_the_folders():
-    from domino_jax.loading import load_models, load_target
-
     loaded = load_target(str(TARGET), "float32")
     assert loaded.stop_ids == (257,) and loaded.tokenizer is None
     models = load_models(loaded, None, ("autoregressive",))
@@ -148,7 +212,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (GOOD, {"config__drafter__path": "./nowhere"}, 2, "nowhere does not exist"),
         (GOOD, {"config__target__path": "./nowhere"}, 2, "nowhere does not exist"),
         (GOOD, {"config__drafter__path": ROOT / "tests/golden/untied_noshift/drafter"}, 3, "but the target has"),
-        (GOOD, {"config__decode__modes": "('tree',)"}, 2, "list some of autoregressive"),
+        (GOOD, {"config__decode__modes": "('forest',)"}, 2, "list some of autoregressive"),
         (GOOD, {"prompt": "Hello"}, 2, "--prompts and --prompt are both given"),
         ([{"id": "p", "text": "x"}], {}, 3, "has exactly one of messages, prompt, token_ids"),
         ([{"id": "p", "messages": [{"role": "user", "content": "x"}]}], {}, 3, "holds no tokenizer"),
@@ -156,6 +220,16 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         ([{"id": "odd", "token_ids": [99_999]}], {}, 3, "prompt odd holds token id 99999"),
         (None, {"prompts": None, "prompt": "Hello"}, 3, "holds no tokenizer"),
         (None, {"prompts": "nowhere.jsonl"}, 2, "there is no such file"),
+        (GOOD, {"config__decode__top_p": 0.0}, 2, "config.decode.top_p is 0.0: set it above 0"),
+        (GOOD, {"config__decode__temperature": -1.0}, 2, "config.decode.temperature is -1.0"),
+        ([{"id": "none", "prompt": ""}], {}, 3, "expected a text that is not empty"),
+        ([{"id": "none", "token_ids": []}], {}, 3, "a list of at least one id"),
+        (None, {"prompts": None, "prompt": " "}, 2, "--prompt is empty"),
+        (GOOD, {"config__decode__tasks": "('gsm8k',)"}, 2, "decode tasks or prompts, not both"),
+        (None, {"prompts": None, "config__decode__tasks": "('gsm9k',)"}, 2, "there is no task 'gsm9k'"),
+        (None, {"prompts": None, "config__decode__tasks": "('mbpp=none.jsonl',)"}, 2, "there is no such file"),
+        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/config.json',)"}, 3, "config.json:1"),
+        (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
     ],
 )
 def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows, changes, code, said):
@@ -179,11 +253,7 @@ def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
     assert decode.prompt_row("Hi", None) == {"id": "prompt", "prompt": "Hi"}
 
 
-def test_answers_are_judged_only_where_a_row_brings_its_checker():
-    class Tokenizer:
-        def decode(self, ids, skip_special_tokens):
-            return "".join(map(chr, ids))
-
+def test_an_answer_is_judged_only_where_its_row_brings_a_checker():
     task = {
         "id": "a",
         "kind": "stub",
@@ -191,17 +261,29 @@ def test_answers_are_judged_only_where_a_row_brings_its_checker():
         "messages": [{"role": "user", "content": "```python\ndef f(a):\n    return a\n```"}],
     }
     right = '```python\ndef f(a):\n    raise NotImplementedError("f")\n```'
-    answers = [decode.Generation(list(map(ord, text)), [], "stop") for text in (right, right, "no")]
-    runs = {"domino": decode.ModeRun("domino", answers, decode.Clock())}
-    rows = [task, {"id": "b", "prompt": "x"}, {**task, "id": "c"}]
-    assert decode.count_right(runs, rows, Tokenizer()) == {"domino": 1}
-    assert decode.count_right(runs, rows, None) is None
-    assert decode.count_right(runs, [{"id": "b"}] * 3, Tokenizer()) is None
+    assert is_right(task, right) and not is_right(task, "no")
+    assert not is_right({"id": "b", "prompt": "x"}, right)  # nothing to judge by
+    assert not is_right(task, None)  # no tokenizer, no text
 
 
 def test_a_head_is_asked_for_before_anything_runs():
-    from domino_jax.loading import check_head
-
     check_head(False, ("autoregressive", "backbone"))
     with pytest.raises(DominoError, match="plain DFlash one without a Domino head"):
         check_head(False, ("autoregressive", "domino"))
+
+
+@pytest.mark.parametrize("text", ["<|nonsense|>", "<unk>", "[MASK] <s>", "<|im_start", "\x00\ufffd"])
+def test_what_looks_like_a_special_token_and_is_none_is_text(text):
+    tokenizer = hf.load_tokenizer(ROOT / "assets" / "tiny_qwen3")
+    ids = encode_prompt(tokenizer, {"prompt": text}, thinking=False)
+    assert tokenizer.decode(ids) == text and not set(ids) & set(tokenizer.all_special_ids)
+
+
+def test_the_report_of_a_simulated_run_is_marked():
+    loaded = load_target(str(TARGET), "float32")
+    models = load_models(loaded, str(DRAFTER), ("domino",))
+    named = {"settings": {}, "target": {}, "drafter": {"path": "D"}, "prompts": {"source": "P"}}
+    for tau, said in ((7.17, 7.17), (0.0, None)):
+        settings = decode.DecodeSettings(("domino",), 8, 64, simulate_tau=tau)
+        assert describe(models, loaded, [], settings, named)["simulated"] == said
+    assert decode.new_generator(models, (), dataclasses.replace(settings, simulate_tau=2.5)).simulated_tau == 2.5

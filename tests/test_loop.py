@@ -226,7 +226,7 @@ def program(mode, sampling):
 
 def started_shapes(made):
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 1)
-    return np.zeros((1, 16), np.int32), np.ones(1, np.int32), np.ones(1, np.int32), keys, made.stop_ids
+    return np.zeros((1, 16), np.int32), np.ones(1, np.int32), np.ones(1, np.int32), keys, made.stop_ids, None
 
 
 @pytest.mark.parametrize("mode", ["autoregressive", "backbone", "domino"])

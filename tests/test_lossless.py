@@ -14,8 +14,7 @@ import pytest
 from domino_jax import hf
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding import speculative
-from domino_jax.decoding.generate import MODES, Clock
-from domino_jax.decoding.measure import ModeRun, divergences
+from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.convert import load_drafter
@@ -23,6 +22,7 @@ from domino_jax.drafter.model import Drafter
 from domino_jax.target.convert import load_target
 from domino_jax.target.qwen3 import Qwen3
 from tests.decoding_models import (
+    check_lossless,
     golden_models,
     make_generator,
     planted_drafts,
@@ -37,22 +37,8 @@ ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(0.8, top_k=20, top_p=0.9)
 
 
-def check_lossless(generator, prompts, modes=MODES) -> dict[str, ModeRun]:
-    """Runs the modes and holds each against plain decoding, row by row."""
-    runs = {mode: ModeRun(mode, generator.generate(prompts, mode), Clock()) for mode in modes}
-    for mode in modes[1:]:
-        found = divergences(generator, prompts, runs["autoregressive"], runs[mode])
-        wrong = [entry for entry in found if not entry.near_tie]
-        same, ties = len(prompts) - len(found), len(found) - len(wrong)
-        print(f"{mode}: {same} of {len(prompts)} identical, {ties} near ties, {len(wrong)} violations")
-        assert not wrong, f"not lossless: {wrong}"
-        for answer in runs[mode].generations:
-            assert 1 + sum(answer.accept_lengths) == len(answer.token_ids)
-    return runs
-
-
-def rounds(run: ModeRun) -> list[list[int]]:
-    return [answer.accept_lengths for answer in run.generations]
+def rounds(answers: list[Generation]) -> list[list[int]]:
+    return [answer.accept_lengths for answer in answers]
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import (
-    ModeRun,
-    decode_modes,
-    divergences,
-    near_tie_limit,
-    round_split,
-    straight_step_seconds,
-)
+from domino_jax.decoding.measure import LISTED, Lane, ModeRun, divergences, near_tie_limit, take_turns
 from domino_jax.decoding.sampling import SamplingParams, position_noise, request_keys
 from tests.decoding_models import make_generator, random_models, random_prompts, texts, uncached
 
@@ -22,12 +15,12 @@ PROMPT = [5, 9, 2, 60, 7]
 WARM = SamplingParams(1.0, top_k=5)
 
 
-def as_run(mode: str, *answers: list[int]) -> ModeRun:
-    return ModeRun(mode, [Generation(answer, [], "length") for answer in answers], Clock())
+def answers_of(*texts_: list[int]) -> list[Generation]:
+    return [Generation(text, [], "length") for text in texts_]
 
 
 def judge(generator, one, two):
-    return divergences(generator, [PROMPT], as_run("autoregressive", one), as_run("domino", two))
+    return divergences(generator, [PROMPT], answers_of(one), answers_of(two))
 
 
 def with_logits(logits):
@@ -142,44 +135,74 @@ def test_a_text_that_stops_short_is_a_violation():
 
 def test_every_prompt_is_judged_with_its_own_noise():
     generator = make_generator(random_models(), sampling=WARM)
-    prompts = random_prompts(3, shortest=4)
-    right = texts(generator.generate(prompts, "autoregressive"))
+    prompts, requests = random_prompts(3, shortest=4), [7, 0, 3]
+    right = texts(generator.generate(prompts, "autoregressive", requests))
     wrong = [text[:3] + [(text[3] + 1) % 64] + text[4:] for text in right]
-    found = divergences(generator, prompts, as_run("autoregressive", *right), as_run("domino", *wrong))
+    found = divergences(generator, prompts, answers_of(*right), answers_of(*wrong), requests)
     assert [(entry.prompt, entry.position, entry.near_tie) for entry in found] == [(i, 3, False) for i in range(3)]
 
 
-def test_modes_are_run_on_all_prompts_in_order_each_with_its_own_clock():
-    prompts = random_prompts(5)
-    generator = make_generator(random_models(), batch_size=2)
-    expected, seen = texts(generator.generate(prompts, "autoregressive")), []
-    runs = decode_modes(
-        generator, prompts, ("autoregressive", "domino"), lambda mode, first, answers: seen.append((mode, first))
-    )
-    assert [texts(runs[mode].generations) for mode in runs] == [expected, expected]
-    assert sorted(seen) == [(mode, first) for mode in ("autoregressive", "domino") for first in (0, 2, 4)]
-    for run in runs.values():
-        assert run.clock.decode_tokens == sum(len(text) - 1 for text in expected)
-        assert run.clock.decode_seconds > 0
+class StubGenerator:
+    """Answers with its mode's length; the first call of a mode compiles for a second. `asked` keeps every call."""
+
+    def __init__(self):
+        self.clock, self.asked, self.warm = Clock(), [], set()
+
+    def generate(self, prompts, mode, requests):
+        self.asked.append((mode, list(requests)))
+        self.clock.compile_seconds += 0.0 if mode in self.warm else 1.0
+        self.clock.decode_seconds += 10.0 if mode not in self.warm else 0.5
+        self.warm.add(mode)
+        self.clock.decode_tokens += len(prompts)
+        return answers_of(*[[len(mode)] for _ in prompts])
 
 
-def test_a_rounds_parts_are_timed_apart():
-    generator = make_generator(random_models())
-    state = generator.start([PROMPT], [0])
-    split = round_split(generator, state, "domino", repeats=3)
-    assert set(split) == {"draft", "head", "verify", "other", "round"}
-    assert min(split["draft"], split["head"], split["verify"], split["round"]) > 0 <= split["other"]
-    assert not state.done.any() and straight_step_seconds(generator, state, repeats=3) > 0
+def test_lanes_take_turns_on_the_same_prompts_each_with_its_own_clock():
+    generator = StubGenerator()
+    lanes = [Lane("a", "autoregressive", generator), Lane("b", "domino", generator)]
+    take_turns(lanes, [[1], [2]], [4, 5], turn=0)  # warms up
+    generator.asked.clear()
+    measured = take_turns(lanes, [[1], [2]], [4, 5], turn=1)
+    assert generator.asked == [("domino", [4, 5]), ("autoregressive", [4, 5])]
+    assert list(measured) == ["a", "b"]
+    assert texts(measured["b"][0]) == [[6], [6]]
+    assert vars(measured["b"][1]) == {
+        **vars(Clock()),
+        "decode_seconds": 0.5,
+        "decode_tokens": 2,
+    }
+
+
+def test_a_run_that_had_to_compile_is_made_again_and_only_its_compilation_counts():
+    generator = StubGenerator()
+    clock = take_turns([Lane("b", "domino", generator)], [[1]], [0], turn=0)["b"][1]
+    assert len(generator.asked) == 2
+    assert (clock.decode_seconds, clock.compile_seconds, clock.decode_tokens) == (0.5, 1.0, 1)
+
+
+def test_of_answers_only_sums_and_two_numbers_each_are_kept():
+    run = ModeRun()
+    run.add([Generation([1, 2, 3], [2], "stop"), Generation([4, 5, 6, 7], [1, 2], "length")])
+    run.add([Generation([1, 2, 3], [], "stop")])
+    assert (run.answers, run.tokens, run.stopped, len(run.digests)) == (3, 10, 2, 2)
+    assert (list(run.emitted), list(run.rounds), run.histogram) == ([2, 3, 0], [1, 2, 0], {2: 2, 1: 1})
+    assert run.steps == 1 + 2 + 2  # rounds, or single tokens behind the prefill's
+
+
+def test_all_divergences_are_counted_and_the_first_are_listed():
+    run = ModeRun()
+    for place in range(LISTED + 5):
+        run.add_comparison(2, [{"prompt": place, "near_tie": place % 2 == 0}])
+    assert (run.compared, run.diverged, run.near_ties) == (2 * LISTED + 10, LISTED + 5, LISTED // 2 + 3)
+    assert [entry["prompt"] for entry in run.first_divergences] == list(range(LISTED))
 
 
 @pytest.mark.parametrize(("best", "limit"), [(20.0, 0.25), (3.0, 0.03125), (-0.75, 0.0078125)])
 def test_in_bfloat16_two_units_in_the_last_place_are_a_near_tie(best, limit):
-    models = random_models()
-    generator = make_generator(models.replace(target=models.target.clone(dtype=jnp.bfloat16)))
-    assert near_tie_limit(generator, np.array([best, best - 1.0])) == limit
-    warm = make_generator(generator.models, sampling=SamplingParams(0.5))
-    assert near_tie_limit(warm, np.array([best, best - 1.0])) == 2 * limit
+    logits = np.array([best, best - 1.0])
+    assert near_tie_limit(jnp.bfloat16, logits, SamplingParams()) == limit
+    assert near_tie_limit(jnp.bfloat16, logits, SamplingParams(0.5)) == 2 * limit
 
 
 def test_in_float32_the_limit_is_one_ten_thousandth_whatever_the_logits():
-    assert near_tie_limit(make_generator(random_models()), np.array([1e4, 0.0])) == 1e-4
+    assert near_tie_limit(jnp.float32, np.array([1e4, 0.0]), SamplingParams()) == 1e-4

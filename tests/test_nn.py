@@ -67,6 +67,15 @@ def test_linear_kernel_is_stored_input_first():
     assert Linear(3, use_bias=True).apply({"params": params}, jnp.array([1.0, 1.0])).tolist() == [11.5, 22.0, 33.0]
 
 
+@pytest.mark.parametrize("platform, rows", [("cpu", 1), ("tpu", 8), ("cuda", 8)])
+def test_a_product_of_one_row_has_eight_on_an_accelerator(platform, rows):
+    layer, x = Linear(3), jnp.ones((1, 1, 2))
+    params = {"params": {"kernel": jnp.ones((2, 3))}}
+    text = jax.jit(layer.apply).trace(params, x).lower(lowering_platforms=(platform,)).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    assert len(products) == 1 and (f"tensor<{rows}x2xf32>" in products[0]) is (rows == 8)
+
+
 def test_swiglu_puts_silu_on_the_gate():
     params = {f"{name}_proj": {"kernel": jnp.array([[w]])} for name, w in (("gate", 1.0), ("up", 3.0), ("down", 0.5))}
     out = SwiGLU(1, 1).apply({"params": params}, jnp.array([2.0]))
@@ -148,11 +157,19 @@ def test_append_writes_each_row_at_its_own_slots():
     assert values[:, 0, :, 0].tolist() == [[10, 20, 0, 0], [0, 0, 30, 40]]
 
 
-def test_append_past_the_end_drops_rows_and_never_shifts_onto_committed_ones():
-    cache = (jnp.full((1, 1, 3, 1), 5.0),) * 2
-    k = jnp.array([7.0, 8.0, 9.0]).reshape(1, 1, 3, 1)
-    keys, _ = append(cache, k, k, jnp.array([[2, 3, 4]]))
-    assert keys[0, 0, :, 0].tolist() == [5, 5, 7]
+def test_a_block_that_would_run_past_the_end_is_dropped_and_never_shifted_onto_committed_rows():
+    cache = (jnp.full((2, 1, 3, 1), 5.0),) * 2
+    k = jnp.array([7.0, 8.0]).reshape(1, 1, 2, 1).repeat(2, axis=0)
+    keys, _ = append(cache, k, k, jnp.array([[2, 3], [1, 2]]))
+    assert keys[:, 0, :, 0].tolist() == [[5, 5, 5], [5, 7, 8]]
+
+
+def test_a_block_of_one_row_is_written_with_a_row_of_zeros_behind_it():
+    cache = (jnp.full((1, 1, 4, 1), 5.0),) * 2
+    k = jnp.full((1, 1, 1, 1), 7.0)
+    keys, values = append(cache, k, 10 * k, jnp.array([[1]]))
+    assert keys[0, 0, :, 0].tolist() == [5, 7, 0, 5]
+    assert values[0, 0, :, 0].tolist() == [5, 70, 0, 5]
 
 
 @functools.lru_cache

@@ -5,13 +5,14 @@ import re
 
 import pytest
 
-from domino_jax import cli, decode, export, regenerate, train
+from domino_jax import cli, decode, export, regenerate, train, tune
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = {
     "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
-    "decode": (decode, ("config", "output"), ("prompts", "prompt")),
+    "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
+    "tune": (tune, ("config",), ("prompts",)),
     "regenerate": (regenerate, ("config", "prompts", "output"), ()),
     "export": (export, ("workdir", "output"), ()),
 }

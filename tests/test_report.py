@@ -7,22 +7,17 @@ import pytest
 import rich.console
 
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import Divergence, ModeRun, accept_histogram, accept_rates
+from domino_jax.decoding.measure import ModeRun, accept_histogram, accept_rates
 from domino_jax.errors import DataError
-from domino_jax.report import (
-    build_report,
-    console_table,
-    loop_steps,
-    markdown,
-    read_report,
-    write_report,
-)
+from domino_jax.report import LATER, build_report, console_table, read_report, write_report
+from domino_jax.tables import markdown
 
 FACTS = {
     "settings": {"temperature": 0.0},
     "target": {"path": "TARGET"},
     "drafter": {"path": "DRAFTER", "block_size": 3},
     "prompts": {"source": "PROMPTS", "count": 2, "checked": 2},
+    "simulated": None,
     "dtype": "float32",
     "thinking": False,
     "template_sha256": None,
@@ -35,22 +30,42 @@ def answer(tokens, accepts=(), reason="length"):
     return Generation(list(range(tokens)), list(accepts), reason)
 
 
-def two_runs():
+PLAIN = [answer(9), answer(6, reason="stop")]
+FAST = [answer(9, [4, 1, 1, 2]), answer(6, [4, 1], "stop")]
+
+
+def run_of(answers, clock, right=0, found=None):
+    """One group an answer, with equal shares of the time."""
+    run = ModeRun(answers_right=right)
+    for one in answers:
+        run.add([one])
+        share = {name: value / len(answers) for name, value in vars(clock).items()}
+        run.add_group(Clock(**{**share, "decode_tokens": len(one.token_ids) - 1}))
+    if found is not None:
+        run.add_comparison(len(answers), found)
+    return run
+
+
+def two_runs(found=()):
     """13 tokens behind the first ones. Plain: 26 s, 2 s a token. Domino: rounds of 4, 1, 1, 2 and of 4, 1; 6.5 s."""
-    plain = ModeRun("autoregressive", [answer(9), answer(6, reason="stop")], Clock(0.5, 26.0, 3.0, 13))
-    fast = ModeRun("domino", [answer(9, [4, 1, 1, 2]), answer(6, [4, 1], "stop")], Clock(0.75, 6.5, 4.0, 13))
+    plain = run_of(PLAIN, Clock(0.5, 26.0, 3.0, 13), right=2)
+    fast = run_of(FAST, Clock(0.75, 6.5, 4.0, 13), right=1, found=list(found))
     return {"autoregressive": plain, "domino": fast}
 
 
+SPLIT = {
+    "draft": 0.001,
+    "head": 0.002,
+    "verify": 0.003,
+    "other": 0.0005,
+    "round": 0.0065,
+    "commit": 0.0004,
+    "without_head": 0.0045,
+}
+
+
 def report_of(runs, **changes):
-    arguments = {
-        "batch_size": 1,
-        "divergences": {"domino": []},
-        "split": {"domino": {"draft": 0.001, "head": 0.002, "verify": 0.003, "other": 0.0005, "round": 0.0065}},
-        "straight_step": 1.6,
-        "answers_right": {"autoregressive": 2, "domino": 1},
-        "facts": FACTS,
-    }
+    arguments = {"batch_size": 1, "split": {"domino": SPLIT}, "straight_step": 1.6, "facts": FACTS}
     return build_report(runs, **{**arguments, **changes})
 
 
@@ -73,14 +88,13 @@ def test_rates_leave_out_prefill_and_compilation():
 def test_speedup_is_against_the_autoregressive_mode_of_the_same_run():
     modes = report_of(two_runs())["modes"]
     assert (modes["autoregressive"]["speedup"], modes["domino"]["speedup"]) == (1.0, 4.0)
-    alone = report_of({"domino": two_runs()["domino"]}, divergences={})
+    alone = report_of({"domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))})
     assert alone["modes"]["domino"]["speedup"] is None
     assert alone["autoregressive_step_ms"] is None and alone["identical_outputs"] == {}
 
 
 def test_histogram_and_acceptance_by_position():
-    answers = two_runs()["domino"].generations
-    histogram = accept_histogram(answers, 4)
+    histogram = accept_histogram(FAST, 4)
     assert histogram == {"1": 3, "2": 1, "3": 0, "4": 2}
     assert accept_rates(histogram) == ([3 / 6, 2 / 6, 2 / 6], [3 / 6, 2 / 3, 2 / 2])
 
@@ -95,11 +109,10 @@ def test_a_mode_without_rounds_has_no_tau():
     assert plain["accept_histogram"] == {} and plain["accept_rate_by_position"] == []
 
 
-def test_a_batch_takes_the_steps_of_its_longest_row():
-    plain = [answer(9), answer(6), answer(3)]
-    assert loop_steps(plain, 1) == 8 + 5 + 2
-    assert loop_steps(plain, 2) == 8 + 2
-    assert loop_steps([answer(9, [4, 4]), answer(4, [1, 1, 1])], 2) == 3
+def test_nobody_counts_the_steps_of_a_batch_whose_rows_are_replaced():
+    report = report_of(two_runs(), batch_size=2)
+    assert report["modes"]["autoregressive"]["milliseconds_per_step"] is None
+    assert report["autoregressive_step_ms"] is None and report["autoregressive_over_straight"] is None
 
 
 def test_the_yardstick_is_shown_beside_a_straight_line_step():
@@ -110,30 +123,54 @@ def test_the_yardstick_is_shown_beside_a_straight_line_step():
 
 
 def test_divergences_are_counted_as_near_ties_or_violations():
-    found = [Divergence(0, 3, 5e-5, True), Divergence(1, 2, float("inf"), False)]
-    identical = report_of(two_runs(), divergences={"domino": found})["identical_outputs"]["domino"]
+    found = [{"prompt": 0, "near_tie": True}, {"prompt": 1, "near_tie": False}]
+    identical = report_of(two_runs(found))["identical_outputs"]["domino"]
     assert (identical["same"], identical["of"], identical["near_ties"], identical["violations"]) == (0, 2, 1, 1)
-    assert identical["first_divergences"][1] == {"prompt": 1, "position": 2, "margin": None, "near_tie": False}
+    assert identical["first_divergences"] == found
 
 
 def test_the_time_split_is_in_milliseconds_and_only_where_measured():
     modes = report_of(two_runs())["modes"]
     assert modes["autoregressive"]["time_split"] is None
-    assert modes["domino"]["time_split"] == {
-        "unit": "milliseconds per round",
-        "draft": 1.0,
-        "head": 2.0,
-        "verify": 3.0,
-        "other": 0.5,
-        "round": 6.5,
-    }
+    split = modes["domino"]["time_split"]
+    times = {name: split[name] for name in ("draft", "head", "verify", "other", "round", "commit", "without_head")}
+    assert list(times.values()) == pytest.approx([1.0, 2.0, 3.0, 0.5, 6.5, 0.4, 4.5])
+    assert split["unit"] == "milliseconds per round"
+    assert split["head_share"] == pytest.approx(2 / 6.5)  # what leaving it out saves
+    assert split["loop_overhead"] == pytest.approx(6.5 / 6.4)
 
 
-def test_equal_answers_count_once():
-    runs = {"autoregressive": ModeRun("autoregressive", [answer(5), answer(5), answer(6)], Clock(decode_seconds=1.0))}
-    figures = report_of(runs, divergences={}, split={}, answers_right=None)["modes"]["autoregressive"]
+def test_equal_answers_count_once_and_without_checkers_none_is_right():
+    facts = {**FACTS, "prompts": {**FACTS["prompts"], "checked": 0}}
+    run = run_of([answer(5), answer(5), answer(6)], Clock(decode_seconds=1.0))
+    figures = report_of({"autoregressive": run}, facts=facts)["modes"]["autoregressive"]
     assert figures["distinct_answers"] == 2
     assert figures["answers_right"] is None
+
+
+def test_a_task_has_figures_of_its_own_and_tasks_weigh_alike_in_the_average():
+    slow = run_of(FAST, Clock(decode_seconds=13.0), found=[])
+    other = {"autoregressive": run_of(PLAIN, Clock(decode_seconds=26.0)), "domino": slow}
+    report = report_of(two_runs(), tasks={"gsm8k": two_runs(), "mbpp": other})
+    domino = {name: figures["domino"] for name, figures in report["tasks"].items()}
+    assert {name: figures["speedup"] for name, figures in domino.items()} == {"gsm8k": 4.0, "mbpp": 2.0}
+    assert domino["gsm8k"]["identical"]["same"] == 2 and domino["gsm8k"]["tau_pooled"] == 13 / 6
+    assert report["average"]["domino"]["speedup"] == 3.0
+    assert report["average"]["autoregressive"]["tau_pooled"] is None
+
+
+def test_a_simulated_run_says_so_everywhere_and_claims_no_equal_outputs():
+    plain = run_of(PLAIN, Clock(0.5, 26.0, 3.0, 13))
+    runs = {"autoregressive": plain, "domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))}
+    report = report_of(runs, facts={**FACTS, "simulated": 7.17})
+    assert report["simulated"] == 7.17 and report["identical_outputs"] == {}
+    console = rich.console.Console(file=io.StringIO(), width=120)
+    console_table(report, console)
+    page = markdown(report, [])
+    assert page.startswith("# Decoding report (simulated)\n")
+    assert "| outputs identical | – | – |" in page and "| answers right | – | – |" in page
+    for text in (console.file.getvalue(), page):
+        assert "SIMULATED acceptance (τ = 7.17 by force" in text
 
 
 def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinished(tmp_path):
@@ -141,14 +178,16 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
     report = report_of(two_runs())
     write_report(tmp_path, report)
     assert read_report(tmp_path) == json.loads(json.dumps(report))
+    assert LATER.keys() <= report.keys()
     names = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
-    assert names == ["plots/accept_lengths.png", "plots/acceptance_by_position.png", "report.json", "report.md"]
+    pictures = ["plots/accept_lengths.png", "plots/acceptance_by_position.png", "plots/round_times.png"]
+    assert names == [*pictures, "report.json", "report.md", "table.md", "table.tex"]
     assert (tmp_path / "plots" / "accept_lengths.png").read_bytes().startswith(b"\x89PNG")
     assert {"jax", "flax", "python", "domino_jax"} <= report["versions"].keys()
 
 
 def test_without_a_drafting_mode_there_are_no_pictures(tmp_path):
-    write_report(tmp_path, report_of({"autoregressive": two_runs()["autoregressive"]}, divergences={}))
+    write_report(tmp_path, report_of({"autoregressive": two_runs()["autoregressive"]}, split={}))
     assert not (tmp_path / "plots").exists()
     assert "![" not in (tmp_path / "report.md").read_text()
 
@@ -160,12 +199,26 @@ def test_a_damaged_report_is_no_report(tmp_path):
 
 
 def test_markdown_and_console_say_the_same_figures():
-    report = report_of(two_runs(), divergences={"domino": [Divergence(0, 3, 1.0, False)]})
+    report = report_of(two_runs([{"prompt": 0, "near_tie": False}]))
     console = rich.console.Console(file=io.StringIO(), width=120)
     console_table(report, console)
     page = markdown(report, ["plots/accept_lengths.png"])
     for text in (console.file.getvalue(), page):
-        for said in ("2.17", "2.25", "4.00 ×", "1 of 2 (1 UNEXPLAINED)", "2 of 2", "2000.00 ms", "at most 4 tokens"):
+        for said in (
+            "2.17",
+            "2.25",
+            "4.00 ×",
+            "1 of 2 (1 UNEXPLAINED)",
+            "2 of 2",
+            "2000.00 ms",
+            "at most 4 tokens",
+            "1.02 ×",
+        ):
             assert said in text
     assert "| domino | 0.50 (0.50) | 0.33 (0.67) | 0.33 (1.00) |" in page
     assert "![accept lengths](plots/accept_lengths.png)" in page
+
+
+def test_an_interrupted_run_says_in_how_many_sittings_it_was_measured():
+    assert "Measured in 3 sittings" in markdown(report_of(two_runs(), sittings=3), [])
+    assert "sittings" not in markdown(report_of(two_runs()), [])

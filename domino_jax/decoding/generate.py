@@ -1,8 +1,10 @@
-"""Prompts in, generations out: buckets, compiled programs kept by shape, batches, clocks."""
+"""Prompts in, generations out: buckets, compiled programs kept by shape, a queue over the rows of a batch, clocks."""
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +12,32 @@ import numpy as np
 
 from domino_jax import sharding
 from domino_jax.decoding.autoregressive import autoregressive_round
-from domino_jax.decoding.loop import DecodeState, prefill, run_rounds
+from domino_jax.decoding.loop import DecodeState, prefill, put_row, run_rounds
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.propose import DraftSettings
-from domino_jax.decoding.sampling import SamplingParams, request_keys
+from domino_jax.decoding.propose import DraftSettings, TreeSettings
+from domino_jax.decoding.sampling import RowSampling, SamplingParams, request_keys
 from domino_jax.decoding.speculative import speculative_round
+from domino_jax.decoding.tree import check_tree
 from domino_jax.errors import DataError, DominoError
 
 BASELINE = "autoregressive"
-MODES = (BASELINE, "backbone", "domino")
+TREE = "tree"
+MODES = (BASELINE, "backbone", "domino", TREE)
+PARITIES = ("near_tie", "fixed_shape")
 SMALLEST_BUCKET = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one prompt asks for besides its tokens; None: what the generator was given.
+
+    noise: keys the noise together with the seed, and nothing else does (DESIGN §4); not the place in a batch.
+    """
+
+    noise: int
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    sampling: SamplingParams | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +50,15 @@ class Generation:
     token_ids: list[int]
     accept_lengths: list[int]
     finish_reason: str  # "stop" | "length"
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What a chunk of rounds added to one answer; finish_reason is None until the last piece."""
+
+    token_ids: list[int]
+    accept_lengths: list[int]
+    finish_reason: str | None
 
 
 @dataclasses.dataclass
@@ -52,7 +79,13 @@ class Generator:
         stop_ids: token ids that end an answer.
         cache_slots: rows of the key/value caches: prompt + answer + one block must fit.
         max_new_tokens: size of the token buffer, the most an answer may have.
-        batch_size: rows decoded together.
+        batch_size: rows decoded together; when one ends, the next prompt takes its place.
+        sampling, seed: of requests that have none of their own.
+        draft_scale, own_noise, num_drafts: how to draft (DraftSettings).
+        tree: what mode "tree" drafts; without it there is no such mode.
+        fixed_shape: plain decoding runs through a pass as wide as a round's, which makes its text the round's to the
+            last bit in every dtype; else texts may part at near ties.
+        simulated_tau: force this acceptance length (speculative.simulated_accepts).
     """
 
     def __init__(
@@ -66,6 +99,11 @@ class Generator:
         sampling: SamplingParams | None = None,
         seed: int = 0,
         draft_scale: float = 1.0,
+        own_noise: bool = False,
+        num_drafts: int | None = None,
+        tree: TreeSettings | None = None,
+        fixed_shape: bool = False,
+        simulated_tau: float | None = None,
     ):
         self.models = models
         self.cache_slots = cache_slots
@@ -73,118 +111,172 @@ class Generator:
         self.batch_size = batch_size
         self.sampling = sampling or SamplingParams()
         self.seed = seed
-        self.draft_scale = draft_scale
+        self.drafting = DraftSettings(scale=draft_scale, own_noise=own_noise, num_drafts=num_drafts)
+        self.tree = tree
+        self.fixed_shape = fixed_shape
+        self.simulated_tau = simulated_tau
         # An id that no token has keeps the array non-empty without ever stopping a row.
         self.stop_ids = jnp.asarray(sorted(set(stop_ids)) or [-1], jnp.int32)
         self.compiled: dict[tuple, jax.stages.Compiled] = {}
         self.clock = Clock()
+        self._check_width()
 
     def block_rows(self) -> int:
-        """Cache rows that a round writes behind the committed length: the anchor and M drafts."""
-        return self.models.drafter.config.num_drafts + 1 if self.models.drafter else 1
+        """Cache rows that a round writes behind the committed length: the block, or the anchor and the drafts."""
+        if not self.models.drafter:
+            return 1
+        config = self.models.drafter.config
+        nodes = self.tree.nodes if self.tree else 0
+        return max(config.block_size, self.drafting.width(config) + 1, nodes)
+
+    # ------------------------------------------------------------------------------------------- whole answers
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], mode: str, requests: Sequence[int] | None = None
+        self, prompts: Sequence[Sequence[int]], mode: str, requests: Sequence[int | Request] | None = None
     ) -> list[Generation]:
-        """Answers in the order of the prompts. requests: noise ids per prompt, its index when absent (DESIGN §4).
+        """Answers in the order of the prompts, `batch_size` of them in flight at a time.
 
-        Raises DataError for an empty prompt or one that does not fit, before anything runs.
+        Args:
+            requests: per prompt a Request, or the id of its noise alone; the prompt's index when absent (DESIGN §4).
+
+        Raises:
+            DataError: an empty prompt or one that does not fit, before anything runs.
         """
         self._check_mode(mode)
-        for index, prompt in enumerate(prompts):
-            self.check_prompt(prompt, f"prompt {index}")
-        requests = list(range(len(prompts))) if requests is None else list(requests)
-        answers: list[Generation] = []
-        for start in range(0, len(prompts), self.batch_size):
-            end = start + self.batch_size
-            answers += self._generate_batch(prompts[start:end], requests[start:end], mode)
+        asked = self._requests(prompts, requests)
+        answers: list[Generation | None] = [None] * len(prompts)
+        waiting = deque(range(len(prompts)))
+        while waiting:
+            first = [waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))]
+            self._serve(prompts, asked, mode, first, waiting, answers)
         return answers
 
-    def check_prompt(self, prompt: Sequence[int], name: str) -> None:
-        """Raises DataError when the prompt is empty, holds an id outside the vocabulary, or does not fit the cache."""
-        if not len(prompt):
-            raise DataError(f"{name} is empty; give it at least one token.")
-        vocab = self.models.target.config.vocab_size
-        wrong = [token for token in prompt if not 0 <= token < vocab]
-        if wrong:
-            raise DataError(f"{name} holds token id {wrong[0]}, but the target has {vocab} embedding rows.")
-        needed = len(prompt) + self.max_new_tokens + self.block_rows()
-        if needed > self.cache_slots:
-            raise DataError(
-                f"{name} needs {needed} cache rows ({len(prompt)} prompt + {self.max_new_tokens} new + "
-                f"{self.block_rows()} block),"
-                f" but decode.cache_length is {self.cache_slots}; raise it, or shorten the prompt or max_new_tokens."
+    def _serve(self, prompts, asked: list[Request], mode: str, first: list[int], waiting: deque, answers: list) -> None:
+        """Answers the prompts `first`, and those that wait as rows become free; until no row has anything to do."""
+        plain = self._plain(mode)
+        rows: list[int | None] = [*first, *[None] * (self.batch_size - len(first))]
+        state = self.start([prompts[index] for index in first], [asked[index] for index in first], plain, asked)
+        while any(index is not None for index in rows):
+            idle = sum(index is None for index in rows) if waiting else len(rows) - 1
+            # A round emits at least one token per unfinished row, so this many rounds always suffice.
+            state = self.advance(state, mode, self.max_new_tokens, idle)
+            read = jax.device_get((state.done, (state.tokens, state.counts, state.accepts, state.rounds)))
+            for slot, index in enumerate(rows):
+                if index is None or not read[0][slot]:
+                    continue
+                answers[index] = collect([column[slot] for column in read[1]], self.stop_ids)
+                self.clock.decode_tokens += len(answers[index].token_ids) - 1
+                rows[slot] = waiting.popleft() if waiting else None
+                if rows[slot] is not None:
+                    state = self.admit(state, slot, prompts[rows[slot]], asked[rows[slot]], plain, asked)
+
+    def stream(
+        self, prompt: Sequence[int], mode: str, chunk_rounds: int = 1, request: int | Request = 0
+    ) -> Iterator[Piece]:
+        """One answer as it comes: the same compiled round, `chunk_rounds` of it per dispatch and host read."""
+        self._check_mode(mode)
+        [asked] = self._requests([prompt], [request])
+        state = self.start([prompt], [asked], self._plain(mode), rows=1)
+        seen, rounds = 0, 0
+        while True:
+            tokens, count, accepts, made, done = (
+                column[0]
+                for column in jax.device_get((state.tokens, state.counts, state.accepts, state.rounds, state.done))
             )
+            whole = collect((tokens, count, accepts, made), self.stop_ids)
+            self.clock.decode_tokens += len(whole.token_ids) - max(seen, 1)
+            yield Piece(whole.token_ids[seen:], whole.accept_lengths[rounds:], whole.finish_reason if done else None)
+            if done:
+                return
+            seen, rounds = len(whole.token_ids), len(whole.accept_lengths)
+            state = self.advance(state, mode, chunk_rounds)
 
-    def start(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], plain: bool = False) -> DecodeState:
-        """Prefills one batch; short batches are filled up with copies of the first row that may emit a single token.
+    # --------------------------------------------------------------------------------------------- one dispatch
 
-        plain: leave the drafter's context out, which autoregressive decoding has no use for.
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[int | Request],
+        plain: bool = False,
+        together: Sequence[Request] = (),
+        rows: int | None = None,
+    ) -> DecodeState:
+        """Prefills one batch of `rows` (batch_size); rows without a prompt are done once they have a single token.
+
+        Args:
+            plain: leave the drafter's context out, which autoregressive decoding has no use for.
+            together: all requests that the batch will serve, so that their sampling is of one kind.
         """
-        models = Models(self.models.target, self.models.target_params) if plain else self.models
-        missing = self.batch_size - len(prompts)
-        rows = [*prompts, *[prompts[0]] * missing]
-        limits = [self.max_new_tokens] * len(prompts) + [1] * missing
-        lengths = np.array([len(row) for row in rows], np.int32)
+        asked = [self.request(request) for request in requests]
+        missing = (rows or self.batch_size) - len(prompts)
+        tokens = [*prompts, *[prompts[0]] * missing]
+        asked += [dataclasses.replace(asked[0], max_new_tokens=1)] * missing
+        lengths = np.array([len(row) for row in tokens], np.int32)
         bucket = self.bucket(int(lengths.max()))
-        padded = np.zeros((len(rows), bucket), np.int32)
-        for row, prompt in zip(padded, rows, strict=True):
+        padded = np.zeros((len(tokens), bucket), np.int32)
+        for row, prompt in zip(padded, tokens, strict=True):
             row[: len(prompt)] = prompt
-        keys = request_keys(self.seed, jnp.asarray([*requests, *[requests[0]] * missing], jnp.int32))
-        arguments = (models, padded, lengths, np.array(limits, np.int32), keys, self.stop_ids)
-        return self._timed("prefill_seconds", ("prefill", bucket, plain), self._prefill, arguments)
+        limits = np.array([request.max_new_tokens for request in asked], np.int32)
+        seeds = np.array([request.seed for request in asked], np.int32)
+        keys = request_keys(seeds, jnp.asarray([request.noise for request in asked], jnp.int32))
+        sampling = self._row_sampling(asked, together)
+        arguments = (self.models, padded, lengths, limits, keys, self.stop_ids, sampling)
+        if plain:
+            arguments = (Models(self.models.target, self.models.target_params), *arguments[1:])
+        key = ("prefill", len(tokens), bucket, plain, _kind(sampling))
+        return self._timed("prefill_seconds", key, self._prefill, arguments)
 
-    def advance(self, state: DecodeState, mode: str, max_rounds: int) -> DecodeState:
-        """Runs up to max_rounds rounds in one dispatch; the state passed in is donated."""
-        arguments = (self.models, state, self.stop_ids, np.int32(max_rounds))
-        return self._timed("decode_seconds", (mode,), self.rounds(mode), arguments, donate=(1,))
+    def admit(
+        self, state: DecodeState, slot: int, prompt: Sequence[int], request: Request, plain: bool, together
+    ) -> DecodeState:
+        """The state with a new prompt in place of the row `slot`, which is done; the state passed in is donated."""
+        row = self.start([prompt], [request], plain, together, rows=1)
+        key = ("admit", plain, _kind(row.sampling))
+        return self._timed("prefill_seconds", key, put_row, (state, row, np.int32(slot)), donate=(0,))
 
-    def _generate_batch(self, prompts, requests, mode: str) -> list[Generation]:
-        state = self.start(prompts, requests, plain=mode == BASELINE)
-        # A round emits at least one token per unfinished row, so this many rounds always suffice.
-        state = self.advance(state, mode, self.max_new_tokens)
-        read = jax.device_get((state.tokens, state.counts, state.accepts, state.rounds))
-        answers = [collect(row, self.stop_ids) for row in zip(*read, strict=True)][: len(prompts)]
-        self.clock.decode_tokens += sum(len(answer.token_ids) - 1 for answer in answers)
-        return answers
+    def advance(self, state: DecodeState, mode: str, max_rounds: int, idle: int | None = None) -> DecodeState:
+        """Runs up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated."""
+        rows = state.done.shape[0]
+        idle = rows - 1 if idle is None else idle
+        arguments = (self.models, state, self.stop_ids, np.int32(max_rounds), np.int32(idle))
+        key = (mode, rows, _kind(state.sampling))
+        return self._timed("decode_seconds", key, self.rounds(mode), arguments, donate=(1,))
 
-    def _prefill(self, models, prompts, lengths, limits, keys, stop_ids):
-        return prefill(
-            models,
-            prompts,
-            lengths,
-            limits,
-            keys,
-            stop_ids,
-            cache_slots=self.cache_slots,
-            buffer=self.max_new_tokens,
-            sampling=self.sampling,
-        )
+    def rounds(self, mode: str) -> Callable[..., DecodeState]:
+        """The unjitted program of a mode: (models, state, stop_ids, max_rounds, idle) → state after them."""
+        settings = self.settings(mode)
 
-    def rounds(self, mode: str):
-        """The unjitted program of a mode: (models, state, stop_ids, max_rounds) → state after that many."""
-        settings = DraftSettings(use_head=mode == "domino", scale=self.draft_scale)
-
-        def rounds(models, state, stop_ids, max_rounds):
+        def rounds(models, state, stop_ids, max_rounds, idle=None):
             def one(state):
                 if mode == BASELINE:
-                    return autoregressive_round(models, state, stop_ids, self.sampling)
-                return speculative_round(models, state, stop_ids, self.sampling, settings)
+                    width = settings.width(models.drafter.config) + 1 if self.fixed_shape else None
+                    return autoregressive_round(models, state, stop_ids, self.sampling, width)
+                choices = {"isolated": self.fixed_shape, "simulated_tau": self.simulated_tau}
+                return speculative_round(models, state, stop_ids, self.sampling, settings, **choices)
 
-            return run_rounds(one, state, max_rounds)
+            return run_rounds(one, state, max_rounds, idle)
 
         return rounds
 
+    def settings(self, mode: str) -> DraftSettings:
+        """How rounds of a mode draft."""
+        if mode == TREE:
+            return dataclasses.replace(self.drafting, use_head=self.models.drafter.config.has_head, tree=self.tree)
+        return dataclasses.replace(self.drafting, use_head=mode == "domino")
+
+    def _prefill(self, models, prompts, lengths, limits, keys, stop_ids, sampling):
+        shape = {"cache_slots": self.cache_slots, "buffer": self.max_new_tokens}
+        return prefill(models, prompts, lengths, limits, keys, stop_ids, sampling=sampling or self.sampling, **shape)
+
     def _timed(self, span: str, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
         """Runs the program kept under `key`, compiled first if need be; adds to the clock's span."""
-        # On a mesh every array the host reads or writes lies whole on every device.
         mesh = jax.sharding.get_mesh()
-        everywhere = None if mesh.empty else sharding.replicated(mesh)
-        if everywhere is not None:
+        if not mesh.empty:
             arguments = (arguments[0], *sharding.replicate(mesh, arguments[1:]))
         if key not in self.compiled:
             begin = time.perf_counter()
-            program = jax.jit(function, donate_argnums=donate, out_shardings=everywhere)
+            layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
+            program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
             self.compiled[key] = program.lower(*arguments).compile()
             self.clock.compile_seconds += time.perf_counter() - begin
         begin = time.perf_counter()
@@ -196,10 +288,75 @@ class Generator:
         """The next power of two, at most the cache."""
         return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), self.cache_slots)
 
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def _requests(self, prompts, requests: Sequence[int | Request] | None) -> list[Request]:
+        asked = [self.request(request) for request in (range(len(prompts)) if requests is None else requests)]
+        for index, (prompt, request) in enumerate(zip(prompts, asked, strict=True)):
+            self.check_prompt(prompt, f"prompt {index}", request)
+        return asked
+
+    def request(self, request: int | Request) -> Request:
+        """A prompt's request (or the id of its noise alone) with the generator's own values where it has none."""
+        request = request if isinstance(request, Request) else Request(request)
+        own = {"seed": self.seed, "max_new_tokens": self.max_new_tokens, "sampling": self.sampling}
+        missing = {name: value for name, value in own.items() if getattr(request, name) is None}
+        return dataclasses.replace(request, **missing)
+
+    def _row_sampling(self, asked: Sequence[Request], together: Sequence[Request]) -> RowSampling | None:
+        """None where all requests sample as the generator does, which is then a constant of the program."""
+        every = [request.sampling for request in [*asked, *together]]
+        if all(sampling == self.sampling for sampling in every):
+            return None
+        return RowSampling.of([request.sampling for request in asked], every)
+
+    def check_prompt(self, prompt: Sequence[int], name: str, request: int | Request = 0) -> None:
+        """Raises DataError when the prompt is empty, holds an id outside the vocabulary, or does not fit the cache."""
+        if not len(prompt):
+            raise DataError(f"{name} is empty; give it at least one token.")
+        vocab = self.models.target.config.vocab_size
+        wrong = [token for token in prompt if not 0 <= token < vocab]
+        if wrong:
+            raise DataError(f"{name} holds token id {wrong[0]}, but the target has {vocab} embedding rows.")
+        most = self.request(request).max_new_tokens
+        if not 1 <= most <= self.max_new_tokens:
+            raise DataError(
+                f"{name} asks for {most} new tokens, but the buffer holds 1 to {self.max_new_tokens}"
+                " (max_new_tokens); change one of them."
+            )
+        needed = len(prompt) + most + self.block_rows()
+        if needed > self.cache_slots:
+            raise DataError(
+                f"{name} needs {needed} cache rows ({len(prompt)} prompt + {most} new + {self.block_rows()} block),"
+                f" but decode.cache_length is {self.cache_slots}; raise it, or shorten the prompt or max_new_tokens."
+            )
+
+    def _plain(self, mode: str) -> bool:
+        # In fixed shape plain decoding starts from the very cache that a round would start from.
+        return mode == BASELINE and not self.fixed_shape
+
+    def _check_width(self) -> None:
+        drafter, drafts = self.models.drafter, self.drafting.num_drafts
+        if drafter and drafts and drafts > drafter.config.num_drafts:
+            raise DominoError(
+                f"decode.num_drafts is {drafts}, but a block of {drafter.config.block_size} slots gives"
+                f" {drafter.config.num_drafts} drafts; lower it."
+            )
+        if self.fixed_shape and not drafter:
+            raise DominoError(
+                "decode.parity=fixed_shape runs plain decoding in a round's width, which is the drafter's, and there"
+                " is none; set config.drafter.path or decode.parity=near_tie."
+            )
+        if self.tree and drafter:
+            drafts, vocab = self.drafting.width(drafter.config), self.models.target.config.vocab_size
+            check_tree(self.tree, drafts, vocab, self.cache_slots, self.fixed_shape)
+
     def _check_mode(self, mode: str) -> None:
         if mode not in MODES:
             raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
         drafter = self.models.drafter
+        if mode == TREE and self.tree is None:
+            raise DominoError("mode 'tree' needs the tree's shape, and none was given; pass tree=TreeSettings(…).")
         if mode != BASELINE and drafter is None:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
         if mode == "domino" and not drafter.config.has_head:
@@ -208,9 +365,13 @@ class Generator:
             )
 
 
-def collect(row: tuple, stop_ids: jax.Array) -> Generation:
+def collect(row: Sequence[Any], stop_ids: jax.Array) -> Generation:
     """One row's (tokens, count, accepts, rounds) as a Generation."""
     tokens, count, accepts, rounds = row
     token_ids = [int(token) for token in tokens[:count]]
     stopped = bool(token_ids) and token_ids[-1] in np.asarray(stop_ids)
     return Generation(token_ids, [int(n) for n in accepts[:rounds]], "stop" if stopped else "length")
+
+
+def _kind(sampling: RowSampling | None) -> tuple | None:
+    return sampling.kind if sampling else None

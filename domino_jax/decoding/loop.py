@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.sampling import SamplingParams, choose
+from domino_jax.decoding.sampling import RowSampling, Sampling, choose
 from domino_jax.nn.cache import Cache, grow
 
 
@@ -23,6 +23,7 @@ class DecodeState:
     tokens: int32 [B, O], emitted so far.            counts: int32 [B], how many.
     accepts: int32 [B, O], tokens emitted per round. rounds: int32 [B], how many rounds.
     done: bool [B]; a finished row is computed along but never advances.
+    sampling: what each row asks for, when the requests ask for different things; None when one setting serves all.
     """
 
     target_cache: Cache
@@ -36,6 +37,7 @@ class DecodeState:
     accepts: jax.Array
     rounds: jax.Array
     done: jax.Array
+    sampling: RowSampling | None = None
 
 
 def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[DecodeState, jax.Array]:
@@ -80,7 +82,7 @@ def prefill(
     *,
     cache_slots: int,
     buffer: int,
-    sampling: SamplingParams,
+    sampling: Sampling,
 ) -> DecodeState:
     """Runs prompts int32 [B, P] (right-padded, true lengths int32 [B]) and emits each row's first token.
 
@@ -112,15 +114,28 @@ def prefill(
         accepts=jnp.zeros((batch, buffer), jnp.int32),
         rounds=jnp.zeros_like(lengths),
         done=jnp.zeros_like(lengths, bool),
+        sampling=sampling if isinstance(sampling, RowSampling) else None,
     )
     return emit(state, first, jnp.ones_like(lengths), stop_ids)[0]
 
 
-def run_rounds(round_: Callable[[Any], Any], state: DecodeState, max_rounds: jax.Array) -> DecodeState:
-    """Applies `round_` until all rows are done or `max_rounds` (a traced scalar) have run: one loop, no host read."""
+def run_rounds(
+    round_: Callable[[Any], Any], state: DecodeState, max_rounds: jax.Array, idle: jax.Array | None = None
+) -> DecodeState:
+    """Applies `round_` for `max_rounds` rounds, or until more than `idle` rows are done: one loop, no host read.
+
+    Both are traced int32 scalars. idle is B - 1 when absent: until all rows are done. With the number of rows that have
+    nothing to do it ends as soon as one more is done, so that its slot can go to the next request.
+    """
+    idle = state.done.shape[0] - 1 if idle is None else idle
 
     def unfinished(carry):
         count, state = carry
-        return (count < max_rounds) & ~state.done.all()
+        return (count < max_rounds) & (state.done.sum() <= idle)
 
     return jax.lax.while_loop(unfinished, lambda carry: (carry[0] + 1, round_(carry[1])), (jnp.int32(0), state))[1]
+
+
+def put_row(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
+    """The state with the batch of one in `row` at place `slot` (traced int32): a new request where one has ended."""
+    return jax.tree.map(lambda rows, one: rows.at[slot].set(one[0]), state, row)

@@ -1,36 +1,39 @@
-"""Measured runs: modes side by side on the same prompts, whether their texts are equal, where a round's time goes."""
+"""Measured runs: modes side by side on the same prompts, what is kept of their answers, and whether texts are equal."""
 
+import array
 import dataclasses
+import hashlib
 import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.decoding.generate import Clock, Generation, Generator
-from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import DraftSettings, draft_base, roll_out_head
+from domino_jax.decoding.generate import BASELINE, Clock, Generation, Generator, Request
 from domino_jax.decoding.sampling import SamplingParams, position_noise, request_keys
-from domino_jax.decoding.verify import verify
 
 # DESIGN §4: in float32 two texts may differ only where the two best values of log p + g are closer than this, or where
 # a token lies this close (in probability mass) to the top-p edge.
 NEAR_TIE = 1e-4
 NEAR_TOP_P = 1e-5
-# Turns of a timed loop: enough that one dispatch weighs nothing.
-LOOPED = 16
+# Divergences that a report lists; all are counted.
+LISTED = 100
 
 
-@dataclasses.dataclass
-class ModeRun:
-    """All answers of one mode, in prompt order, with its own clock."""
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """One column of a measurement: a mode with the generator that runs it, and the drafter's name where several are.
 
+    name tells the lanes of a measurement apart.
+    """
+
+    name: str
     mode: str
-    generations: list[Generation]
-    clock: Clock
+    generator: Generator
+    drafter: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,43 +46,104 @@ class Divergence:
     near_tie: bool
 
 
-def decode_modes(
-    generator: Generator,
-    prompts: Sequence[Sequence[int]],
-    modes: Sequence[str],
-    on_answers: Callable[[str, int, list[Generation]], None] | None = None,
-) -> dict[str, ModeRun]:
-    """Every mode on every prompt, batch by batch, the modes taking turns so that a noisy machine disturbs them alike.
+@dataclasses.dataclass
+class ModeRun:
+    """What is kept of one mode's answers: sums, and a few numbers per answer; no text and no list of tokens.
 
-    The first batch of each mode and of each prompt bucket is run once before it counts, so that no rate holds a
-    first-run cost. on_answers(mode, index of the first prompt, answers) is called as each batch ends.
+    clock: sums over all groups.  histogram: rounds by the tokens they emitted.  digests: of the answers that differ.
+    emitted, rounds: per answer, tokens emitted in rounds and how many rounds; steps: the loop's steps, plain or not.
+    group_seconds, group_tokens: per group of prompts that ran together, the loop's seconds and tokens.
+    compared: answers held against the baseline's (None where that was not done); the others count how that went.
+    answers_right: answers that a checker accepts.
     """
-    runs = {mode: ModeRun(mode, [], Clock()) for mode in modes}
-    warm: set[tuple[str, int]] = set()
-    for number, start in enumerate(range(0, len(prompts), generator.batch_size)):
-        batch = prompts[start : start + generator.batch_size]
-        requests = list(range(start, start + len(batch)))
-        bucket = generator.bucket(max(map(len, batch)))
-        turn = number % len(modes)
-        for mode in (*modes[turn:], *modes[:turn]):
-            generator.clock = runs[mode].clock
-            if (mode, bucket) not in warm:
-                generator.clock = Clock()
-                generator.generate(batch, mode, requests)
-                runs[mode].clock.compile_seconds += generator.clock.compile_seconds
-                generator.clock = runs[mode].clock
-                warm.add((mode, bucket))
-            answers = generator.generate(batch, mode, requests)
-            runs[mode].generations += answers
-            if on_answers:
-                on_answers(mode, start, answers)
-    generator.clock = Clock()  # what runs later must not add to these figures
-    return runs
+
+    clock: Clock = dataclasses.field(default_factory=Clock)
+    tokens: int = 0
+    stopped: int = 0
+    steps: int = 0
+    histogram: Counter = dataclasses.field(default_factory=Counter)
+    digests: set[bytes] = dataclasses.field(default_factory=set)
+    emitted: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
+    rounds: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
+    group_seconds: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
+    group_tokens: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
+    compared: int | None = None
+    diverged: int = 0
+    near_ties: int = 0
+    first_divergences: list[Mapping] = dataclasses.field(default_factory=list)
+    answers_right: int = 0
+
+    @property
+    def answers(self) -> int:
+        return len(self.rounds)
+
+    def add(self, answers: Sequence[Generation]) -> None:
+        """Counts answers; their token ids are not kept."""
+        for answer in answers:
+            self.tokens += len(answer.token_ids)
+            self.stopped += answer.finish_reason == "stop"
+            self.steps += len(answer.accept_lengths) or len(answer.token_ids) - 1
+            self.histogram.update(answer.accept_lengths)
+            self.digests.add(hashlib.blake2b(np.asarray(answer.token_ids, np.int32).tobytes(), digest_size=16).digest())
+            self.emitted.append(sum(answer.accept_lengths))
+            self.rounds.append(len(answer.accept_lengths))
+
+    def add_group(self, clock: Clock) -> None:
+        """Counts the time of a group of prompts whose answers were added."""
+        add_clock(self.clock, clock)
+        self.group_seconds.append(clock.decode_seconds)
+        self.group_tokens.append(clock.decode_tokens)
+
+    def add_comparison(self, answers: int, found: Sequence[Mapping]) -> None:
+        """Counts `answers` held against the baseline's, and where they differ: {"near_tie", …} each."""
+        self.compared = (self.compared or 0) + answers
+        self.diverged += len(found)
+        self.near_ties += sum(entry["near_tie"] for entry in found)
+        self.first_divergences += found[: LISTED - len(self.first_divergences)]
+
+
+def add_clock(total: Clock, part: Clock) -> None:
+    """Adds every figure of `part` to `total`."""
+    for field in dataclasses.fields(Clock):
+        setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
+
+
+def take_turns(
+    lanes: Sequence[Lane], prompts: Sequence[Sequence[int]], requests: Sequence[int], turn: int
+) -> dict[str, tuple[list[Generation], Clock]]:
+    """The same prompts in every lane, one after another, each with its own clock; `turn` says which lane begins.
+
+    Lanes that begin in turn are disturbed alike by a noisy machine. A lane that had to compile runs again, so that no
+    rate holds a first-run cost; what it compiled stays in the clock.
+    """
+    done = {}
+    first = turn % len(lanes)
+    for lane in (*lanes[first:], *lanes[:first]):
+        compiled = 0.0
+        while True:
+            clock = lane.generator.clock = Clock()
+            answers = lane.generator.generate(prompts, lane.mode, requests)
+            if not clock.compile_seconds:
+                break
+            compiled += clock.compile_seconds
+        clock.compile_seconds = compiled
+        done[lane.name] = (answers, clock)
+        lane.generator.clock = Clock()  # what runs later must not add to these figures
+    return {lane.name: done[lane.name] for lane in lanes}
+
+
+def baseline_of(lanes: Sequence[Lane]) -> Lane | None:
+    """The lane that the others are held against."""
+    return next((lane for lane in lanes if lane.mode == BASELINE), None)
 
 
 def accept_histogram(answers: Sequence[Generation], width: int) -> dict[str, int]:
+    """Of answers, what full_histogram says."""
+    return full_histogram(Counter(emitted for answer in answers for emitted in answer.accept_lengths), width)
+
+
+def full_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
     """{"1": rounds that emitted one token, … up to "width"}; {} when there was no round."""
-    counts = Counter(emitted for answer in answers for emitted in answer.accept_lengths)
     return {str(length): counts[length] for length in range(1, width + 1)} if counts else {}
 
 
@@ -105,11 +169,19 @@ def tau_per_prompt(generations: Sequence[Generation]) -> float:
 
 
 def divergences(
-    generator: Generator, prompts: Sequence[Sequence[int]], reference: ModeRun, other: ModeRun
+    generator: Generator,
+    prompts: Sequence[Sequence[int]],
+    reference: Sequence[Generation],
+    other: Sequence[Generation],
+    requests: Sequence[int | Request] | None = None,
 ) -> list[Divergence]:
-    """The first divergence of every prompt whose texts differ, judged by the rule of DESIGN §4."""
+    """The first divergence of every prompt whose texts differ, judged by the rule of DESIGN §4.
+
+    requests: as `generate` was given them; the prompts' indices when absent.
+    """
+    requests = range(len(prompts)) if requests is None else requests
     found = []
-    for index, (one, two) in enumerate(zip(reference.generations, other.generations, strict=True)):
+    for index, (one, two) in enumerate(zip(reference, other, strict=True)):
         if one.token_ids == two.token_ids:
             continue
         shortest = min(len(one.token_ids), len(two.token_ids))
@@ -120,21 +192,23 @@ def divergences(
         prefix = [*prompts[index], *one.token_ids[:position]]
         logits = logits_after(generator, prefix)
         candidates = {one.token_ids[position], two.token_ids[position]}
-        margin = choice_margin(generator, logits, len(prefix), index, candidates)
-        found.append(Divergence(index, position, margin, margin <= near_tie_limit(generator, logits)))
+        request = generator.request(requests[index])
+        margin = choice_margin(logits, len(prefix), request, candidates)
+        limit = near_tie_limit(generator.models.target.dtype, logits, request.sampling)
+        found.append(Divergence(index, position, margin, margin <= limit))
     return found
 
 
-def near_tie_limit(generator: Generator, logits: np.ndarray) -> float:
+def near_tie_limit(dtype: Any, logits: np.ndarray, params: SamplingParams) -> float:
     """The margin that counts as a near tie: NEAR_TIE in float32, two units in the last place in bfloat16.
 
     bfloat16 has 8 significant bits, so for a best logit in [16, 32) the limit is 0.25 (PITFALLS §1); like the margin it
     is divided by the temperature.
     """
-    if generator.models.target.dtype == jnp.float32:
+    if dtype == jnp.float32:
         return NEAR_TIE
     unit = 2.0 ** (np.floor(np.log2(max(abs(logits.max()), 1e-30))) - 7)
-    return float(2 * unit / (generator.sampling.temperature or 1.0))
+    return float(2 * unit / (params.temperature or 1.0))
 
 
 def logits_after(generator: Generator, prefix: Sequence[int]) -> np.ndarray:
@@ -145,16 +219,16 @@ def logits_after(generator: Generator, prefix: Sequence[int]) -> np.ndarray:
     return np.asarray(_uncached_logits(generator.models, padded)[0, length - 1], np.float64)
 
 
-def choice_margin(generator: Generator, logits: np.ndarray, position: int, request: int, candidates: set[int]) -> float:
+def choice_margin(logits: np.ndarray, position: int, request: Request, candidates: set[int]) -> float:
     """The least disturbance of `logits` under which each of `candidates` could be the choice at absolute `position`.
 
     A token could be chosen once it lies inside the edges and every kept token with a higher log p + g could fall
     outside them. float64 on the host.
     """
-    params = generator.sampling
+    params = request.sampling
     if params.greedy:
         return float(logits.max() - min(logits[token] for token in candidates))
-    keys = request_keys(generator.seed, jnp.asarray([request], jnp.int32))
+    keys = request_keys(request.seed, jnp.asarray([request.noise], jnp.int32))
     noise = np.asarray(position_noise(keys, jnp.full((1, 1), position), logits.size)[0, 0], np.float64)
     scores = (logits - logits.max()) / params.temperature
     total = scores + noise
@@ -204,85 +278,3 @@ def edge_distances(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarr
         distance = scores - (scores.max() + np.log(params.min_p))
         edge(distance >= 0, -distance, distance)
     return enter, leave
-
-
-def round_split(generator: Generator, state: DecodeState, mode: str, repeats: int = 7) -> dict[str, float]:
-    """Median seconds of one round and of its parts: draft, head, verify; "other" is the rest (accept, commit, loop).
-
-    Each part runs LOOPED times inside one jitted loop, as it does in a generation: called alone it would copy the cache
-    and pay a dispatch. What a turn computes feeds the next one, so that the compiler cannot take it out of the loop.
-    """
-    models = generator.models
-    settings = DraftSettings(use_head=mode == "domino", scale=generator.draft_scale)
-    seconds = {name: 0.0 for name in ("draft", "head", "verify")}
-    for name, program in _parts(generator.sampling, settings).items():
-        seconds[name] = median_seconds(jax.jit(program), (models, state), repeats) / LOOPED
-    # Rows that never finish and -1 as the only stop id: the timed rounds must not end early.
-    endless = jnp.full_like(state.limits, np.iinfo(np.int32).max)
-    live = state.replace(done=jnp.zeros_like(state.done), limits=endless)
-    arguments = (models, live, jnp.array([-1]), np.int32(LOOPED))
-    whole = median_seconds(jax.jit(generator.rounds(mode)), arguments, repeats) / LOOPED
-    return {**seconds, "other": max(0.0, whole - sum(seconds.values())), "round": whole}
-
-
-def _parts(sampling: SamplingParams, settings: DraftSettings) -> dict[str, Callable]:
-    """The parts of a round as programs (models, state) → array, each running LOOPED times."""
-
-    def draft(models, state):
-        def turn(_, carry):
-            anchors, cache = carry
-            _, base, cache = draft_base(models, state.replace(anchors=anchors, draft_cache=cache))
-            return jnp.argmax(base[:, 0], -1).astype(jnp.int32), cache
-
-        return jax.lax.fori_loop(0, LOOPED, turn, (state.anchors, state.draft_cache))
-
-    def head(models, state):
-        z, base, _ = draft_base(models, state)
-
-        def turn(_, anchors):
-            return roll_out_head(models, state.replace(anchors=anchors), z, base, sampling, settings)[:, -1]
-
-        return jax.lax.fori_loop(0, LOOPED, turn, state.anchors)
-
-    def check(models, state):
-        config = models.drafter.config
-
-        def turn(_, carry):
-            tokens, cache = carry
-            out = verify(models, cache, tokens, state.lengths, tap_layers=config.target_layer_ids)
-            # The features are used, as a round uses them; their sum is far below a token id.
-            kept = (1e-30 * out.features.sum()).astype(jnp.int32)
-            return jnp.argmax(out.logits, -1).astype(jnp.int32) + kept, out.cache
-
-        tokens = jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], config.num_drafts + 1))
-        return jax.lax.fori_loop(0, LOOPED, turn, (tokens, state.target_cache))
-
-    return {"draft": draft, "verify": check, **({"head": head} if settings.use_head else {})}
-
-
-def straight_step_seconds(generator: Generator, state: DecodeState, repeats: int = 31) -> float:
-    """Median seconds of one jitted single-token forward with cache, no loop: what an autoregressive step may cost."""
-
-    def step(models, cache, tokens, lengths):
-        out = verify(models, cache, tokens, lengths)
-        return jnp.argmax(out.logits, -1), out.cache
-
-    program = jax.jit(step, donate_argnums=1)
-    cache = jax.tree.map(jnp.copy, state.target_cache)
-    tokens, times = state.anchors[:, None], []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        chosen, cache = jax.block_until_ready(program(generator.models, cache, tokens, state.lengths))
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
-
-
-def median_seconds(program: Callable, arguments: tuple, repeats: int) -> float:
-    """Median wall seconds of a jitted function over `repeats` calls, after one that compiles it."""
-    jax.block_until_ready(program(*arguments))
-    times = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(program(*arguments))
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)

@@ -1,37 +1,82 @@
 """The draft of one round: backbone over [anchor, mask, …], base logits of all slots, then the head's rollout."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.sampling import SamplingParams, choose
+from domino_jax.decoding.sampling import Sampling, choose
+from domino_jax.drafter.config import DrafterConfig
 from domino_jax.nn.cache import Cache
 from domino_jax.shapes import Hidden, Logits
+from domino_jax.sharding import constrain
+
+# Folded into a request's key where drafts draw noise of their own; no absolute position reaches it.
+OWN_NOISE = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeSettings:
+    """The shape of a tree and how its nodes are picked (tree.py).
+
+    nodes: rows of the verifying pass, the root (the anchor) included.
+    lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
+    beta: added to a node's log-probability for each step of depth, at most 0: broader trees.
+    spread: at temperature > 0 with a finite scale, how far the target's choice may lie from argmax(c·log q + g): the
+        temperature of the scores c·log q + g.
+    """
+
+    nodes: int = 16
+    lanes: int = 12
+    candidates: int = 64
+    beta: float = -0.1
+    spread: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
-    """use_head False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
+    """How a round drafts. It changes the speed, never the text.
 
+    use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
     scale: the constant c of argmax(c·log q + g) at temperature > 0 (DESIGN §4): 1 shares the target's noise at full
-    weight, a large c is the greedy draft. It changes the speed, never the text.
+        weight, a large c is the greedy draft.
+    own_noise: draws the draft's noise apart from the target's: a plain sampled draft, to compare with.
+    num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None.
+    tree: draft a tree as deep as that instead of a chain.
     """
 
     use_head: bool = True
     scale: float = 1.0
+    own_noise: bool = False
+    num_drafts: int | None = None
+    tree: TreeSettings | None = None
+
+    def width(self, config: DrafterConfig) -> int:
+        """Drafts of a round; of a tree, those of its longest path."""
+        return self.num_drafts or config.num_drafts
+
+    def coupled(self, sampling: Sampling) -> bool:
+        """Whether the draft reads noise at all."""
+        return not sampling.greedy and not math.isinf(self.scale)
 
 
-def propose(
-    models: Models, state: DecodeState, sampling: SamplingParams, settings: DraftSettings
-) -> tuple[jax.Array, Cache]:
+def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:
     """Draft tokens int32 [B, M], and the draft cache with the block's rows behind the committed length."""
-    z, base, cache = draft_base(models, state)
+    z, base, cache = draft_base(models, state, settings.num_drafts)
     if settings.use_head:
         return roll_out_head(models, state, z, base, sampling, settings), cache
-    return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
+    keys = draft_keys(state, settings)
+    return choose(base, keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
+
+
+def draft_keys(state: DecodeState, settings: DraftSettings) -> jax.Array:
+    """Keys [B] of the drafts' noise: the requests' own, or apart from them."""
+    if not settings.own_noise:
+        return state.keys
+    return jax.vmap(lambda key: jax.random.fold_in(key, OWN_NOISE))(state.keys)
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
@@ -39,17 +84,19 @@ def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
     return state.lengths[:, None] + 1 + jnp.arange(drafts)
 
 
-def draft_base(models: Models, state: DecodeState) -> tuple[Hidden, Logits, Cache]:
+def draft_base(models: Models, state: DecodeState, num_drafts: int | None = None) -> tuple[Hidden, Logits, Cache]:
     """One backbone pass → (z [B, M, D] of the predicting slots, base logits float32 [B, M, V], the cache).
 
-    Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted.
+    Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
+    first `num_drafts`.
     """
     config = models.drafter.config
     masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
     block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
     z, cache = models.run_drafter("draft_hidden", state.draft_cache, models.embed(block), state.lengths)
-    z = z[:, config.first_slot :]
-    return z, models.unembed(z), cache
+    z = z[:, config.first_slot :][:, :num_drafts]
+    # The head reads whole rows of logits, one after another: better one exchange now than one per draft.
+    return z, constrain(models.unembed(z), "batch"), cache
 
 
 def roll_out_head(
@@ -57,7 +104,7 @@ def roll_out_head(
     state: DecodeState,
     z: Hidden,
     base: Logits,
-    sampling: SamplingParams,
+    sampling: Sampling,
     settings: DraftSettings,
 ) -> jax.Array:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
@@ -66,20 +113,20 @@ def roll_out_head(
     and the last token. Draft i sees the state after the anchor and drafts 1..i-1 (CONTRACT §1.3.8), and shares the
     target's noise at its absolute position.
     """
-    prefix = models.drafter.config.pure_draft_prefix_len
-    positions = draft_positions(state, base.shape[1])
-    first = choose(base[:, :prefix], state.keys, positions[:, :prefix], sampling, settings.scale)
+    prefix = min(models.drafter.config.pure_draft_prefix_len, base.shape[1])
+    keys, positions = draft_keys(state, settings), draft_positions(state, base.shape[1])
+    first = choose(base[:, :prefix], keys, positions[:, :prefix], sampling, settings.scale)
     consumed = jnp.concatenate([state.anchors[:, None], first], axis=1)  # [B, 1 + prefix]
     hidden = jnp.zeros((z.shape[0], models.drafter.config.gru_hidden_dim), jnp.float32)
     for index in range(prefix):
-        hidden = models.run_drafter("head_step", hidden, models.embed(consumed[:, index]))
+        hidden = models.head_step(hidden, consumed[:, index])
 
     def correct(carry, slot):
         hidden, token = carry
         half, base_logits, position = slot
-        hidden = models.run_drafter("head_step", hidden, models.embed(token))
+        hidden = models.head_step(hidden, token)
         logits = base_logits + models.run_drafter("residual", half, hidden)
-        token = choose(logits[:, None], state.keys, position[:, None], sampling, settings.scale)[:, 0]
+        token = choose(logits[:, None], keys, position[:, None], sampling, settings.scale)[:, 0]
         return (hidden, token), token
 
     halves = models.run_drafter("head_hidden_half", z[:, prefix:])

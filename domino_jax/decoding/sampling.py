@@ -6,9 +6,12 @@ on the drafter, the round or the batch slot; so decoding with and without specul
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
+import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from domino_jax.shapes import Logits
 
@@ -26,11 +29,91 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def pool(self) -> int:
+        """How many of the largest logits are looked for, 0 for none."""
+        return self.top_k
 
-def request_keys(seed: int, requests: jax.Array) -> jax.Array:
-    """One key per request id int32 [B]: fold_in(key(seed), request); threefry, whose values vmap does not change."""
-    base = jax.random.key(seed, impl="threefry2x32")
-    return jax.vmap(lambda request: jax.random.fold_in(base, request))(requests)
+    @property
+    def nucleus(self) -> bool:
+        return self.top_p < 1.0
+
+    @property
+    def searched(self) -> bool:
+        """Whether top-p has to search its threshold, the pool not holding all of the mass."""
+        return self.nucleus and not self.top_k
+
+    def problem(self) -> str | None:
+        """What is wrong with the values, as a sentence; None when nothing is."""
+        if not 0 <= self.temperature < math.inf:
+            return f"temperature is {self.temperature:g}; give 0 (greedy) or a finite number above."
+        if self.top_k < 0:
+            return f"top_k is {self.top_k}; give 0 (off) or more."
+        if not 0 < self.top_p <= 1:
+            return f"top_p is {self.top_p:g}; give a number above 0 and at most 1 (off)."
+        if not 0 <= self.min_p < 1:
+            return f"min_p is {self.min_p:g}; give 0 (off) or more, below 1."
+        return None
+
+    def columns(self) -> tuple:
+        """(temperature, top_k, top_p, min_p), each as a number or an array that spreads over logits [B, T, V]."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+
+@flax.struct.dataclass
+class RowSampling:
+    """The SamplingParams of every row of a batch, for requests that ask for different ones; arrays [B].
+
+    greedy, pool, nucleus, searched: static, what the rows ask for together, so that no program pays for more.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+    greedy: bool = flax.struct.field(pytree_node=False)
+    pool: int = flax.struct.field(pytree_node=False)
+    nucleus: bool = flax.struct.field(pytree_node=False)
+    searched: bool = flax.struct.field(pytree_node=False)
+
+    @property
+    def kind(self) -> tuple:
+        """What programs differ by."""
+        return self.greedy, self.pool, self.nucleus, self.searched
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingParams], like: Sequence[SamplingParams] = ()) -> "RowSampling":
+        """One row for each of `rows`; `like`: all params that the program has to serve, `rows` themselves if empty."""
+        like = like or rows
+        columns = [np.array(column) for column in zip(*(row.columns() for row in rows), strict=True)]
+        kinds = (np.float32, np.int32, np.float32, np.float32)
+        return cls(
+            *(column.astype(kind) for column, kind in zip(columns, kinds, strict=True)),
+            greedy=all(row.greedy for row in like),
+            pool=max(row.pool for row in like),
+            nucleus=any(row.nucleus for row in like),
+            searched=any(row.searched for row in like),
+        )
+
+    def columns(self) -> tuple:
+        return tuple(column[:, None, None] for column in (self.temperature, self.top_k, self.top_p, self.min_p))
+
+
+Sampling = SamplingParams | RowSampling
+
+
+def request_keys(seeds: int | jax.Array, requests: jax.Array) -> jax.Array:
+    """One key per request id int32 [B]: fold_in(key(seed), request); threefry, whose values vmap does not change.
+
+    Args:
+        seeds: one for all, or one for each row, int32 [B].
+    """
+    seeds = jnp.broadcast_to(jnp.asarray(seeds, jnp.int32), requests.shape)
+
+    def one(seed, request):
+        return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), request)
+
+    return jax.vmap(one)(seeds, requests)
 
 
 def position_noise(keys: jax.Array, positions: jax.Array, vocab: int) -> jax.Array:
@@ -42,8 +125,8 @@ def position_noise(keys: jax.Array, positions: jax.Array, vocab: int) -> jax.Arr
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)))(keys, positions)
 
 
-def process_logits(logits: Logits, params: SamplingParams) -> Logits:
-    """log p up to a constant, -inf outside top-k, top-p or min-p; logits [..., V]. Greedy leaves them as they are.
+def process_logits(logits: Logits, params: Sampling) -> Logits:
+    """log p up to a constant, -inf outside top-k, top-p or min-p; logits [B, T, V]. Greedy leaves them as they are.
 
     A token tied with the last one inside an edge is inside. Nothing sorts the vocabulary: top-p works on the top-k
     pool, or finds its threshold by bisection when top-k is off (a sort of 17 × 151,936 values takes 619 ms on 2 cores,
@@ -52,22 +135,34 @@ def process_logits(logits: Logits, params: SamplingParams) -> Logits:
     logits = logits.astype(jnp.float32)
     if params.greedy:
         return logits
+    given = logits
+    temperature, top_k, top_p, min_p = params.columns()
+    # A greedy row among others divides by 1; what comes of it is thrown away below.
+    divisor = jnp.where(temperature > 0, temperature, 1.0)
     pool = None
-    if params.top_k:  # before the division, which keeps the order but may round two values into a tie
-        pool = jax.lax.top_k(logits, min(params.top_k, logits.shape[-1]))[0]
-        logits = jnp.where(logits >= pool[..., -1:], logits, -jnp.inf)
+    if params.pool:  # before the division, which keeps the order but may round two values into a tie
+        pool, last = _top_k(logits, params.pool, top_k)
+        logits = jnp.where(logits >= last, logits, -jnp.inf)
+        pool = jnp.where(pool >= last, pool, -jnp.inf)
     # The maximum goes first: logits far from 0 leave no digits for the log-sum-exp, and top-p would cut elsewhere.
     top = logits.max(axis=-1, keepdims=True)
-    logits = (logits - top) / params.temperature
-    pool = None if pool is None else (pool - top) / params.temperature
-    if params.top_p < 1.0:
+    logits = (logits - top) / divisor
+    if params.searched:
         log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-        threshold = _pool_threshold(pool, logits, params.top_p) if pool is not None else _threshold(log_p, params.top_p)
-        logits = jnp.where((logits if pool is not None else jnp.exp(log_p)) >= threshold, logits, -jnp.inf)
-    if params.min_p > 0.0:
-        edge = logits.max(axis=-1, keepdims=True) + jnp.log(params.min_p)
+        edge = jnp.where(top_p < 1.0, _threshold(log_p, top_p), 0.0)
+        logits = jnp.where(jnp.exp(log_p) >= edge, logits, -jnp.inf)
+    elif params.nucleus:
+        edge = jnp.where(top_p < 1.0, _pool_threshold((pool - top) / divisor, logits, top_p), -jnp.inf)
         logits = jnp.where(logits >= edge, logits, -jnp.inf)
-    return logits
+    logits = jnp.where(logits >= logits.max(axis=-1, keepdims=True) + jnp.log(min_p), logits, -jnp.inf)
+    return jnp.where(temperature > 0, logits, given)
+
+
+def _top_k(logits: Logits, pool: int, top_k: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The `pool` largest logits, descending, and each row's top_k-th of them; -inf where a row's top_k is off."""
+    values = jax.lax.top_k(logits, min(pool, logits.shape[-1]))[0]
+    place = jnp.broadcast_to(jnp.clip(jnp.asarray(top_k) - 1, 0, values.shape[-1] - 1), (*values.shape[:-1], 1))
+    return values, jnp.where(jnp.asarray(top_k) > 0, jnp.take_along_axis(values, place, axis=-1), -jnp.inf)
 
 
 def _pool_threshold(pool: jax.Array, logits: Logits, top_p: float) -> jax.Array:
@@ -98,15 +193,28 @@ def _threshold(log_p: Logits, top_p: float) -> jax.Array:
 
 
 def choose(
-    logits: Logits, keys: jax.Array, positions: jax.Array, params: SamplingParams, scale: float = 1.0
+    logits: Logits,
+    keys: jax.Array,
+    positions: jax.Array,
+    params: Sampling,
+    scale: float = 1.0,
+    depths: jax.Array | None = None,
 ) -> jax.Array:
     """argmax(scale · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at positions int32 [B, T].
 
     scale is 1 for the target. A draft may use its own constant c: 1 couples it with the target, large c is the greedy
     draft.
+
+    Args:
+        depths: int32 [B, T] for the nodes of a tree: node t stands at positions[depths[t]], and nodes of one depth
+            share one row of noise; positions are then [B, M+1].
     """
     values = process_logits(logits, params)
     if not params.greedy and not math.isinf(scale):
         log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
-        values = scale * log_p + position_noise(keys, positions, logits.shape[-1])
+        noise = position_noise(keys, positions, logits.shape[-1])
+        if depths is not None:
+            noise = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
+        noisy = scale * log_p + noise
+        values = jnp.where(params.columns()[0] > 0, noisy, values)
     return jnp.argmax(values, axis=-1).astype(jnp.int32)

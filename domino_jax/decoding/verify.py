@@ -30,13 +30,18 @@ def verify(
     depths: jax.Array | None = None,
     ancestors: jax.Array | None = None,
     tap_layers: tuple[int, ...] = (),
+    isolated: bool = False,
 ) -> Verified:
     """One pass over block tokens int32 [B, T], row 0 the anchor.
 
     Args:
         depths: int32 [B, T] or [T], distance from the anchor; 0..T-1 (a chain) when absent.
         ancestors: bool [B, T, T] or [T, T], ancestors[i, j] when j is i or above it; the lower triangle when absent.
+        isolated: keep the compiler from fusing the pass with what stands before and behind it, so that two programs
+            with a pass of this shape round alike, to the last bit (fixed-shape parity).
     """
+    if isolated:
+        cache, tokens, lengths = jax.lax.optimization_barrier((cache, tokens, lengths))
     size = tokens.shape[1]
     index = jnp.arange(size)
     depths = index if depths is None else depths
@@ -49,7 +54,8 @@ def verify(
         lengths[:, None] + index,
         tap_layers=tap_layers,
     )
-    return Verified(out["logits"], out.get("features"), out["cache"])
+    made = Verified(out["logits"], out.get("features"), out["cache"])
+    return jax.lax.optimization_barrier(made) if isolated else made
 
 
 def accept_chain(tokens: jax.Array, chosen: jax.Array) -> jax.Array:
@@ -60,3 +66,19 @@ def accept_chain(tokens: jax.Array, chosen: jax.Array) -> jax.Array:
     """
     matches = (tokens[:, 1:] == chosen[:, :-1]).astype(jnp.int32)
     return jnp.cumprod(matches, axis=1).sum(axis=1)
+
+
+def accept_tree(
+    tokens: jax.Array, chosen: jax.Array, depths: jax.Array, parents: jax.Array, ancestors: jax.Array, deepest: int
+) -> tuple[jax.Array, jax.Array]:
+    """(accepted drafts int32 [B], path int32 [B, deepest+1]): path[k] is the accepted node at depth k, k ≤ accepted.
+
+    A node stands when its token is the target's choice after its parent, and so do all above it; siblings differ, so
+    those that stand form one path. Past `accepted` the path is arbitrary. tokens, depths, parents int32 [B, T],
+    ancestors bool [B, T, T] (tree.Tree); chosen int32 [B, T] = the target's choice after each node.
+    """
+    is_root = jnp.arange(tokens.shape[1]) == 0
+    matches = (depths > 0) & (tokens == jnp.take_along_axis(chosen, parents, axis=1))
+    stands = ~(ancestors & ~(matches | is_root)[:, None, :]).any(-1)
+    at_depth = stands[:, None, :] & (depths[:, None, :] == jnp.arange(deepest + 1)[:, None])
+    return jnp.where(stands, depths, 0).max(axis=1), jnp.argmax(at_depth, axis=2).astype(jnp.int32)

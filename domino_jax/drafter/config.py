@@ -98,7 +98,8 @@ class DrafterConfig(DecoderConfig):
         del shared["tie_word_embeddings"]
         shared["num_hidden_layers"] = num_layers
         config = cls(
-            **{**shared, "attention_bias": False},
+            # A drafter is Qwen3-like whatever its target: its public layout has norms on queries and keys, no biases.
+            **{**shared, "attention_bias": False, "qk_norm": True},
             num_target_layers=target.num_hidden_layers,
             target_layer_ids=tuple(ids),
             **choices,

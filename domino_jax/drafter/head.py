@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.drafter.config import DrafterConfig
-from domino_jax.nn.layers import INIT_STD, Linear
+from domino_jax.nn.layers import INIT_STD, Linear, with_rows
 from domino_jax.shapes import Hidden
 from domino_jax.sharding import gathered
 
@@ -36,7 +36,8 @@ class GRU(nn.Module):
 
     def input_gates(self, x: jax.Array) -> jax.Array:
         """x [..., D] → the input's share of the three gates [..., 3U]."""
-        return x.astype(self.dtype) @ gathered(self.weight_ih.astype(self.dtype), "weight_ih")
+        matrix = gathered(self.weight_ih.astype(self.dtype), "weight_ih")
+        return with_rows(jnp.matmul, x.astype(self.dtype), matrix)
 
     def hidden_matrix(self) -> jax.Array:
         """The matrix [U, 3U] of `advance`, fetched once for a loop, so that its gradient is summed once, in float32."""
@@ -48,7 +49,7 @@ class GRU(nn.Module):
         matrix: hidden_matrix(), when a loop has fetched it.
         """
         matrix = self.hidden_matrix() if matrix is None else matrix
-        hidden_gates = state.astype(self.dtype) @ matrix.astype(self.dtype)
+        hidden_gates = with_rows(jnp.matmul, state.astype(self.dtype), matrix.astype(self.dtype))
         x_reset, x_update, x_new = jnp.split(input_gates.astype(jnp.float32), 3, axis=-1)
         h_reset, h_update, h_new = jnp.split(hidden_gates.astype(jnp.float32), 3, axis=-1)
         reset = jax.nn.sigmoid(x_reset + h_reset)
@@ -71,11 +72,11 @@ class SplitLinear(nn.Module):
 
     def first(self, x: jax.Array) -> jax.Array:
         """x [..., first_width] → [..., E]."""
-        return x.astype(self.dtype) @ self._whole()[: self.first_width]
+        return with_rows(jnp.matmul, x.astype(self.dtype), self._whole()[: self.first_width])
 
     def second(self, x: jax.Array) -> jax.Array:
         """x [..., second_width] → [..., E]."""
-        return x.astype(self.dtype) @ self._whole()[self.first_width :]
+        return with_rows(jnp.matmul, x.astype(self.dtype), self._whole()[self.first_width :])
 
     def _whole(self) -> jax.Array:
         return gathered(self.kernel.astype(self.dtype), "down")
@@ -86,12 +87,13 @@ class DominoHead(nn.Module):
 
     config: DrafterConfig
     dtype: Any = jnp.float32
+    whole: bool = False  # decoding on a mesh: every device computes all of it (DESIGN §6)
 
     def setup(self):
         c = self.config
         self.gru = GRU(c.hidden_size, c.gru_hidden_dim, self.dtype)
         self.down = SplitLinear(c.hidden_size, c.gru_hidden_dim, c.emb_dim, self.dtype)
-        self.up = Linear(c.vocab_size, dtype=self.dtype)
+        self.up = Linear(c.vocab_size, dtype=self.dtype, whole=self.whole)
 
     def initial_state(self, batch: int) -> jax.Array:
         """h0 = 0, float32 [batch, U]."""
@@ -119,6 +121,15 @@ class DominoHead(nn.Module):
     def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:
         """hidden_half [..., E], state [..., U] → float32 residual logits [..., V]."""
         return self.up(jax.nn.silu(hidden_half + self.down.second(state))).astype(jnp.float32)
+
+    def columns(self, tokens: jax.Array) -> jax.Array:
+        """The columns of W2 of tokens [..., Q] → [..., E, Q]: all that `residual_of` reads of it."""
+        kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
+        return jnp.moveaxis(jnp.take(kernel, tokens, axis=1), 0, -2)
+
+    def residual_of(self, hidden_half: jax.Array, state: jax.Array, columns: jax.Array) -> jax.Array:
+        """As `residual`, for a few tokens: states [..., W, U], their `columns` [..., E, Q] → float32 [..., W, Q]."""
+        return (jax.nn.silu(hidden_half + self.down.second(state)) @ columns).astype(jnp.float32)
 
     def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
         """Teacher-forced residual: z [B, T, D] and embeddings x [B, T, D] whose prefix through t is known at slot t."""

@@ -24,11 +24,12 @@ class Drafter(nn.Module):
     dtype: Any = jnp.float32
     attention_blocks: int | None = None  # training: blocks whose attention scores live at a time; None is all
     remat: bool = False  # training: backbone layers are computed again in the backward pass
+    whole_head: bool = False  # decoding on a mesh: the head lies, and is computed, whole on every device
 
     def setup(self):
         self.backbone = Backbone(self.config, self.dtype, self.remat)
         if self.config.has_head:
-            self.head = DominoHead(self.config, self.dtype)
+            self.head = DominoHead(self.config, self.dtype, self.whole_head)
 
     def __call__(
         self,
@@ -85,11 +86,24 @@ class Drafter(nn.Module):
         """The head's correction, float32 [..., V]."""
         return self.head.residual(hidden_half, state)
 
+    def residual_of(self, hidden_half: jax.Array, state: jax.Array, columns: jax.Array) -> jax.Array:
+        """The correction of a few tokens, float32 [..., W, Q], from their `head_columns`."""
+        return self.head.residual_of(hidden_half, state, columns)
+
+    def head_columns(self, tokens: jax.Array) -> jax.Array:
+        return self.head.columns(tokens)
+
     def head_hidden_half(self, z: Hidden) -> jax.Array:
         return self.head.hidden_half(z)
 
     def head_step(self, state: jax.Array, x: jax.Array) -> jax.Array:
         return self.head.step(state, x)
+
+    def head_gates(self, x: jax.Array) -> jax.Array:
+        return self.head.gru.input_gates(x)
+
+    def head_advance(self, state: jax.Array, gates: jax.Array) -> jax.Array:
+        return self.head.gru.advance(state, gates)
 
     def init_cache(self, batch: int, slots: int) -> Cache:
         """An empty context cache for `batch` rows of `slots` positions."""

@@ -1,4 +1,4 @@
-"""The shapes that a Qwen3 target and its drafter share, read from a parsed config.json and checked before use."""
+"""The shapes that a target and its drafter share, read from a parsed config.json and checked before use."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,10 @@ LIMITS = {
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Shapes and constants of a stack of Qwen3 decoder layers; field names are those of config.json."""
+    """Shapes and constants of a stack of decoder layers; field names are those of config.json, but for qk_norm.
+
+    qk_norm: per-head RMSNorm on queries and keys, as in Qwen3 and in every drafter; a Llama layer is the same without.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -32,15 +35,23 @@ class DecoderConfig:
     rope_theta: float
     attention_bias: bool
     max_position_embeddings: int
+    # Not in the repr, which tells targets apart in workdirs (loading.target_identity): their other fields do.
+    qk_norm: bool = dataclasses.field(default=True, kw_only=True, repr=False)
 
 
 def refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raises DataError for the fields of a Qwen3-like config.json that would change the forward pass."""
+    """Raises DataError for the fields of a Qwen3- or Llama-like config.json that would change the forward pass."""
     rope = raw.get("rope_parameters") or {}
     scaling = raw.get("rope_scaling")
     kinds = {rope.get("rope_type", "default"), (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))}
     if kinds != {"default"}:
         raise DataError(f"config.json asks for RoPE scaling {sorted(kinds)}; only rope_type 'default' is supported.")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise DataError(
+            f"config.json has partial_rotary_factor {rope['partial_rotary_factor']!r}; whole heads are rotated here."
+        )
+    if raw.get("mlp_bias"):
+        raise DataError("config.json has mlp_bias true; a feed-forward with biases is not supported.")
     if raw.get("num_experts") or raw.get("num_local_experts"):
         raise DataError("config.json describes a mixture of experts (num_experts); only dense models are supported.")
     if raw.get("hidden_act", "silu") != "silu":
@@ -67,14 +78,19 @@ def read_rope_theta(raw: dict[str, Any]) -> float:
     return float(next(iter(found.values())))
 
 
-def read_decoder_fields(raw: dict[str, Any]) -> dict[str, Any]:
-    """The layer shapes that a target and a drafter config.json share, checked against LIMITS."""
-    names = [*LIMITS, "rms_norm_eps", "max_position_embeddings"]
-    missing = [name for name in names if raw.get(name) is None]
+def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str, Any]:
+    """The layer shapes that a target and a drafter config.json share, checked against LIMITS.
+
+    llama: head_dim may be absent and is then hidden_size / num_attention_heads, which is what it means in that type. In
+    Qwen3 it is a value of its own, and most often another one.
+    """
+    derived = llama and raw.get("head_dim") is None
+    shapes = [name for name in LIMITS if not (derived and name == "head_dim")]
+    missing = [name for name in [*shapes, "rms_norm_eps", "max_position_embeddings"] if raw.get(name) is None]
     if missing:
         raise DataError(f"config.json lacks {', '.join(missing)}; these are never guessed.")
-    for name, limit in LIMITS.items():
-        value = raw[name]
+    for name in shapes:
+        value, limit = raw[name], LIMITS[name]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
             raise DataError(f"config.json has {name} = {value!r}; expected an integer from 1 to {limit}.")
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
@@ -82,8 +98,14 @@ def read_decoder_fields(raw: dict[str, Any]) -> dict[str, Any]:
             f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
             f"num_key_value_heads {raw['num_key_value_heads']}."
         )
+    if derived and raw["hidden_size"] % raw["num_attention_heads"]:
+        raise DataError(
+            f"config.json has no head_dim, and its num_attention_heads {raw['num_attention_heads']} do not divide "
+            f"hidden_size {raw['hidden_size']}; add the head_dim the weights have."
+        )
     return {
-        **{name: raw[name] for name in LIMITS},
+        **{name: raw[name] for name in shapes},
+        "head_dim": raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"],
         "rms_norm_eps": float(raw["rms_norm_eps"]),
         "rope_theta": read_rope_theta(raw),
         "attention_bias": bool(raw.get("attention_bias", False)),

@@ -74,7 +74,7 @@ def decoder_layers(config: Any, name_prefix: str, path_prefix: tuple[str, ...]) 
         name, path = f"{name_prefix}layers.{index}", (*path_prefix, f"layers_{index}")
         for part in ("input_layernorm", "post_attention_layernorm"):
             entries.append(norm(f"{name}.{part}", (*path, part), c.hidden_size))
-        for part in ("q_norm", "k_norm"):
+        for part in ("q_norm", "k_norm") if c.qk_norm else ():
             entries.append(norm(f"{name}.self_attn.{part}", (*path, "self_attn", part), c.head_dim))
         for part, widths in projections.items():
             entries.append(linear(f"{name}.self_attn.{part}", (*path, "self_attn", part), *widths))
@@ -226,7 +226,7 @@ def deferred_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str
 
 
 def load_target(path: str | Path, dtype: Any, sharding: Sharding = None) -> tuple[Qwen3Config, Params]:
-    """A Qwen3 target from a local folder or a hub id: its config, and its parameters in `dtype` on their devices."""
+    """A target from a local folder or a hub id: its config, and its parameters in `dtype` on their devices."""
     folder = hf.resolve_folder(path)
     config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
     tensors = hf.open_tensors(folder)
@@ -255,21 +255,28 @@ def _check_tied(tensors: hf.Tensors) -> None:
 
 def target_config_dict(config: Qwen3Config, dtype: str) -> dict[str, Any]:
     """The public config.json of a target: rope_theta in both places, so that both transformers generations read it."""
+    fields = dataclasses.asdict(config)
+    if fields.pop("qk_norm"):  # told by the model_type; no public key says it
+        own = {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "layer_types": ["full_attention"] * config.num_hidden_layers,
+            "max_window_layers": config.num_hidden_layers,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        }
+    else:
+        own = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False, "pretraining_tp": 1}
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        **dataclasses.asdict(config),
+        **own,
+        **fields,
         "attention_dropout": 0.0,
         "dtype": dtype,
         "hidden_act": "silu",
         "initializer_range": 0.02,
-        "layer_types": ["full_attention"] * config.num_hidden_layers,
-        "max_window_layers": config.num_hidden_layers,
         "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
         "rope_scaling": None,
-        "sliding_window": None,
         "use_cache": True,
-        "use_sliding_window": False,
     }
 
 

@@ -1,6 +1,10 @@
-"""Qwen3 dense decoder: tokens, positions, mask, cache → logits, tapped features, the cache with new rows."""
+"""Dense decoder of the Qwen3 type: tokens, positions, mask, cache → logits, tapped features, the cache with new rows.
+
+A Llama-type target is the same decoder without the norms on queries and keys.
+"""
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -12,35 +16,38 @@ from domino_jax.nn.attention import attend, attend_causal
 from domino_jax.nn.cache import Cache, append, init_cache
 from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
 from domino_jax.nn.decoder_layer import DecoderLayer
-from domino_jax.nn.layers import INIT_STD, Linear, RMSNorm, rotary_angles
+from domino_jax.nn.layers import INIT_STD, Linear, RMSNorm, rotary_angles, with_rows
 from domino_jax.shapes import Hidden, Logits, Mask, Positions, Tokens
 from domino_jax.sharding import constrain, gathered
+
+MODEL_TYPES = ("qwen3", "llama")
 
 
 @dataclasses.dataclass(frozen=True)
 class Qwen3Config(DecoderConfig):
-    """Shapes and constants of one Qwen3 target, as `config.json` gives them."""
+    """Shapes and constants of one target, as `config.json` gives them; its model_type decides qk_norm."""
 
     tie_word_embeddings: bool
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "Qwen3Config":
         """Reads a parsed config.json; raises DataError for a missing field or one that changes the maths."""
-        if raw.get("model_type") != "qwen3":
+        if raw.get("model_type") not in MODEL_TYPES:
             raise DataError(
-                f"config.json says model_type {raw.get('model_type')!r}, but the target must be 'qwen3' "
-                f"(dense). Choose a Qwen3 checkpoint."
+                f"config.json says model_type {raw.get('model_type')!r}, but the target must be dense and 'qwen3' or "
+                f"'llama'. Choose a Qwen3 or a Llama checkpoint."
             )
+        llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
         if raw.get("sliding_window") and raw.get("use_sliding_window"):
             raise DataError(
                 "config.json turns sliding_window on (use_sliding_window true); the target supports full "
                 "attention only."
             )
-        fields = read_decoder_fields(raw)
         return cls(
-            **fields,
+            **read_decoder_fields(raw, llama=llama),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qk_norm=not llama,
         )
 
 
@@ -76,7 +83,8 @@ class Qwen3(nn.Module):
         """Normed hidden states [..., D] → float32 logits [..., V], by lm_head or by the tied embedding."""
         if self.config.tie_word_embeddings:
             table = gathered(self.embed_tokens.embedding.astype(self.dtype), "embed_tokens")
-            return jnp.einsum("...d,vd->...v", hidden.astype(self.dtype), table, preferred_element_type=jnp.float32)
+            product = functools.partial(jnp.einsum, "...d,vd->...v", preferred_element_type=jnp.float32)
+            return with_rows(product, hidden.astype(self.dtype), table)
         return self.lm_head(hidden).astype(jnp.float32)
 
     def __call__(
@@ -98,8 +106,8 @@ class Qwen3(nn.Module):
             positions: int32 [B, T], absolute, for the rotation; 0..T-1 when absent.
             mask: bool [B, T, S]; over the T tokens themselves without a cache (causal when absent, and then never made
               whole), over all slots with one.
-            cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T] before attention
-              reads it.
+            cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T], which follow one
+              another, before attention reads it.
             documents: int32 [B, T] of packed rows, without a cache: a token reads its own document only.
             tap_layers: zero-based decoder layers whose OUTPUT is wanted, in the order of the list.
             features_only: stop after the last tapped layer; no norm, no logits (a training step needs no more).

@@ -1,0 +1,279 @@
+"""docs/benchmarks.md: what decoding costs on devices that are not here, by their compilers, one process an entry.
+
+    python -m benchmarks.compile_decode --folder=/tmp/compile_decode [--only=8b]
+
+Compiles the decode programs (an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round, the whole
+loop) from shapes alone, at batch 1 and a cache of 4,096 slots in bfloat16, for every entry; keeps one JSON an entry in
+--folder, so that it can be stopped and started again; then rewrites its part of docs/benchmarks.md. Needs
+requirements-compile.txt. No figure is a measurement.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from benchmarks import compile_decode_tables
+from domino_jax import compiled, dry_run, hbm_traffic, sharding, topologies
+from domino_jax.decoding.autoregressive import autoregressive_round
+from domino_jax.decoding.loop import DecodeState, prefill, run_rounds
+from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings, draft_base, roll_out_head
+from domino_jax.decoding.sampling import SamplingParams, request_keys
+from domino_jax.decoding.speculative import speculative_round
+from domino_jax.decoding.verify import verify
+from domino_jax.drafter.config import DrafterConfig
+from domino_jax.drafter.model import Drafter
+from domino_jax.target.qwen3 import Qwen3
+from domino_jax.training.state import init_drafter_params
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SIZES = ("8b", "0.6b", "4b", "32b")
+# Eight chips of each kind, of which an entry takes the first 1, 4 or 8.
+SLICES = {"v5p": "v5p:2x2x2", "v5e": "v5e:2x4", "v6e": "v6e:2x4", "h200": "h200"}
+TENSOR = (4, 8, 1)
+SLOTS, BUFFER, BLOCK = 4096, 2048, 16
+PROGRAMS = 7
+GREEDY, DRAFTING = SamplingParams(), DraftSettings(scale=float("inf"))
+
+
+def entries() -> list[tuple[str, str, int]]:
+    """(size, chip, tensor parallelism), the most asked for first."""
+    found = [(size, chip, tensor) for size in SIZES for chip in SLICES for tensor in TENSOR]
+    found = [entry for entry in found if entry[1] != "h200" or entry[2] == 1]
+    first = [("8b", "v5p", 4), ("8b", "h200", 1), ("8b", "v5e", 8), ("8b", "v5p", 1)]
+    return first + [entry for entry in found if entry not in first]
+
+
+def name(entry: tuple[str, str, int]) -> str:
+    return "{}-{}-tp{}".format(*entry)
+
+
+# ------------------------------------------------------------------------------------------------------ programs
+
+
+def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
+    """Shapes of the published drafter's form beside a target; layers: fewer than the target has, for a test."""
+    target_config = dry_run.shapes_of(f"Qwen/Qwen3-{size.upper()}")
+    if layers:
+        target_config = dataclasses.replace(target_config, num_hidden_layers=layers)
+    config = DrafterConfig.for_target(
+        target_config,
+        num_layers=min(5, layers or 5),
+        target_layer_ids=None if layers is None else (0, 1),
+        block_size=BLOCK,
+        mask_token_id=target_config.vocab_size - 1,
+        projector="domino",
+        shift_label=True,
+        pure_draft_prefix_len=1,
+        emb_dim=256,
+        gru_hidden_dim=1024,
+    )
+    target = Qwen3(target_config, jnp.bfloat16)
+    drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
+    shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+    places = sharding.param_shardings(mesh, shapes, config.num_key_value_heads)
+    places = places | {"head": jax.tree.map(lambda _: sharding.replicated(mesh), places["head"])}
+    return Models(target, dry_run.target_shapes(target, mesh), drafter, placed(shapes, places, jnp.bfloat16))
+
+
+def placed(shapes, places, dtype=None):
+    return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=to), shapes, places)
+
+
+def array(mesh: Mesh, *shape: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
+
+
+def state_on(mesh: Mesh, models: Models) -> DecodeState:
+    """Shapes of the state of one request."""
+
+    def start(models, prompts, ones):
+        keys = request_keys(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
+        shape = {"cache_slots": SLOTS, "buffer": BUFFER, "sampling": GREEDY}
+        return prefill(models, prompts, ones, ones, keys, ones, **shape)
+
+    state = jax.eval_shape(start, models, array(mesh, 1, 16), array(mesh, 1))
+    return placed(state, sharding.decode_layout(mesh, state))
+
+
+def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse."""
+    state, plain = state_on(mesh, models), Models(models.target, models.target_params)
+    bare = state.replace(draft_cache=())
+    config, stop, many = models.drafter.config, array(mesh, 1), array(mesh)
+    taps = config.target_layer_ids
+    z = array(mesh, 1, config.num_drafts, config.hidden_size, dtype=jnp.bfloat16)
+    base = array(mesh, 1, config.num_drafts, config.vocab_size, dtype=jnp.float32)
+
+    def step(models, state, stop):
+        return autoregressive_round(models, state, stop, GREEDY)
+
+    def draft(models, cache, state):
+        return draft_base(models, state.replace(draft_cache=cache))
+
+    def head(models, drafted, state):
+        return roll_out_head(models, state, *drafted, GREEDY, DRAFTING)
+
+    def check(models, cache, tokens, lengths):
+        out = verify(models, cache, tokens, lengths, tap_layers=taps)
+        return jnp.argmax(out.logits, -1), out.features, out.cache
+
+    def round_(models, state, stop):
+        return speculative_round(models, state, stop, GREEDY, DRAFTING)
+
+    def loop(models, state, stop, most):
+        return run_rounds(lambda state: round_(models, state, stop), state, most)
+
+    narrow = bare.replace(target_cache=())
+    return {
+        "step": (step, (plain, bare, stop)),
+        "round": (round_, (models, state, stop)),
+        "verify17": (check, (models, state.target_cache, array(mesh, 1, 17), state.lengths)),
+        "verify64": (check, (models, state.target_cache, array(mesh, 1, 64), state.lengths)),
+        "head": (head, (models, (z, base), narrow)),
+        "draft": (draft, (models, state.draft_cache, narrow)),
+        "loop": (loop, (models, state, stop, many)),
+    }
+
+
+def must_move(models: Models, state: DecodeState) -> dict[str, int]:
+    """Bytes on one chip that a program cannot avoid: every weight it multiplies with once, the cache whole (4,096
+    slots are read, whatever the length), its new rows written.
+
+    Not the embedding (a few rows of it are read) unless it is the lm_head too, and no activations. The head reads its
+    weights once per corrected draft; a round is verify17, draft, head, and the drafter's context from the features.
+    """
+    per_chip = dry_run.bytes_per_chip
+    target = models.target_params
+    tied = models.target.config.tie_word_embeddings
+    vocabulary = per_chip(target["embed_tokens" if tied else "lm_head"])
+    weights = per_chip(target) - (0 if tied else per_chip(target["embed_tokens"]))
+    cache, context = per_chip(state.target_cache), per_chip(state.draft_cache)
+    backbone, head = models.drafter_params["backbone"], models.drafter_params["head"]
+    fusion = per_chip([backbone["fc"], backbone["hidden_norm"]])
+    layers = per_chip(backbone) - fusion
+    kv = per_chip([part["self_attn"][name] for part in backbone.values() if "self_attn" in part for name in KV])
+    config = models.drafter.config
+    corrected = config.block_size - config.suffix_start
+    found = {"step": weights + cache + cache // SLOTS}
+    found |= {f"verify{rows}": weights + cache + rows * cache // SLOTS for rows in (17, 64)}
+    found["draft"] = layers + vocabulary + context + BLOCK * context // SLOTS
+    found["head"] = corrected * per_chip(head)
+    commit = fusion + kv + (BLOCK + 1) * context // SLOTS
+    found["round"] = found["verify17"] + found["draft"] + found["head"] + commit
+    return found
+
+
+KV = ("k_proj", "v_proj")
+
+
+# ----------------------------------------------------------------------------------------------------- compiling
+
+
+def devices_of(chip: str, tensor: int) -> list[jax.Device]:
+    return list(topologies.devices_of(SLICES[chip]))[:tensor]
+
+
+def compile_program(mesh: Mesh, function, arguments) -> jax.stages.Compiled:
+    layout = sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
+    donated = () if function.__name__ == "head" else (1,)
+    return jax.jit(function, donate_argnums=donated, out_shardings=layout).lower(*arguments).compile()
+
+
+def examine(program: jax.stages.Compiled, seconds: float) -> dict:
+    """The compiler's figures of one program on one chip; "traffic" is read from its text."""
+    memory, cost, text = compiled.memory(program), compiled.cost(program), program.as_text()
+    return {
+        "compile_seconds": seconds,
+        "peak": memory["peak"],
+        "arguments": memory["arguments"],
+        "accessed": cost.get("bytes_accessed"),
+        "seconds": cost.get("seconds"),
+        "cycles": compiled.cycles(text),
+        "traffic": hbm_traffic.traffic(text),
+        "collectives": compiled.collectives(text),
+    }
+
+
+def compile_entry(entry: tuple[str, str, int], folder: pathlib.Path) -> None:
+    """Every program that the entry's JSON does not hold yet; the file is written anew after each."""
+    size, chip, tensor = entry
+    file = folder / f"{name(entry)}.json"
+    found = json.loads(file.read_text()) if file.exists() else {"programs": {}}
+    found |= {"date": str(datetime.date.today()), "jax": jax.__version__}
+    mesh = sharding.make_mesh(1, 1, tensor, devices_of(chip, tensor))
+    models = models_on(mesh, size)  # outside: nothing can be run on that mesh
+    with jax.set_mesh(mesh):
+        found["must"] = must_move(models, state_on(mesh, models))
+        for label, (function, arguments) in programs(mesh, models).items():
+            if label in found["programs"]:
+                continue
+            begin = time.perf_counter()
+            try:
+                program = compile_program(mesh, function, arguments)
+            except jax.errors.JaxRuntimeError as error:
+                found["programs"][label] = {"error": str(error).splitlines()[0][:300]}
+            else:
+                found["programs"][label] = examine(program, time.perf_counter() - begin)
+                if label == "loop" and chip == "h200":
+                    found["launches"] = launches()
+            file.write_text(json.dumps(found, indent=1) + "\n")
+            print(name(entry), label, f"{time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def launches() -> dict | None:
+    """Kernels, copies and command buffers of one round, from what the compiler for GPUs wrote down of "loop"."""
+    folder = os.environ.get("COMPILE_DECODE_DUMP")
+    files = list(pathlib.Path(folder).glob("*jit_loop.thunk_sequence_after_thunk_passes.txt")) if folder else []
+    return compiled.launches(files[0].read_text(), trips=BLOCK - 1) if files else None
+
+
+def compile_apart(entry: tuple[str, str, int], folder: pathlib.Path) -> None:
+    """In a process of its own: a compiler that gives up may take its process with it."""
+    with tempfile.TemporaryDirectory() as dump:
+        environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+        if entry[1] == "h200":
+            dumping = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=jit_loop"
+            environment |= {"COMPILE_DECODE_DUMP": dump, "XLA_FLAGS": dumping}
+        command = ["nice", "-n", "10", sys.executable, "-m", "benchmarks.compile_decode"]
+        if subprocess.run(
+            [*command, f"--folder={folder}", f"--entry={name(entry)}"], cwd=ROOT, env=environment
+        ).returncode:
+            print(name(entry), "failed", flush=True)
+
+
+def whole(file: pathlib.Path) -> bool:
+    return file.exists() and len(json.loads(file.read_text())["programs"]) == PROGRAMS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=pathlib.Path, required=True)
+    parser.add_argument("--only", default="", help="compile entries whose name holds this")
+    parser.add_argument("--entry", default="", help="compile this one here and write nothing else")
+    parser.add_argument("--write", action="store_true", help="write the document from what is there, compile nothing")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    by_name = {name(entry): entry for entry in entries()}
+    if arguments.entry:
+        compile_entry(by_name[arguments.entry], arguments.folder)
+        return
+    for label, entry in by_name.items():
+        if not arguments.write and arguments.only in label and not whole(arguments.folder / f"{label}.json"):
+            compile_apart(entry, arguments.folder)
+    compile_decode_tables.write(ROOT / "docs" / "benchmarks.md", arguments.folder, list(by_name), PROGRAMS)
+
+
+if __name__ == "__main__":
+    main()

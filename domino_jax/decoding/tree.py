@@ -1,0 +1,260 @@
+"""A draft that is a tree: the likeliest continuations under the head, several at each depth, verified in one pass.
+
+The head gives a distribution over the next token along any path, so the drafter that writes a chain can write a tree at
+nearly the cost of the chain: the backbone runs once, and the head follows several paths (lanes) at a time over a few
+candidates per depth instead of the vocabulary. A chain is the tree of one lane. Without a head every path has the same
+distribution at a depth, the backbone's own, and the tree is one of products of these.
+
+Letters: B rows, M depths, W lanes, Q candidates per depth, V vocabulary, E rank of the head, U width of its state,
+T nodes, the root (the anchor) included. A ledger holds all M·W nodes that lanes passed through; a tree keeps T-1 of
+them.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.decoding.loop import DecodeState
+from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings, TreeSettings, draft_base, draft_keys, draft_positions
+from domino_jax.decoding.sampling import Sampling, position_noise, process_logits
+from domino_jax.errors import DominoError
+from domino_jax.nn.cache import Cache
+
+ROOT = -1  # as the parent of a ledger's node
+
+
+class Tree(NamedTuple):
+    """Nodes in an order that has parents before children; node 0 is the root.
+
+    tokens: int32 [B, T].  depths: int32 [B, T], 0 for the root and for a place that no draft fills.
+    parents: int32 [B, T], 0 for the root and for places that no draft fills.
+    ancestors: bool [B, T, T], ancestors[i, j] when node j is i or above it.
+    """
+
+    tokens: jax.Array
+    depths: jax.Array
+    parents: jax.Array
+    ancestors: jax.Array
+
+
+class Candidates(NamedTuple):
+    """What may stand at each depth: the Q tokens with the largest base logits, best first.
+
+    tokens: int32 [B, M, Q].  logits: float32 [B, M, Q], divided by the temperature.
+    tail: float32 [B, M], the log-sum-exp of all other logits.
+    """
+
+    tokens: jax.Array
+    logits: jax.Array
+    tail: jax.Array
+
+
+class Ledger(NamedTuple):
+    """All nodes that lanes passed through, depth by depth: node d·W + w is lane w at depth d+1.
+
+    tokens, parents int32 [B, M·W]: a parent is a place in the ledger or ROOT.  scores float32 [B, M·W]: log-probability
+    of the path to the node, -inf where there is none.
+    """
+
+    tokens: jax.Array
+    parents: jax.Array
+    scores: jax.Array
+
+
+def check_tree(tree: TreeSettings, drafts: int, vocab: int, cache_slots: int, fixed_shape: bool = False) -> None:
+    """Raises DominoError, with a sentence, for a tree that cannot be.
+
+    Args:
+        drafts: M, the depth that the drafter gives.  vocab: V.  cache_slots: rows of the caches.
+        fixed_shape: whether plain decoding is to run in a round's width.
+    """
+    most = drafts * tree.lanes + 1
+    told = (
+        (tree.nodes < 2, f"nodes is {tree.nodes}; give 2 or more, the anchor and at least one draft"),
+        (tree.lanes < 1, f"lanes is {tree.lanes}; give 1 (a chain) or more"),
+        (
+            tree.candidates > vocab,
+            f"candidates is {tree.candidates}, but the vocabulary has {vocab} tokens; lower it",
+        ),
+        (
+            tree.lanes > tree.candidates,
+            f"lanes is {tree.lanes}, but depth 1 has decode.tree.candidates {tree.candidates} of them; change one",
+        ),
+        (
+            tree.nodes > most,
+            f"nodes is {tree.nodes}, but {tree.lanes} lanes of {drafts} drafts and the anchor are {most}; lower it or"
+            " raise decode.tree.lanes",
+        ),
+        (not -math.inf < tree.beta <= 0, f"beta is {tree.beta:g}; give 0 or a finite number below: depth may not pay"),
+        (not 0 < tree.spread < math.inf, f"spread is {tree.spread:g}; give a finite number above 0"),
+        (
+            tree.nodes + 2 > cache_slots,
+            f"nodes is {tree.nodes}, but decode.cache_length {cache_slots} has no room for them behind a prompt; raise"
+            " the one or lower the other",
+        ),
+    )
+    for wrong, sentence in told:
+        if wrong:
+            raise DominoError(f"decode.tree.{sentence}.")
+    if fixed_shape:
+        raise DominoError(
+            "decode.parity=fixed_shape is a promise for chains: the siblings of a tree change the order of its sums;"
+            " set decode.parity=near_tie, or take tree out of decode.modes."
+        )
+
+
+def propose_tree(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[Tree, Cache]:
+    """The draft of one round, and the draft cache with the backbone's block behind the committed length."""
+    z, base, cache = draft_base(models, state, settings.num_drafts)
+    candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling))
+    noise = None
+    if settings.coupled(sampling):
+        positions = draft_positions(state, base.shape[1])
+        rows = position_noise(draft_keys(state, settings), positions, base.shape[-1])
+        noise = jnp.take_along_axis(rows, candidates.tokens, axis=2)
+    ledger = grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise)
+    tree = settings.tree
+    return keep_best(state.anchors, ledger, tree.lanes, tree.nodes, tree.beta), cache
+
+
+def _divisor(sampling: Sampling) -> jax.Array:
+    """The temperature, 1 where it is 0: a greedy draft's scores are those of the drafter as it is."""
+    temperature = jnp.asarray(sampling.columns()[0], jnp.float32)
+    return jnp.where(temperature > 0, temperature, 1.0)
+
+
+def pick_candidates(base: jax.Array, count: int, divisor: jax.Array) -> Candidates:
+    """The `count` likeliest tokens at each depth, from base logits float32 [B, M, V]; ties keep the lowest ids."""
+    base = base / divisor
+    logits, tokens = jax.lax.top_k(base, count)
+    total = jax.nn.logsumexp(base, axis=-1)
+    # The share of the candidates may round to more than all of the mass, or be it.
+    inside = jnp.minimum(jax.nn.logsumexp(logits, axis=-1) - total, -1e-7)
+    return Candidates(tokens, logits, total + jnp.log1p(-jnp.exp(inside)))
+
+
+def grow_lanes(
+    models: Models,
+    anchors: jax.Array,
+    z: jax.Array,
+    candidates: Candidates,
+    sampling: Sampling,
+    settings: DraftSettings,
+    noise: jax.Array | None = None,
+) -> Ledger:
+    """Follows the W likeliest paths depth by depth, each with its own state of the head.
+
+    Args:
+        z: [B, M, D], what the backbone says of each depth.
+        noise: float32 [B, M, Q] of the candidates, where the tree is coupled with the target's choice.
+
+    One scan over the depths, as the chain's rollout is: unrolled, four depths took a third longer to compile.
+    """
+    (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
+    prefix = models.drafter.config.pure_draft_prefix_len
+    per_depth = {"tokens": candidates.tokens, "logits": candidates.logits, "tail": candidates.tail, "noise": noise}
+    hidden = None
+    if settings.use_head:
+        per_depth["half"] = models.run_drafter("head_hidden_half", z)
+        per_depth["columns"] = models.run_drafter("head_columns", candidates.tokens)
+        start = jnp.zeros((batch, lanes, models.drafter.config.gru_hidden_dim), jnp.float32)
+        hidden = models.head_step(start, jnp.broadcast_to(anchors[:, None], (batch, lanes)))
+
+    def deepen(carry, at):
+        scores, slots, hidden = carry
+        depth, own = at
+        logits = own["logits"][:, None]  # [B, 1 or W, Q]
+        if settings.use_head:
+            change = models.run_drafter("residual_of", own["half"][:, None], hidden, own["columns"])
+            logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
+        shared = None if noise is None else own["noise"][:, None]
+        edges = edge_scores(logits, own["tail"][:, None, None], shared, sampling, settings)
+        scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
+        lane, place = best // count, best % count
+        tokens = jnp.take_along_axis(own["tokens"], place, axis=1)
+        level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
+        slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
+        if settings.use_head:
+            hidden = models.head_step(jnp.take_along_axis(hidden, lane[:, :, None], axis=1), tokens)
+        return (scores, slots, hidden), level
+
+    scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)
+    slots = jnp.full((batch, lanes), ROOT)
+    by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
+    _, levels = jax.lax.scan(deepen, (scores, slots, hidden), (jnp.arange(depths), by_depth))
+    return Ledger(*(level.swapaxes(0, 1).reshape(batch, -1) for level in levels))
+
+
+def edge_scores(
+    logits: jax.Array, tail: jax.Array, noise: jax.Array | None, sampling: Sampling, settings: DraftSettings
+) -> jax.Array:
+    """How likely each candidate [B, W, Q] is to be the target's choice: log-probabilities, at most 0.
+
+    Args:
+        logits: the candidates', divided by the temperature.  tail: log-sum-exp of what is no candidate, [B, 1, 1]; the
+            head's correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
+        noise: the target's own at this depth [B, 1, Q] (coupling), or None.
+
+    The temperature and the edges of top-k, top-p and min-p are the target's.
+    """
+    if not sampling.greedy:
+        whole = jnp.where(sampling.columns()[0] > 0, logits * _divisor(sampling), logits)
+        inside = jnp.isfinite(process_logits(whole, sampling))
+        logits = jnp.where(inside, logits, -jnp.inf)
+        tail = jnp.where(inside.all(-1, keepdims=True), tail, -jnp.inf)
+    total = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1, keepdims=True), tail)
+    log_q = jnp.minimum(logits - total, 0.0)
+    if noise is None:
+        return log_q
+    drawn = jax.nn.log_softmax((settings.scale * log_q + noise) / settings.tree.spread, axis=-1)
+    return jnp.where(sampling.columns()[0] > 0, jnp.minimum(drawn, 0.0), log_q)
+
+
+def keep_best(anchors: jax.Array, ledger: Ledger, lanes: int, nodes: int, beta: float) -> Tree:
+    """The anchor and the nodes - 1 best of the ledger by score + beta · depth, in the ledger's order.
+
+    Neither term rises along a path, and of equals the earlier is taken; so with a node its parent is kept, unless it is
+    no path at all.
+    """
+    size = ledger.tokens.shape[1]
+    depths = jnp.arange(size) // lanes + 1
+    keys, chosen = jax.lax.top_k(ledger.scores + beta * depths, nodes - 1)
+    order = jnp.argsort(chosen, axis=1)
+    chosen = jnp.take_along_axis(chosen, order, axis=1)
+    filled = jnp.isfinite(jnp.take_along_axis(keys, order, axis=1))
+    member = (chosen[:, :, None] == jnp.arange(size)).any(axis=1)
+    numbers = jnp.cumsum(member, axis=1)  # of the ledger's nodes in the tree, from 1
+    parents = jnp.take_along_axis(ledger.parents, chosen, axis=1)
+    of_ledger = jnp.maximum(parents, 0)
+    filled &= (parents == ROOT) | jnp.take_along_axis(member, of_ledger, axis=1)
+    parents = jnp.where(parents == ROOT, 0, jnp.take_along_axis(numbers, of_ledger, axis=1))
+    drafts = jnp.where(filled, jnp.take_along_axis(ledger.tokens, chosen, axis=1), anchors[:, None])
+
+    def with_root(column: jax.Array) -> jax.Array:
+        return jnp.pad(jnp.where(filled, column, 0), ((0, 0), (1, 0)))
+
+    parents = with_root(parents)
+    tokens = jnp.concatenate([anchors[:, None], drafts], axis=1)
+    deepest = size // lanes
+    return Tree(tokens, with_root(depths[chosen]), parents, ancestor_table(parents, deepest))
+
+
+def ancestor_table(parents: jax.Array, deepest: int) -> jax.Array:
+    """bool [B, T, T] from parents int32 [B, T]; row i is true at i and at every node above it.
+
+    Squaring the table of "itself or its parent" doubles the number of steps up that it knows.
+
+    >>> parents 0 0 0 1  →  1 0 0 0
+                            1 1 0 0
+                            1 0 1 0
+                            1 1 0 1
+    """
+    index = jnp.arange(parents.shape[1])
+    table = (parents[:, :, None] == index) | (index[:, None] == index)
+    for _ in range(deepest.bit_length()):
+        steps = table.astype(jnp.float32)
+        table = jnp.einsum("btu,bus->bts", steps, steps) > 0.5
+    return table

@@ -1,0 +1,83 @@
+"""What a report says about a run besides its figures, what tells two runs apart, and the times of a round's parts."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from domino_jax.decode_run import Speech, fingerprint, has_checker
+from domino_jax.decode_settings import DecodeSettings
+from domino_jax.decoding.generate import BASELINE, Generator
+from domino_jax.decoding.measure import Lane
+from domino_jax.decoding.models import Models
+from domino_jax.decoding.round_times import round_split, straight_step_seconds
+from domino_jax.loading import LoadedTarget
+
+
+def describe(
+    models: Models,
+    target: LoadedTarget,
+    rows: Sequence[Mapping[str, Any]],
+    settings: DecodeSettings,
+    named: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The facts of report.json; `named` says where things came from: "settings", "target", "drafter", "prompts"."""
+    template = target.tokenizer.chat_template if target.tokenizer is not None else None
+    checked = sum(has_checker(row) for row in rows) if target.tokenizer is not None else 0
+    drafter = None
+    width = 1
+    if models.drafter:
+        choices = models.drafter.config
+        width = (settings.num_drafts or choices.num_drafts) + 1
+        drafter = {
+            **named["drafter"],
+            "projector": choices.projector,
+            "block_size": choices.block_size,
+            "shift_label": choices.shift_label,
+            "layers": choices.num_hidden_layers,
+            "target_layer_ids": list(choices.target_layer_ids),
+        }
+    return {
+        **named,
+        "prompts": {**named["prompts"], "count": len(rows), "checked": checked},
+        "drafter": drafter,
+        "draft_scale": None if settings.draft_scale is None else str(settings.draft_scale),
+        "simulated": settings.simulate_tau or None,
+        "dtype": settings.dtype,
+        "thinking": settings.thinking,
+        "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
+        "block_size": drafter["block_size"] if drafter else None,
+        "verify_width": width,
+    }
+
+
+def run_identity(named: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *models: Models) -> dict[str, Any]:
+    """What an interrupted run must be continued with: the same names, and the same prompts and drafters behind them."""
+    drafters = [_weights_fingerprint(one.drafter_params) for one in models if one.drafter]
+    return {
+        **named,
+        "prompts": {**named["prompts"], "sha256": fingerprint(rows)},
+        "weights": {"drafters": drafters},
+    }
+
+
+def _weights_fingerprint(params: dict) -> str:
+    """Tells trained drafters apart without reading all of them: every norm's weights move with every step."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        if leaf.ndim == 1:
+            digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
+
+
+def timings(
+    generator: Generator, lanes: Mapping[str, Lane], rows: Sequence[Mapping[str, Any]], speech: Speech
+) -> dict[str, Any]:
+    """{"split": by drafting mode the seconds of a round's parts, "straight_step": seconds of a bare step}."""
+    first = rows[: generator.batch_size]
+    state = generator.start([speech.encode(row) for row in first], list(range(len(first))))
+    drafting = [mode for mode in lanes if mode != BASELINE]
+    split = round_split(generator, state, drafting) if drafting else {}
+    return {"split": split, "straight_step": straight_step_seconds(generator, state)}

@@ -1,0 +1,67 @@
+"""Decoding over data × tensor gives the texts of one device, on fake devices and on those of several processes."""
+
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from domino_jax.decoding.sampling import SamplingParams
+from tests.decode_mesh_run import PROMPTS
+from tests.decoding_models import make_generator, random_models, texts
+
+MODES = ("autoregressive", "domino")
+# Two key/value heads: over 2 they are split, over 4 they lie whole.
+MESHES = {"data": [4, 1], "both": [2, 4], "tied": [2, 2, True]}
+
+
+def started(meshes: dict, devices: int, environment: dict[str, str]) -> subprocess.Popen:
+    own = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.decode_mesh_run", json.dumps(meshes)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=os.environ | own | environment, **streams)
+
+
+def read(process: subprocess.Popen) -> dict:
+    out, error = process.communicate(timeout=900)
+    assert process.returncode == 0, error[-2000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@functools.lru_cache
+def measured() -> dict:
+    return read(started(MESHES, 8, {}))
+
+
+@functools.lru_cache
+def on_one_device(mode: str, tied: bool) -> list[list[int]]:
+    made = make_generator(random_models(tied=tied), batch_size=8, sampling=SamplingParams(1.0))
+    return texts(made.generate(PROMPTS, mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MESHES)
+def test_texts_on_a_mesh_are_those_of_one_device(name, mode):
+    assert measured()[name][mode] == on_one_device(mode, name == "tied")
+
+
+def test_weights_lie_over_tensor_the_cache_over_both_and_the_head_nowhere():
+    found = measured()
+    assert found["data"]["split"] == 0
+    assert min(found[name]["split"] for name in ("both", "tied")) > 10
+    assert {name: found[name]["cache"] for name in MESHES} == {"data": 1 / 4, "both": 1 / 2, "tied": 1 / 4}
+    assert {found[name]["head_split"] for name in MESHES} == {0}
+
+
+@pytest.mark.slow
+def test_texts_of_two_processes_are_those_of_one_device():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    processes = [started({"both": [2, 2]}, 2, shared | {"JAX_PROCESS_ID": str(number)}) for number in range(2)]
+    for found in map(read, processes):
+        assert {mode: found["both"][mode] for mode in MODES} == {mode: on_one_device(mode, False) for mode in MODES}

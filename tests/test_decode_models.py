@@ -1,0 +1,135 @@
+"""Models as decode wants them: meshes, made-up weights, rows with values of their own, widths to choose from."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax import width_tuning
+from domino_jax.decode_models import Loader, decode_mesh
+from domino_jax.decode_settings import DecodeSettings, request_of
+from domino_jax.decoding.generate import Request
+from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.errors import DataError, DominoError
+from domino_jax.loading import shortened
+from domino_jax.simulated import made_up_prompts
+from domino_jax.target.convert import target_config_dict
+from tests.decoding_models import random_drafter, random_models, random_prompts, random_target
+
+SETTINGS = DecodeSettings(modes=("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)
+
+
+def test_one_device_needs_no_mesh():
+    assert decode_mesh(1, 1, 3) is None
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(1, 3), (2, -1), (-1, 5)])
+def test_more_devices_than_there_are_are_refused(data, tensor):
+    with pytest.raises(DominoError, match=r"decode\.mesh\.data=.* but 1 are here"):
+        decode_mesh(data, tensor, 1)
+
+
+def folder_of(tmp_path) -> str:
+    """A folder with the shapes of the random target and nothing else."""
+    raw = target_config_dict(random_target()[0].config, "float32")
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    return str(tmp_path)
+
+
+def made_up(target):
+    return random_drafter(random_target()[0])[0].config
+
+
+def test_a_folder_without_weights_decodes_at_a_forced_acceptance_length(tmp_path):
+    loader = Loader(folder_of(tmp_path), SETTINGS, None, made_up)
+    loaded = loader.target()
+    models = loader.models(loaded, None, SETTINGS.modes)
+    again = Loader(folder_of(tmp_path), SETTINGS, None, made_up).models(loader.target(), None, SETTINGS.modes)
+    assert all(map(np.array_equal, jax.tree.leaves(models), jax.tree.leaves(again)))
+    assert models.drafter.config == made_up(None)
+    prompts = [row["token_ids"] for row in made_up_prompts(2, 64, 8)]
+    assert [len(prompt) for prompt in prompts] == [8, 8]
+
+
+def test_without_simulation_a_folder_without_weights_is_refused(tmp_path):
+    settings = dataclasses.replace(SETTINGS, simulate_tau=0.0)
+    with pytest.raises(DataError):
+        Loader(folder_of(tmp_path), settings, None, made_up).target()
+
+
+def test_a_shorter_block_is_a_drafter_of_its_own():
+    config = random_models().drafter.config
+    assert (shortened(config, 3).block_size, shortened(config, 3).num_drafts) == (3, 3)
+    assert shortened(config, 0) is config
+    with pytest.raises(DominoError, match="trained with blocks of 4"):
+        shortened(config, 5)
+    with pytest.raises(DominoError, match="no slot behind its prefix"):
+        shortened(dataclasses.replace(config, pure_draft_prefix_len=2), 2)
+
+
+def test_a_row_without_values_is_its_noise_alone():
+    assert request_of({"id": "a", "prompt": "x"}, 3) == 3
+
+
+def test_a_row_may_have_values_of_its_own():
+    row = {"id": "a", "temperature": 0.5, "top_k": 4, "max_new_tokens": 9}
+    assert request_of(row, 3) == Request(3, None, 9, SamplingParams(0.5, 4))
+    assert request_of({"id": "a", "seed": 7}, 3) == Request(0, 7, None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature": -1}, "temperature is -1"),
+        ({"top_p": 0}, "top_p is 0"),
+        ({"top_k": "3"}, "top_k '3', expected a number"),
+        ({"seed": -2}, "seed -2"),
+        ({"seed": True}, "seed True, expected a number"),
+    ],
+)
+def test_a_rows_bad_value_is_refused_by_its_id(values, said):
+    with pytest.raises(DataError, match=f"prompt odd.*{said}"):
+        request_of({"id": "odd", **values}, 0)
+
+
+def test_widths_halve_and_trees_fit():
+    settings = dataclasses.replace(SETTINGS, modes=("domino", "tree"), tree=TreeSettings(lanes=4, candidates=8))
+    own, half = width_tuning.options_of(settings, random_models().drafter.config)
+    assert [(option.mode, option.block_size, option.num_drafts, option.nodes) for option in own] == [
+        ("domino", 4, 4, 0),
+        ("domino", 4, 2, 0),
+        ("domino", 4, 1, 0),
+        ("tree", 4, 4, 16),
+    ]
+    assert [option.num_drafts for option in half] == [2, 1]
+
+
+def timed(mode, drafts, rate, nodes=0):
+    return width_tuning.Timed(width_tuning.Option(mode, 4, drafts, nodes), 2.0, 1.0, rate)
+
+
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (timed("domino", 2, 9.0), (4, 2, ("domino",), None)),
+        (timed("tree", 4, 9.0, nodes=32), (4, 0, ("domino", "tree"), 32)),
+    ],
+)
+def test_the_fastest_width_is_taken_and_a_slower_tree_left_out(monkeypatch, first, expected):
+    monkeypatch.setattr(width_tuning, "measure", lambda *_: [first, timed("domino", 4, 8.0)])
+    settings = dataclasses.replace(SETTINGS, modes=("domino", "tree"), tree=TreeSettings())
+    chosen, _ = width_tuning.tune(random_models(), (), settings, [[1]])
+    nodes = chosen.tree and chosen.tree.nodes
+    assert (chosen.block_size, chosen.num_drafts, chosen.modes, nodes) == expected
+
+
+def test_expected_tokens_grow_with_the_width_and_are_those_of_a_real_run():
+    settings = dataclasses.replace(SETTINGS, simulate_tau=0.0)
+    found = width_tuning.measure(random_models(), (), settings, random_prompts(3))
+    tau = {(one.option.block_size, one.option.num_drafts): one.tau for one in found}
+    assert 1 < tau[4, 1] <= tau[4, 2] <= tau[4, 4]
+    assert all(one.milliseconds > 0 for one in found)
+    assert [one.tokens_per_second for one in found] == sorted((one.tokens_per_second for one in found), reverse=True)

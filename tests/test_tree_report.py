@@ -1,0 +1,55 @@
+"""tree_report.py: what a recorded round says, and the figures and the picture made of it."""
+
+import functools
+
+import pytest
+
+from domino_jax.decoding.propose import TreeSettings
+from domino_jax.tree_report import RecordedTree, acceptance, acceptance_table, draw_trees, record_trees, sibling_ranks
+from tests.decoding_models import make_generator, random_models, random_prompts, texts
+
+# Root over 1, 2, 3 and 1 over 4: the second child stands, and below it nothing.
+SECOND = RecordedTree([9, 1, 2, 3, 4], [0, 0, 0, 0, 1], [0, 1, 1, 1, 2], [0, 2], 8)
+FIRST = RecordedTree([9, 1, 4], [0, 0, 1], [0, 1, 2], [0, 1, 2], 5)
+
+
+def test_ranks_count_a_parents_children_in_their_order():
+    assert sibling_ranks(SECOND) == [0, 1, 2, 3, 1]
+
+
+def test_acceptance_by_depth_and_by_rank():
+    found = acceptance([SECOND, FIRST])
+    assert found["by_depth"] == [1.0, 0.5]
+    assert found["by_rank"] == [2 / 3, 1 / 3]
+    assert found["nodes_by_depth"] == [2.0, 1.0]
+
+
+def test_the_table_holds_a_column_for_each_depth():
+    lines = acceptance_table(acceptance([SECOND, FIRST])).splitlines()
+    assert lines[2] == "| rounds that accept a draft there | 1.00 | 0.50 |"
+    assert lines[-1] == "Accepted drafts by rank: 66.7% rank 1, 33.3% rank 2."
+
+
+def test_the_picture_is_written(tmp_path):
+    path = draw_trees([FIRST, SECOND], lambda token: f"<{token}>\n$", tmp_path / "plots")
+    assert path.name == "trees.png" and path.read_bytes()[:4] == b"\x89PNG"
+
+
+@functools.lru_cache
+def made():
+    return make_generator(random_models(4), tree=TreeSettings(nodes=9, lanes=4, candidates=8))
+
+
+@pytest.mark.slow
+def test_a_recording_is_the_run():
+    """Its rounds emit the tree mode's text, and each accepted node is a child of the one before."""
+    prompts = random_prompts(2)
+    answers = made().generate(prompts, "tree")
+    recorded = record_trees(made(), prompts, rounds=99)
+    for trees, answer in zip(recorded, answers, strict=True):
+        emitted = [[*(tree.tokens[node] for node in tree.path[1:]), tree.emitted] for tree in trees]
+        assert sum(emitted, answer.token_ids[:1])[: len(answer.token_ids)] == answer.token_ids
+        for tree in trees:
+            assert [tree.parents[node] for node in tree.path[1:]] == tree.path[:-1]
+            assert all(parent < node for node, parent in enumerate(tree.parents[1:], 1))
+    assert texts(answers)
