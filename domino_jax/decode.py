@@ -42,6 +42,7 @@ from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.decode_models import Loader, decode_mesh
 from domino_jax.decode_run import Speech, check_rows, run_lanes
 from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator
+from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
@@ -55,6 +56,7 @@ from domino_jax.report import REPORT, build_report, console_table, read_report, 
 from domino_jax.simulated import made_up_prompts
 from domino_jax.talk import chat, show
 from domino_jax.target.qwen3 import Qwen3Config
+from domino_jax.tree_report import acceptance, draw_trees, record_trees
 from domino_jax.tune import stored_scale
 from domino_jax.width_tuning import PROBES, as_json, tune
 from domino_jax.width_tuning import show as show_widths
@@ -315,8 +317,22 @@ def decode_rows(
         sittings=files.sittings,
         **timings(lanes[0].generator, {lane.mode: lane for lane in lanes}, rows, speech),
     )
+    if "tree" in settings.modes:
+        report["tree"] = look_at_trees(lanes[0].generator, rows, speech, output)
     write_report(output, report)
     return report
+
+
+def look_at_trees(
+    generator: Generator, rows: Sequence[Mapping[str, Any]], speech: Speech, output: Path
+) -> dict[str, Any]:
+    """Acceptance by depth and rank over the first rounds of a few prompts, and plots/trees.png with some of them."""
+    prompts = [speech.encode(row) for row in rows[:PROBES]]
+    trees = [tree for recorded in record_trees(generator, prompts) for tree in recorded]
+    if not trees:  # every answer ended with its first token
+        return {}
+    draw_trees(trees, lambda token: speech.text([token]) or str(token), output / "plots")
+    return acceptance(trees)
 
 
 def told_by_primary(value: bool) -> bool:

@@ -35,6 +35,7 @@ from domino_jax.plots import write_plots
 from domino_jax.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
 
 REPORT = "report.json"
+TREES = "trees.png"  # drawn where the mode tree was decoded (tree_report.py)
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 TIMED = ("draft", "head", "verify", "commit")
@@ -206,7 +207,7 @@ def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = write_plots(folder / "plots", report)
+    pictures = [*write_plots(folder / "plots", report), *([TREES] if (folder / "plots" / TREES).exists() else [])]
     table = paper_table([report])
     write_text(folder / "table.md", markdown_table(table))
     write_text(folder / "table.tex", latex_table(table))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.decoding.generate import BASELINE
+from domino_jax.tree_report import acceptance_table
 
 PARTS = ("draft", "head", "verify", "other")
 METHODS = {"autoregressive": "Target alone", "backbone": "Backbone alone", "domino": "Domino", "tree": "Domino, tree"}
@@ -137,6 +138,8 @@ def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
     lines += _acceptance("## Acceptance by draft position", report["modes"], report["verify_width"])
     for task, modes in report["tasks"].items():
         lines += _acceptance(f"### {task}", modes, report["verify_width"])
+    if "tree" in report and report["tree"]:
+        lines += ["## Trees", "", *acceptance_table(report["tree"]).splitlines(), ""]
     if report["concurrency"]:
         lines += ["## Throughput by concurrency", "", *concurrency_lines(report["concurrency"]), ""]
     for path in pictures:

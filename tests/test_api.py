@@ -20,7 +20,7 @@ PROMPT = "Laura has 46 plums. She breaks 5. She buys 9 more. How many plums does
 @functools.lru_cache
 def decoder() -> domino_jax.Decoder:
     folders = (str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"))
-    return domino_jax.load(*folders, dtype="float32", cache_length=128, max_new_tokens=48)
+    return domino_jax.load(*folders, dtype="float32", cache_length=256, max_new_tokens=96)
 
 
 @functools.lru_cache

@@ -249,8 +249,8 @@ def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
     class Tokenizer:
         chat_template = "{{ messages }}"
 
-    assert decode.prompt_row("Hi", Tokenizer()) == {"id": "prompt", "messages": [{"role": "user", "content": "Hi"}]}
-    assert decode.prompt_row("Hi", None) == {"id": "prompt", "prompt": "Hi"}
+    assert decode.prompt_row("Hi", Tokenizer()) == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert decode.prompt_row("Hi", None) == {"prompt": "Hi"}
 
 
 def test_an_answer_is_judged_only_where_its_row_brings_a_checker():

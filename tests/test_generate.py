@@ -170,8 +170,8 @@ def test_modes_that_the_models_cannot_do_are_refused():
         make_generator(Models(target, params)).generate([[1]], "backbone")
     with pytest.raises(DominoError, match="plain DFlash"):
         make_generator(random_models(projector="dflash")).generate([[1]], "domino")
-    with pytest.raises(DominoError, match="'tree' is not one of"):
-        generator(1, GREEDY).generate([[1]], "tree")
+    with pytest.raises(DominoError, match="'forest' is not one of"):
+        generator(1, GREEDY).generate([[1]], "forest")
 
 
 def test_plain_decoding_needs_no_drafter():

@@ -22,7 +22,8 @@ def requirements(name):
     return [line for line in lines if line and not line.startswith("#")]
 
 
-OPTIONAL = {"wandb"}  # looked for before it is imported, and asked for with the line that installs it
+# Looked for before they are imported, and asked for with the line that installs them.
+OPTIONAL = {"wandb", "datasets"}
 RUN = [Requirement(line) for line in requirements("requirements.txt")]
 TEST = [Requirement(line) for line in requirements("requirements-test.txt") if not line.startswith("-r")]
 

@@ -28,7 +28,11 @@ def test_every_module_is_in_the_file_tree():
 def test_every_file_in_the_tree_exists():
     tree = README.split("## Files")[1].split("```")[1]
     named = set(re.findall(r"\b\w+\.py\b", tree))
-    there = {path.name for folder in ("domino_jax", "configs", "benchmarks") for path in (ROOT / folder).rglob("*.py")}
+    there = {
+        path.name
+        for folder in ("domino_jax", "configs", "benchmarks", "assets")
+        for path in (ROOT / folder).rglob("*.py")
+    }
     assert named <= there
 
 
