@@ -82,9 +82,16 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
     target = Qwen3(target_config, jnp.bfloat16)
     drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    places = sharding.param_shardings(mesh, shapes, config.num_key_value_heads)
-    places = places | {"head": jax.tree.map(lambda _: sharding.replicated(mesh), places["head"])}
-    return Models(target, dry_run.target_shapes(target, mesh), drafter, placed(shapes, places, jnp.bfloat16))
+    place = sharding.decode_placement(mesh, config.num_key_value_heads, target_config.tie_word_embeddings)
+
+    def laid_out(tree):
+        def one(path, leaf):
+            where = place([part.key for part in path], leaf.shape)
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=where)
+
+        return jax.tree_util.tree_map_with_path(one, tree)
+
+    return Models(target, laid_out(dry_run.target_shapes(target, mesh)), drafter, laid_out(shapes))
 
 
 def placed(shapes, places, dtype=None):

@@ -10,6 +10,7 @@ device is measured in the same run. The texts mean nothing: the speed-up is the 
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import pathlib
@@ -108,8 +109,9 @@ def measure(choices: argparse.Namespace) -> dict[str, float]:
     loading.use_exact_matmuls(choices.dtype)
     models = models_of(choices.size, choices.dtype, choices.layers, choices.head)
     shape = {"stop_ids": (), "cache_slots": choices.slots, "max_new_tokens": choices.slots // 4}
-    shape |= {"draft_scale": float("inf"), "simulated_tau": choices.tau}
-    generator = Generator(models, **shape)
+    shape |= {"simulated_tau": choices.tau}
+    drafting = DraftSettings(scale=float("inf"))
+    generator = Generator(models, **shape, drafting=drafting)
     state = generator.start([list(range(choices.slots // 4))], [0])
     timed = {f"verify({rows})": checked(models, state, rows) for rows in sorted({17, *choices.widths})}
     timed |= {f"propose_tree({nodes})": proposed(models, state, nodes) for nodes in choices.widths}
@@ -120,7 +122,7 @@ def measure(choices: argparse.Namespace) -> dict[str, float]:
     seconds["round_without_head"] = split["without_head"]
     seconds |= turn_seconds(timed, choices.repeats)
     for nodes in choices.widths:
-        tree = Generator(models, **shape, tree=TreeSettings(nodes=nodes))
+        tree = Generator(models, **shape, drafting=dataclasses.replace(drafting, tree=TreeSettings(nodes=nodes)))
         seconds[f"round_tree({nodes})"] = round_split(tree, state, ("tree",), choices.repeats)["tree"]["round"]
     return {"seconds": seconds, "must": must_bytes(models, state, seconds)}
 

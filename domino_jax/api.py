@@ -16,6 +16,7 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
 from domino_jax.decoding.generate import BASELINE, Generator, Request
 from domino_jax.decoding.models import gate_table
+from domino_jax.decoding.propose import DraftSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError, DominoError
 from domino_jax.loading import load_models, load_target
@@ -140,8 +141,7 @@ def load(
         cache_slots=cache_length,
         max_new_tokens=min(max_new_tokens, cache_length // 2),
         batch_size=batch_size,
-        draft_scale=draft_scale,
-        num_drafts=num_drafts,
+        drafting=DraftSettings(scale=draft_scale, num_drafts=num_drafts),
     )
     return Decoder(generator, loaded.tokenizer, thinking)
 

@@ -8,6 +8,7 @@ from typing import Any
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import BASELINE, Generation, Generator
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError
 
@@ -128,7 +129,8 @@ class Answerer:
                 batch_size=self.batch_size,
                 sampling=self.sampling,
                 seed=self.seed,
-                draft_scale=float("inf"),  # greedy drafts: measured better than coupled ones on the tiny models
+                # Greedy drafts: measured better than coupled ones on the tiny models.
+                drafting=DraftSettings(scale=float("inf")),
             )
         return self.generators[slots]
 

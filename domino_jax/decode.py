@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 import rich.console
+from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax import cli, distributed
@@ -37,6 +39,7 @@ from domino_jax.building import drafter_config_of
 from domino_jax.compare import COMPARISON, compare_drafters, drafter_names
 from domino_jax.concurrency import measure_concurrency
 from domino_jax.data.prompts import read_prompts
+from domino_jax.data.sources import is_remote
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.decode_models import Loader, decode_mesh
@@ -248,7 +251,7 @@ def shown_already(output: Path, named: Mapping[str, Any], name: str) -> bool:
 
 
 def decode_with(
-    config, loaded: LoadedTarget, drafter_config: DrafterConfig, drafter_params: dict, output: Path
+    config, loaded: LoadedTarget, drafter_config: DrafterConfig, drafter_params: dict, output: os.PathLike
 ) -> dict[str, Any]:
     """The final decoding of a training run: its drafter, rounded as its export is, on the recipe's held-out prompts."""
     settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
@@ -266,11 +269,26 @@ def decode_with(
     named = {
         "settings": settings.as_json(),
         "target": {"path": recipes.portable(config.target.path)},
-        "drafter": {"path": str(output.parent / "export")} if models.drafter else None,
+        "drafter": {"path": f"{os.fspath(output).rpartition('/')[0]}/export"} if models.drafter else None,
         "prompts": {"source": recipes.portable(source), "text": None, "limit": limit, "tasks": []},
     }
-    # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
-    return decode_rows(models, target, rows, settings, output, named, anew=True)
+    if not is_remote(os.fspath(output)):
+        # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
+        return decode_rows(models, target, rows, settings, Path(output), named, anew=True)
+    # A bucket's files can be neither continued nor cut: decoded here, and copied when it is whole.
+    with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
+        report = decode_rows(models, target, rows, settings, Path(scratch), named)
+        copy_folder(Path(scratch), epath.Path(output))
+    return report
+
+
+def copy_folder(here: Path, there: epath.Path) -> None:
+    """Every file below `here` to the same place below `there`, report.json last: with it the folder is finished."""
+    files = [path for path in here.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.name == REPORT):
+        target = there / path.relative_to(here).as_posix()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
 
 
 def decode_rows(

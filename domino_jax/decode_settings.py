@@ -7,7 +7,7 @@ from typing import Any
 
 from domino_jax.decoding.generate import Generator, Request
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError
 
@@ -103,10 +103,12 @@ def new_generator(
         batch_size=batch_size or settings.batch_size,
         sampling=SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p),
         seed=settings.seed,
-        draft_scale=math.inf if settings.draft_scale is None else settings.draft_scale,
-        own_noise=settings.draft_noise == "own",
-        num_drafts=settings.num_drafts or None,
-        tree=settings.tree,
+        drafting=DraftSettings(
+            scale=math.inf if settings.draft_scale is None else settings.draft_scale,
+            own_noise=settings.draft_noise == "own",
+            num_drafts=settings.num_drafts or None,
+            tree=settings.tree,
+        ),
         fixed_shape=settings.parity == "fixed_shape",
         simulated_tau=settings.simulate_tau or None,
     )

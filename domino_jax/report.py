@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import rich.console
 import rich.table
+from etils import epath
 
 import domino_jax
 from domino_jax import intervals
@@ -228,7 +229,7 @@ def write_text(path: Path, text: str) -> None:
 
 def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any] | None:
     """The report of a finished run, None when there is none."""
-    path = Path(folder) / name
+    path = epath.Path(folder) / name
     if not path.is_file():
         return None
     try:

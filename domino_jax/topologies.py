@@ -75,6 +75,9 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
     Raises:
         DominoError: an unknown name, or a compiler that is not installed.
     """
+    if not jax.config.jax_platforms:
+        # Else jax would start every plug-in it finds, and give up at the one whose device is not here.
+        jax.config.update("jax_platforms", "cpu")
     kind = topology.split(":")[0].lower()
     if kind not in CHIPS:
         raise DominoError(

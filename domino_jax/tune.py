@@ -24,6 +24,7 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.measure import tau_pooled
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError, DominoError
 from domino_jax.loading import load_models, load_target
@@ -71,11 +72,10 @@ def main(flags: cli.Flags) -> None:
         "cache_slots": decode.cache_length,
         "max_new_tokens": decode.max_new_tokens,
         "batch_size": decode.batch_size,
-        "num_drafts": decode.num_drafts or None,
         "seed": decode.seed,
         "sampling": sampling,
     }
-    tried = try_scales(models, prompts, mode, settings)
+    tried = try_scales(models, prompts, mode, decode.num_drafts or None, settings)
     best = max((one for one in tried if not one.own_noise), key=lambda one: one.tau)
     show(tried, best, f"{len(prompts)} prompts, temperature {sampling.temperature:g}, {mode}, {decode.dtype}")
     folder = hf.resolve_folder(config.drafter.path)
@@ -84,13 +84,19 @@ def main(flags: cli.Flags) -> None:
     print(f"stored in {folder / STORED}: decode takes it where config.decode.draft_scale is left out.")
 
 
-def try_scales(models: Models, prompts: Sequence[Sequence[int]], mode: str, settings: dict) -> list[Tried]:
-    """τ of every way to draft; the same texts each time, or it stops: the draft must not change them."""
+def try_scales(
+    models: Models, prompts: Sequence[Sequence[int]], mode: str, num_drafts: int | None, settings: dict
+) -> list[Tried]:
+    """τ of every way to draft; the texts are the same each time but for near ties, which are told.
+
+    settings: of the generator, but for how it drafts.
+    """
     ways = [(math.inf, False), *((scale, False) for scale in SCALES), (1.0, True)]
     tried, texts = [], None
     with Progress("tune", total=len(ways)) as progress:
         for scale, own_noise in ways:
-            generator = Generator(models, draft_scale=scale, own_noise=own_noise, **settings)
+            drafting = DraftSettings(scale=scale, own_noise=own_noise, num_drafts=num_drafts)
+            generator = Generator(models, drafting=drafting, **settings)
             answers = generator.generate(prompts, mode)
             tried.append(Tried(scale, own_noise, tau_pooled(answers)))
             texts = texts or [answer.token_ids for answer in answers]

@@ -8,6 +8,7 @@ processes. Prints one JSON object: name → {mode: texts, "split": leaves of the
 """
 
 import json
+import math
 import os
 import sys
 
@@ -17,9 +18,11 @@ from domino_jax import distributed, sharding
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.model import Drafter
+from domino_jax.training.evaluate import DecodedEvaluation
 from tests.decoding_models import make_generator, random_models, random_prompts, texts
 
 PROMPTS = random_prompts(11)
+EVALUATION = "evaluation"  # the name under which a mesh (data, fsdp, tensor) is for the trainer's evaluation
 
 
 def laid_out(models: Models, mesh) -> Models:
@@ -55,11 +58,25 @@ def run(data: int, tensor: int, tied: bool = False) -> dict:
         }
 
 
+def evaluate(*mesh_sizes: int) -> dict:
+    """The evaluation of a training run, weights where the trainer has them, over fsdp and tensor."""
+    mesh = sharding.make_mesh(*mesh_sizes, devices=jax.devices()[: math.prod(mesh_sizes)])
+    models, kv_heads = random_models(), random_models().target.config.num_key_value_heads
+
+    def put(tree):
+        return jax.device_put(tree, sharding.param_shardings(mesh, tree, kv_heads))
+
+    with jax.set_mesh(mesh):
+        models = models.replace(target_params=put(models.target_params), drafter_params=None)
+        evaluation = DecodedEvaluation(make_generator(models), PROMPTS[:4])
+        return evaluation(put(random_models().drafter_params))
+
+
 def main() -> None:
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
         distributed.initialize("manual")
     meshes = json.loads(sys.argv[1])
-    found = {name: run(*arguments) for name, arguments in meshes.items()}
+    found = {name: (evaluate if name == EVALUATION else run)(*sizes) for name, sizes in meshes.items()}
     print(json.dumps(found))
     distributed.shutdown()
 

@@ -1,6 +1,7 @@
 """What the decoding tests share: tiny random models, the golden pairs, stub drafts, and the chi-square yardstick."""
 
 import contextlib
+import dataclasses
 import functools
 
 import jax
@@ -12,6 +13,7 @@ from domino_jax.decoding import speculative
 from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.measure import divergences
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.drafter.model import Drafter
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
@@ -90,7 +92,10 @@ def golden_models(name: str) -> Models:
 
 
 def make_generator(models: Models, **choices) -> Generator:
-    return Generator(models, **{"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, **choices})
+    """A small generator; choices of DraftSettings may stand among its own."""
+    names = {field.name for field in dataclasses.fields(DraftSettings)} & set(choices)
+    drafting = DraftSettings(**{name: choices.pop(name) for name in names})
+    return Generator(models, **{"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, **choices}, drafting=drafting)
 
 
 def random_prompts(count: int, shortest: int = 1, longest: int = 12, vocab: int = VOCAB, seed: int = 0):

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 
 import pytest
+from etils import epath
 
 from domino_jax import cli, compare, decode, hf
 from domino_jax.data.chat import encode_prompt
@@ -287,3 +288,20 @@ def test_the_report_of_a_simulated_run_is_marked():
         settings = decode.DecodeSettings(("domino",), 8, 64, simulate_tau=tau)
         assert describe(models, loaded, [], settings, named)["simulated"] == said
     assert decode.new_generator(models, (), dataclasses.replace(settings, simulate_tau=2.5)).simulated_tau == 2.5
+
+
+def test_a_report_is_copied_whole_and_its_json_last(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    for name in ("report.json", "generations.jsonl", "plots/a.png"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(name)
+    written = []
+    write = type(epath.Path(tmp_path)).write_bytes
+    monkeypatch.setattr(
+        type(epath.Path(tmp_path)), "write_bytes", lambda path, data: written.append(path.name) or write(path, data)
+    )
+    decode.copy_folder(here, epath.Path(tmp_path / "there"))
+    assert {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.*")} == {
+        *("report.json", "generations.jsonl", "plots/a.png")
+    }
+    assert written[-1] == "report.json"

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from domino_jax.decoding.sampling import SamplingParams
-from tests.decode_mesh_run import PROMPTS
+from domino_jax.training.evaluate import DecodedEvaluation
+from tests.decode_mesh_run import EVALUATION, PROMPTS
 from tests.decoding_models import make_generator, random_models, texts
 
 MODES = ("autoregressive", "domino")
@@ -33,7 +34,7 @@ def read(process: subprocess.Popen) -> dict:
 
 @functools.lru_cache
 def measured() -> dict:
-    return read(started(MESHES, 8, {}))
+    return read(started(MESHES | {EVALUATION: [2, 2, 2]}, 8, {}))
 
 
 @functools.lru_cache
@@ -54,6 +55,12 @@ def test_weights_lie_over_tensor_the_cache_over_both_and_the_head_nowhere():
     assert min(found[name]["split"] for name in ("both", "tied")) > 10
     assert {name: found[name]["cache"] for name in MESHES} == {"data": 1 / 4, "both": 1 / 2, "tied": 1 / 4}
     assert {found[name]["head_split"] for name in MESHES} == {0}
+
+
+def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device():
+    models = random_models()
+    alone = DecodedEvaluation(make_generator(models.replace(drafter_params=None)), PROMPTS[:4])
+    assert measured()[EVALUATION] == pytest.approx(alone(models.drafter_params))
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ class Answering:
     def block_rows(self):
         return 1
 
-    def check_prompt(self, prompt, name):
+    def check_prompt(self, prompt, name, request):
         if len(prompt) + 5 > self.cache_slots:
             raise DataError(f"{name} needs {len(prompt) + 5} cache rows")
 

@@ -65,7 +65,7 @@ def test_a_dflash_drafter_changes_no_token():
 
 
 def test_the_drafts_own_constant_changes_no_token():
-    made = make_generator(random_models(4), batch_size=8, sampling=SAMPLED, draft_scale=1e6)
+    made = make_generator(random_models(4), batch_size=8, sampling=SAMPLED, scale=1e6)
     check_lossless(made, random_prompts(8), ("autoregressive", "domino"))
 
 

@@ -11,6 +11,7 @@ from domino_jax import hf
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.convert import load_drafter
 from domino_jax.drafter.model import Drafter
@@ -40,7 +41,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def generator(batch: int, tokens: int, sampling: SamplingParams, **choices) -> Generator:
     shape = {"stop_ids": (), "cache_slots": 384, "max_new_tokens": tokens, "batch_size": batch}
-    return Generator(shipped(), **shape, sampling=sampling, draft_scale=float("inf"), **choices)
+    return Generator(shipped(), **shape, sampling=sampling, drafting=DraftSettings(scale=float("inf")), **choices)
 
 
 def test_in_fixed_shape_bfloat16_texts_are_equal_to_the_last_token():

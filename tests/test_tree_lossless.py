@@ -58,7 +58,7 @@ def test_a_tree_of_a_trained_drafter_changes_no_token_and_helps(name, sampling):
 
 @pytest.mark.slow
 def test_a_tree_coupled_with_the_targets_noise_changes_no_token():
-    made = make_generator(random_models(4), batch_size=8, sampling=SAMPLED, draft_scale=1.0, tree=TREE)
+    made = make_generator(random_models(4), batch_size=8, sampling=SAMPLED, scale=1.0, tree=TREE)
     check_lossless(made, random_prompts(8))
 
 
@@ -151,7 +151,7 @@ def counted(count: int, **choices) -> np.ndarray:
 @pytest.mark.parametrize("scale", [1.0, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_two_tokens_of_a_tree_follow_their_joint_law(scale):
     law = sequence_law(random_models(vocab=8), PROMPT, LAW)
-    counts = counted(20_000, draft_scale=scale)
+    counts = counted(20_000, scale=scale)
     assert chi_square(counts, law) < LIMIT
     # Two tokens with the right laws but drawn independently must not pass.
     assert chi_square(np.outer(counts.sum(1), counts.sum(0)) / counts.sum(), law) > LIMIT
@@ -167,7 +167,7 @@ def test_noise_that_ignores_the_depth_fails_the_joint_law(monkeypatch):
 
     monkeypatch.setattr(speculative, "choose", careless)
     law = sequence_law(random_models(vocab=8), PROMPT, LAW)
-    assert chi_square(counted(4_000, draft_scale=math.inf), law) > LIMIT
+    assert chi_square(counted(4_000, scale=math.inf), law) > LIMIT
 
 
 def test_the_law_is_one_over_all_pairs():

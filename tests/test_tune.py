@@ -40,7 +40,7 @@ def test_a_damaged_file_is_refused(tmp_path, text):
 def test_every_way_to_draft_is_measured_on_the_same_texts(monkeypatch, capsys):
     monkeypatch.setattr(tune, "SCALES", (1.0,))
     settings = {"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, "batch_size": 4, "sampling": WARM}
-    tried = tune.try_scales(random_models(), random_prompts(8), "domino", settings)
+    tried = tune.try_scales(random_models(), random_prompts(8), "domino", None, settings)
     assert [one.name() for one in tried] == ["greedy", "coupled, c = 1", "sampled apart"]
     assert tried[1].tau > tried[2].tau >= 1.0
     assert "parted" not in capsys.readouterr().out

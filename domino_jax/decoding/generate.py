@@ -14,7 +14,7 @@ from domino_jax import sharding
 from domino_jax.decoding.autoregressive import autoregressive_round
 from domino_jax.decoding.loop import DecodeState, prefill, put_row, run_rounds
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.propose import DraftSettings, TreeSettings
+from domino_jax.decoding.propose import DraftSettings
 from domino_jax.decoding.sampling import RowSampling, SamplingParams, request_keys
 from domino_jax.decoding.speculative import speculative_round
 from domino_jax.decoding.tree import check_tree
@@ -81,8 +81,7 @@ class Generator:
         max_new_tokens: size of the token buffer, the most an answer may have.
         batch_size: rows decoded together; when one ends, the next prompt takes its place.
         sampling, seed: of requests that have none of their own.
-        draft_scale, own_noise, num_drafts: how to draft (DraftSettings).
-        tree: what mode "tree" drafts; without it there is no such mode.
+        drafting: how to draft; whether by the head, and whether the tree in it, is the mode's to say.
         fixed_shape: plain decoding runs through a pass as wide as a round's, which makes its text the round's to the
             last bit in every dtype; else texts may part at near ties.
         simulated_tau: force this acceptance length (speculative.simulated_accepts).
@@ -98,10 +97,7 @@ class Generator:
         batch_size: int = 1,
         sampling: SamplingParams | None = None,
         seed: int = 0,
-        draft_scale: float = 1.0,
-        own_noise: bool = False,
-        num_drafts: int | None = None,
-        tree: TreeSettings | None = None,
+        drafting: DraftSettings | None = None,
         fixed_shape: bool = False,
         simulated_tau: float | None = None,
     ):
@@ -111,8 +107,7 @@ class Generator:
         self.batch_size = batch_size
         self.sampling = sampling or SamplingParams()
         self.seed = seed
-        self.drafting = DraftSettings(scale=draft_scale, own_noise=own_noise, num_drafts=num_drafts)
-        self.tree = tree
+        self.drafting = drafting or DraftSettings()
         self.fixed_shape = fixed_shape
         self.simulated_tau = simulated_tau
         # An id that no token has keeps the array non-empty without ever stopping a row.
@@ -126,7 +121,7 @@ class Generator:
         if not self.models.drafter:
             return 1
         config = self.models.drafter.config
-        nodes = self.tree.nodes if self.tree else 0
+        nodes = self.drafting.tree.nodes if self.drafting.tree else 0
         return max(config.block_size, self.drafting.width(config) + 1, nodes)
 
     # ------------------------------------------------------------------------------------------- whole answers
@@ -261,8 +256,8 @@ class Generator:
     def settings(self, mode: str) -> DraftSettings:
         """How rounds of a mode draft."""
         if mode == TREE:
-            return dataclasses.replace(self.drafting, use_head=self.models.drafter.config.has_head, tree=self.tree)
-        return dataclasses.replace(self.drafting, use_head=mode == "domino")
+            return dataclasses.replace(self.drafting, use_head=self.models.drafter.config.has_head)
+        return dataclasses.replace(self.drafting, use_head=mode == "domino", tree=None)
 
     def _prefill(self, models, prompts, lengths, limits, keys, stop_ids, sampling):
         shape = {"cache_slots": self.cache_slots, "buffer": self.max_new_tokens}
@@ -347,16 +342,16 @@ class Generator:
                 "decode.parity=fixed_shape runs plain decoding in a round's width, which is the drafter's, and there"
                 " is none; set config.drafter.path or decode.parity=near_tie."
             )
-        if self.tree and drafter:
+        if self.drafting.tree and drafter:
             drafts, vocab = self.drafting.width(drafter.config), self.models.target.config.vocab_size
-            check_tree(self.tree, drafts, vocab, self.cache_slots, self.fixed_shape)
+            check_tree(self.drafting.tree, drafts, vocab, self.cache_slots, self.fixed_shape)
 
     def _check_mode(self, mode: str) -> None:
         if mode not in MODES:
             raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
         drafter = self.models.drafter
-        if mode == TREE and self.tree is None:
-            raise DominoError("mode 'tree' needs the tree's shape, and none was given; pass tree=TreeSettings(…).")
+        if mode == TREE and self.drafting.tree is None:
+            raise DominoError("mode 'tree' needs the tree's shape, and none was given; pass DraftSettings(tree=…).")
         if mode != BASELINE and drafter is None:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
         if mode == "domino" and not drafter.config.has_head:
