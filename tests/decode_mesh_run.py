@@ -68,7 +68,7 @@ def evaluate(*mesh_sizes: int) -> dict:
 
     with jax.set_mesh(mesh):
         models = models.replace(target_params=put(models.target_params), drafter_params=None)
-        evaluation = DecodedEvaluation(make_generator(models), PROMPTS[:4])
+        evaluation = DecodedEvaluation(make_generator(models, sampling=SamplingParams(1.0)), PROMPTS[:4])
         return evaluation(put(random_models().drafter_params))
 
 
