@@ -265,6 +265,7 @@ def test_a_full_disk_costs_one_checkpoint_and_training_goes_on(tmp_path, limit):
     lines = []
     with limit(tmp_path), Checkpoints(tmp_path, keep=10, report=lines.append) as checkpoints:
         checkpoints.save(1, state_of(1), {"item": 1}, {})
+        checkpoints.wait()  # the second one fills the disk, on a slow machine before the first is finished
         checkpoints.save(2, TOO_MUCH, {"item": 2}, {})
         checkpoints.save(3, state_of(3), {"item": 3}, {})
         checkpoints.wait()
