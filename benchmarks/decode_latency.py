@@ -58,7 +58,7 @@ def models_of(size: str, dtype: str, layers: int, head: tuple[int, int]) -> "sim
         gru_hidden_dim=head[1],
     )
     loaded = loading.LoadedTarget(size, target, params, None, ())
-    return simulated.drafter_or_random(loaded, None, drafter, ("domino",))
+    return simulated.random_drafter(loaded, drafter)
 
 
 def stopwatch(part, carry_of, models, state):
