@@ -131,5 +131,4 @@ def test_expected_tokens_grow_with_the_width_and_are_those_of_a_real_run():
     found = width_tuning.measure(random_models(), (), settings, random_prompts(3))
     tau = {(one.option.block_size, one.option.num_drafts): one.tau for one in found}
     assert 1 < tau[4, 1] <= tau[4, 2] <= tau[4, 4]
-    assert all(one.milliseconds >= 0 for one in found)  # a difference of two times, which noise may turn round
     assert [one.tokens_per_second for one in found] == sorted((one.tokens_per_second for one in found), reverse=True)

@@ -23,7 +23,6 @@ from domino_jax.errors import DataError, DominoError
 BASELINE = "autoregressive"
 TREE = "tree"
 MODES = (BASELINE, "backbone", "domino", TREE)
-PARITIES = ("near_tie", "fixed_shape")
 SMALLEST_BUCKET = 16
 
 
@@ -141,8 +140,8 @@ class Generator:
         asked = self._requests(prompts, requests)
         answers: list[Generation | None] = [None] * len(prompts)
         waiting = deque(range(len(prompts)))
-        while waiting:
-            first = [waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))]
+        first = [waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))]
+        if first:
             self._serve(prompts, asked, mode, first, waiting, answers)
         return answers
 
