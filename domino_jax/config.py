@@ -109,7 +109,7 @@ def check(config: config_dict.ConfigDict, command: str) -> None:
     _check_train(config)
     _check_decode(config.decode)
     _check_regenerate(config)
-    _check_mesh(config.mesh)
+    _check_mesh("mesh", config.mesh, MESH_AXES)
     if command == "train":
         _check_train_needs(config)
 
@@ -259,7 +259,7 @@ def _check_sampling(section: str, values) -> None:
     _require(fine, f"{section}.temperature", temperature, "set it to 0 (greedy) or a finite number above")
     _at_least(f"{section}.top_k", values.top_k, 0, "0 is off")
     _require(0 < values.top_p <= 1, f"{section}.top_p", values.top_p, "set it above 0 and at most 1 (1 is off)")
-    _at_least(f"{section}.seed", values.seed, 0, "a seed is not negative")
+    _within(f"{section}.seed", values.seed, 0, 2**31 - 1)  # an int32 on its way to the device
     _at_least(f"{section}.batch_size", values.batch_size, 1, "a batch has at least one row")
     _at_least(f"{section}.max_new_tokens", values.max_new_tokens, 1, "there is nothing to generate")
 
@@ -314,12 +314,8 @@ def _check_drafting(decode) -> None:
     for key in ("tasks", "compare"):
         fine = all(isinstance(entry, str) and entry for entry in decode[key])
         _require(fine, f"decode.{key}", decode[key], f"list texts, as --config.decode.{key}=\"('NAME',)\"")
-    for axis in ("data", "tensor"):
-        size = decode.mesh[axis]
-        _require(size >= 1 or size == -1, f"decode.mesh.{axis}", size, "give a number of devices, or -1 for the rest")
+    _check_mesh("decode.mesh", decode.mesh, ("data", "tensor"))
     _check_tree(decode)
-    both = (decode.mesh.data, decode.mesh.tensor)
-    _require(both != (-1, -1), "decode.mesh", both, "only one axis can be -1 (the rest of the devices)")
 
 
 def _check_tree(decode) -> None:
@@ -354,12 +350,12 @@ def _check_regenerate(config) -> None:
     _at_least("regenerate.num_prompts", config.regenerate.num_prompts, 0, "0 is all rows")
 
 
-def _check_mesh(mesh) -> None:
-    for axis in MESH_AXES:
+def _check_mesh(section: str, mesh, axes: Collection[str]) -> None:
+    for axis in axes:
         size = mesh[axis]
-        _require(size >= 1 or size == -1, f"mesh.{axis}", size, "give a number of devices, or -1 for the rest")
-    rest = [axis for axis in MESH_AXES if mesh[axis] == -1]
-    _require(len(rest) <= 1, "mesh", rest, "only one axis can be -1 (the rest of the devices)")
+        _require(size >= 1 or size == -1, f"{section}.{axis}", size, "give a number of devices, or -1 for the rest")
+    rest = [axis for axis in axes if mesh[axis] == -1]
+    _require(len(rest) <= 1, section, rest, "only one axis can be -1 (the rest of the devices)")
 
 
 def _check_train_needs(config) -> None:

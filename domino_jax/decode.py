@@ -78,6 +78,11 @@ def main(flags: cli.Flags) -> None:
     if (over.data, over.tensor) != (1, 1):
         distributed.initialize(flags.distributed)
     mesh = decode_mesh(over.data, over.tensor, settings.batch_size)
+    if config.decode.tune and jax.process_count() > 1:
+        raise DominoError(
+            "decode.tune measures in each process apart, and several must decode alike: tune in one process, and give"
+            " the others what it chose (decode.block_size, decode.num_drafts)."
+        )
     loader = Loader(config.target.path, settings, mesh, lambda target: made_up_drafter(config.drafter, target))
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         if flags.output:

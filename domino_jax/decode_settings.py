@@ -83,8 +83,8 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
         if problem:
             raise DataError(f"{where}: {problem}")
     seed = given.get("seed")
-    if seed is not None and seed < 0:
-        raise DataError(f"{where} has seed {seed}; a seed is not negative.")
+    if seed is not None and not 0 <= seed < 2**31:
+        raise DataError(f"{where} has seed {seed}; give a number from 0 to {2**31 - 1}.")
     return Request(noise if seed is None else 0, seed, given.get("max_new_tokens"), sampling)
 
 

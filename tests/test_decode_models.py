@@ -87,6 +87,7 @@ def test_a_row_may_have_values_of_its_own():
         ({"top_p": 0}, "top_p is 0"),
         ({"top_k": "3"}, "top_k '3', expected a number"),
         ({"seed": -2}, "seed -2"),
+        ({"seed": 2**31}, "seed 2147483648"),
         ({"seed": True}, "seed True, expected a number"),
     ],
 )
