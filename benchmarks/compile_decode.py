@@ -41,6 +41,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = ("8b", "0.6b", "4b", "32b")
 # Eight chips of each kind, of which an entry takes the first 1, 4 or 8.
 SLICES = {"v5p": "v5p:2x2x2", "v5e": "v5e:2x4", "v6e": "v6e:2x4", "h200": "h200"}
+CACHES = {"h200": 50 * 2**20}  # bytes of L2, by the data sheet
 TENSOR = (4, 8, 1)
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16
 PROGRAMS = 7
@@ -198,8 +199,11 @@ def compile_program(mesh: Mesh, function, arguments) -> jax.stages.Compiled:
     return jax.jit(function, donate_argnums=donated, out_shardings=layout).lower(*arguments).compile()
 
 
-def examine(program: jax.stages.Compiled, seconds: float) -> dict:
-    """The compiler's figures of one program on one chip; "traffic" is read from its text."""
+def examine(program: jax.stages.Compiled, seconds: float, cache: int) -> dict:
+    """The compiler's figures of one program on one chip; "traffic" is read from its text.
+
+    cache: bytes; "beyond_cache" is the traffic without the values of at most half of it that the program makes itself.
+    """
     memory, cost, text = compiled.memory(program), compiled.cost(program), program.as_text()
     return {
         "compile_seconds": seconds,
@@ -209,6 +213,7 @@ def examine(program: jax.stages.Compiled, seconds: float) -> dict:
         "seconds": cost.get("seconds"),
         "cycles": compiled.cycles(text),
         "traffic": hbm_traffic.traffic(text),
+        "beyond_cache": hbm_traffic.traffic(text, cache=cache // 2) if cache else None,
         "collectives": compiled.collectives(text),
     }
 
@@ -232,7 +237,7 @@ def compile_entry(entry: tuple[str, str, int], folder: pathlib.Path) -> None:
             except jax.errors.JaxRuntimeError as error:
                 found["programs"][label] = {"error": str(error).splitlines()[0][:300]}
             else:
-                found["programs"][label] = examine(program, time.perf_counter() - begin)
+                found["programs"][label] = examine(program, time.perf_counter() - begin, CACHES.get(chip, 0))
                 if label == "loop" and chip == "h200":
                     found["launches"] = launches()
             file.write_text(json.dumps(found, indent=1) + "\n")

@@ -2,7 +2,7 @@
 
 A compiler's own "bytes accessed" counts what is prefetched into a TPU's vector memory again at each use, the whole of a
 table of which a gather reads one row, and a loop's body once. Here a byte counts when main memory gives or takes it,
-and a loop's body as often as it runs. What a cache would keep (a GPU's L2) counts as main memory.
+and a loop's body as often as it runs. What a cache would keep (a GPU's L2) counts too, unless its size is given.
 """
 
 import dataclasses
@@ -41,9 +41,17 @@ class Instruction:
     is_root: bool
 
 
-def traffic(text: str, entry_only: bool = False) -> int:
-    """Bytes of main memory read and written by one run of the program; entry_only: loop bodies once."""
+def traffic(text: str, entry_only: bool = False, cache: int = 0) -> int:
+    """Bytes of main memory read and written by one run of the program.
+
+    Args:
+        entry_only: loop bodies once.
+        cache: bytes; a value that the program makes for itself and that is no larger is taken to stay in a cache. Its
+            arguments, its results and what is written into them in place count as before.
+    """
     program = _parse(text)
+    if cache:
+        program = {name: _kept(lines, program, cache) for name, lines in program.items()}
     return _Counter(program, loops=not entry_only).of(next(name for name in program if name.startswith("ENTRY ")))
 
 
@@ -60,6 +68,35 @@ def _parse(text: str) -> dict[str, list[Instruction]]:
             root = bool(found["root"])
             lines.append(Instruction(found["name"], found["shape"], found["op"], operands, found["rest"], root))
     return program
+
+
+def _kept(lines: list[Instruction], program: dict[str, list[Instruction]], cache: int) -> list[Instruction]:
+    """The computation's lines, the small values that it makes marked as lying outside main memory."""
+    root = next((line for line in lines if line.is_root), None)
+    results = {root.name, *(root.operands if root.op == "tuple" else ())} if root else set()
+    there: set[str] = set()  # arguments and what is written into them, under every name they go by
+
+    def mark(array: re.Match) -> str:
+        kind, dims, layout = array.groups()
+        small = array_bytes(kind, dims) <= cache and "S(" not in (layout or "")
+        return f"{kind}[{dims}]{{S(1)}}" if small else array[0]
+
+    marked = []
+    for line in lines:
+        renamed = line.op in ("get-tuple-element", "bitcast") and line.operands[0] in there
+        if renamed or line.op in ("parameter", "while", "tuple") or _in_place(line, program):
+            there.add(line.name)
+        elif line.name not in results:
+            line = dataclasses.replace(line, shape=_ARRAY.sub(mark, line.shape))
+        marked.append(line)
+    return marked
+
+
+def _in_place(line: Instruction, program: dict[str, list[Instruction]]) -> bool:
+    """Whether a line's result is an update of one of its operands, such as a cache with new rows."""
+    if line.op != "fusion":
+        return line.op in _UPDATES
+    return any(inner.op in _UPDATES for inner in program[_CALLED.search(line.rest)[1]])
 
 
 def _main_memory(shape: str) -> int:
@@ -95,6 +132,10 @@ class _Counter:
             arrays = _ARRAY.findall(line.shape)
             written = _main_memory("{}[{}]{}".format(*arrays[0]))
             return _main_memory(shapes[0]) + written
+        if line.op == "slice-start":  # printed as ((the whole operand), the part, ...): the part alone is moved
+            kind, dims, layout = _ARRAY.findall(line.shape)[1]
+            part = f"{kind}[{dims}]{layout}"
+            return _all_bytes(part) * bool(_main_memory(shapes[0])) + _main_memory(part)
         if line.op in _SLICES:
             size = _all_bytes(line.shape)
             return size * bool(_main_memory(shapes[0])) + _main_memory(line.shape)

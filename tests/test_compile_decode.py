@@ -69,6 +69,32 @@ def test_a_weight_fetched_into_vector_memory_counts_once():
     assert hbm_traffic.traffic(ONE) == 2 * 64 * 32 + 2 * 8 * 64 + 2 * 8 * 32
 
 
+def test_a_part_fetched_ahead_counts_as_that_part():
+    fetched = (
+        "((bf16[64,32]{1,0:T(8,128)}), bf16[16,32]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%w), slice={[0:16]}"
+    )
+    text = f"ENTRY %main {{\n  %w = bf16[64,32]{{1,0}} parameter(0)\n  %part = {fetched}\n}}\n"
+    assert hbm_traffic.traffic(text) == 2 * 16 * 32
+
+
+def test_what_a_cache_keeps_is_left_out_but_no_argument_result_or_update():
+    """x 512 B and 2,048 B of weights read, a sum of 1,024 B written and read, the result of 1,024 B written."""
+    text = """
+ENTRY %main {
+  %x = f32[8,16]{1,0} parameter(0)
+  %w = f32[16,32]{1,0} parameter(1)
+  %y = f32[8,32]{1,0} dot(%x, %w)
+  ROOT %z = f32[8,32]{1,0} negate(%y)
+}
+"""
+    whole = 512 + 2048 + 3 * 1024
+    assert hbm_traffic.traffic(text) == whole
+    assert hbm_traffic.traffic(text, cache=1024) == whole - 2 * 1024
+    assert hbm_traffic.traffic(text, cache=1023) == whole
+    read_after = UPDATE.replace("ROOT %out", "%out").replace("%at)\n}", "%at)\n  ROOT %sum = f32[] reduce(%out)\n}")
+    assert hbm_traffic.traffic(read_after, cache=2**30) == hbm_traffic.traffic(read_after)
+
+
 def test_of_a_table_the_gathered_rows_count():
     assert hbm_traffic.traffic(GATHER) == 4 * 2 + 2 * 16 * 2 + 2 * 16 * 2
 
@@ -159,6 +185,24 @@ def test_a_model_that_is_larger_than_the_chip_is_marked():
     assert "17.0 of 16 **does not fit**" in compile_decode_tables.row("8b-v5e-tp1", found)
     found["programs"] = {name: {"error": "RESOURCE_EXHAUSTED"} for name in found["programs"]}
     assert "**does not fit**" in compile_decode_tables.row("8b-v5e-tp1", found)
+
+
+def test_the_rows_without_what_a_cache_keeps():
+    found = entry()
+    assert compile_decode_tables.cache_rows({"8b-v5p-tp4": found}) == []
+    for made in found["programs"].values():
+        made["beyond_cache"] = made["traffic"]
+    row = compile_decode_tables.cache_rows({"8b-h200-tp1": found})[-2]
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
+        "8B",
+        "h200",
+        "1.00",
+        "1.00",
+        "1.20",
+        "1.50",
+        "1.25",
+        "4.9",
+    ]
 
 
 def test_the_document_keeps_what_stands_around_the_tables(tmp_path):
