@@ -11,12 +11,28 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     """The paper's recipe for one target: a hub id, or with --config.target.path a local folder."""
     config = config_dict.ConfigDict()
     config.seed = 42
+    config.target = _target(hub_id)
+    config.drafter = _drafter()
+    config.data = _data()
+    config.preflight = _preflight()
+    config.train = _train()
+    config.checkpoint = _checkpoint()
+    config.eval = _evaluation()
+    config.mesh = _mesh()
+    config.decode = _decode()
+    config.regenerate = _regenerate()
+    return config
 
-    config.target = target = config_dict.ConfigDict()
+
+def _target(hub_id: str) -> config_dict.ConfigDict:
+    target = config_dict.ConfigDict()
     target.path = hub_id
     target.dtype = "bfloat16"
+    return target
 
-    config.drafter = drafter = config_dict.ConfigDict()
+
+def _drafter() -> config_dict.ConfigDict:
+    drafter = config_dict.ConfigDict()
     drafter.path = config_dict.placeholder(str)  # decode: a Hugging Face folder or a train workdir
     drafter.projector = "domino"  # or dflash: the backbone alone
     drafter.num_layers = 5
@@ -27,8 +43,11 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     drafter.shift_label = True
     drafter.target_layer_ids = config_dict.placeholder(tuple)  # absent: spread over the target by the public rule
     drafter.mask_token_id = config_dict.placeholder(int)  # absent: <|mask|>, or the first row past the tokenizer
+    return drafter
 
-    config.data = data = config_dict.ConfigDict()
+
+def _data() -> config_dict.ConfigDict:
+    data = config_dict.ConfigDict()
     # One file, a glob, or a weighted mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3"; JSONL (plain, .gz, .zst) or ArrayRecord.
     data.train = config_dict.placeholder(str)
     data.regenerate = False  # True: the target answers the prompts of data.train first
@@ -38,12 +57,18 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     data.buckets = (768, 1_536, 3_072)
     data.window = 4_096  # rows that are packed or sorted into buckets together
     data.workers = 0  # processes that encode rows; 0: threads of this one
+    return data
 
-    config.preflight = preflight = config_dict.ConfigDict()
+
+def _preflight() -> config_dict.ConfigDict:
+    preflight = config_dict.ConfigDict()
     preflight.rows = 64  # rows whose answers the target scores before the first step; 0: none
     preflight.low_logprob = -2.0  # a mean log-probability below this is told: the target would hardly say that
+    return preflight
 
-    config.train = train = config_dict.ConfigDict()
+
+def _train() -> config_dict.ConfigDict:
+    train = config_dict.ConfigDict()
     train.steps = 532_500  # 6 epochs of the paper's 1.42 M rows at 16 rows a step; count again for other data
     train.batch_size = 16  # rows of a step, over all devices
     train.accumulate = 1  # micro-batches that a step's rows are cut into: memory against speed
@@ -73,27 +98,39 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     train.abort_on_hang = False
     train.profile_steps = ()  # (first, last): a profiler trace of these steps in <workdir>/profile
     train.wandb = ""  # a Weights & Biases project to log to as well
+    return train
 
-    config.checkpoint = checkpoint = config_dict.ConfigDict()
+
+def _checkpoint() -> config_dict.ConfigDict:
+    checkpoint = config_dict.ConfigDict()
     checkpoint.every = 1_000
     checkpoint.keep = 3  # the newest so many; the best one by τ stays besides
     checkpoint.keep_every = 0  # and each whose step is a multiple of this; 0: no other
+    return checkpoint
 
-    config.eval = evaluation = config_dict.ConfigDict()
+
+def _evaluation() -> config_dict.ConfigDict:
+    evaluation = config_dict.ConfigDict()
     evaluation.prompts = config_dict.placeholder(str)  # held-out prompt rows; needed once every > 0 or final
     evaluation.num_prompts = 64
     evaluation.batch_size = 1
     evaluation.every = 0
     evaluation.final = False
+    return evaluation
 
-    config.mesh = mesh = config_dict.ConfigDict()
+
+def _mesh() -> config_dict.ConfigDict:
+    mesh = config_dict.ConfigDict()
     # Their product is the number of devices; -1 is the rest. Parameters lie over fsdp, heads and vocabulary over
     # tensor.
     mesh.data = 1
     mesh.fsdp = -1
     mesh.tensor = 1
+    return mesh
 
-    config.decode = decode = config_dict.ConfigDict()
+
+def _decode() -> config_dict.ConfigDict:
+    decode = config_dict.ConfigDict()
     decode.modes = ("autoregressive", "backbone", "domino")
     decode.prompts = config_dict.placeholder(str)  # or --prompts, --prompt
     decode.num_prompts = 128  # the first so many rows
@@ -122,6 +159,7 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     tree.lanes = 16  # paths that the head follows at a time; 1 is the chain
     tree.candidates = 64  # tokens per depth that it chooses among
     tree.beta = -0.1  # added to a node's log-probability for each step of depth: breadth against depth
+    tree.temperature = 1.0  # of the drafter where paths are scored: below 1 if it is surer than it says
     tree.spread = 1.0  # with a finite draft_scale only: temperature of the scores c·log q + noise
     decode.stop_ids = ()  # besides those of the target's folder
     decode.ignore_eos = False
@@ -135,8 +173,11 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     decode.mesh = decode_mesh = config_dict.ConfigDict()
     decode_mesh.data = 1  # rows of a batch over so many devices; -1 is the rest
     decode_mesh.tensor = 1  # heads, feed-forward and vocabulary over so many
+    return decode
 
-    config.regenerate = regenerate = config_dict.ConfigDict()
+
+def _regenerate() -> config_dict.ConfigDict:
+    regenerate = config_dict.ConfigDict()
     regenerate.num_prompts = 0  # the first so many rows; 0: all
     regenerate.batch_size = 16
     regenerate.use_drafter = False  # True: config.drafter.path drafts, and the same answers come faster
@@ -145,4 +186,4 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     regenerate.top_k = 20
     regenerate.top_p = 0.8
     regenerate.seed = 0
-    return config
+    return regenerate

@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 from ml_collections import config_dict
 
+from domino_jax.decoding.sampling_ranges import outside_range
 from domino_jax.errors import DominoError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -253,12 +254,11 @@ def _check_evaluation(config) -> None:
     _at_least("eval.num_prompts", config.eval.num_prompts, 1, "it counts prompts")
 
 
-def _check_sampling(section: str, values) -> None:
-    temperature = values.temperature
-    fine = 0 <= temperature < math.inf
-    _require(fine, f"{section}.temperature", temperature, "set it to 0 (greedy) or a finite number above")
-    _at_least(f"{section}.top_k", values.top_k, 0, "0 is off")
-    _require(0 < values.top_p <= 1, f"{section}.top_p", values.top_p, "set it above 0 and at most 1 (1 is off)")
+def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
+    found = outside_range(values.temperature, values.top_k, values.top_p, min_p)
+    if found:
+        name, value, change = found
+        _require(False, f"{section}.{name}", value, change)
     _within(f"{section}.seed", values.seed, 0, 2**31 - 1)  # an int32 on its way to the device
     _at_least(f"{section}.batch_size", values.batch_size, 1, "a batch has at least one row")
     _at_least(f"{section}.max_new_tokens", values.max_new_tokens, 1, "there is nothing to generate")
@@ -273,8 +273,7 @@ def _check_decode(decode) -> None:
         modes,
         f"list some of {', '.join(MODES)}, each once, as --config.decode.modes=\"('autoregressive','domino')\"",
     )
-    _check_sampling("decode", decode)
-    _within("decode.min_p", decode.min_p, 0, 1, open_end=True)
+    _check_sampling("decode", decode, decode.min_p)
     _at_least("decode.num_prompts", decode.num_prompts, 0, "0 is all rows")
     _one_of("decode.dtype", decode.dtype, DTYPES)
     _require(
@@ -326,6 +325,7 @@ def _check_tree(decode) -> None:
     why = f"give 1 (a chain) to decode.tree.candidates {tree.candidates}, which are all the paths at depth 1"
     _require(fine, "decode.tree.lanes", tree.lanes, why)
     _require(-math.inf < tree.beta <= 0, "decode.tree.beta", tree.beta, "give 0 or a finite number below")
+    _positive("decode.tree.temperature", tree.temperature)
     _positive("decode.tree.spread", tree.spread)
     if "tree" not in decode.modes:
         return

@@ -18,7 +18,6 @@ throughput at several batch sizes as well, and config.decode.compare several dra
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import tempfile
@@ -28,13 +27,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import rich.console
 from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax import cli, distributed
 from domino_jax import config as recipes
-from domino_jax.api import Decoder, prompt_row
+from domino_jax.api import prompt_row
 from domino_jax.building import drafter_config_of
 from domino_jax.compare import COMPARISON, compare_drafters, drafter_names
 from domino_jax.concurrency import measure_concurrency
@@ -44,27 +42,26 @@ from domino_jax.data.tasks import read_tasks
 from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.decode_models import Loader, decode_mesh
 from domino_jax.decode_run import Speech, check_rows, run_lanes
-from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator
+from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator, with_stored_scale
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.describe import describe, run_identity, timings
 from domino_jax.drafter.model import Drafter, DrafterConfig
-from domino_jax.errors import DominoError
+from domino_jax.errors import DataError, DominoError
 from domino_jax.export import EXPORT_DTYPE
 from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter, shortened
 from domino_jax.report import REPORT, build_report, console_table, read_report, write_report, write_text
 from domino_jax.simulated import made_up_prompts
-from domino_jax.talk import chat, show
+from domino_jax.talk import at_terminal, check_flags
 from domino_jax.target.qwen3 import Qwen3Config
 from domino_jax.tree_report import acceptance, draw_trees, record_trees
-from domino_jax.tune import stored_scale
-from domino_jax.width_tuning import PROBES, as_json, tune
+from domino_jax.width_tuning import PROBES, as_json, check_tuning, tune
 from domino_jax.width_tuning import show as show_widths
 
 TUNED = "tune.json"
+CHOSEN = ("block_size", "num_drafts", "modes", "tree")  # what the width tuning may change
 
 
 def main(flags: cli.Flags) -> None:
@@ -72,23 +69,33 @@ def main(flags: cli.Flags) -> None:
     config = flags.config
     recipes.check(config, "decode")
     settings = decode_settings(config.decode)
-    if not flags.output and not (flags.prompt or flags.interactive):
-        raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
+    check_flags(flags)
     over = config.decode.mesh
     if (over.data, over.tensor) != (1, 1):
         distributed.initialize(flags.distributed)
     mesh = decode_mesh(over.data, over.tensor, settings.batch_size)
-    if config.decode.tune and jax.process_count() > 1:
-        raise DominoError(
-            "decode.tune measures in each process apart, and several must decode alike: tune in one process, and give"
-            " the others what it chose (decode.block_size, decode.num_drafts)."
-        )
+    if config.decode.tune:
+        check_tuning(settings.modes, config.decode.compare)
     loader = Loader(config.target.path, settings, mesh, lambda target: made_up_drafter(config.drafter, target))
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings):
         if flags.output:
             measure(flags, loader)
         else:
-            talk(flags, loader)
+            at_terminal(flags, loader)
+
+
+@contextlib.contextmanager
+def memory_told(settings: DecodeSettings):
+    """A device without enough memory is a matter of the recipe's sizes; every other failure of it stays as it is."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        raise DominoError(
+            f"the device has no memory for decode.batch_size {settings.batch_size} with decode.cache_length"
+            f" {settings.cache_length} ({str(error).splitlines()[0]}); lower one of them."
+        ) from error
 
 
 def made_up_drafter(choices, target: Qwen3Config) -> DrafterConfig:
@@ -97,43 +104,24 @@ def made_up_drafter(choices, target: Qwen3Config) -> DrafterConfig:
     return drafter_config_of(choices, target, mask)
 
 
-def with_stored_scale(settings: DecodeSettings, drafter_path: str | None) -> DecodeSettings:
-    """draft_scale as the recipe says, else as `domino_jax.tune` stored it with the drafter."""
-    if settings.draft_scale is not None:
-        return settings
-    sampling = SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-    return dataclasses.replace(settings, draft_scale=stored_scale(drafter_path, sampling))
-
-
-# ---------------------------------------------------------------------------------------------- at the terminal
-
-
-def talk(flags: cli.Flags, loader: Loader) -> None:
-    """--prompt or --interactive without --output: the last of decode.modes, its text shown as it comes."""
-    config = flags.config
-    settings = with_stored_scale(loader.settings, config.drafter.path)
-    loaded = loader.target()
-    mode = settings.modes[-1]
-    models = loader.models(loaded, config.drafter.path, (mode,))
-    generator = new_generator(models, loaded.stop_ids, settings, batch_size=1)
-    decoder = Decoder(generator, loaded.tokenizer, settings.thinking)
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    sampling = {name: getattr(settings, name) for name in names}
-    console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
-    if flags.interactive:
-        chat(decoder, mode, console, settings.chunk_rounds, **sampling)
-    else:
-        show(decoder, flags.prompt, mode, console, settings.chunk_rounds, **sampling)
-
-
 # ------------------------------------------------------------------------------------------------- into a report
 
 
 def measure(flags: cli.Flags, loader: Loader) -> None:
     """All modes on all prompts, into the folder --output."""
     config, settings = flags.config, loader.settings
+    if is_remote(flags.output):
+        raise DominoError(
+            f"--output={flags.output} is in a bucket, whose files cannot be appended to; name a local folder, and copy"
+            " it when it is finished."
+        )
     output = Path(flags.output).expanduser()
     compare = tuple(config.decode.compare)
+    if compare and jax.process_count() > 1:
+        raise DominoError(
+            f"decode.compare writes from one process, and there are {jax.process_count()}; compare in one, or decode"
+            " with one drafter at a time."
+        )
     named = {
         "settings": settings.as_json(),
         "target": {"path": recipes.portable(config.target.path)},
@@ -155,7 +143,7 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
     else:
         models = loader.models(loaded, config.drafter.path, settings.modes)
         settings = with_stored_scale(settings, config.drafter.path)
-        if config.decode.tune and needs_drafter(settings.modes):
+        if config.decode.tune:
             settings, models = tuned(models, loaded, settings, rows, output)
         report = decode_rows(models, loaded, rows, settings, output, named)
         if flags.prompt:
@@ -173,15 +161,24 @@ def tuned(
     """
     file = output / TUNED
     if file.exists():
-        return with_width(json.loads(file.read_text(encoding="utf-8"))["chosen"], settings, models)
+        return with_width(read_chosen(file), settings, models)
     speech = Speech(loaded.tokenizer, settings.thinking)
     prompts = [speech.encode(row) for row in rows[:PROBES]]
     settings, timed = tune(models, loaded.stop_ids, settings, prompts)
     show_widths(timed, len(prompts))
     output.mkdir(parents=True, exist_ok=True)
-    chosen = {name: settings.as_json()[name] for name in ("block_size", "num_drafts", "modes", "tree")}
+    chosen = {name: settings.as_json()[name] for name in CHOSEN}
     write_text(file, json.dumps({"chosen": chosen, "measured": as_json(timed)}, indent=2) + "\n")
     return with_width(chosen, settings, models)
+
+
+def read_chosen(file: Path) -> dict[str, Any]:
+    """What `tuned` wrote of an earlier sitting."""
+    try:
+        chosen = json.loads(file.read_text(encoding="utf-8"))["chosen"]
+        return {name: chosen[name] for name in CHOSEN}
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{file} is not what decode.tune writes; remove it, and the widths are timed again.") from error
 
 
 def with_width(chosen: Mapping[str, Any], settings: DecodeSettings, models: Models) -> tuple[DecodeSettings, Models]:
@@ -200,10 +197,6 @@ def named_drafter(path: str | None, compare: Sequence[str], modes: Sequence[str]
 
 def prompt_source(flags: cli.Flags, decode) -> dict[str, Any]:
     """Where the prompts come from, as the report says it: --prompt, --prompts, or the recipe's tasks or prompts."""
-    if flags.prompt is not None and not flags.prompt.strip():
-        raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
-    if flags.prompts and flags.prompt:
-        raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")
     tasks = list(decode.tasks)
     if tasks and (flags.prompts or flags.prompt):
         given = "--prompts" if flags.prompts else "--prompt"

@@ -142,6 +142,14 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, ensure_ascii=False) + "\n").encode()
 
 
+def _is_progress(value: Any) -> bool:
+    """Whether it is a line that RunFiles writes; all of them name their sitting."""
+    if not isinstance(value, dict) or "sitting" not in value:
+        return False
+    kinds = {"run": dict, "bytes": int}
+    return all(isinstance(value[name], kind) for name, kind in kinds.items() if name in value)
+
+
 def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """(object, end in bytes) of each line from the start, up to the first that is torn."""
     end = 0
@@ -151,7 +159,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
                 value = json.loads(line)
             except ValueError:
                 return
-            if not line.endswith(b"\n") or not isinstance(value, dict) or not ("sitting" in value or "bytes" in value):
+            if not line.endswith(b"\n") or not _is_progress(value):
                 return
             end += len(line)
             yield value, end

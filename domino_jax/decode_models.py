@@ -57,7 +57,15 @@ class Loader:
     made_up: Callable[[Qwen3Config], DrafterConfig]
 
     def target(self) -> LoadedTarget:
-        return target_or_random(self.target_path, self.settings.dtype, self._place(), self.settings.simulate_tau > 0)
+        simulated = self.settings.simulate_tau > 0
+        loaded = target_or_random(self.target_path, self.settings.dtype, self._place(), simulated)
+        vocab = loaded.model.config.vocab_size
+        beyond = [token for token in self.settings.stop_ids if token >= vocab]
+        if beyond:
+            raise DominoError(
+                f"config.decode.stop_ids holds {beyond[0]}, but the target has {vocab} tokens, from 0 on; change it."
+            )
+        return loaded
 
     def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
         """The target with the drafter that `modes` need."""
@@ -67,9 +75,21 @@ class Loader:
             models = random_drafter(loaded, config, place)
         else:
             models = load_models(loaded, drafter_path, modes, place, self.settings.block_size)
+        self._check_simulation(models)
         if self.settings.gate_table and models.drafter and models.drafter.config.has_head:
             models = models.replace(gates=jax.jit(gate_table, out_shardings=self._whole())(models))
         return models
+
+    def _check_simulation(self, models: Models) -> None:
+        """A round cannot emit more than its drafts and one: the report would name a figure that was not forced."""
+        if not (self.settings.simulate_tau and models.drafter):
+            return
+        most = (self.settings.num_drafts or models.drafter.config.num_drafts) + 1
+        if self.settings.simulate_tau > most:
+            raise DominoError(
+                f"decode.simulate_tau is {self.settings.simulate_tau:g}, but a round of {most - 1} drafts emits {most}"
+                " tokens at most; lower it, or draft more."
+            )
 
     def _place(self):
         if self.mesh is None:

@@ -100,6 +100,7 @@ def check_rows(lanes: Sequence[Lane], rows: Sequence[Mapping[str, Any]], speech:
     """
     generators = list({id(lane.generator): lane.generator for lane in lanes}.values())
     for row in rows:
+        check_words(row, speech)
         prompt, where = speech.encode(row), f"prompt {row['id']}"
         for generator in generators:
             generator.check_prompt(prompt, where, request_of(row, 0))
@@ -117,6 +118,26 @@ def check_rows(lanes: Sequence[Lane], rows: Sequence[Mapping[str, Any]], speech:
                     f" {generator.max_new_tokens} new tokens each, but decode.cache_length is {generator.cache_slots};"
                     " raise it, or lower max_new_tokens."
                 )
+
+
+def check_words(row: Mapping[str, Any], speech: Speech) -> None:
+    """Raises DataError for what can be neither encoded nor written, and for a checker that could not judge later."""
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"prompt {row['id']!a} holds half of a surrogate pair ({error.object[error.start]!a}), which is no text;"
+            " correct or remove it."
+        ) from error
+    if speech.tokenizer is None or not has_checker(row):
+        return
+    try:
+        check_answer(row, "")
+    except (LookupError, TypeError, ValueError, AttributeError, SyntaxError) as error:
+        raise DataError(
+            f"prompt {row['id']} brings kind {row['kind']!r} and an answer_check that cannot judge"
+            f" ({type(error).__name__}: {error}); correct them, or take answer_check out."
+        ) from error
 
 
 def later_turns(row: Mapping[str, Any]) -> Sequence[str]:

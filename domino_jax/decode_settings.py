@@ -10,10 +10,12 @@ from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError
+from domino_jax.tune import stored_scale
 
 LISTS = ("modes", "stop_ids", "concurrency")
 # What a prompt row may say of itself; a sampling value that it leaves out is off.
 SAMPLING_VALUES = dataclasses.asdict(SamplingParams())
+LARGEST = 2**31 - 1  # as an int32 on its way to the device
 ROW_VALUES = ("seed", "max_new_tokens", *SAMPLING_VALUES)
 
 
@@ -60,6 +62,14 @@ def decode_settings(decode) -> DecodeSettings:
     return DecodeSettings(**values, tree=TreeSettings(**decode.tree) if "tree" in decode.modes else None)
 
 
+def with_stored_scale(settings: DecodeSettings, drafter_path: str | None) -> DecodeSettings:
+    """draft_scale as the recipe says, else as `domino_jax.tune` stored it with the drafter."""
+    if settings.draft_scale is not None:
+        return settings
+    sampling = SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    return dataclasses.replace(settings, draft_scale=stored_scale(drafter_path, sampling))
+
+
 def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
     """What a prompt row asks for itself: seed, max_new_tokens and sampling values under their names.
 
@@ -76,6 +86,8 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
         kinds = (int, float) if name in ("temperature", "top_p", "min_p") else (int,)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise DataError(f"{where} has {name} {value!r}, expected a number.")
+        if name != "seed" and LARGEST < abs(value) < math.inf:
+            raise DataError(f"{where} has {name} {str(value)[:20]}…, which no device holds; give {LARGEST} or less.")
     sampling = None
     if set(given) - {"seed", "max_new_tokens"}:
         sampling = SamplingParams(*(given.get(name, default) for name, default in SAMPLING_VALUES.items()))
@@ -83,8 +95,8 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
         if problem:
             raise DataError(f"{where}: {problem}")
     seed = given.get("seed")
-    if seed is not None and not 0 <= seed < 2**31:
-        raise DataError(f"{where} has seed {seed}; give a number from 0 to {2**31 - 1}.")
+    if seed is not None and not 0 <= seed <= LARGEST:
+        raise DataError(f"{where} has seed {seed}; give a number from 0 to {LARGEST}.")
     return Request(noise if seed is None else 0, seed, given.get("max_new_tokens"), sampling)
 
 
@@ -93,11 +105,15 @@ def new_generator(
 ) -> Generator:
     """ignore_eos drops the stop ids of the target's folder; those of the recipe were asked for and stay.
 
+    So are those of the folder dropped that lie behind the vocabulary: no token has them.
+
     batch_size: rows decoded together, those of the settings when None.
     """
+    vocab = models.target.config.vocab_size
+    own = () if settings.ignore_eos else tuple(token for token in target_stop_ids if token < vocab)
     return Generator(
         models,
-        stop_ids=(*(() if settings.ignore_eos else target_stop_ids), *settings.stop_ids),
+        stop_ids=(*own, *settings.stop_ids),
         cache_slots=settings.cache_length,
         max_new_tokens=settings.max_new_tokens,
         batch_size=batch_size or settings.batch_size,

@@ -233,9 +233,12 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     if not path.is_file():
         return None
     try:
-        return {**LATER, **json.loads(path.read_text(encoding="utf-8"))}
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path} is no JSON ({error}); remove it, or choose another folder.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds a {type(found).__name__}, not a report; remove it, or choose another folder.")
+    return {**LATER, **found}
 
 
 def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:

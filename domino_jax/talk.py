@@ -1,17 +1,80 @@
 """A person at a terminal: one prompt, or a chat, with the text shown as it is committed."""
 
+import io
 import itertools
 import time
 from collections.abc import Callable, Iterable
 
+import jax
 import rich.console
 import rich.text
 
+from domino_jax import cli, distributed
 from domino_jax.api import Decoder, Prompt, TextPiece
+from domino_jax.decode_models import Loader
+from domino_jax.decode_settings import new_generator, with_stored_scale
+from domino_jax.errors import DominoError
 
 # Rounds take turns, so that the eye sees how much of the text came at once.
 COLOURS = ("cyan", "green")
 LEAVE = ("exit", "quit")
+
+
+def check_flags(flags: cli.Flags) -> None:
+    """Raises DominoError for flags of which one would be ignored, before anything is loaded."""
+    decode, shown = flags.config.decode, "--interactive" if flags.interactive else "--prompt"
+    if flags.prompt is not None and not flags.prompt.strip():
+        raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
+    try:
+        (flags.prompt or "").encode()
+    except UnicodeEncodeError as error:
+        raise DominoError(f"--prompt={flags.prompt!a} holds bytes that are no UTF-8; write it in UTF-8.") from error
+    if flags.prompts and flags.prompt:
+        raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")
+    if flags.interactive:
+        for name, value in (("--output", flags.output), ("--prompt", flags.prompt), ("--prompts", flags.prompts)):
+            if value:
+                raise DominoError(
+                    f"--interactive and {name} are both given, and a chat has no use for it; take one out."
+                )
+    if decode.compare and decode.concurrency:
+        raise DominoError(
+            "config.decode.compare and config.decode.concurrency are both given, and drafters are compared at"
+            " decode.batch_size alone; take one out."
+        )
+    if flags.output:
+        return
+    if not (flags.prompt or flags.interactive):
+        raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
+    for name in ("tasks", "compare", "tune"):
+        if decode[name]:
+            raise DominoError(
+                f"config.decode.{name} is {decode[name]!r}, but {shown} without --output only shows one text: add"
+                f" --output=FOLDER, or take decode.{name} out."
+            )
+
+
+def at_terminal(flags: cli.Flags, loader: Loader) -> None:
+    """--prompt or --interactive without --output: the last of decode.modes, its text shown as it comes."""
+    if flags.interactive and jax.process_count() > 1:
+        raise DominoError(
+            f"--interactive reads one terminal, and there are {jax.process_count()} processes: chat with one process,"
+            " or give all of them --prompt."
+        )
+    config = flags.config
+    settings = with_stored_scale(loader.settings, config.drafter.path)
+    loaded = loader.target()
+    mode = settings.modes[-1]
+    models = loader.models(loaded, config.drafter.path, (mode,))
+    generator = new_generator(models, loaded.stop_ids, settings, batch_size=1)
+    decoder = Decoder(generator, loaded.tokenizer, settings.thinking)
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    sampling = {name: getattr(settings, name) for name in names}
+    console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
+    if flags.interactive:
+        chat(decoder, mode, console, settings.chunk_rounds, **sampling)
+    else:
+        show(decoder, flags.prompt, mode, console, settings.chunk_rounds, **sampling)
 
 
 def show(decoder: Decoder, prompt: Prompt, mode: str, console: rich.console.Console, chunk_rounds: int, **sampling):
@@ -32,7 +95,8 @@ def show(decoder: Decoder, prompt: Prompt, mode: str, console: rich.console.Cons
         pieces.append(piece)
         text.append(piece.text)
     console.print()
-    console.print(summary(pieces, first - begin, time.perf_counter() - first), highlight=False, style="dim")
+    line = summary(pieces, first - begin, time.perf_counter() - first)
+    console.print(line, highlight=False, style="dim", soft_wrap=True)
     return "".join(text)
 
 
@@ -64,9 +128,13 @@ def chat(
     while True:
         try:
             line = read("> ").strip()
+            line.encode()  # what a terminal sends in another encoding may arrive as halves of surrogate pairs
         except (EOFError, KeyboardInterrupt):
             console.print()
             return
+        except UnicodeError:
+            console.print("That line is no UTF-8 and was left out; write it again.")
+            continue
         if not line or line in LEAVE:
             return
         messages.append({"role": "user", "content": line})

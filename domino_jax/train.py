@@ -19,7 +19,8 @@ from etils import epath
 from domino_jax import building, cli, console, decode, distributed, environment, export, flops, regenerate, sharding
 from domino_jax import config as recipes
 from domino_jax.checkpoint import Checkpoints, refuse_changes
-from domino_jax.data.pipeline import Batches, make_batches
+from domino_jax.data.arrange import Layout
+from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.errors import DataError
 from domino_jax.loading import LoadedTarget, keep_compiled, load_target, read_target_config
@@ -219,19 +220,11 @@ def batches_of(config, source: str, loaded: LoadedTarget, rows: slice, cache: pa
     return make_batches(
         source,
         loaded.tokenizer,
-        max_length=data.max_length,
-        batch_size=config.train.batch_size,
+        Layout(data.layout, data.max_length, config.train.batch_size, tuple(data.buckets), data.window),
+        ProcessShare(rows, data.workers, cache, report=say, progress=distributed.is_primary()),
         seed=config.seed,
         thinking=data.thinking,
         vocab_size=loaded.model.config.vocab_size,
-        layout=data.layout,
-        buckets=data.buckets,
-        window=data.window,
-        workers=data.workers,
-        rows=rows,
-        cache=cache,
-        report=say,
-        progress=distributed.is_primary(),
     )
 
 

@@ -2,6 +2,8 @@
 
 A wider round emits more tokens and takes longer. How many more is a matter of the drafter and the prompts, and is
 recorded from a few of them; how much longer is a matter of the device, and is timed. The product is the expected rate.
+Trees are not decoded one by one: all nodes that lanes pass through are recorded once, and every size and beta is
+replayed over them (tree_replay.py); of each size the lanes and the beta that emit most are timed.
 """
 
 import dataclasses
@@ -9,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import rich.console
 import rich.table
 
@@ -16,28 +19,39 @@ from domino_jax.decode_settings import DecodeSettings, new_generator
 from domino_jax.decoding.generate import TREE, Generator
 from domino_jax.decoding.measure import accept_histogram, accept_rates, tau_pooled
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.drafter.config import DrafterConfig
-from domino_jax.loading import shortened
+from domino_jax.errors import DominoError
+from domino_jax.loading import needs_drafter, shortened
+from domino_jax.tree_replay import record, replayed_tau
 
 PROBES = 8  # prompts that acceptance is recorded on
 NODES = (16, 32, 64, 128)
+BETAS = (0.0, -0.1, -0.2, -0.3)
 REPEATS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One way to run a round; nodes is 0 for a chain."""
+    """One way to run a round; nodes, lanes and beta are 0 for a chain."""
 
     mode: str
     block_size: int
     num_drafts: int
     nodes: int = 0
+    lanes: int = 0
+    beta: float = 0.0
 
     @property
     def name(self) -> str:
-        what = f"tree of {self.nodes}" if self.nodes else f"{self.num_drafts} drafts"
-        return f"{self.mode}, block {self.block_size}, {what}"
+        tree = f"tree of {self.nodes}, {self.lanes} lanes, beta {self.beta:g}"
+        return f"{self.mode}, block {self.block_size}, {tree if self.nodes else f'{self.num_drafts} drafts'}"
+
+    def tree(self, settings: DecodeSettings) -> TreeSettings | None:
+        """The settings' tree in this shape, None for a chain."""
+        own = {"nodes": self.nodes, "lanes": self.lanes, "beta": self.beta}
+        return dataclasses.replace(settings.tree, **own) if self.nodes else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +62,25 @@ class Timed:
     tau: float
     milliseconds: float
     tokens_per_second: float
+
+
+def check_tuning(modes: Sequence[str], compare: Sequence[str]) -> None:
+    """Raises DominoError where decode.tune could not do what it says, before anything is loaded."""
+    if jax.process_count() > 1:
+        raise DominoError(
+            "decode.tune measures in each process apart, and several must decode alike: tune in one process, and give"
+            " the others what it chose (decode.block_size, decode.num_drafts)."
+        )
+    if compare:
+        raise DominoError(
+            "decode.tune chooses the width of one drafter, and decode.compare names several: tune each on its own, or"
+            " take decode.tune out."
+        )
+    if not needs_drafter(modes):
+        raise DominoError(
+            f"decode.tune measures how wide to draft, and decode.modes {', '.join(modes)} drafts nothing; add a mode"
+            " that does, or take decode.tune out."
+        )
 
 
 def tune(
@@ -61,15 +94,15 @@ def tune(
     best = timed[0].option
     changes: dict[str, Any] = {"block_size": best.block_size}
     if best.nodes:
-        changes |= {"num_drafts": 0, "tree": dataclasses.replace(settings.tree, nodes=best.nodes)}
+        changes |= {"num_drafts": 0, "tree": best.tree(settings)}
     else:
         modes = tuple(mode for mode in settings.modes if mode != TREE)
         changes |= {"num_drafts": best.num_drafts, "modes": modes, "tree": None}
     return dataclasses.replace(settings, **changes), timed
 
 
-def options_of(settings: DecodeSettings, config: DrafterConfig) -> list[list[Option]]:
-    """For each block size (the drafter's own and its half) the ways to use it, the widest chain first."""
+def chains_of(settings: DecodeSettings, config: DrafterConfig) -> list[list[Option]]:
+    """For each block size (the drafter's own and its half) the chains to use of it, the widest first."""
     chain = "domino" if config.has_head and "domino" in settings.modes else "backbone"
     found = []
     for block in (config.block_size, config.block_size // 2):
@@ -77,47 +110,71 @@ def options_of(settings: DecodeSettings, config: DrafterConfig) -> list[list[Opt
             continue
         whole = dataclasses.replace(config, block_size=block).num_drafts
         widths = [whole] + [width for width in (2**power for power in range(8, -1, -1)) if width < whole]
-        options = [Option(chain, block, width) for width in widths[:4]]
-        if settings.tree:
-            most = whole * settings.tree.lanes + 1
-            room = settings.cache_length - settings.max_new_tokens
-            options += [Option(TREE, block, whole, nodes) for nodes in NODES if nodes <= min(most, room // 2)]
-        found.append(options)
+        found.append([Option(chain, block, width) for width in widths[:4]])
+    return found
+
+
+def trees_of(settings: DecodeSettings, whole: Option) -> dict[int, list[Option]]:
+    """Nodes → the trees of that size to choose from, as deep as the widest chain of their block: the recipe's lanes and
+    half as many, and several betas."""
+    if not settings.tree:
+        return {}
+    room = (settings.cache_length - settings.max_new_tokens) // 2
+    betas = sorted({settings.tree.beta, *BETAS}, reverse=True)
+    found = {}
+    for nodes in NODES:
+        lanes = [lanes for lanes in (settings.tree.lanes // 2, settings.tree.lanes) if lanes]
+        shapes = [(few, beta) for few in lanes if nodes <= min(whole.num_drafts * few + 1, room) for beta in betas]
+        if shapes:
+            found[nodes] = [Option(TREE, whole.block_size, whole.num_drafts, nodes, *shape) for shape in shapes]
     return found
 
 
 def measure(
     models: Models, stop_ids: Sequence[int], settings: DecodeSettings, prompts: Sequence[Sequence[int]]
 ) -> list[Timed]:
-    """All options on the same prompts, timed in turns; fastest first."""
+    """All chains, and of every size of tree the best, on the same prompts and timed in turns; fastest first."""
     tau: dict[Option, float] = {}
     stopwatches = {}
-    for options in options_of(settings, models.drafter.config):
-        drafter = models.drafter.clone(config=shortened(models.drafter.config, options[0].block_size))
+    for chains in chains_of(settings, models.drafter.config):
+        drafter = models.drafter.clone(config=shortened(models.drafter.config, chains[0].block_size))
         narrowed = models.replace(drafter=drafter)
-        rates: list[float] = []
-        live = None
-        for option in options:
+        widest = _generator(narrowed, stop_ids, settings, chains[0])
+        answers = widest.generate(prompts, chains[0].mode)
+        rates = accept_rates(accept_histogram(answers, chains[0].num_drafts + 1))[0]
+        own = {option: 1 + math.fsum(rates[: option.num_drafts]) for option in chains}
+        own[chains[0]] = tau_pooled(answers)
+        own |= _best_trees(narrowed, stop_ids, settings, prompts, answers, chains[0])
+        first = prompts[: settings.batch_size]
+        live = endless(widest.start(first, range(len(first))))
+        for option in own:
             made = _generator(narrowed, stop_ids, settings, option)
-            if option.nodes or not rates:
-                answers = made.generate(prompts, option.mode)
-                tau[option] = tau_pooled(answers)
-            if not option.nodes:
-                rates = rates or accept_rates(accept_histogram(answers, option.num_drafts + 1))[0]
-                tau[option] = 1 + math.fsum(rates[: option.num_drafts])
-            if live is None:
-                first = prompts[: settings.batch_size]
-                live = endless(made.start(first, range(len(first))))
             stopwatches[option] = round_stopwatch(made, live, option.mode)
+        tau |= own
     seconds = turn_seconds(stopwatches, REPEATS)
     rates = {one: settings.batch_size * tau[one] / max(seconds[one], 1e-9) for one in tau}
     timed = [Timed(one, tau[one], seconds[one] * 1e3, rates[one]) for one in tau]
     return sorted(timed, key=lambda one: -one.tokens_per_second)
 
 
+def _best_trees(models, stop_ids, settings: DecodeSettings, prompts, answers, whole: Option) -> dict[Option, float]:
+    """Of each size the tree that would have emitted most per round of these answers, with how many."""
+    by_nodes = trees_of(settings, whole)
+    lanes = sorted({option.lanes for options in by_nodes.values() for option in options})
+    recordings = {}
+    for few in lanes:
+        drawn = next(option for options in by_nodes.values() for option in options if option.lanes == few)
+        recordings[few] = record(_generator(models, stop_ids, settings, drawn), prompts, answers, few)
+    best = {}
+    for options in by_nodes.values():
+        found = {option: replayed_tau(recordings[option.lanes], option.tree(settings)) for option in options}
+        option = max(found, key=found.get)  # of equals the one with fewer lanes
+        best[option] = found[option]
+    return best
+
+
 def _generator(models: Models, stop_ids: Sequence[int], settings: DecodeSettings, option: Option) -> Generator:
-    tree = dataclasses.replace(settings.tree, nodes=option.nodes) if option.nodes else None
-    own = dataclasses.replace(settings, num_drafts=option.num_drafts, tree=tree)
+    own = dataclasses.replace(settings, num_drafts=option.num_drafts, tree=option.tree(settings))
     return new_generator(models, stop_ids, own)
 
 

@@ -1,12 +1,17 @@
 """Small files of training rows for the tests of the data pipeline."""
 
+import dataclasses
 import gzip
 import json
 import pathlib
 
 import zstandard
 
-from domino_jax.data.pipeline import Batches, make_batches
+from domino_jax.data.arrange import Layout
+from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
+
+PADDED = Layout("pad", max_length=8, batch_size=4, buckets=(), window=4_096)
+SILENT = ProcessShare(report=lambda text: None)
 
 
 def row(first: int, length: int, mask: list[int] | None = None) -> dict:
@@ -44,10 +49,13 @@ def write_rows(folder: pathlib.Path, rows: list[dict], name: str = "rows.jsonl")
     return file
 
 
-def batches_of(sources, **changes) -> Batches:
-    """Silent batches of 4 rows of at most 8 tokens, without a tokenizer; `changes` are arguments of make_batches."""
-    settings = {"max_length": 8, "batch_size": 4, "seed": 0, "thinking": False, "report": lambda text: None}
-    return make_batches(str(sources), None, **settings | changes)
+def batches_of(sources, tokenizer=None, **changes) -> Batches:
+    """Silent batches of 4 rows of at most 8 tokens; `changes` name fields of Layout and ProcessShare, or arguments."""
+    layout, share = (
+        dataclasses.replace(start, **{name: changes.pop(name) for name in {*vars(start)} & {*changes}})
+        for start in (PADDED, SILENT)
+    )
+    return make_batches(str(sources), tokenizer, layout, share, **{"seed": 0, "thinking": False} | changes)
 
 
 def take(batches: Batches, count: int, state: dict | None = None) -> list[dict]:

@@ -22,6 +22,17 @@ from tests.models import load_golden
 
 VOCAB = 64
 CHAINS = ("autoregressive", "backbone", "domino")
+# The six kinds of Domino drafter: where labels stand, and how many drafts the head leaves alone.
+DRAFTERS = {
+    f"{'shifted' if shifted else 'unshifted'}, prefix {prefix}": {
+        "shift_label": shifted,
+        "pure_draft_prefix_len": prefix,
+    }
+    for shifted in (True, False)
+    for prefix in (0, 1, 2)
+}
+# For programs that a test compiles once for each kind: half the time, and the code runs slower.
+COMPILED_FAST = {"xla_backend_optimization_level": "0"}
 
 
 def random_params(shapes, seed: int) -> dict:

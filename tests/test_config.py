@@ -105,6 +105,7 @@ BAD = [
     ("decode.tree.beta", 0.1),
     ("decode.tree.beta", float("-inf")),
     ("decode.tree.spread", 0.0),
+    ("decode.tree.temperature", 0.0),
     ("decode.stop_ids", (-1,)),
     ("decode.stop_ids", ("x",)),
     ("regenerate.num_prompts", -1),

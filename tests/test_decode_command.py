@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 
+import jax
 import pytest
 from etils import epath
 
@@ -230,6 +231,13 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (None, {"prompts": None, "config__decode__tasks": "('gsm9k',)"}, 2, "there is no task 'gsm9k'"),
         (None, {"prompts": None, "config__decode__tasks": "('mbpp=none.jsonl',)"}, 2, "there is no such file"),
         (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/config.json',)"}, 3, "config.json:1"),
+        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/model.safetensors',)"}, 3, "is no JSON"),
+        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}',)"}, 2, "there is no such file"),
+        (None, {"prompts": TARGET}, 2, "there is no such file"),
+        (GOOD, {"config__decode__stop_ids": "(260,)"}, 2, "stop_ids holds 260, but the target has 260 tokens"),
+        (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
+        (GOOD, {"config__decode__compare": "('./a',)", "config__decode__tune": True}, 2, "compare names several"),
+        (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "take one out"),
         (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
     ],
 )
@@ -240,10 +248,47 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows
     assert said in error and len(error.strip().splitlines()) <= 5
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("report.json", "{", "report.json is no JSON"),
+        ("report.json", "[]", "report.json holds a list, not a report"),
+        ("tune.json", "{", "tune.json is not what decode.tune writes"),
+        ("tune.json", '{"chosen": {"modes": []}}', "tune.json is not what decode.tune writes"),
+    ],
+)
+def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text, said):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(text)
+    prompts = write_prompts(tmp_path, GOOD)
+    code, _, error = start(capsys, arguments(prompts, tmp_path / "out", config__decode__tune=True))
+    assert (code, "Traceback" in error) == (3, False)
+    assert said in error and "remove it" in error and len(error.strip().splitlines()) == 1
+
+
 def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
     (tmp_path / "out").write_text("")
     code, _, error = start(capsys, arguments(write_prompts(tmp_path, GOOD), tmp_path / "out"))
     assert code == 2 and "cannot be written" in error
+
+
+def test_too_little_memory_is_told_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):
+    def measure(*_):
+        raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 9 bytes.\nand a page of buffers")
+
+    monkeypatch.setattr(decode, "measure", measure)
+    argv, kind = arguments(write_prompts(tmp_path, GOOD), tmp_path / "out"), "RESOURCE_EXHAUSTED"
+    code, _, error = start(capsys, argv)
+    assert code == 2 and len(error.strip().splitlines()) == 1
+    assert "decode.batch_size 2 with decode.cache_length 128 (RESOURCE_EXHAUSTED: Out of memory allocating" in error
+    kind = "INTERNAL"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
+
+
+def test_an_output_in_a_bucket_is_refused(tmp_path, capsys):
+    code, _, error = start(capsys, arguments(write_prompts(tmp_path, GOOD), "gs://bucket/out"))
+    assert code == 2 and "--output=gs://bucket/out is in a bucket" in error
 
 
 def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():

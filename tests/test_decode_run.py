@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from domino_jax import decode_run
+from domino_jax import decode, decode_run
 from domino_jax.decode_files import GENERATIONS, RunFiles
 from domino_jax.decode_run import Speech, check_rows, fingerprint, plan_groups, run_lanes
 from domino_jax.decoding.generate import Clock, Generation
@@ -177,9 +177,11 @@ def test_groups_that_are_on_disk_are_not_run_again(tmp_path):
 # --------------------------------------------------------------------------------------------------- memory
 
 
-def test_memory_stays_flat_over_10_000_prompts(tmp_path):
+def test_memory_stays_flat_over_a_file_of_10_000_prompts(tmp_path):
     """No answer outlives its group: what is kept of one is a few numbers, whatever its length."""
-    rows = [row(f"r{index}", str(index)) for index in range(10_000)]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row(f"r{index}", str(index))) + "\n" for index in range(10_000)))
+    rows = decode.read_prompt_rows(str(prompts), 0)
     generator = Answering()
     gc.collect()
     measured, _ = run(tmp_path, generator, rows, batch_size=8)
@@ -225,6 +227,29 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_runs():
     with pytest.raises(DataError, match="prompt far needs"):
         check_rows(lanes_of(generator), [row("near"), row("far", "x" * 300)], SPEECH)
     assert generator.asked == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (row("a", kind="nonsense", answer_check={}), "prompt a brings kind 'nonsense' .*cannot judge.*fenced code"),
+        (row("a", kind="arithmetic", answer_check={"name": "Laura"}), "kind 'arithmetic' .*KeyError: 'things'"),
+        (row("a", kind="arithmetic", answer_check=5), "kind 'arithmetic' .*TypeError"),
+        (row("a", "```\n1 +\n```", kind="stub", answer_check={}), "kind 'stub' .*SyntaxError"),
+        (row("\ud800"), r"prompt '\\ud800' holds half of a surrogate pair"),
+        (row("a", "x\udce9"), r"prompt 'a' holds half of a surrogate pair \('x?\\?.*udce9"),
+    ],
+)
+def test_a_row_that_could_be_neither_judged_nor_written_is_refused_before_anything_runs(bad, said):
+    generator = Answering()
+    with pytest.raises(DataError, match=said):
+        check_rows(lanes_of(generator), [row("near"), bad], SPEECH)
+    assert generator.asked == []
+
+
+def test_without_a_tokenizer_no_checker_is_asked():
+    odd = {"id": "a", "token_ids": [1], "kind": "nonsense", "answer_check": {}}
+    check_rows(lanes_of(Answering()), [odd], Speech(None, False))
 
 
 def test_a_conversation_has_to_fit_at_its_longest():

@@ -17,22 +17,11 @@ from domino_jax.errors import DataError
 from domino_jax.target.convert import load_target, save_target, target_table
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
 from tests.decoding_models import make_generator, random_prompts, texts
-from tests.models import Model, random_params, random_tokens, tiny_drafter, tiny_target
+from tests.models import TARGET_FIELDS, Model, random_params, random_tokens, tiny_drafter, tiny_target
 
 # No head_dim: 32 / 4.
-FIELDS = {
-    "model_type": "llama",
-    "vocab_size": 80,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 512,
-}
+FIELDS = {name: value for name, value in TARGET_FIELDS.items() if name != "head_dim"}
+FIELDS |= {"model_type": "llama", "rms_norm_eps": 1e-5}
 
 
 def read(**changes) -> Qwen3Config:

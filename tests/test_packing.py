@@ -61,7 +61,7 @@ def test_a_packed_row_restarts_positions_and_counts_documents():
 
 def test_a_packed_batch_has_the_documented_shape(tmp_path):
     file = write_rows(tmp_path, rows_of([3, 4, 5]))
-    [batch] = take(batches_of(file, layout="pack", batch_size=2), 1)
+    [batch] = take(batches_of(file, kind="pack", batch_size=2), 1)
     assert {key: (value.shape, value.dtype.name) for key, value in batch.items()} == {
         "tokens": ((2, 8), "int32"),
         "loss_mask": ((2, 8), "float32"),
@@ -74,7 +74,7 @@ def test_a_packed_batch_has_the_documented_shape(tmp_path):
 def test_packs_hold_whole_rows_each_once_an_epoch(tmp_path):
     lengths = [3, 8, 4, 5, 7, 3, 6, 8, 4, 3, 12]  # the last is cut to 8
     file = write_rows(tmp_path, rows_of(lengths))
-    batches = batches_of(file, layout="pack", batch_size=1, window=11)
+    batches = batches_of(file, kind="pack", batch_size=1, window=11)
     seen = collections.Counter()
     packs = take(batches, 30)
     while packs and sum(seen.values()) < 22:
@@ -93,7 +93,7 @@ def test_packs_hold_whole_rows_each_once_an_epoch(tmp_path):
 
 def test_the_supervised_tokens_of_a_pack_are_those_of_its_rows(tmp_path):
     file = write_rows(tmp_path, [row(0, 3, [0, 1, 1]), row(100, 4, [1, 1, 0, 1])])
-    [batch] = take(batches_of(file, layout="pack", batch_size=1), 1)
+    [batch] = take(batches_of(file, kind="pack", batch_size=1), 1)
     by_token = dict(zip(batch["tokens"][0].tolist(), batch["loss_mask"][0].tolist(), strict=True))
     supervised = {token for token, mask in by_token.items() if mask}
     assert supervised == {1, 2, 100, 101, 103}
@@ -103,7 +103,7 @@ def test_the_supervised_tokens_of_a_pack_are_those_of_its_rows(tmp_path):
 def test_the_share_of_text_is_reported(tmp_path):
     said = []
     file = write_rows(tmp_path, rows_of([4] * 16))
-    batches = batches_of(file, layout="pack", report=said.append)
+    batches = batches_of(file, kind="pack", report=said.append)
     assert said[1] == "layout pack: 100.0% of a batch's tokens are text, 2 rows in each of its places"
     assert (batches.efficiency, batches.rows_per_item) == (1.0, 2.0)
     assert batches_of(file).efficiency == pytest.approx(0.5)

@@ -9,7 +9,6 @@ import pytest
 import transformers
 
 from domino_jax.data import index
-from domino_jax.data.pipeline import make_batches
 from domino_jax.data.rows import has_anchor
 from domino_jax.errors import DataError
 from tests.data_files import batches_of, row, rows_of, take, write_rows
@@ -90,7 +89,7 @@ def test_truncation_comes_before_the_filter(tmp_path):
 @pytest.mark.parametrize("window", [3, 8, 4_096])
 @pytest.mark.parametrize("layout", ["pad", "buckets"])
 def test_every_usable_row_comes_once_an_epoch_in_another_order(file, layout, window):
-    batches = batches_of(file, layout=layout, buckets=(4, 8), window=window)
+    batches = batches_of(file, kind=layout, buckets=(4, 8), window=window)
     stream = ids_of(take(batches, 6))
     epochs = [stream[0:8], stream[8:16], stream[16:24]]
     usable = collections.Counter([0, 1, 2, 4, 5, 6, 8, 9])
@@ -107,14 +106,14 @@ def test_the_order_follows_from_the_seed(file):
 def test_a_batch_larger_than_the_data_wraps_around(tmp_path):
     file = write_rows(tmp_path, [row(0, 3)])
     for layout in ("pad", "buckets"):
-        [batch] = take(batches_of(file, batch_size=3, layout=layout, buckets=(8,)), 1)
+        [batch] = take(batches_of(file, batch_size=3, kind=layout, buckets=(8,)), 1)
         assert batch["row_ids"].tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("layout", ["pad", "pack", "buckets"])
 def test_the_processes_read_slices_of_the_same_global_batches(tmp_path, layout):
     file = write_rows(tmp_path, rows_of([3, 8, 4, 5, 7, 3, 6, 8, 4, 3]))
-    settings = {"layout": layout, "buckets": (4, 6, 8)}
+    settings = {"kind": layout, "buckets": (4, 6, 8)}
     whole = take(batches_of(file, **settings), 12)
     parts = [take(batches_of(file, **settings, rows=slice(first, first + 2)), 12) for first in (0, 2)]
     for batch, left, right in zip(whole, *parts, strict=True):
@@ -124,7 +123,7 @@ def test_the_processes_read_slices_of_the_same_global_batches(tmp_path, layout):
 
 def test_a_batch_is_padded_to_the_smallest_bucket_that_holds_its_longest_row(tmp_path):
     file = write_rows(tmp_path, rows_of([3, 8, 4, 5, 7, 3, 6, 8, 4, 3]))
-    batches = batches_of(file, layout="buckets", buckets=(4, 6, 8), batch_size=2, window=10)
+    batches = batches_of(file, kind="buckets", buckets=(4, 6, 8), batch_size=2, window=10)
     lengths = batches.rows.lengths
     for batch in take(batches, 25):
         longest = lengths[batch["row_ids"]].max()
@@ -133,7 +132,7 @@ def test_a_batch_is_padded_to_the_smallest_bucket_that_holds_its_longest_row(tmp
 
 def test_buckets_bring_rows_of_one_bucket_together(tmp_path):
     file = write_rows(tmp_path, rows_of([3, 8] * 16))
-    batches = batches_of(file, layout="buckets", buckets=(4, 8), window=32)
+    batches = batches_of(file, kind="buckets", buckets=(4, 8), window=32)
     lengths = batches.rows.lengths
     assert all(len(set(lengths[batch["row_ids"]].tolist())) == 1 for batch in take(batches, 8))
     assert batches.efficiency == pytest.approx((3 + 8) / (4 + 8))
@@ -216,8 +215,7 @@ def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):
         file.write_text(text)
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = template or tokenizer.chat_template
-        settings = {"max_length": 8, "batch_size": 1, "seed": 0, "thinking": False, "report": lambda text: None}
-        return make_batches(str(file), tokenizer, **settings | changes).fingerprint
+        return batches_of(file, tokenizer, **changes).fingerprint
 
     text = json.dumps(row(0, 4)) + "\n"
     base = fingerprint(text)
@@ -236,9 +234,7 @@ def test_conversations_pass_through_the_tiny_targets_own_template(tmp_path):
     tokenizer = tiny_tokenizer()
     messages = [{"role": "user", "content": "Name it."}, {"role": "assistant", "content": "def f(x): pass"}]
     file = write_rows(tmp_path, [{"messages": messages}])
-    batches = make_batches(
-        str(file), tokenizer, max_length=64, batch_size=1, seed=0, thinking=False, report=lambda text: None
-    )
+    batches = batches_of(file, tokenizer, max_length=64, batch_size=1)
     _, only = batches.rows[0]
     said = tokenizer.decode(only.token_ids[only.loss_mask > 0])
     assert said == "def f(x): pass<|im_end|>"

@@ -29,7 +29,7 @@ def file(tmp_path):
 
 
 def of_layout(file, layout, **changes):
-    return batches_of(file, **{"layout": layout, "buckets": (4, 6, 8), "window": 24} | changes)
+    return batches_of(file, **{"kind": layout, "buckets": (4, 6, 8), "window": 24} | changes)
 
 
 def assert_same(expected, given):
@@ -132,7 +132,7 @@ def test_r11_another_batch_size_continues_at_the_same_place(file, layout):
 @pytest.mark.parametrize("batches_before", [0, 1, 5, 6, 9])
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 40])
 def test_r11_another_batch_size_loses_and_doubles_no_row_in_buckets(file, batches_before, batch_size):
-    settings = {"layout": "buckets", "buckets": (4, 6, 8), "window": 24}
+    settings = {"kind": "buckets", "buckets": (4, 6, 8), "window": 24}
     with batches_of(file, **settings).start() as iterator:
         before = [next(iterator) for _ in range(batches_before)]
         state = iterator.state()
@@ -151,7 +151,7 @@ def test_r11_another_batch_size_loses_and_doubles_no_row_in_buckets(file, batche
 
 def test_buckets_stay_aligned_after_a_change_of_the_batch_size(tmp_path):
     file = write_rows(tmp_path, rows_of([3, 8] * 40))
-    settings = {"layout": "buckets", "buckets": (4, 8), "window": 40}
+    settings = {"kind": "buckets", "buckets": (4, 8), "window": 40}
     with batches_of(file, **settings).start() as iterator:
         next(iterator)
         state = iterator.state()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, TreeSettings, draft_base, propose
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.decoding.tree import (
@@ -25,19 +26,11 @@ from domino_jax.decoding.tree import (
 from domino_jax.decoding.verify import accept_tree, verify
 from domino_jax.errors import DominoError
 from domino_jax.nn.cache import keep_path
-from tests.decoding_models import VOCAB, make_generator, random_models, uncached
+from tests.decoding_models import COMPILED_FAST, DRAFTERS, VOCAB, make_generator, random_models, uncached
 
 GREEDY = SamplingParams()
 PEAKED = SamplingParams(0.1)  # at which trees of random models are deep as well as broad
 PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
-DRAFTERS = {
-    f"{'shifted' if shifted else 'unshifted'}, prefix {prefix}": {
-        "shift_label": shifted,
-        "pure_draft_prefix_len": prefix,
-    }
-    for shifted in (True, False)
-    for prefix in (0, 1, 2)
-}
 NODES = 13
 WHOLE = TreeSettings(nodes=NODES, lanes=NODES - 1, candidates=VOCAB, beta=0.0)  # as many lanes as drafts
 PLAIN = DraftSettings(scale=math.inf, num_drafts=3, tree=WHOLE)
@@ -49,7 +42,7 @@ def started():
     return make_generator(random_models(4), batch_size=2).start(PROMPTS, [0, 1])
 
 
-@functools.partial(jax.jit, static_argnames=("sampling", "settings"))
+@functools.partial(jax.jit, static_argnames=("sampling", "settings"), compiler_options=COMPILED_FAST)
 def drafted(models, state, sampling=PEAKED, settings=PLAIN):
     """(the tree, the tree of one lane, the chain, z, base logits): one program, for it costs more than it runs."""
     one_lane = dataclasses.replace(settings, tree=TreeSettings(nodes=4, lanes=1, candidates=VOCAB))
@@ -137,9 +130,10 @@ def test_with_as_many_lanes_as_drafts_the_tree_is_the_best_first_one(kind):
 
 
 def test_without_a_head_the_tree_is_the_likeliest_products_of_the_marginals():
-    choice = dataclasses.replace(PLAIN, use_head=False)
+    sharper = dataclasses.replace(PLAIN.tree, temperature=0.7)
+    choice = dataclasses.replace(PLAIN, use_head=False, tree=sharper)
     tree, _, _, _, base = drafted(random_models(4), started(), settings=choice)
-    scores = np.asarray(jax.nn.log_softmax(base[0] / PEAKED.temperature), np.float64)
+    scores = np.asarray(jax.nn.log_softmax(base[0] / (PEAKED.temperature * 0.7)), np.float64)
     pairs = [((a, b), scores[0, a] + scores[1, b]) for a in range(VOCAB) for b in range(VOCAB)]
     triples = [((*path, c), score + scores[2, c]) for path, score in pairs for c in range(VOCAB)]
     everything = [((a,), scores[0, a]) for a in range(VOCAB)] + pairs + triples
@@ -173,7 +167,7 @@ def test_scores_are_log_probabilities_over_the_vocabulary_though_only_candidates
 
 def test_candidates_outside_the_targets_edges_are_no_paths():
     logits = jnp.array([[[2.0, 1.0, 0.0, -1.0]]])
-    scores = edge_scores(logits, jnp.zeros((1, 1, 1)), None, SamplingParams(1.0, top_k=2), DraftSettings())
+    scores = edge_scores(logits, jnp.zeros((1, 1, 1)), None, SamplingParams(1.0, top_k=2), PLAIN)
     np.testing.assert_allclose(scores[0, 0, :2], jax.nn.log_softmax(jnp.array([2.0, 1.0])), atol=1e-6)
     assert np.isneginf(scores[0, 0, 2:]).all()
 
@@ -248,14 +242,29 @@ def test_the_ancestor_table_is_what_walking_up_gives():
     assert all((table[row] == brute_ancestors(parents[row].tolist())).all() for row in range(4))
 
 
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_table_of_a_drafted_tree_is_what_walking_up_gives(kind):
+    tree = drafted_by(kind)[0]
+    for row in range(2):
+        assert (np.asarray(tree.ancestors[row]) == brute_ancestors(tree.parents[row].tolist())).all()
+
+
+@functools.cache
+def bare() -> Models:
+    """The target alone, so that one program verifies the trees of all drafters."""
+    models = random_models(4)
+    return Models(models.target, models.target_params)
+
+
 @functools.partial(jax.jit, static_argnames=("tap_layers",))
 def verified(models, state, tree, tap_layers=(0,)):
     shape = {"depths": tree.depths, "ancestors": tree.ancestors}
     return verify(models, state.target_cache, tree.tokens, state.lengths, tap_layers=tap_layers, **shape)
 
 
-def test_every_nodes_logits_are_those_of_a_causal_pass_along_its_path():
-    models, state, tree = random_models(4), started(), drafted_by("shifted, prefix 1")[0]
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_nodes_logits_are_those_of_a_causal_pass_along_its_path(kind):
+    models, state, tree = bare(), started(), drafted_by(kind)[0]
     out = verified(models, state, tree)
     for row, prompt in enumerate(PROMPTS):
         for node, path in enumerate(paths_of(tree, row)):
@@ -263,8 +272,9 @@ def test_every_nodes_logits_are_those_of_a_causal_pass_along_its_path():
             np.testing.assert_allclose(out.logits[row, node], uncached(models, [text])[0, -1], atol=1e-5, rtol=1e-5)
 
 
-def test_the_kept_path_leaves_the_cache_that_a_pass_along_it_leaves():
-    models, state, tree = random_models(4), started(), drafted_by("shifted, prefix 1")[0]
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_kept_path_leaves_the_cache_that_a_pass_along_it_leaves(kind):
+    models, state, tree = bare(), started(), drafted_by(kind)[0]
     out = verified(models, state, tree)
     depths, table = np.asarray(tree.depths), np.asarray(tree.ancestors)
     last = [np.flatnonzero(depths[row] == 2)[-1] for row in range(2)]
@@ -349,6 +359,7 @@ BAD = [
     ({"beta": 0.1}, "decode.tree.beta is 0.1; give 0 or"),
     ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
     ({"spread": 0.0}, "decode.tree.spread is 0"),
+    ({"temperature": 0.0}, "decode.tree.temperature is 0; give"),
     ({"nodes": 47}, "decode.tree.nodes is 47, but decode.cache_length 48 has no room"),
 ]
 

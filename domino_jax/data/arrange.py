@@ -46,12 +46,14 @@ class Position:
 class Layout:
     """How rows fill the places of a batch.
 
-    kind: pad, pack or buckets. max_length: tokens of a place (of the longest bucket). buckets: rising lengths.
-    window: rows that are arranged together.
+    kind: pad (rows to max_length), pack (rows side by side) or buckets (a batch to the smallest that holds its rows).
+    max_length: tokens a row is cut to, and of a place (of the longest bucket). batch_size: places of the global batch.
+    buckets: rising lengths. window: rows that are packed or sorted into buckets together.
     """
 
     kind: str
     max_length: int
+    batch_size: int
     buckets: tuple[int, ...]
     window: int
 
@@ -118,13 +120,12 @@ class Items:
         layout: Layout,
         *,
         num_rows: int,
-        batch_size: int,
         seed: int,
         start: Position | None,
     ):
         """order: `row_order`; lengths int32, by row id; num_rows: usable rows; start: None for the beginning."""
         self._order, self._lengths, self._layout, self._seed = order, lengths, layout, seed
-        self._batch_size = batch_size
+        self._batch_size = batch_size = layout.batch_size
         # A window wider than the data would hold a row several times, and its neighbour in a pack or batch be itself.
         window = max(1, min(layout.window, num_rows))
         self._window = max(batch_size, window - window % batch_size) if layout.kind == "buckets" else window

@@ -25,64 +25,63 @@ from domino_jax.errors import DataError
 SAMPLED_ROWS = 4_096  # that stand for all when the share of padding is reported
 
 
+@dataclasses.dataclass(frozen=True)
+class ProcessShare:
+    """What this process does of the reading, and how.
+
+    rows: of the global batch, those that it supplies; None: all. workers: processes that read and encode for it; 0:
+    threads of its own. cache: a local folder for the index and for unpacked files; None: a temporary one. report: takes
+    the lines about the data. progress: shows how far the pass over a large file is; of many processes one is enough.
+    """
+
+    rows: slice | None = None
+    workers: int = 0
+    cache: pathlib.Path | None = None
+    report: Callable[[str], None] = print
+    progress: bool = True
+
+
 def make_batches(
     sources: str,
     tokenizer: Any,
+    layout: Layout,
+    share: ProcessShare,
     *,
-    max_length: int,
-    batch_size: int,
     seed: int,
     thinking: bool,
     vocab_size: int | None = None,
-    layout: str = "pad",
-    buckets: tuple[int, ...] = (),
-    window: int = 4_096,
-    workers: int = 0,
-    rows: slice | None = None,
-    cache: pathlib.Path | None = None,
-    report: Callable[[str], None] = print,
-    progress: bool = True,
 ) -> "Batches":
     """Everything about the data of a run; `Batches.start` begins to read.
 
     Args:
       sources: one file, a glob, or a mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3" (sources.py).
-      max_length: tokens a row is cut to, and of a place in a batch.
-      batch_size: places of the global batch.
       vocab_size: rows of the target's embedding; ids past it are refused.
-      layout: pad (rows to max_length), pack (rows side by side), buckets (a batch to the smallest that holds its rows).
-      window: rows that are packed or sorted into buckets together.
-      workers: processes that read and encode; 0: threads of this one.
-      rows: the rows of the global batch that this process supplies; None: all.
-      cache: a local folder for the index and for unpacked files; None: a temporary one.
-      progress: shows how far the pass over a large file is; of many processes one is enough.
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
-    temporary = None
+    temporary, cache = None, share.cache
     if cache is None:
         temporary = tempfile.TemporaryDirectory(prefix="domino-data-")
         cache = pathlib.Path(temporary.name)
     found = open_sources(sources, cache)
-    encoder = RowEncoder(tokenizer, max_length, thinking, vocab_size)
+    encoder = RowEncoder(tokenizer, layout.max_length, thinking, vocab_size)
     fingerprint = indexing.fingerprint(found, encoder)
-    index = indexing.load_or_build(found, encoder, fingerprint, cache, workers=workers, progress=progress)
+    index = indexing.load_or_build(found, encoder, fingerprint, cache, workers=share.workers, progress=share.progress)
     batches = Batches(
         rows=_usable_rows(found, index, encoder),
         fingerprint=fingerprint,
-        layout=Layout(layout, max_length, tuple(buckets), window),
+        layout=layout,
         weights=tuple(source.weight for source in found),
-        batch_size=batch_size,
         seed=seed,
-        workers=workers,
-        process_rows=rows or slice(0, batch_size),
+        workers=share.workers,
+        process_rows=share.rows or slice(0, layout.batch_size),
         temporary=temporary,
     )
     read, skipped = batches.rows.num_read, batches.rows.num_skipped
-    report(f"{sources}: {read - skipped} of {read} rows are trained on, {skipped} have no anchor")
-    report(
-        f"layout {layout}: {batches.efficiency:.1%} of a batch's tokens are text, {batches.rows_per_item:.3g} rows "
-        "in each of its places"
+    share.report(f"{sources}: {read - skipped} of {read} rows are trained on, {skipped} have no anchor")
+    share.report(
+        f"layout {layout.kind}: {batches.efficiency:.1%} of a batch's tokens are text, {batches.rows_per_item:.3g} "
+        "rows in each of its places"
     )
     return batches
 
@@ -112,7 +111,6 @@ class Batches:
     fingerprint: str
     layout: Layout
     weights: tuple[float, ...]
-    batch_size: int
     seed: int
     workers: int
     process_rows: slice
@@ -154,20 +152,19 @@ class Batches:
             self.rows.lengths,
             self.layout,
             num_rows=len(self.rows),
-            batch_size=self.batch_size,
             seed=self.seed,
             start=start,
         )
 
     def _sample(self) -> tuple[float, float]:
         """(text tokens per token, rows per place) of some thousand rows' worth of batches."""
-        items, whole = self._items(None), slice(0, self.batch_size)
-        plans = Plans(items, self.rows.lengths, self.layout, whole)
+        batch_size = self.layout.batch_size
+        plans = Plans(self._items(None), self.rows.lengths, self.layout, slice(0, batch_size))
         rows = text = padded = places = 0
         while rows < min(SAMPLED_ROWS, len(self.rows), self.layout.window):
-            plan = plans[places // self.batch_size]
-            places += self.batch_size
-            padded += self.batch_size * plan.length
+            plan = plans[places // batch_size]
+            places += batch_size
+            padded += batch_size * plan.length
             rows += sum(map(len, plan.items))
             text += sum(int(self.rows.lengths[ids].sum()) for ids in plan.items)
         return text / padded, rows / places

@@ -25,6 +25,8 @@ class TreeSettings:
     nodes: rows of the verifying pass, the root (the anchor) included.
     lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
     beta: added to a node's log-probability for each step of depth, at most 0: broader trees.
+    temperature: of the drafter's distribution where paths are scored, times the request's: below 1 for a drafter that
+        is surer than it says (the calibration of TREE.md §4 step 3).
     spread: at temperature > 0 with a finite scale, how far the target's choice may lie from argmax(c·log q + g): the
         temperature of the scores c·log q + g.
     """
@@ -33,6 +35,7 @@ class TreeSettings:
     lanes: int = 12
     candidates: int = 64
     beta: float = -0.1
+    temperature: float = 1.0
     spread: float = 1.0
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from domino_jax.decoding.sampling_ranges import outside_range
 from domino_jax.shapes import Logits
 
 
@@ -45,15 +46,8 @@ class SamplingParams:
 
     def problem(self) -> str | None:
         """What is wrong with the values, as a sentence; None when nothing is."""
-        if not 0 <= self.temperature < math.inf:
-            return f"temperature is {self.temperature:g}; give 0 (greedy) or a finite number above."
-        if self.top_k < 0:
-            return f"top_k is {self.top_k}; give 0 (off) or more."
-        if not 0 < self.top_p <= 1:
-            return f"top_p is {self.top_p:g}; give a number above 0 and at most 1 (off)."
-        if not 0 <= self.min_p < 1:
-            return f"min_p is {self.min_p:g}; give 0 (off) or more, below 1."
-        return None
+        found = outside_range(self.temperature, self.top_k, self.top_p, self.min_p)
+        return found and "{} is {}; {}.".format(*found)
 
     def columns(self) -> tuple:
         """(temperature, top_k, top_p, min_p), each as a number or an array that spreads over logits [B, T, V]."""

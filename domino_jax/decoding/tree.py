@@ -43,7 +43,7 @@ class Tree(NamedTuple):
 class Candidates(NamedTuple):
     """What may stand at each depth: the Q tokens with the largest base logits, best first.
 
-    tokens: int32 [B, M, Q].  logits: float32 [B, M, Q], divided by the temperature.
+    tokens: int32 [B, M, Q].  logits: float32 [B, M, Q], divided by `_divisor`.
     tail: float32 [B, M], the log-sum-exp of all other logits.
     """
 
@@ -89,6 +89,10 @@ def check_tree(tree: TreeSettings, drafts: int, vocab: int, cache_slots: int, fi
             " raise decode.tree.lanes",
         ),
         (not -math.inf < tree.beta <= 0, f"beta is {tree.beta:g}; give 0 or a finite number below: depth may not pay"),
+        (
+            not 0 < tree.temperature < math.inf,
+            f"temperature is {tree.temperature:g}; give a finite number above 0, 1 for the drafter as it is",
+        ),
         (not 0 < tree.spread < math.inf, f"spread is {tree.spread:g}; give a finite number above 0"),
         (
             tree.nodes + 2 > cache_slots,
@@ -108,22 +112,29 @@ def check_tree(tree: TreeSettings, drafts: int, vocab: int, cache_slots: int, fi
 
 def propose_tree(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[Tree, Cache]:
     """The draft of one round, and the draft cache with the backbone's block behind the committed length."""
+    ledger, cache = draft_ledger(models, state, sampling, settings)
+    tree = settings.tree
+    return keep_best(state.anchors, ledger, tree.lanes, tree.nodes, tree.beta), cache
+
+
+def draft_ledger(
+    models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
+) -> tuple[Ledger, Cache]:
+    """All nodes that a round's tree is picked from, whatever its size and beta; the draft cache as in propose_tree."""
     z, base, cache = draft_base(models, state, settings.num_drafts)
-    candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling))
+    candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling, settings.tree))
     noise = None
     if settings.coupled(sampling):
         positions = draft_positions(state, base.shape[1])
         rows = position_noise(draft_keys(state, settings), positions, base.shape[-1])
         noise = jnp.take_along_axis(rows, candidates.tokens, axis=2)
-    ledger = grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise)
-    tree = settings.tree
-    return keep_best(state.anchors, ledger, tree.lanes, tree.nodes, tree.beta), cache
+    return grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise), cache
 
 
-def _divisor(sampling: Sampling) -> jax.Array:
-    """The temperature, 1 where it is 0: a greedy draft's scores are those of the drafter as it is."""
+def _divisor(sampling: Sampling, tree: TreeSettings) -> jax.Array:
+    """What the drafter's logits are divided by: the request's temperature, 1 where that is 0, times the tree's own."""
     temperature = jnp.asarray(sampling.columns()[0], jnp.float32)
-    return jnp.where(temperature > 0, temperature, 1.0)
+    return jnp.where(temperature > 0, temperature, 1.0) * tree.temperature
 
 
 def pick_candidates(base: jax.Array, count: int, divisor: jax.Array) -> Candidates:
@@ -169,7 +180,7 @@ def grow_lanes(
         logits = own["logits"][:, None]  # [B, 1 or W, Q]
         if settings.use_head:
             change = models.run_drafter("residual_of", own["half"][:, None], hidden, own["columns"])
-            logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
+            logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling, settings.tree), 0.0)
         shared = None if noise is None else own["noise"][:, None]
         edges = edge_scores(logits, own["tail"][:, None, None], shared, sampling, settings)
         scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
@@ -194,15 +205,14 @@ def edge_scores(
     """How likely each candidate [B, W, Q] is to be the target's choice: log-probabilities, at most 0.
 
     Args:
-        logits: the candidates', divided by the temperature.  tail: log-sum-exp of what is no candidate, [B, 1, 1]; the
+        logits: the candidates', divided by `_divisor`.  tail: log-sum-exp of what is no candidate, [B, 1, 1]; the
             head's correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
         noise: the target's own at this depth [B, 1, Q] (coupling), or None.
 
-    The temperature and the edges of top-k, top-p and min-p are the target's.
+    The edges of top-k, top-p and min-p are the target's.
     """
     if not sampling.greedy:
-        whole = jnp.where(sampling.columns()[0] > 0, logits * _divisor(sampling), logits)
-        inside = jnp.isfinite(process_logits(whole, sampling))
+        inside = jnp.isfinite(process_logits(logits * _divisor(sampling, settings.tree), sampling))
         logits = jnp.where(inside, logits, -jnp.inf)
         tail = jnp.where(inside.all(-1, keepdims=True), tail, -jnp.inf)
     total = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1, keepdims=True), tail)

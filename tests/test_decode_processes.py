@@ -1,0 +1,71 @@
+"""decode in several processes, of which this one pretends to be the second: what they agree on, what is refused."""
+
+import pathlib
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax import cli, decode
+from domino_jax.errors import DominoError
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def primary(monkeypatch):
+    """Two processes; `primary.says` is what the first one broadcasts, whatever this one found."""
+    found = types.SimpleNamespace(says=False, heard=[])
+
+    def broadcast(value):
+        found.heard.append(bool(value))
+        return np.int32(found.says)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(decode.multihost_utils, "broadcast_one_to_all", broadcast)
+    return found
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("finds", [True, False])
+def test_what_the_first_process_found_counts_in_all_of_them(primary, says, finds):
+    primary.says = says
+    assert decode.told_by_primary(finds) is says
+    assert primary.heard == [finds]
+
+
+@pytest.mark.parametrize("finds", [True, False])
+def test_one_process_asks_nobody(finds):
+    assert decode.told_by_primary(finds) is finds
+
+
+def files(*records):
+    return types.SimpleNamespace(records=list(records))
+
+
+def test_a_run_of_several_processes_is_not_continued(primary):
+    primary.says = True  # the folder of this process is a new one
+    with pytest.raises(DominoError, match="--output holds an unfinished decoding.*choose another --output"):
+        decode.refuse_divided_sittings(files())
+
+
+def test_a_run_of_several_processes_may_begin_and_one_process_may_go_on(primary, monkeypatch):
+    decode.refuse_divided_sittings(files())
+    monkeypatch.setattr(jax, "process_count", lambda: 1)
+    decode.refuse_divided_sittings(files({"group": 0}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--output=out", "--config.decode.tune=True"], r"decode\.tune measures in each process apart"),
+        (["--output=out", "--config.decode.compare=('a','b')"], r"decode\.compare writes from one process.* are 2"),
+        (["--interactive"], "--interactive reads one terminal, and there are 2 processes"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(primary, arguments, said):
+    optional = ("output", "prompts", "prompt", "interactive", "distributed")
+    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", *arguments]
+    with pytest.raises(DominoError, match=said):
+        decode.main(cli.parse(argv, ("config",), optional))

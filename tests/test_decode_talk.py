@@ -1,0 +1,93 @@
+"""decode --prompt and --interactive, through the command: the text, a summary line, and what is refused."""
+
+import io
+import pathlib
+import re
+
+import pytest
+import rich.console
+
+from domino_jax import cli, decode, talk
+from domino_jax.api import TextPiece
+from tests.test_api import PROMPT, answer
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Sizes and prompt are those of test_api.py, whose programs are compiled then.
+SIZES = ("cache_length=256", "max_new_tokens=96")
+SUMMARY = r"\d+ tokens in \d+ rounds, τ \d\.\d\d, [\d,]+ tokens/s, prefill [\d,]+ ms, ended by a stop id"
+
+
+def start(capsys, *arguments):
+    """Runs the command in this process; exit code, stdout, stderr."""
+    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", *(f"--config.decode.{size}" for size in SIZES)]
+    optional = ("output", "prompts", "prompt", "interactive", "distributed")
+    with pytest.raises(SystemExit) as left:
+        cli.run(decode.main, ("config",), optional, [*argv, *arguments])
+    said = capsys.readouterr()
+    return left.value.code, said.out, said.err
+
+
+def test_a_prompt_shows_its_text_and_a_summary_line(capsys):
+    code, said, _ = start(capsys, f"--prompt={PROMPT}")
+    assert code == 0
+    text, _, line = said.rstrip("\n").rpartition("\n")
+    assert text == answer().text
+    assert re.fullmatch(SUMMARY, line)
+    assert line.startswith(f"{len(answer().token_ids)} tokens in {len(answer().accept_lengths)} rounds")
+
+
+def test_end_of_input_ends_a_chat_as_done(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{PROMPT}\n"))
+    code, said, error = start(capsys, "--interactive")
+    assert (code, error) == (0, "")
+    assert said.startswith(f"> {answer().text}\n") and said.endswith("\n> \n")
+    assert len(re.findall(SUMMARY, said)) == 1
+
+
+class Answering:
+    """Says yes to everything; asked holds what was said to it."""
+
+    tokenizer = None
+
+    def __init__(self):
+        self.asked = []
+
+    def stream(self, prompt, **_):
+        self.asked.append(prompt)
+        yield TextPiece("yes", [5, 6], [1], "stop")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_that_is_no_utf_8_is_left_out_and_the_chat_goes_on(errors):
+    decoder, shown = Answering(), io.StringIO()
+    lines = iter([b"caf\xe9", b"caf\xc3\xa9"])
+
+    def read(_):
+        for line in lines:
+            return line.decode(errors=errors)
+        raise EOFError
+
+    talk.chat(decoder, "domino", rich.console.Console(file=shown), 1, read=read)
+    assert set(decoder.asked) == {"café"} and shown.getvalue().count("no UTF-8") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--output is missing (a folder for the report); without it give --prompt or --interactive"),
+        (["--prompts=rows.jsonl"], "--output is missing"),
+        (["--prompt= "], "--prompt is empty"),
+        (["--prompt=caf\udce9"], r"--prompt='caf\udce9' holds bytes that are no UTF-8"),
+        (["--prompt=Hi", "--prompts=rows.jsonl"], "--prompts and --prompt are both given"),
+        (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
+        (["--interactive", "--output=folder"], "--interactive and --output are both given"),
+        (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
+        (["--prompt=Hi", "--config.decode.tune=True"], "config.decode.tune is True, but --prompt without --output"),
+        (["--interactive", "--config.decode.tasks=('gsm8k',)"], "but --interactive without --output only shows"),
+        (["--prompt=Hi", "--config.decode.compare=('a',)"], "config.decode.compare is ('a',), but --prompt"),
+    ],
+)
+def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, said):
+    code, shown, error = start(capsys, *arguments)
+    assert (code, shown, "Traceback" in error) == (2, "", False)
+    assert said in error and len(error.strip().splitlines()) == 1
