@@ -63,8 +63,11 @@ def name(entry: tuple[str, str, int]) -> str:
 # ------------------------------------------------------------------------------------------------------ programs
 
 
-def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
-    """Shapes of the published drafter's form beside a target; layers: fewer than the target has, for a test."""
+def models_on(mesh: Mesh, size: str, layers: int | None = None, split_head: bool = False) -> Models:
+    """Shapes of the published drafter's form beside a target.
+
+    layers: fewer than the target has, for a test.  split_head: as decode.mesh.split_head.
+    """
     target_config = dry_run.shapes_of(f"Qwen/Qwen3-{size.upper()}")
     if layers:
         target_config = dataclasses.replace(target_config, num_hidden_layers=layers)
@@ -81,9 +84,10 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
         gru_hidden_dim=1024,
     )
     target = Qwen3(target_config, jnp.bfloat16)
-    drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
+    drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1 and not split_head)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    place = sharding.decode_placement(mesh, config.num_key_value_heads, target_config.tie_word_embeddings)
+    tied = target_config.tie_word_embeddings
+    place = sharding.decode_placement(mesh, config.num_key_value_heads, tied, split_head)
 
     def laid_out(tree):
         def one(path, leaf):

@@ -173,6 +173,7 @@ def _decode() -> config_dict.ConfigDict:
     decode.mesh = decode_mesh = config_dict.ConfigDict()
     decode_mesh.data = 1  # rows of a batch over so many devices; -1 is the rest
     decode_mesh.tensor = 1  # heads, feed-forward and vocabulary over so many
+    decode_mesh.split_head = False  # the Domino head over them too: for chips that exchange a number in microseconds
     return decode
 
 

@@ -18,6 +18,7 @@ throughput at several batch sizes as well, and config.decode.compare several dra
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import tempfile
@@ -76,7 +77,8 @@ def main(flags: cli.Flags) -> None:
     mesh = decode_mesh(over.data, over.tensor, settings.batch_size)
     if config.decode.tune:
         check_tuning(settings.modes, config.decode.compare)
-    loader = Loader(config.target.path, settings, mesh, lambda target: made_up_drafter(config.drafter, target))
+    made_up = functools.partial(made_up_drafter, config.drafter)
+    loader = Loader(config.target.path, settings, mesh, made_up, over.split_head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings):
         if flags.output:
             measure(flags, loader)

@@ -49,12 +49,14 @@ class Loader:
         target_path: a folder or hub id.
         mesh: where the weights go, this process' first device when None.
         made_up: target config → a drafter's, for simulated runs without a drafter's folder.
+        split_head: on the mesh, the Domino head over the vocabulary instead of whole everywhere.
     """
 
     target_path: str
     settings: DecodeSettings
     mesh: Mesh | None
     made_up: Callable[[Qwen3Config], DrafterConfig]
+    split_head: bool = False
 
     def target(self) -> LoadedTarget:
         simulated = self.settings.simulate_tau > 0
@@ -72,9 +74,9 @@ class Loader:
         place = self._place()
         if self.settings.simulate_tau and needs_drafter(modes) and not drafter_path:
             config = shortened(self.made_up(loaded.model.config), self.settings.block_size)
-            models = random_drafter(loaded, config, place)
+            models = random_drafter(loaded, config, place, self.split_head)
         else:
-            models = load_models(loaded, drafter_path, modes, place, self.settings.block_size)
+            models = load_models(loaded, drafter_path, modes, place, self.settings.block_size, self.split_head)
         self._check_simulation(models)
         if self.settings.gate_table and models.drafter and models.drafter.config.has_head:
             models = models.replace(gates=jax.jit(gate_table, out_shardings=self._whole())(models))
@@ -95,7 +97,8 @@ class Loader:
         if self.mesh is None:
             return None
         config = read_target_config(self.target_path)
-        return sharding.decode_placement(self.mesh, config.num_key_value_heads, config.tie_word_embeddings)
+        tied = config.tie_word_embeddings
+        return sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, self.split_head)
 
     def _whole(self):
         return None if self.mesh is None else sharding.replicated(self.mesh)

@@ -108,12 +108,14 @@ def load_models(
     modes: Sequence[str],
     sharding: target_files.Sharding = None,
     block_size: int = 0,
+    split_head: bool = False,
 ) -> Models:
     """The target with the drafter that `modes` need; a folder, a hub id, or a train workdir (its export/).
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
         block_size: slots of the draft block, at most the drafter's own; 0: its own.
+        split_head: the sharding splits the Domino head over the vocabulary (decode_placement).
     """
     if not needs_drafter(modes):
         return Models(loaded.model, loaded.params)
@@ -128,7 +130,7 @@ def load_models(
     return Models(
         loaded.model,
         loaded.params,
-        Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None),
+        Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head),
         params,
     )
 

@@ -16,18 +16,20 @@ import jax
 
 from domino_jax import distributed, sharding
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.model import Drafter
 from domino_jax.training.evaluate import DecodedEvaluation
 from tests.decoding_models import make_generator, random_models, random_prompts, texts
 
 PROMPTS = random_prompts(11)
+TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
 EVALUATION = "evaluation"  # the name under which a mesh (data, fsdp, tensor) is for the trainer's evaluation
 
 
-def laid_out(models: Models, mesh) -> Models:
+def laid_out(models: Models, mesh, split_head: bool) -> Models:
     config = models.target.config
-    place = sharding.decode_placement(mesh, config.num_key_value_heads, config.tie_word_embeddings)
+    place = sharding.decode_placement(mesh, config.num_key_value_heads, config.tie_word_embeddings, split_head)
 
     def put(tree):
         def one(path, leaf):
@@ -35,16 +37,17 @@ def laid_out(models: Models, mesh) -> Models:
 
         return jax.tree_util.tree_map_with_path(one, tree)
 
-    drafter = Drafter(models.drafter.config, models.drafter.dtype, whole_head=True)
+    drafter = Drafter(models.drafter.config, models.drafter.dtype, whole_head=not split_head)
     return Models(models.target, put(models.target_params), drafter, put(models.drafter_params))
 
 
-def run(data: int, tensor: int, tied: bool = False) -> dict:
+def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) -> dict:
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
     with jax.set_mesh(mesh):
-        models = laid_out(random_models(tied=tied), mesh)
-        made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0))
-        found = {mode: texts(made.generate(PROMPTS, mode)) for mode in ("autoregressive", "domino")}
+        models = laid_out(random_models(tied=tied), mesh, split_head)
+        made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), tree=TREE if split_head else None)
+        modes = ("domino", "tree") if split_head else ("autoregressive", "domino")
+        found = {mode: texts(made.generate(PROMPTS, mode)) for mode in modes}
         state = made.start(PROMPTS[:8], range(8))
         keys = state.target_cache[0][0]
         leaves = jax.tree.leaves((models.target_params, models.drafter_params))

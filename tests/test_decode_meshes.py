@@ -34,7 +34,7 @@ def read(process: subprocess.Popen) -> dict:
 
 @functools.lru_cache
 def measured() -> dict:
-    return read(started(MESHES | {EVALUATION: [2, 2, 2]}, 8, {}))
+    return read(started(MESHES | {EVALUATION: [2, 2, 2], "split_head": [1, 2, False, True]}, 8, {}))
 
 
 @functools.lru_cache
@@ -55,6 +55,12 @@ def test_weights_lie_over_tensor_the_cache_over_both_and_the_head_nowhere():
     assert min(found[name]["split"] for name in ("both", "tied")) > 10
     assert {name: found[name]["cache"] for name in MESHES} == {"data": 1 / 4, "both": 1 / 2, "tied": 1 / 4}
     assert {found[name]["head_split"] for name in MESHES} == {0}
+
+
+def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
+    found = measured()["split_head"]
+    assert found["head_split"] == 1  # its vocabulary matrix
+    assert found["domino"] == found["tree"] == on_one_device("autoregressive", False)
 
 
 def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device():

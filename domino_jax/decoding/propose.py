@@ -98,8 +98,10 @@ def draft_base(models: Models, state: DecodeState, num_drafts: int | None = None
     block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
     z, cache = models.run_drafter("draft_hidden", state.draft_cache, models.embed(block), state.lengths)
     z = z[:, config.first_slot :][:, :num_drafts]
-    # The head reads whole rows of logits, one after another: better one exchange now than one per draft.
-    return z, constrain(models.unembed(z), "batch"), cache
+    # A head that is whole everywhere reads whole rows of logits, one after another: better one exchange now than one
+    # per draft. One that is split reads its own share of them.
+    share = () if models.drafter.whole_head else (None, "vocab")
+    return z, constrain(models.unembed(z), "batch", *share), cache
 
 
 def roll_out_head(
