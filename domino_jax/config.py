@@ -20,6 +20,7 @@ from domino_jax.errors import DominoError
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
+LARGEST = 2**31 - 1
 MODES = ("autoregressive", "backbone", "domino", "tree")
 PROJECTORS = ("domino", "dflash")
 OPTIMIZERS = ("adamw", "muon")
@@ -105,6 +106,7 @@ def check(config: config_dict.ConfigDict, command: str) -> None:
       config: the recipe with the command line's values in it.
       command: train, decode or regenerate; what only one of them reads is asked for by that one alone.
     """
+    _check_integers(config)
     _check_model(config)
     _check_data(config)
     _check_train(config)
@@ -113,6 +115,16 @@ def check(config: config_dict.ConfigDict, command: str) -> None:
     _check_mesh("mesh", config.mesh, MESH_AXES)
     if command == "train":
         _check_train_needs(config)
+
+
+def _check_integers(config, above: str = "") -> None:
+    """Every integer fits the int32 that arrays count with on a device; seeds among them."""
+    for name, value in config.items():
+        key = f"{above}{name}"
+        if isinstance(value, config_dict.ConfigDict):
+            _check_integers(value, f"{key}.")
+        elif isinstance(value, int):
+            _require(abs(value) <= LARGEST, key, value, f"no device counts so far; give {LARGEST} or less")
 
 
 def _require(fine: bool, key: str, value, change: str) -> None:
@@ -259,7 +271,7 @@ def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
     if found:
         name, value, change = found
         _require(False, f"{section}.{name}", value, change)
-    _within(f"{section}.seed", values.seed, 0, 2**31 - 1)  # an int32 on its way to the device
+    _at_least(f"{section}.seed", values.seed, 0, "a seed is not negative")
     _at_least(f"{section}.batch_size", values.batch_size, 1, "a batch has at least one row")
     _at_least(f"{section}.max_new_tokens", values.max_new_tokens, 1, "there is nothing to generate")
 

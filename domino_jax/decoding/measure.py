@@ -194,20 +194,25 @@ def divergences(
         candidates = {one.token_ids[position], two.token_ids[position]}
         request = generator.request(requests[index])
         margin = choice_margin(logits, len(prefix), request, candidates)
-        limit = near_tie_limit(generator.models.target.dtype, logits, request.sampling)
+        compared = [logits.max(), *logits[sorted(candidates)]]
+        limit = near_tie_limit(generator.models.target.dtype, compared, request.sampling)
         found.append(Divergence(index, position, margin, margin <= limit))
     return found
 
 
-def near_tie_limit(dtype: Any, logits: np.ndarray, params: SamplingParams) -> float:
+def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams) -> float:
     """The margin that counts as a near tie: NEAR_TIE in float32, two units in the last place in bfloat16.
 
     bfloat16 has 8 significant bits, so for a best logit in [16, 32) the limit is 0.25 (PITFALLS §1); like the margin it
     is divided by the temperature.
+
+    Args:
+        compared: the logits in question, the best one and those of the two choices; the largest decides. Far from the
+            best, where a high temperature chooses, they may be larger than it.
     """
     if dtype == jnp.float32:
         return NEAR_TIE
-    unit = 2.0 ** (np.floor(np.log2(max(abs(logits.max()), 1e-30))) - 7)
+    unit = 2.0 ** (np.floor(np.log2(max(1e-30, *map(abs, compared)))) - 7)
     return float(2 * unit / (params.temperature or 1.0))
 
 
