@@ -227,7 +227,8 @@ with jax.set_mesh(mesh):
     found = {"must": c.must_move(models, c.state_on(mesh, models))}
     for name, (function, arguments) in c.programs(mesh, models).items():
         if name in ("step", "verify17", "verify64"):
-            found[name] = hbm_traffic.traffic(c.compile_program(mesh, function, arguments).as_text())
+            text = c.compile_program(mesh, function, arguments).as_text()
+            found[name] = hbm_traffic.traffic(text, cache=c.CACHES.get(chip, 0) // 2)
 print(json.dumps(found))
 """
 
@@ -239,12 +240,15 @@ print(json.dumps(found))
 )
 @pytest.mark.parametrize("chip, tensor", [("v5p", 4), ("h200", 1)])
 def test_a_pass_moves_little_more_than_it_must(chip, tensor):
-    """Four layers of Qwen3-0.6B, whose vocabulary weighs more than they do; what a layer wastes shows all the same."""
+    """Four layers of Qwen3-0.6B, whose vocabulary weighs more than they do; what a layer wastes shows all the same.
+
+    Seen: v5p 1.01, 1.12 and 1.24; H200 without what its cache keeps 1.00, 1.00 and 1.16.
+    """
     command = [sys.executable, "-c", COMPILE, chip, str(tensor)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1800)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert math.isclose(found["step"] / found["must"]["step"], 1.0, abs_tol=0.15)
-    assert found["verify17"] / found["must"]["verify17"] < 1.3
-    assert found["verify64"] / found["verify17"] < 1.35
+    assert math.isclose(found["step"] / found["must"]["step"], 1.0, abs_tol=0.05)
+    assert found["verify17"] / found["must"]["verify17"] < 1.18
+    assert found["verify64"] / found["verify17"] < 1.3
