@@ -156,6 +156,7 @@ def _decode() -> config_dict.ConfigDict:
     decode.gate_table = False  # True: the GRU's input half of every token from a table [V, 3·gru_hidden_dim]
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/tree.md)
     tree.nodes = 64  # rows of the verifying pass, the anchor included
+    tree.depth = 0  # drafts of its longest path; 0: as many as a chain has
     tree.lanes = 16  # paths that the head follows at a time; 1 is the chain
     tree.candidates = 64  # tokens per depth that it chooses among
     tree.beta = -0.1  # added to a node's log-probability for each step of depth: breadth against depth

@@ -333,6 +333,7 @@ def _check_tree(decode) -> None:
     tree = decode.tree
     _at_least("decode.tree.nodes", tree.nodes, 2, "the anchor and at least one draft are needed")
     _at_least("decode.tree.candidates", tree.candidates, 1, "a depth offers at least one token")
+    _at_least("decode.tree.depth", tree.depth, 0, "0 is as deep as a chain")
     fine = 1 <= tree.lanes <= tree.candidates
     why = f"give 1 (a chain) to decode.tree.candidates {tree.candidates}, which are all the paths at depth 1"
     _require(fine, "decode.tree.lanes", tree.lanes, why)

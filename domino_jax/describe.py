@@ -30,7 +30,8 @@ def describe(
     width = 1
     if models.drafter:
         choices = models.drafter.config
-        width = (settings.num_drafts or choices.num_drafts) + 1
+        deepest = settings.tree.depth if settings.tree else 0
+        width = max(settings.num_drafts or choices.num_drafts, deepest) + 1
         drafter = {
             **named["drafter"],
             "projector": choices.projector,

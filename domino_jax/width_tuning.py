@@ -50,7 +50,7 @@ class Option:
 
     def tree(self, settings: DecodeSettings) -> TreeSettings | None:
         """The settings' tree in this shape, None for a chain."""
-        own = {"nodes": self.nodes, "lanes": self.lanes, "beta": self.beta}
+        own = {"nodes": self.nodes, "lanes": self.lanes, "beta": self.beta, "depth": 0}
         return dataclasses.replace(settings.tree, **own) if self.nodes else None
 
 

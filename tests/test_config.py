@@ -106,6 +106,7 @@ BAD = [
     ("decode.tree.beta", float("-inf")),
     ("decode.tree.spread", 0.0),
     ("decode.tree.temperature", 0.0),
+    ("decode.tree.depth", -1),
     ("decode.stop_ids", (-1,)),
     ("decode.stop_ids", ("x",)),
     ("regenerate.num_prompts", -1),

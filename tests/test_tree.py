@@ -391,3 +391,14 @@ def test_the_caches_slack_follows_the_tree():
 def test_without_a_shape_there_is_no_mode_tree():
     with pytest.raises(DominoError, match="mode 'tree' needs the tree's shape"):
         make_generator(random_models(4)).generate([[1]], "tree")
+
+
+def test_a_tree_may_be_deeper_than_the_chain_beside_it():
+    """Depth 3 where chains have one draft: the tree is the one of three drafts, and the text stays."""
+    deep = dataclasses.replace(PLAIN, num_drafts=1, tree=dataclasses.replace(WHOLE, depth=3))
+    assert (deep.width(None), dataclasses.replace(deep, tree=None).width(None)) == (3, 1)
+    shape = (random_models(4), started(), PEAKED)
+    tree, expected = (propose_tree(*shape, dataclasses.replace(some, use_head=False))[0] for some in (deep, PLAIN))
+    assert (tree.tokens == expected.tokens).all() and tree.depths.max() >= 2
+    with pytest.raises(DominoError, match=r"decode\.tree\.depth is 5, but a block of 4 slots gives 4"):
+        make_generator(random_models(4), tree=dataclasses.replace(WHOLE, depth=5))

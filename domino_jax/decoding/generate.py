@@ -342,6 +342,11 @@ class Generator:
                 " is none; set config.drafter.path or decode.parity=near_tie."
             )
         if self.drafting.tree and drafter:
+            if self.drafting.tree.depth > drafter.config.num_drafts:
+                raise DominoError(
+                    f"decode.tree.depth is {self.drafting.tree.depth}, but a block of {drafter.config.block_size} slots"
+                    f" gives {drafter.config.num_drafts} drafts; lower it, or set 0."
+                )
             drafts, vocab = self.drafting.width(drafter.config), self.models.target.config.vocab_size
             check_tree(self.drafting.tree, drafts, vocab, self.cache_slots, self.fixed_shape)
 

@@ -24,6 +24,7 @@ class TreeSettings:
 
     nodes: rows of the verifying pass, the root (the anchor) included.
     lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
+    depth: drafts of the longest path, at most what the block gives; as many as a chain has when 0.
     beta: added to a node's log-probability for each step of depth, at most 0: broader trees.
     temperature: of the drafter's distribution where paths are scored, times the request's: below 1 for a drafter that
         is surer than it says (the calibration of TREE.md §4 step 3).
@@ -37,6 +38,7 @@ class TreeSettings:
     beta: float = -0.1
     temperature: float = 1.0
     spread: float = 1.0
+    depth: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,8 @@ class DraftSettings:
 
     def width(self, config: DrafterConfig) -> int:
         """Drafts of a round; of a tree, those of its longest path."""
-        return self.num_drafts or config.num_drafts
+        depth = self.tree.depth if self.tree else 0
+        return depth or self.num_drafts or config.num_drafts
 
     def coupled(self, sampling: Sampling) -> bool:
         """Whether the draft reads noise at all."""

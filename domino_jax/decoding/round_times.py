@@ -1,6 +1,7 @@
 """Where a round's time goes: its parts in timed loops of their own, beside the whole round and a plain step."""
 
 import copy
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,8 @@ def round_split(
     """
     live = endless(state)
     chains = [mode for mode in modes if mode in CHAINS]
-    parts = _parts(state.sampling or generator.sampling, generator.drafting) if chains else {}
+    drafting = dataclasses.replace(generator.drafting, tree=None)
+    parts = _parts(state.sampling or generator.sampling, drafting) if chains else {}
     timed = {
         name: _stopwatch(jax.jit(program), generator.models, live)
         for name, program in parts.items()

@@ -121,7 +121,7 @@ def draft_ledger(
     models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
 ) -> tuple[Ledger, Cache]:
     """All nodes that a round's tree is picked from, whatever its size and beta; the draft cache as in propose_tree."""
-    z, base, cache = draft_base(models, state, settings.num_drafts)
+    z, base, cache = draft_base(models, state, settings.width(models.drafter.config))
     candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling, settings.tree))
     noise = None
     if settings.coupled(sampling):
