@@ -19,8 +19,8 @@ from domino_jax.errors import DominoError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
+LARGEST = 2**31 - 1  # as an int32 on its way to a device
 # The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
-LARGEST = 2**31 - 1
 MODES = ("autoregressive", "backbone", "domino", "tree")
 PROJECTORS = ("domino", "dflash")
 OPTIMIZERS = ("adamw", "muon")

@@ -393,8 +393,7 @@ def test_without_a_shape_there_is_no_mode_tree():
         make_generator(random_models(4)).generate([[1]], "tree")
 
 
-def test_a_tree_may_be_deeper_than_the_chain_beside_it():
-    """Depth 3 where chains have one draft: the tree is the one of three drafts, and the text stays."""
+def test_a_tree_may_be_deeper_than_the_chain_beside_it_or_shallower():
     deep = dataclasses.replace(PLAIN, num_drafts=1, tree=dataclasses.replace(WHOLE, depth=3))
     assert (deep.width(None), dataclasses.replace(deep, tree=None).width(None)) == (3, 1)
     shape = (random_models(4), started(), PEAKED)
@@ -402,3 +401,5 @@ def test_a_tree_may_be_deeper_than_the_chain_beside_it():
     assert (tree.tokens == expected.tokens).all() and tree.depths.max() >= 2
     with pytest.raises(DominoError, match=r"decode\.tree\.depth is 5, but a block of 4 slots gives 4"):
         make_generator(random_models(4), tree=dataclasses.replace(WHOLE, depth=5))
+    shallow = dataclasses.replace(WHOLE, nodes=2, depth=1)
+    assert make_generator(random_models(4), tree=shallow).block_rows() == 5  # the chain's anchor and 4 drafts

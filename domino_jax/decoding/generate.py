@@ -121,7 +121,8 @@ class Generator:
             return 1
         config = self.models.drafter.config
         nodes = self.drafting.tree.nodes if self.drafting.tree else 0
-        return max(config.block_size, self.drafting.width(config) + 1, nodes)
+        chain = dataclasses.replace(self.drafting, tree=None).width(config) + 1  # a tree may be shallower than it
+        return max(config.block_size, chain, self.drafting.width(config) + 1, nodes)
 
     # ------------------------------------------------------------------------------------------- whole answers
 
