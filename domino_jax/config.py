@@ -14,12 +14,11 @@ from collections.abc import Collection
 
 from ml_collections import config_dict
 
-from domino_jax.decoding.sampling_ranges import outside_range
+from domino_jax.decoding.sampling_ranges import LARGEST, outside_range
 from domino_jax.errors import DominoError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-LARGEST = 2**31 - 1  # as an int32 on its way to a device
 # The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
 MODES = ("autoregressive", "backbone", "domino", "tree")
 PROJECTORS = ("domino", "dflash")

@@ -9,13 +9,13 @@ from domino_jax.decoding.generate import Generator, Request
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.sampling_ranges import LARGEST
 from domino_jax.errors import DataError
 from domino_jax.tune import stored_scale
 
 LISTS = ("modes", "stop_ids", "concurrency")
 # What a prompt row may say of itself; a sampling value that it leaves out is off.
 SAMPLING_VALUES = dataclasses.asdict(SamplingParams())
-LARGEST = 2**31 - 1  # as an int32 on its way to the device
 ROW_VALUES = ("seed", "max_new_tokens", *SAMPLING_VALUES)
 
 

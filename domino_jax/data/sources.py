@@ -156,7 +156,7 @@ def _storage(name: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise DominoError(f"{name}: its client is not installed ({error}); for gs:// run pip install gcsfs.") from error
-    except Exception as error:
+    except Exception as error:  # each store's client raises classes of its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise DominoError(
             f"{name} cannot be read: {reason}. Check the path and this machine's access to it."

@@ -2,6 +2,8 @@
 
 import math
 
+LARGEST = 2**31 - 1  # of a number on its way to an int32 of the device
+
 
 def outside_range(temperature: float, top_k: int, top_p: float, min_p: float = 0.0) -> tuple[str, float, str] | None:
     """(name, value, what to do) of the first value that is outside its range, NaN too; None when all are inside."""
