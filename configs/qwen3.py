@@ -169,6 +169,7 @@ def _decode() -> config_dict.ConfigDict:
     decode.simulate_tau = 0.0  # above 0: random weights where there are none, and this acceptance length by force
     decode.tune = False  # True: measure widths on this device first and decode with the fastest
     decode.tasks = ()  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
+    decode.cores = 0  # of a CPU, to keep to while decoding; 0: all
     decode.concurrency = ()  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
     decode.compare = ()  # drafter folders, all of them measured in one run and put into one table
     decode.mesh = decode_mesh = config_dict.ConfigDict()

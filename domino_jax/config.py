@@ -286,6 +286,7 @@ def _check_decode(decode) -> None:
     )
     _check_sampling("decode", decode, decode.min_p)
     _at_least("decode.num_prompts", decode.num_prompts, 0, "0 is all rows")
+    _at_least("decode.cores", decode.cores, 0, "0 is all of them")
     _one_of("decode.dtype", decode.dtype, DTYPES)
     _require(
         decode.cache_length > decode.max_new_tokens,

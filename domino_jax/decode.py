@@ -37,6 +37,7 @@ from domino_jax.api import prompt_row
 from domino_jax.building import drafter_config_of
 from domino_jax.compare import COMPARISON, compare_drafters, drafter_names
 from domino_jax.concurrency import measure_concurrency
+from domino_jax.cores import kept_to
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.sources import is_remote
 from domino_jax.data.tasks import read_tasks
@@ -79,7 +80,7 @@ def main(flags: cli.Flags) -> None:
         check_tuning(settings.modes, config.decode.compare)
     made_up = functools.partial(made_up_drafter, config.drafter)
     loader = Loader(config.target.path, settings, mesh, made_up, over.split_head)
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings):
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings), kept_to(settings.cores):
         if flags.output:
             measure(flags, loader)
         else:
@@ -274,9 +275,10 @@ def decode_with(
     }
     if not is_remote(os.fspath(output)):
         # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
-        return decode_rows(models, target, rows, settings, Path(output), named, anew=True)
+        with kept_to(settings.cores):
+            return decode_rows(models, target, rows, settings, Path(output), named, anew=True)
     # A bucket's files can be neither continued nor cut: decoded here, and copied when it is whole.
-    with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch, kept_to(settings.cores):
         report = decode_rows(models, target, rows, settings, Path(scratch), named)
         copy_folder(Path(scratch), epath.Path(output))
     return report

@@ -45,6 +45,7 @@ class DecodeSettings:
     thinking: bool = False
     dtype: str = "float32"
     concurrency: tuple[int, ...] = ()
+    cores: int = 0
     tree: TreeSettings | None = None
 
     def as_json(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,16 @@ from etils import epath
 
 import domino_jax
 from domino_jax import intervals
+from domino_jax.cores import usable
 from domino_jax.decoding.generate import BASELINE
 from domino_jax.decoding.measure import ModeRun, accept_rates, full_histogram
-from domino_jax.errors import DataError
+from domino_jax.errors import DataError, DominoError
 from domino_jax.plots import write_plots
 from domino_jax.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
 
 REPORT = "report.json"
+WRITTEN = ("report.md", "table.md", "table.tex")  # beside it, and the folder of pictures
+PLOTS = "plots"
 TREES = "trees.png"  # drawn where the mode tree was decoded (tree_report.py)
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
@@ -194,7 +197,9 @@ def versions() -> dict[str, str]:
 def device() -> str:
     """Kind and number of the devices, and of the host's cores where those are the device."""
     devices = jax.devices()
-    cores = f", {os.cpu_count()} cores" if devices[0].platform == "cpu" else ""
+    used, there = usable(), os.cpu_count()
+    of = f"{used} of " if used != there else ""
+    cores = f", {of}{there} cores" if devices[0].platform == "cpu" else ""
     return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores})"
 
 
@@ -208,11 +213,11 @@ def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = [*write_plots(folder / "plots", report), *([TREES] if (folder / "plots" / TREES).exists() else [])]
+    pictures = [*write_plots(folder / PLOTS, report), *([TREES] if (folder / PLOTS / TREES).exists() else [])]
     table = paper_table([report])
     write_text(folder / "table.md", markdown_table(table))
     write_text(folder / "table.tex", latex_table(table))
-    write_text(folder / "report.md", markdown(report, [f"plots/{name}" for name in pictures]))
+    write_text(folder / "report.md", markdown(report, [f"{PLOTS}/{name}" for name in pictures]))
     write_json(folder / REPORT, report)
 
 
@@ -228,7 +233,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any] | None:
-    """The report of a finished run, None when there is none."""
+    """The report of a finished run, None when there is none.
+
+    Raises:
+        DataError: it is damaged.
+        DominoError: there is none, and none could be written there.
+    """
+    refuse_obstacles(epath.Path(folder), files=(name, *WRITTEN), folders=(PLOTS,))
     path = epath.Path(folder) / name
     if not path.is_file():
         return None
@@ -239,6 +250,18 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     if not isinstance(found, dict):
         raise DataError(f"{path} holds a {type(found).__name__}, not a report; remove it, or choose another folder.")
     return {**LATER, **found}
+
+
+def refuse_obstacles(folder: epath.Path, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
+    """Raises DominoError for a folder in a file's place, or a file in a folder's: told now, not when all was run."""
+    wanted = [("folder", ""), *(("folder", name) for name in folders), *(("file", name) for name in files)]
+    for kind, name in wanted:
+        path = folder / name
+        if path.exists() and path.is_dir() != (kind == "folder"):
+            there = "file" if kind == "folder" else "folder"
+            raise DominoError(
+                f"{path} cannot be written as a {kind}: a {there} is there; move it, or name another place."
+            )
 
 
 def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:

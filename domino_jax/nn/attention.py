@@ -20,18 +20,20 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
     Keys come head-first because the cache holds them so: with S before K, XLA:CPU transposes the whole cache each step
     (3.1 → 2.8 ms for nine rows, 24 layers × 128 wide, 384 slots). R and T are one axis in both products: with two of
     them, XLA transposes all keys first, for GPU and for CPU (there, attention of these 24 layers alone: 1.40 → 1.19 ms
-    for nine rows, 0.84 → 0.67 for one).
+    for nine rows, 0.84 → 0.67 for one). The mask is added, which XLA:CPU puts into vector instructions and a choice
+    between two it does not, and weights are normalised after the product (whole pass: 3.56 → 3.30 ms, on one core).
     """
     batch, heads, length, width = q.shape
-    kv, slots = k.shape[1:3]
+    kv = k.shape[1]
     rows = q.reshape(batch, kv, -1, width)
-    scores = jnp.einsum("bkqh,bksh->bkqs", rows, k, preferred_element_type=jnp.float32) * width**-0.5
-    scores = jnp.where(mask[:, None, None], scores.reshape(batch, kv, -1, length, slots), MASKED)
-    weights = jax.nn.softmax(scores, axis=-1)
-    weights = jnp.where(mask.any(-1)[:, None, None, :, None], weights, 0.0).astype(v.dtype)
-    weights = weights.reshape(batch, kv, -1, slots)
-    out = jnp.einsum("bkqs,bksh->bkqh", weights, v, preferred_element_type=jnp.float32)
-    return out.astype(q.dtype).reshape(q.shape)
+    groups = heads // kv
+    hidden = jnp.tile(jnp.where(mask, 0.0, MASKED), (1, groups, 1))[:, None]
+    scores = jnp.einsum("bkqh,bksh->bkqs", rows, k, preferred_element_type=jnp.float32) * width**-0.5 + hidden
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    total = weights.sum(axis=-1, keepdims=True)
+    out = jnp.einsum("bkqs,bksh->bkqh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32) / total
+    seen = jnp.tile(mask.any(-1), (1, groups))[:, None, :, None]
+    return jnp.where(seen, out, 0.0).astype(q.dtype).reshape(q.shape)
 
 
 def attend_causal(

@@ -102,5 +102,8 @@ def rotary_angles(positions: Positions, head_dim: int, theta: float) -> tuple[ja
 def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Half-rotation RoPE of x [B, heads, T, H]: pairs are (i, i + H/2). Computed in float32, returned in x's dtype."""
     cos, sin = angles
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    x32 = x.astype(jnp.float32)
+    swapped = jnp.roll(x32, x.shape[-1] // 2, axis=-1)
+    # Two products over the whole width, not two over each half: XLA:CPU's kernel of the latter takes 6 µs for nine rows.
+    cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    return (x32 * cos + swapped * sin).astype(x.dtype)
