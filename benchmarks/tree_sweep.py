@@ -1,14 +1,16 @@
-"""τ of trees by nodes, lanes and beta beside the chain's, over the same answers: the tables of docs/tree.md.
+"""τ of trees by nodes, candidates, lanes and beta beside the chain's, over the same answers (docs/tree.md).
 
     python -m benchmarks.tree_sweep --config=configs/tiny.py [--config.decode.temperature=1.0]
 
-Decodes twice decode.num_prompts prompts with the chain and replays every tree over the answers
-(domino_jax/tree_replay.py). Lanes and beta are picked on the second half of the prompts; what is printed as measured is
-the first half, with what was picked. Prints Markdown.
+Decodes twice decode.num_prompts prompts with the chain (mode domino, or backbone for a drafter without a head) and
+replays every tree over the answers (domino_jax/tree_replay.py). Candidates, lanes and beta are picked on the second
+half of the prompts; what is printed as measured is the first half, with what was picked. Prints Markdown.
 """
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 from domino_jax import cli
 from domino_jax import config as recipes
@@ -16,6 +18,7 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator
 from domino_jax.decoding.measure import tau_pooled
+from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
 from domino_jax.errors import DominoError
 from domino_jax.loading import load_models, load_target
@@ -24,49 +27,65 @@ from domino_jax.tree_replay import record, replayed_tau
 NODES = (16, 32, 64, 128)
 LANES = (8, 12, 16, 24)
 BETAS = (0.0, -0.1, -0.2, -0.3, -0.5)
+CANDIDATES = (64, None)  # None: the whole vocabulary
 
 
 def main(flags: cli.Flags) -> None:
     config = flags.config
-    config.decode.modes = ("domino", "tree")
+    config.decode.modes = ("backbone", "tree")  # a head is used where there is one, and not asked for
     recipes.check(config, "decode")
     settings = decode_settings(config.decode)
+    rows = read_rows(config.decode.prompts, config.decode.num_prompts)
     loaded = load_target(config.target.path, settings.dtype)
     models = load_models(loaded, config.drafter.path, settings.modes, block_size=settings.block_size)
-    count = config.decode.num_prompts
-    rows = read_prompts(config.decode.prompts, 2 * count)
-    if len(rows) < 2 * count:
-        raise DominoError(f"{config.decode.prompts} has {len(rows)} prompts; set decode.num_prompts to half of that.")
     prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]
-    chain = new_generator(models, loaded.stop_ids, dataclasses.replace(settings, tree=None))
-    answers = chain.generate(prompts, "domino")
-    tau = tau_pooled(answers[:count])
-    full = chain.settings("domino").width(models.drafter.config) + 1
-    capped = [emitted == full for answer in answers[:count] for emitted in answer.accept_lengths]
-    print(f"chain: τ {tau:.3f}, {sum(capped) / len(capped):.0%} of rounds full ({full} tokens)", flush=True)
-    found = sweep(models, loaded.stop_ids, settings, prompts, answers, count)
-    tables(found, tau)
+    show(models, loaded.stop_ids, settings, prompts)
 
 
-def sweep(models, stop_ids, settings: DecodeSettings, prompts, answers, count: int) -> dict[TreeSettings, tuple]:
-    """Tree → τ on the first `count` prompts and on the others."""
-    found = {}
-    for lanes in LANES:
-        drawn = dataclasses.replace(settings.tree, lanes=lanes)
+def read_rows(path: str, count: int) -> list[dict[str, Any]]:
+    """Twice `count` prompt rows; all of them, but for an odd one, when it is 0."""
+    rows = read_prompts(path, 2 * count or None)
+    wanted = 2 * count or max(2, len(rows) // 2 * 2)
+    if len(rows) < wanted:
+        raise DominoError(
+            f"{path} has {len(rows)} prompts, and the sweep reads {wanted}, one half to pick on and one to measure on:"
+            " lower config.decode.num_prompts, or name a longer file."
+        )
+    return rows[:wanted]
+
+
+def show(models: Models, stop_ids: Sequence[int], settings: DecodeSettings, prompts: Sequence[Sequence[int]]) -> None:
+    """Prints the chain's τ and the tables; measured on the first half of the prompts, picked on the second."""
+    mode = "domino" if models.drafter.config.has_head else "backbone"
+    chain = new_generator(models, stop_ids, dataclasses.replace(settings, tree=None))
+    answers = chain.generate(prompts, mode)
+    measured = answers[: len(prompts) // 2]
+    tau = tau_pooled(measured)
+    full = chain.settings(mode).width(models.drafter.config) + 1
+    capped = [emitted == full for answer in measured for emitted in answer.accept_lengths]
+    print(f"chain ({mode}): τ {tau:.3f}, {sum(capped) / len(capped):.0%} of rounds full ({full} tokens)", flush=True)
+    tables(sweep(models, stop_ids, settings, prompts, answers), tau)
+
+
+def sweep(models: Models, stop_ids, settings: DecodeSettings, prompts, answers) -> dict[TreeSettings, tuple]:
+    """Tree → τ on the first half of the prompts and on the second."""
+    found, half, vocab = {}, len(prompts) // 2, models.target.config.vocab_size
+    sizes = sorted({min(count or vocab, vocab) for count in CANDIDATES})
+    for candidates, lanes in itertools.product(sizes, LANES):
+        # What is recorded has all the nodes that lanes meet; how many of them a tree keeps is for the replay.
+        drawn = dataclasses.replace(settings.tree, nodes=2, lanes=lanes, candidates=candidates)
         made = new_generator(models, stop_ids, dataclasses.replace(settings, tree=drawn))
         recordings = record(made, prompts, answers, lanes)
         for nodes, beta in itertools.product(NODES, BETAS):
             if nodes <= recordings[0].ledger.tokens.shape[1] + 1:
                 tree = dataclasses.replace(drawn, nodes=nodes, beta=beta)
-                found[tree] = tuple(replayed_tau(half, tree) for half in (recordings[:count], recordings[count:]))
+                found[tree] = tuple(replayed_tau(part, tree) for part in (recordings[:half], recordings[half:]))
     return found
 
 
 def tables(found: dict[TreeSettings, tuple], chain: float) -> None:
     """What was picked, and how much each setting matters."""
-    print(
-        "\n| nodes | picked: lanes, beta | τ | × chain | least and most of all lanes and betas |\n|---|---|---|---|---|"
-    )
+    line("nodes", "picked: candidates, lanes, beta", "τ", "× chain", "least and most of all settings", head=True)
     for nodes in NODES:
         some = {tree: both for tree, both in found.items() if tree.nodes == nodes}
         if some:
@@ -74,12 +93,13 @@ def tables(found: dict[TreeSettings, tuple], chain: float) -> None:
             span = [both[0] / chain for both in some.values()]
             tau = some[best][0]
             shares = f"{min(span):.3f} to {max(span):.3f}"
-            line(nodes, f"{best.lanes}, {best.beta:g}", f"{tau:.3f}", f"{tau / chain:.3f}", shares)
-    line("nodes", "lanes", *(f"beta {beta:g}" for beta in BETAS), head=True)
-    for nodes, lanes in itertools.product(NODES, LANES):
-        row = [both[0] / chain for tree, both in found.items() if (tree.nodes, tree.lanes) == (nodes, lanes)]
-        if row:
-            line(nodes, lanes, *(f"{ratio:.3f}" for ratio in row))
+            picked = f"{best.candidates}, {best.lanes}, {best.beta:g}"
+            line(nodes, picked, f"{tau:.3f}", f"{tau / chain:.3f}", shares)
+    line("nodes", "candidates", "lanes", *(f"beta {beta:g}" for beta in BETAS), head=True)
+    shapes = dict.fromkeys((tree.nodes, tree.candidates, tree.lanes) for tree in found)
+    for shape in sorted(shapes):
+        row = [both[0] / chain for tree, both in found.items() if (tree.nodes, tree.candidates, tree.lanes) == shape]
+        line(*shape, *(f"{ratio:.3f}" for ratio in row))
 
 
 def line(*cells, head: bool = False) -> None:

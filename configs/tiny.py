@@ -55,8 +55,8 @@ def get_config():
     config.decode.dtype = "float32"
     config.decode.tree.nodes = 16  # a CPU pays for every row
     config.decode.tree.beta = -0.3  # of 0 to -0.5 the best at 16 nodes, by a little
-    # What a pass has to compute is less than what it costs to hand halves of it from core to core: on the two of an
-    # Intel Xeon plain decoding ran at 603 tokens/s and Domino at 785, on one of them at 775 and 1,074.
+    # What such a pass has to compute is less than what it costs to hand halves of it from core to core: on the two of
+    # an Intel Xeon plain decoding ran at 603 tokens/s and Domino at 785, on one of them at 775 and 1,074.
     config.decode.cores = 1
     config.decode.cache_length = 384  # the longest prompt has 204 tokens
 

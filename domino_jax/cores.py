@@ -1,30 +1,44 @@
-"""Keeps a process on a few of its cores while it decodes: a small model loses more by sharing its work than it gains."""
+"""Keeps a process on a few cores while it decodes: a small model loses more by sharing its work than it gains."""
 
 import contextlib
 import os
 import pathlib
+import time
 from collections.abc import Iterator
 
 THREADS = pathlib.Path("/proc/self/task")
+STAT = pathlib.Path("/proc/stat")
+WATCHED = 0.2  # seconds that the cores are watched for
 
 
 @contextlib.contextmanager
 def kept_to(count: int) -> Iterator[None]:
     """Within it, all threads of this process run on `count` of the cores they may use; 0, or too many: on all of them.
 
-    Which ones depends on the process, so that two runs beside each other do not meet on one core. The cores as they
-    were are given back at the end. Does nothing where the system cannot be asked for it (only Linux can).
+    The idlest are taken, for no scheduler can move the process away later; of equals those that the process id points
+    at, so that two runs that start together do not meet. All cores are given back at the end. Does nothing where the
+    system cannot be asked for it (only Linux can).
     """
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") and THREADS.is_dir() else []
     if not 0 < count < len(allowed):
         yield
         return
     first = os.getpid() % len(allowed)
-    _keep({allowed[(first + index) % len(allowed)] for index in range(count)})
+    before = idle_time()
+    time.sleep(WATCHED)
+    idle = {core: spent - before.get(core, 0) for core, spent in idle_time().items()}
+    turned = allowed[first:] + allowed[:first]
+    _keep(set(sorted(turned, key=lambda core: -idle.get(core, 0))[:count]))
     try:
         yield
     finally:
         _keep(set(allowed))
+
+
+def idle_time() -> dict[int, int]:
+    """By core, the time in ticks of 10 ms that it has stood idle or waited for a disk since the machine started."""
+    lines = [line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu")]
+    return {int(name[3:]): int(spent[3]) + int(spent[4]) for name, *spent in lines if name != "cpu"}
 
 
 def usable() -> int:

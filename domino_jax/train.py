@@ -28,7 +28,7 @@ from domino_jax.metrics import MetricsWriter
 from domino_jax.plots import plot_run
 from domino_jax.preemption import PREEMPTED, Preemption
 from domino_jax.preflight import run_preflight
-from domino_jax.report import console_table, read_report
+from domino_jax.report import console_table, read_report, refuse_obstacles
 from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.profile import Profile
 from domino_jax.watchdog import Watchdog
@@ -46,6 +46,7 @@ def main(flags: cli.Flags) -> int | None:
         return dry_run.main(flags)
     workdir = epath.Path(flags.workdir).expanduser()
     recipe = recipes.resolved(config)
+    refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
     started = time.monotonic()

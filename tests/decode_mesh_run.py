@@ -4,7 +4,7 @@
 
 With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment the devices are those of several
 processes. Prints one JSON object: name → {mode: texts, "split": leaves of the parameters that no device holds whole,
-"cache": share of the target's cache on one device}.
+"cache": share of the target's cache on one device}. Two names are for something else: EVALUATION and COMMAND.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 
 import jax
 
-from domino_jax import distributed, sharding
+from domino_jax import cli, decode, distributed, sharding
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
@@ -25,6 +25,7 @@ from tests.decoding_models import make_generator, random_models, random_prompts,
 PROMPTS = random_prompts(11)
 TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
 EVALUATION = "evaluation"  # the name under which a mesh (data, fsdp, tensor) is for the trainer's evaluation
+COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
 
 
 def laid_out(models: Models, mesh, split_head: bool) -> Models:
@@ -41,6 +42,10 @@ def laid_out(models: Models, mesh, split_head: bool) -> Models:
     return Models(models.target, put(models.target_params), drafter, put(models.drafter_params))
 
 
+def count_split(tree) -> int:
+    return sum(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(tree))
+
+
 def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) -> dict:
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
     with jax.set_mesh(mesh):
@@ -53,10 +58,8 @@ def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) ->
         leaves = jax.tree.leaves((models.target_params, models.drafter_params))
         return {
             **found,
-            "split": sum(not leaf.sharding.is_fully_replicated for leaf in leaves),
-            "head_split": sum(
-                not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(models.drafter_params["head"])
-            ),
+            "split": count_split(leaves),
+            "head_split": count_split(models.drafter_params["head"]),
             "cache": keys.addressable_shards[0].data.size / keys.size,
         }
 
@@ -75,11 +78,29 @@ def evaluate(*mesh_sizes: int) -> dict:
         return evaluation(put(random_models().drafter_params))
 
 
+def command(*arguments: str) -> dict:
+    """domino_jax.decode in this process, and how many leaves of the head that it decoded with are split.
+
+    The parts of a round are not timed: that would compile more programs than all of the rest.
+    """
+    found, decode_rows = {}, decode.decode_rows
+
+    def looked_at(models: Models, *rest):
+        found["head_split"] = count_split(models.drafter_params["head"])
+        return decode_rows(models, *rest)
+
+    decode.decode_rows = looked_at
+    decode.timings = lambda *arguments: {"split": {}, "straight_step": 1e-3}
+    decode.main(cli.parse(["decode", *arguments], ("config", "output"), ("prompts", "distributed")))
+    return found
+
+
 def main() -> None:
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
         distributed.initialize("manual")
     meshes = json.loads(sys.argv[1])
-    found = {name: (evaluate if name == EVALUATION else run)(*sizes) for name, sizes in meshes.items()}
+    kinds = {EVALUATION: evaluate, COMMAND: command}
+    found = {name: (kinds[name] if name in kinds else run)(*sizes) for name, sizes in meshes.items()}
     print(json.dumps(found))
     distributed.shutdown()
 

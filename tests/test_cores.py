@@ -8,7 +8,7 @@ import pytest
 
 from configs import tiny
 from domino_jax import report
-from domino_jax.cores import kept_to, usable
+from domino_jax.cores import idle_time, kept_to, usable
 from domino_jax.decode_settings import decode_settings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux can be asked for it")
@@ -48,6 +48,23 @@ def test_all_threads_keep_to_the_cores_and_get_all_back(cores, waiting_thread):
         waiting_thread()
         assert of_all_threads() == {1} and usable() == 1
     assert of_all_threads() == {cores}
+
+
+def test_the_idlest_core_is_taken(cores, monkeypatch):
+    """Core by core, the one that stood idle meanwhile is chosen, whatever the process id."""
+    allowed = sorted(os.sched_getaffinity(0))
+    monkeypatch.setattr("domino_jax.cores.WATCHED", 0.0)
+    for idle in allowed:
+        seen = iter([dict.fromkeys(allowed, 5), {core: 5 + 20 * (core == idle) for core in allowed}])
+        monkeypatch.setattr("domino_jax.cores.idle_time", lambda seen=seen: next(seen))
+        with kept_to(1):
+            assert os.sched_getaffinity(0) == {idle}
+
+
+def test_idle_time_is_known_of_every_core_and_never_falls(cores):
+    first, second = idle_time(), idle_time()
+    assert set(first) >= os.sched_getaffinity(0)
+    assert all(second[core] >= spent > 0 for core, spent in first.items())
 
 
 def test_an_error_gives_them_back_too(cores):

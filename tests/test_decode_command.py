@@ -266,10 +266,19 @@ def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text,
     assert said in error and "remove it" in error and len(error.strip().splitlines()) == 1
 
 
-def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
-    (tmp_path / "out").write_text("")
-    code, _, error = start(capsys, arguments(write_prompts(tmp_path, GOOD), tmp_path / "out"))
-    assert code == 2 and "cannot be written" in error
+@pytest.mark.parametrize("name", ["out", "out/plots", "out/report.json", "out/table.tex"])
+def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix:
+        path.mkdir()
+    else:
+        path.write_text("")
+    argv = arguments(write_prompts(tmp_path, GOOD), tmp_path / "out", config__target__path="./nowhere")
+    code, _, error = start(capsys, argv)
+    is_, should = ("folder", "file") if path.suffix else ("file", "folder")
+    assert code == 2 and f"{path} cannot be written as a {should}: a {is_} is there" in error
+    assert len(error.strip().splitlines()) == 1
 
 
 def test_too_little_memory_is_told_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):

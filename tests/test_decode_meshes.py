@@ -3,20 +3,24 @@
 import functools
 import json
 import os
+import pathlib
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.training.evaluate import DecodedEvaluation
-from tests.decode_mesh_run import EVALUATION, PROMPTS
+from tests.decode_mesh_run import COMMAND, EVALUATION, PROMPTS
 from tests.decoding_models import make_generator, random_models, texts
+from tests.models import GOLDEN, load_golden
 
 MODES = ("autoregressive", "domino")
 # Two key/value heads: over 2 they are split, over 4 they lie whole.
 MESHES = {"data": [4, 1], "both": [2, 4], "tied": [2, 2, True]}
+PAIR, NEW = "tied_shift", 24
 
 
 def started(meshes: dict, devices: int, environment: dict[str, str]) -> subprocess.Popen:
@@ -32,9 +36,42 @@ def read(process: subprocess.Popen) -> dict:
     return json.loads(out.splitlines()[-1])
 
 
+def arguments(folder: pathlib.Path) -> list[str]:
+    """Two golden prompts of one bucket, over two devices, with the head split; the devices are in use already."""
+    rows = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(golden_cases())]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "config": GOLDEN.parents[1] / "configs" / "tiny.py",
+        "config.target.path": GOLDEN / PAIR / "target",
+        "config.drafter.path": GOLDEN / PAIR / "drafter",
+        "config.decode.modes": "('autoregressive','domino')",
+        "config.decode.max_new_tokens": NEW,
+        "config.decode.cache_length": 128,
+        "config.decode.batch_size": 2,
+        "config.decode.mesh.tensor": 2,
+        "config.decode.mesh.split_head": True,
+        "prompts": folder / "prompts.jsonl",
+        "output": folder / "out",
+        "distributed": "off",
+    }
+    return [f"--{key}={value}" for key, value in values.items()]
+
+
+def golden_cases() -> list[dict]:
+    return [load_golden(PAIR).figures["generate"][place] for place in (1, 3)]
+
+
 @functools.lru_cache
 def measured() -> dict:
-    return read(started(MESHES | {EVALUATION: [2, 2, 2], "split_head": [1, 2, False, True]}, 8, {}))
+    """What decode_mesh_run.py prints, and the files of the command that it ran: its report and its rows."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        others = {EVALUATION: [2, 2, 2], "split_head": [1, 2, False, True], COMMAND: arguments(folder)}
+        found = read(started(MESHES | others, 8, {}))
+        found[COMMAND]["report"] = json.loads((folder / "out" / "report.json").read_text())
+        lines = (folder / "out" / "generations.jsonl").read_text().splitlines()
+        found[COMMAND]["rows"] = list(map(json.loads, lines))
+    return found
 
 
 @functools.lru_cache
@@ -61,6 +98,20 @@ def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
     found = measured()["split_head"]
     assert found["head_split"] == 1  # its vocabulary matrix
     assert found["domino"] == found["tree"] == on_one_device("autoregressive", False)
+
+
+def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
+    """Those of golden.json: without a mesh the command gives them too (test_decode_command.py)."""
+    found = measured()[COMMAND]
+    assert found["head_split"] == 1
+    identical = found["report"]["identical_outputs"]["domino"]
+    assert (identical["same"], identical["of"], identical["violations"]) == (2, 2, 0)
+    assert found["report"]["modes"]["domino"]["tau_pooled"] > 1
+    texts_of = {(row["id"], row["mode"]): row["token_ids"] for row in found["rows"]}
+    assert len(texts_of) == 4
+    for index, case in enumerate(golden_cases()):
+        for mode in MODES:
+            assert texts_of[f"p{index}", mode] == case["output"][:NEW]
 
 
 def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device():

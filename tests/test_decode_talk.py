@@ -80,6 +80,10 @@ def test_a_line_that_is_no_utf_8_is_left_out_and_the_chat_goes_on(errors):
         (["--prompt=caf\udce9"], r"--prompt='caf\udce9' holds bytes that are no UTF-8"),
         (["--prompt=Hi", "--prompts=rows.jsonl"], "--prompts and --prompt are both given"),
         (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
+        (
+            ["--prompt=Hi", "--distributed=manual"],
+            "--distributed=manual connects several processes, and config.decode.mesh",
+        ),
         (["--interactive", "--output=folder"], "--interactive and --output are both given"),
         (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
         (["--prompt=Hi", "--config.decode.tune=True"], "config.decode.tune is True, but --prompt without --output"),
@@ -91,3 +95,9 @@ def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, said
     code, shown, error = start(capsys, *arguments)
     assert (code, shown, "Traceback" in error) == (2, "", False)
     assert said in error and len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("given", ["off", "auto", "manual --config.decode.mesh.data=-1"])
+def test_distributed_is_no_mistake_where_it_says_what_is_done(given):
+    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--prompt=Hi", *f"--distributed={given}".split()]
+    talk.check_flags(cli.parse(argv, ("config",), ("prompt", "distributed", "interactive", "output", "prompts")))

@@ -231,6 +231,16 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(files, tmp_path, capsy
     assert says in said and "Traceback" not in said and len(said.splitlines()) <= 5
 
 
+@pytest.mark.parametrize("name", ["run", "run/plots", "run/report", "run/report/plots"])
+def test_a_file_where_a_folder_of_the_workdir_goes_is_told_before_anything_is_loaded(files, tmp_path, capsys, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
+    said = capsys.readouterr().err
+    assert f"{path} cannot be written as a folder: a file is there" in said and len(said.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
     """From anchors to acceptance: on 32 rows learnt by heart a drafter of block 8 must come near its cap of 9."""

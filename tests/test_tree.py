@@ -17,14 +17,12 @@ from domino_jax.decoding.tree import (
     ROOT,
     Ledger,
     ancestor_table,
-    check_tree,
     edge_scores,
     keep_best,
     pick_candidates,
     propose_tree,
 )
 from domino_jax.decoding.verify import accept_tree, verify
-from domino_jax.errors import DominoError
 from domino_jax.nn.cache import keep_path
 from tests.decoding_models import COMPILED_FAST, DRAFTERS, VOCAB, make_generator, random_models, uncached
 
@@ -150,6 +148,14 @@ def test_few_lanes_and_a_penalty_on_depth_leave_a_tree(use_head):
         assert len(set(children)) == 11  # siblings differ
         assert all(parent < node for node, (parent, _) in enumerate(children, 1))
         assert (tree.depths[row, 1:] == tree.depths[row][tree.parents[row, 1:]] + 1).all()
+
+
+def test_a_tree_may_be_deeper_than_the_chain_beside_it():
+    deep = dataclasses.replace(PLAIN, num_drafts=1, tree=dataclasses.replace(WHOLE, depth=3))
+    assert (deep.width(None), dataclasses.replace(deep, tree=None).width(None)) == (3, 1)
+    shape = (random_models(4), started(), PEAKED)
+    tree, expected = (propose_tree(*shape, dataclasses.replace(some, use_head=False))[0] for some in (deep, PLAIN))
+    assert (tree.tokens == expected.tokens).all() and tree.depths.max() >= 2
 
 
 # ------------------------------------------------------------------------------------------------ scores and budget
@@ -346,60 +352,3 @@ def test_a_place_that_no_draft_fills_never_stands():
     tree = kept_best(jnp.array([7]), ledger([-1.0, -jnp.inf], [ROOT, ROOT]), lanes=2, nodes=3, beta=0.0)
     accepted, _ = accept_tree(tree.tokens, jnp.full((1, 3), 7), tree.depths, tree.parents, tree.ancestors, 1)
     assert accepted.tolist() == [0]
-
-
-# -------------------------------------------------------------------------------------------------------- refusals
-
-BAD = [
-    ({"nodes": 1}, "decode.tree.nodes is 1; give 2 or more"),
-    ({"lanes": 0}, "decode.tree.lanes is 0; give 1"),
-    ({"candidates": 65}, "decode.tree.candidates is 65, but the vocabulary has 64"),
-    ({"lanes": 9, "candidates": 8}, "decode.tree.lanes is 9, but depth 1 has decode.tree.candidates 8"),
-    ({"nodes": 22, "lanes": 4}, "decode.tree.nodes is 22, but 4 lanes of 5 drafts and the anchor are 21"),
-    ({"beta": 0.1}, "decode.tree.beta is 0.1; give 0 or"),
-    ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
-    ({"spread": 0.0}, "decode.tree.spread is 0"),
-    ({"temperature": 0.0}, "decode.tree.temperature is 0; give"),
-    ({"nodes": 47}, "decode.tree.nodes is 47, but decode.cache_length 48 has no room"),
-]
-
-
-@pytest.mark.parametrize(("bad", "said"), BAD, ids=[next(iter(bad)) for bad, _ in BAD])
-def test_a_tree_that_cannot_be_is_refused_with_a_sentence(bad, said):
-    with pytest.raises(DominoError, match=said):
-        check_tree(TreeSettings(**bad), drafts=5, vocab=64, cache_slots=48)
-
-
-def test_a_tree_as_large_as_may_be_is_not_refused():
-    check_tree(TreeSettings(nodes=21, lanes=4, candidates=4, beta=0.0), drafts=5, vocab=64, cache_slots=23)
-
-
-def test_fixed_shape_parity_is_refused_for_a_tree():
-    with pytest.raises(DominoError, match="fixed_shape is a promise for chains"):
-        make_generator(random_models(4), tree=TreeSettings(), fixed_shape=True)
-
-
-def test_the_caches_slack_follows_the_tree():
-    models = random_models(4)
-    assert make_generator(models).block_rows() == 5
-    made = make_generator(models, tree=TreeSettings(nodes=32))
-    assert made.block_rows() == 32
-    with pytest.raises(DominoError, match="needs 65 cache rows .17 prompt . 16 new . 32 block."):
-        made.generate([[1] * 17], "tree")
-
-
-def test_without_a_shape_there_is_no_mode_tree():
-    with pytest.raises(DominoError, match="mode 'tree' needs the tree's shape"):
-        make_generator(random_models(4)).generate([[1]], "tree")
-
-
-def test_a_tree_may_be_deeper_than_the_chain_beside_it_or_shallower():
-    deep = dataclasses.replace(PLAIN, num_drafts=1, tree=dataclasses.replace(WHOLE, depth=3))
-    assert (deep.width(None), dataclasses.replace(deep, tree=None).width(None)) == (3, 1)
-    shape = (random_models(4), started(), PEAKED)
-    tree, expected = (propose_tree(*shape, dataclasses.replace(some, use_head=False))[0] for some in (deep, PLAIN))
-    assert (tree.tokens == expected.tokens).all() and tree.depths.max() >= 2
-    with pytest.raises(DominoError, match=r"decode\.tree\.depth is 5, but a block of 4 slots gives 4"):
-        make_generator(random_models(4), tree=dataclasses.replace(WHOLE, depth=5))
-    shallow = dataclasses.replace(WHOLE, nodes=2, depth=1)
-    assert make_generator(random_models(4), tree=shallow).block_rows() == 5  # the chain's anchor and 4 drafts

@@ -104,6 +104,6 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
     cos, sin = angles
     x32 = x.astype(jnp.float32)
     swapped = jnp.roll(x32, x.shape[-1] // 2, axis=-1)
-    # Two products over the whole width, not two over each half: XLA:CPU's kernel of the latter takes 6 µs for nine rows.
+    # Two products over the whole width, not two over each half: for nine rows XLA:CPU's kernel of those takes 6 µs.
     cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
     return (x32 * cos + swapped * sin).astype(x.dtype)
