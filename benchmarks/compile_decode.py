@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -198,8 +199,9 @@ def devices_of(chip: str, tensor: int) -> list[jax.Device]:
 
 
 def compile_program(mesh: Mesh, function, arguments) -> jax.stages.Compiled:
+    """A program as it runs in decoding; a head and a tree give nothing that could lie where their argument 1 does."""
     layout = sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
-    donated = () if function.__name__ == "head" else (1,)
+    donated = () if function.__name__.startswith(("head", "tree")) else (1,)
     return jax.jit(function, donate_argnums=donated, out_shardings=layout).lower(*arguments).compile()
 
 
@@ -222,7 +224,7 @@ def examine(program: jax.stages.Compiled, seconds: float, cache: int) -> dict:
     }
 
 
-def compile_entry(entry: tuple[str, str, int], folder: pathlib.Path) -> None:
+def compile_entry(entry: tuple[str, str, int], folder: pathlib.Path, work: "Work") -> None:
     """Every program that the entry's JSON does not hold yet; the file is written anew after each."""
     size, chip, tensor = entry
     file = folder / f"{name(entry)}.json"
@@ -231,8 +233,8 @@ def compile_entry(entry: tuple[str, str, int], folder: pathlib.Path) -> None:
     mesh = sharding.make_mesh(1, 1, tensor, devices_of(chip, tensor))
     models = models_on(mesh, size)  # outside: nothing can be run on that mesh
     with jax.set_mesh(mesh):
-        found["must"] = must_move(models, state_on(mesh, models))
-        for label, (function, arguments) in programs(mesh, models).items():
+        found["must"] = work.must_move(models, state_on(mesh, models))
+        for label, (function, arguments) in work.programs(mesh, models).items():
             if label in found["programs"]:
                 continue
             begin = time.perf_counter()
@@ -242,54 +244,83 @@ def compile_entry(entry: tuple[str, str, int], folder: pathlib.Path) -> None:
                 found["programs"][label] = {"error": str(error).splitlines()[0][:300]}
             else:
                 found["programs"][label] = examine(program, time.perf_counter() - begin, CACHES.get(chip, 0))
-                if label == "loop" and chip == "h200":
-                    found["launches"] = launches()
+                work.more(found, label, program)
             file.write_text(json.dumps(found, indent=1) + "\n")
             print(name(entry), label, f"{time.perf_counter() - begin:.0f} s", flush=True)
 
 
-def launches() -> dict | None:
-    """Kernels, copies and command buffers of one round, from what the compiler for GPUs wrote down of "loop"."""
+def thunks(label: str) -> str | None:
+    """What the compiler for GPUs wrote down of the program `label`: its list of thunks after its passes."""
     folder = os.environ.get("COMPILE_DECODE_DUMP")
-    files = list(pathlib.Path(folder).glob("*jit_loop.thunk_sequence_after_thunk_passes.txt")) if folder else []
-    return compiled.launches(files[0].read_text(), trips=BLOCK - 1) if files else None
+    files = list(pathlib.Path(folder).glob(f"*jit_{label}.thunk_sequence_after_thunk_passes.txt")) if folder else []
+    return files[0].read_text() if files else None
 
 
-def compile_apart(entry: tuple[str, str, int], folder: pathlib.Path) -> None:
+def add_launches(found: dict, label: str, program: jax.stages.Compiled) -> None:
+    """Of "loop" on a GPU: the kernels, copies and command buffers of one round."""
+    listed = thunks(label) if label == "loop" else None
+    if listed:
+        found["launches"] = compiled.launches(listed, trips=BLOCK - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What a script compiles and where it is asked for.
+
+    module: the script's.  entries: (size, chip, tensor parallelism).  count: programs of one entry.
+    programs: (mesh, models) → programs.  must_move: (models, state) → bytes by name.
+    more: (an entry's JSON, label, program), called after each program: adds what else is to be read from it.
+    dumped: names of programs whose thunks it reads, as a regular expression.
+    """
+
+    module: str
+    entries: tuple[tuple[str, str, int], ...]
+    count: int
+    programs: Callable
+    must_move: Callable
+    more: Callable
+    dumped: str
+
+
+def compile_apart(entry: tuple[str, str, int], folder: pathlib.Path, work: Work) -> None:
     """In a process of its own: a compiler that gives up may take its process with it."""
     with tempfile.TemporaryDirectory() as dump:
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         if entry[1] == "h200":
-            dumping = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=jit_loop"
+            dumping = f"--xla_dump_to={dump} --xla_dump_hlo_module_re=jit_{work.dumped}"
             environment |= {"COMPILE_DECODE_DUMP": dump, "XLA_FLAGS": dumping}
-        command = ["nice", "-n", "10", sys.executable, "-m", "benchmarks.compile_decode"]
+        command = ["nice", "-n", "10", sys.executable, "-m", work.module]
         if subprocess.run(
             [*command, f"--folder={folder}", f"--entry={name(entry)}"], cwd=ROOT, env=environment
         ).returncode:
             print(name(entry), "failed", flush=True)
 
 
-def whole(file: pathlib.Path) -> bool:
-    return file.exists() and len(json.loads(file.read_text())["programs"]) == PROGRAMS
+def whole(file: pathlib.Path, count: int = PROGRAMS) -> bool:
+    return file.exists() and len(json.loads(file.read_text())["programs"]) == count
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def run(work: Work, tables, description: str) -> None:
+    """The script: compiles what its arguments ask for, and writes the part of the document that `tables` holds."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
     parser.add_argument("--entry", default="", help="compile this one here and write nothing else")
     parser.add_argument("--write", action="store_true", help="write the document from what is there, compile nothing")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    by_name = {name(entry): entry for entry in entries()}
+    by_name = {name(entry): entry for entry in work.entries}
     if arguments.entry:
-        compile_entry(by_name[arguments.entry], arguments.folder)
+        compile_entry(by_name[arguments.entry], arguments.folder, work)
         return
     for label, entry in by_name.items():
-        if not arguments.write and arguments.only in label and not whole(arguments.folder / f"{label}.json"):
-            compile_apart(entry, arguments.folder)
-    compile_decode_tables.write(ROOT / "docs" / "benchmarks.md", arguments.folder, list(by_name), PROGRAMS)
+        there = whole(arguments.folder / f"{label}.json", work.count)
+        if not arguments.write and arguments.only in label and not there:
+            compile_apart(entry, arguments.folder, work)
+    tables.write(ROOT / "docs" / "benchmarks.md", arguments.folder, list(by_name), work.count)
 
+
+WORK = Work("benchmarks.compile_decode", tuple(entries()), PROGRAMS, programs, must_move, add_launches, "loop")
 
 if __name__ == "__main__":
-    main()
+    run(WORK, compile_decode_tables, __doc__.splitlines()[0])

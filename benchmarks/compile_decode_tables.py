@@ -140,11 +140,21 @@ def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
 
 def write(document: pathlib.Path, folder: pathlib.Path, names: Sequence[str], programs: int) -> None:
     """Puts the part between its two marks, which the document must have; `programs` of an entry make it whole."""
+    found, missing = kept(folder, names, programs)
+    if found:
+        put(document, (BEGIN, END), section(found, missing))
+
+
+def kept(folder: pathlib.Path, names: Sequence[str], programs: int) -> tuple[dict[str, dict], list[str]]:
+    """Entry name → what its JSON in the folder holds, and the names of entries that are not whole."""
     files = {label: folder / f"{label}.json" for label in names}
     found = {label: json.loads(file.read_text()) for label, file in files.items() if file.exists()}
-    if not found:
-        return
-    missing = [label for label in names if label not in found or len(found[label]["programs"]) < programs]
-    before, rest = document.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    document.write_text(f"{before}{BEGIN}\n{section(found, missing)}{END}{after}")
+    return found, [label for label in names if label not in found or len(found[label]["programs"]) < programs]
+
+
+def put(document: pathlib.Path, marks: tuple[str, str], part: str) -> None:
+    """Replaces what stands between the two marks."""
+    begin, end = marks
+    before, rest = document.read_text().split(begin)
+    after = rest.split(end)[1]
+    document.write_text(f"{before}{begin}\n{part}{end}{after}")

@@ -3,8 +3,8 @@
     python -m domino_jax.train --config=configs/tiny_tree.py --workdir=/tmp/domino-tree
     python -m domino_jax.decode --config=configs/tiny_tree.py --output=/tmp/domino-tree-decode
 
-To expect: identical outputs in all three modes, τ of the tree at least 1.10 × the chain's. A CPU pays for every row of a
-verifying pass: there the shorter blocks of configs/tiny.py are faster, and a chain is faster than a tree.
+To expect: identical outputs in all three modes, τ of the tree at least 1.10 × the chain's. A CPU pays for every row of
+a verifying pass: there the shorter blocks of configs/tiny.py are faster, and a chain is faster than a tree.
 """
 
 from configs import tiny

@@ -285,7 +285,7 @@ def test_the_kept_path_leaves_the_cache_that_a_pass_along_it_leaves(kind):
     depths, table = np.asarray(tree.depths), np.asarray(tree.ancestors)
     last = [np.flatnonzero(depths[row] == 2)[-1] for row in range(2)]
     path = jnp.array([np.flatnonzero(table[row, last[row]]) for row in range(2)])
-    kept = keep_path(out.cache, state.lengths, path)
+    kept = keep_path(out.cache, state.lengths, path, tree.tokens.shape[1])
     tokens = jnp.take_along_axis(tree.tokens, path, axis=1)
     alone = jax.jit(verify)(models, state.target_cache, tokens, state.lengths)
     assert path.shape == (2, 3) and (path[:, 1:] != jnp.arange(1, 3)).any(axis=1).all()

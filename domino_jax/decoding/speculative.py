@@ -71,7 +71,7 @@ def tree_round(
     out = Verified(
         out.logits,
         jnp.take_along_axis(out.features, path[:, :, None], axis=1),
-        keep_path(out.cache, state.lengths, path),
+        keep_path(out.cache, state.lengths, path, tree.tokens.shape[1]),
     )
     emitted = jnp.take_along_axis(chosen, path, axis=1)
     after = commit(models, state, out, draft_cache, emitted, accepted, stop_ids)

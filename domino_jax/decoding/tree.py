@@ -22,8 +22,10 @@ from domino_jax.decoding.propose import DraftSettings, TreeSettings, draft_base,
 from domino_jax.decoding.sampling import Sampling, position_noise, process_logits
 from domino_jax.errors import DominoError
 from domino_jax.nn.cache import Cache
+from domino_jax.shapes import Hidden, Logits
 
 ROOT = -1  # as the parent of a ledger's node
+CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first; a TPU's lanes
 
 
 class Tree(NamedTuple):
@@ -122,13 +124,20 @@ def draft_ledger(
 ) -> tuple[Ledger, Cache]:
     """All nodes that a round's tree is picked from, whatever its size and beta; the draft cache as in propose_tree."""
     z, base, cache = draft_base(models, state, settings.width(models.drafter.config))
+    return roll_out_lanes(models, state, z, base, sampling, settings), cache
+
+
+def roll_out_lanes(
+    models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
+) -> Ledger:
+    """What roll_out_head is to a chain: from z [B, M, D] and base logits float32 [B, M, V] the nodes to pick from."""
     candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling, settings.tree))
     noise = None
     if settings.coupled(sampling):
         positions = draft_positions(state, base.shape[1])
         rows = position_noise(draft_keys(state, settings), positions, base.shape[-1])
         noise = jnp.take_along_axis(rows, candidates.tokens, axis=2)
-    return grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise), cache
+    return grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise)
 
 
 def _divisor(sampling: Sampling, tree: TreeSettings) -> jax.Array:
@@ -140,11 +149,31 @@ def _divisor(sampling: Sampling, tree: TreeSettings) -> jax.Array:
 def pick_candidates(base: jax.Array, count: int, divisor: jax.Array) -> Candidates:
     """The `count` likeliest tokens at each depth, from base logits float32 [B, M, V]; ties keep the lowest ids."""
     base = base / divisor
-    logits, tokens = jax.lax.top_k(base, count)
+    logits, tokens = largest(base, count)
     total = jax.nn.logsumexp(base, axis=-1)
     # The share of the candidates may round to more than all of the mass, or be it.
     inside = jnp.minimum(jax.nn.logsumexp(logits, axis=-1) - total, -1e-7)
     return Candidates(tokens, logits, total + jnp.log1p(-jnp.exp(inside)))
+
+
+def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """jax.lax.top_k of values [..., V], without sorting a vocabulary, which is what compilers for TPUs and GPUs do.
+
+    The `count` chunks with the largest maxima hold them all: a value elsewhere is less than each of these, or equal and
+    later.
+    """
+    chunks = -(-values.shape[-1] // CHUNK)
+    if chunks <= 2 * count:
+        return jax.lax.top_k(values, count)
+    widths = [(0, 0)] * (values.ndim - 1) + [(0, chunks * CHUNK - values.shape[-1])]
+    parts = jnp.pad(values, widths, constant_values=-jnp.inf).reshape(*values.shape[:-1], chunks, CHUNK)
+    best = jnp.sort(jax.lax.top_k(parts.max(axis=-1), count)[1], axis=-1)  # in their order, for ties
+    # Fenced, or XLA:CPU finds them anew for what it gathers: 16 rows of 49,152 took 7.4 ms and take 1.2, top_k 1.5 (of
+    # 151,936: 1.8 and 21).
+    best = jax.lax.optimization_barrier(best)
+    few = jnp.take_along_axis(parts, best[..., None], axis=-2).reshape(*values.shape[:-1], count * CHUNK)
+    found, places = jax.lax.top_k(few, count)
+    return found, jnp.take_along_axis(best, places // CHUNK, axis=-1) * CHUNK + places % CHUNK
 
 
 def grow_lanes(
@@ -162,7 +191,8 @@ def grow_lanes(
         z: [B, M, D], what the backbone says of each depth.
         noise: float32 [B, M, Q] of the candidates, where the tree is coupled with the target's choice.
 
-    One scan over the depths, as the chain's rollout is: unrolled, four depths took a third longer to compile.
+    One scan over the depths, unrolled where the chain's rollout is and for its reason (propose.py); elsewhere four
+    depths took a third longer to compile.
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
     prefix = models.drafter.config.pure_draft_prefix_len
@@ -195,7 +225,12 @@ def grow_lanes(
     scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)
     slots = jnp.full((batch, lanes), ROOT)
     by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
-    _, levels = jax.lax.scan(deepen, (scores, slots, hidden), (jnp.arange(depths), by_depth))
+    _, levels = jax.lax.platform_dependent(
+        (scores, slots, hidden),
+        (jnp.arange(depths), by_depth),
+        cuda=lambda start, levels: jax.lax.scan(deepen, start, levels, unroll=True),
+        default=lambda start, levels: jax.lax.scan(deepen, start, levels),
+    )
     return Ledger(*(level.swapaxes(0, 1).reshape(batch, -1) for level in levels))
 
 

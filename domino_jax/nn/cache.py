@@ -67,16 +67,28 @@ def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> L
     return write(cache[0], k), write(cache[1], v)
 
 
-def keep_path(cache: Cache, lengths: Lengths, path: jax.Array) -> Cache:
+def keep_path(cache: Cache, lengths: Lengths, path: jax.Array, size: int) -> Cache:
     """Copies the rows at length + path[k] to length + k, for k = 0, 1, …; path int32 [B, T], places in the block.
 
     What a tree commits: its accepted path's rows, at the front. Their positions are those of the path already.
+
+    size: rows of the block. They are read as one window, and the path's are taken from it by a product with zeros and
+    ones: of a gather of slots, TPU compilers copy every cache into another layout and back (Qwen3-8B, one v5p: a round
+    of 64 nodes moved 29.0 GB and moves 23.6).
     """
-    source = (lengths[:, None] + path)[:, None, :, None]
     slots = lengths[:, None] + jnp.arange(path.shape[1])
 
+    def window(rows: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(rows, start, size, axis=1)
+
+    def taken(rows: jax.Array) -> jax.Array:
+        picks = (path[:, :, None] == jnp.arange(size)).astype(rows.dtype)
+        # In full precision: the rows must be what they were, to the last bit.
+        exact = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": rows.dtype}
+        return jnp.einsum("bpt,bkth->bkph", picks, jax.vmap(window)(rows, lengths), **exact)
+
     def move(layer: LayerCache) -> LayerCache:
-        return append(layer, *(jnp.take_along_axis(rows, source, axis=2) for rows in layer), slots)
+        return append(layer, *(taken(rows) for rows in layer), slots)
 
     return tuple(move(layer) for layer in cache)
 

@@ -1,0 +1,182 @@
+"""docs/benchmarks.md: what a tree costs beside a chain on devices that are not here, by their compilers.
+
+    python -m benchmarks.compile_tree --folder=/tmp/compile_tree [--only=8b]
+
+Compiles, as compile_decode.py does and with its shapes, the parts of a round whose draft is a tree of 16 to 128 nodes
+(proposal behind the backbone's pass, verify, commit) and a whole round, beside the chain's head, verify of 17 rows and
+round; one process and one JSON an entry; then rewrites its part of docs/benchmarks.md. No figure is a measurement.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from benchmarks import compile_decode, compile_tree_tables
+from benchmarks.compile_decode import BLOCK, GREEDY, KV, SLOTS, array, state_on
+from domino_jax import compiled, dry_run
+from domino_jax.decoding.loop import DecodeState
+from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings, TreeSettings
+from domino_jax.decoding.speculative import commit, speculative_round
+from domino_jax.decoding.tree import Tree, keep_best, roll_out_lanes
+from domino_jax.decoding.verify import Verified, accept_tree, verify
+from domino_jax.nn.cache import keep_path
+
+ENTRIES = (
+    ("8b", "v5p", 1),
+    ("8b", "h200", 1),
+    ("8b", "v6e", 1),
+    ("8b", "v5e", 8),
+    ("4b", "v5p", 1),
+    ("4b", "h200", 1),
+    ("0.6b", "v5p", 1),
+    ("0.6b", "h200", 1),
+)
+NODES = (64, 16, 32, 128)  # the aims' first
+CHAIN = ("head", "verify17", "round")
+PROGRAMS = len(CHAIN) + 3 * len(NODES) + 1
+
+
+def drafting(nodes: int) -> DraftSettings:
+    """As the recipes' decode.tree."""
+    return DraftSettings(scale=float("inf"), tree=TreeSettings(nodes=nodes, lanes=16, candidates=64))
+
+
+# ------------------------------------------------------------------------------------------------------ programs
+
+
+def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """name → (function, arguments); argument 1 is donated, but a drafted block, which no result can reuse.
+
+    A program's function is called as the program is: the compilers' files are found by it.
+    """
+    chain = compile_decode.programs(mesh, models)
+    found = {label: chain[label] for label in CHAIN[:2]}
+    for nodes in NODES:
+        for label, function, arguments in parts(mesh, models, nodes):
+            function.__name__ = label
+            found[label] = (function, arguments)
+
+    def round_tree64(models, state, stop):
+        return speculative_round(models, state, stop, GREEDY, drafting(64))
+
+    whole, arguments = chain["round"]
+    whole.__name__ = "round"
+    return found | {"round_tree64": (round_tree64, arguments), "round": chain["round"]}
+
+
+def parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
+    """(name, function, arguments) of a tree's round in parts: its proposal from z and base logits, verify, commit.
+
+    Together with the backbone's pass they are speculative.tree_round.
+    """
+    state = state_on(mesh, models)
+    config, settings = models.drafter.config, drafting(nodes)
+    deepest = settings.width(config)
+    bare = state.replace(target_cache=(), draft_cache=())
+
+    def tree(models, drafted, state):
+        shape = settings.tree
+        ledger = roll_out_lanes(models, state, *drafted, GREEDY, settings)
+        return keep_best(state.anchors, ledger, shape.lanes, shape.nodes, shape.beta)
+
+    def check(models, cache, tree, lengths):
+        shape = {"depths": tree.depths, "ancestors": tree.ancestors, "tap_layers": config.target_layer_ids}
+        out = verify(models, cache, tree.tokens, lengths, **shape)
+        return jnp.argmax(out.logits, -1).astype(jnp.int32), out.features, out.cache
+
+    def conclude(models, caches, verified, tree, state, stop):
+        (target_cache, draft_cache), (chosen, features) = caches, verified
+        accepted, path = accept_tree(tree.tokens, chosen, tree.depths, tree.parents, tree.ancestors, deepest)
+        of_path = jnp.take_along_axis(features, path[:, :, None], axis=1)
+        out = Verified(None, of_path, keep_path(target_cache, state.lengths, path, tree.tokens.shape[1]))
+        emitted = jnp.take_along_axis(chosen, path, axis=1)
+        return commit(models, state, out, draft_cache, emitted, accepted, stop)
+
+    drafted = compile_decode.programs(mesh, models)["head"][1][1]
+    row = array(mesh, 1, nodes)
+    made = Tree(row, row, row, array(mesh, 1, nodes, nodes, dtype=bool))
+    features = array(mesh, 1, nodes, len(config.target_layer_ids) * config.hidden_size, dtype=jnp.bfloat16)
+    caches = (state.target_cache, state.draft_cache)
+    return [
+        (f"tree{nodes}", tree, (models, drafted, bare)),
+        (f"verify{nodes}", check, (models, state.target_cache, made, state.lengths)),
+        (f"commit{nodes}", conclude, (models, caches, (row, features), made, bare, array(mesh, 1))),
+    ]
+
+
+def must_move(models: Models, state: DecodeState) -> dict[str, int]:
+    """Bytes on one chip that a part cannot avoid, counted as in compile_decode.must_move.
+
+    A tree's proposal reads the base logits once, the GRU and the head's second half once per depth but for the last
+    one's GRU, and the candidates' columns. A commit reads and writes its path's rows of the target's cache.
+    """
+    per_chip = dry_run.bytes_per_chip
+    found = compile_decode.must_move(models, state)
+    config, cache = models.drafter.config, per_chip(state.target_cache)
+    backbone, head = models.drafter_params["backbone"], models.drafter_params["head"]
+    deepest, path = config.num_drafts, config.num_drafts + 1
+    down = per_chip(head["down"]) // (config.hidden_size + config.gru_hidden_dim)
+    columns = deepest * drafting(64).tree.candidates * 2 * config.emb_dim
+    once = 4 * deepest * config.vocab_size + down * config.hidden_size + columns
+    tree = once + deepest * (per_chip(head["gru"]) + down * config.gru_hidden_dim)
+    kv = per_chip([part["self_attn"][name] for part in backbone.values() if "self_attn" in part for name in KV])
+    fusion = per_chip([backbone["fc"], backbone["hidden_norm"]])
+    context = path * per_chip(state.draft_cache) // SLOTS
+    for nodes in NODES:
+        found[f"tree{nodes}"] = tree
+        found[f"verify{nodes}"] = found["step"] + (nodes - 1) * cache // SLOTS
+        found[f"commit{nodes}"] = fusion + kv + context + 2 * path * cache // SLOTS
+    return found
+
+
+# --------------------------------------------------------------------------------------------- read from the text
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_OPENED = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_WHILE = re.compile(r" while\(.*body=%?([\w.\-]+)")
+
+
+def turned_cycles(text: str, trips: int) -> int | None:
+    """compiled.cycles, but loop bodies as often as they run; else None.
+
+    trips: of the program's one loop over depths.
+    """
+    own: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.splitlines():
+        opened = _OPENED.match(line)
+        lines = own.setdefault("ENTRY" if opened[1] else opened[2], []) if opened else lines
+        lines.append(line)
+
+    def of(name: str) -> int:
+        body = own[name]
+        counted = sum(int(count) for line in body for count in _CYCLES.findall(line))
+        return counted + trips * sum(of(found[1]) for found in map(_WHILE.search, body) if found)
+
+    return of("ENTRY") or None
+
+
+def wrapped(listed: str) -> str:
+    """A program's thunks as the body of a loop, which is how compiled.launches takes a round's."""
+    return "\n".join(["000: kWhile [source]", *(f"  {line}" for line in listed.splitlines())])
+
+
+def add_turns(found: dict, label: str, program: jax.stages.Compiled) -> None:
+    """Of the programs with a loop over depths what it costs in all its turns: cycles on a TPU, launches on a GPU."""
+    if not label.startswith(("head", "tree", "round", "commit64")):
+        return
+    made, trips = found["programs"][label], BLOCK if "tree" in label else BLOCK - 1
+    made["turned_cycles"] = turned_cycles(program.as_text(), trips)
+    listed = compile_decode.thunks(label)
+    if listed:
+        made["launches"] = compiled.launches(wrapped(listed), trips=trips)
+
+
+DUMPED = "(head|tree|commit64|round)"
+WORK = compile_decode.Work("benchmarks.compile_tree", ENTRIES, PROGRAMS, programs, must_move, add_turns, DUMPED)
+
+if __name__ == "__main__":
+    compile_decode.run(WORK, compile_tree_tables, __doc__.splitlines()[0])

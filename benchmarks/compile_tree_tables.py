@@ -1,0 +1,156 @@
+"""The part that compile_tree.py writes into docs/benchmarks.md, from the JSON files of its folder."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from benchmarks import compile_decode_tables
+from domino_jax import topologies
+
+BEGIN, END = "<!-- compile_tree: begin -->", "<!-- compile_tree: end -->"
+GB = 1e9
+NODES = (16, 32, 64, 128)
+VERIFY_AIM, PROPOSAL_AIM = 1.15, 2.0
+
+INTRODUCTION = """## Trees, compiled without the hardware
+
+`python -m benchmarks.compile_tree --folder=/tmp/compile_tree` ({date}, jax {jax}, the TPU and CUDA compilers of that
+release). **Compilers' figures, none is a measurement.** Shapes and words as above: batch 1, bfloat16, 4,096 slots,
+blocks of 16, per chip; trees of 16 lanes and 64 candidates a depth. The **head** is the chain's rollout and the
+**proposal** its counterpart, both from the backbone's output and base logits; **verify** takes depths and ancestors
+as arguments, verify 17 is the chain's; **commit** is all that follows: what stands of the tree, its path's rows moved
+to the front of the target's cache, the drafter's context, the text. GB are moved bytes, loop bodies as often as they
+run; for the H200 without the values that its L2 can keep, and in brackets with them. A sort counts as one reading and
+one writing, whatever it takes. **Cycles**: the compiler for TPUs' own, loop bodies as often as they run; it gives
+none for a sort, nor for what waits for memory.
+"""
+
+VERIFY_HEADER = (
+    "| size | chip | tp | verify 17 GB | verify 16, 32, 64, 128 ÷ verify 17 | cycles, 64 ÷ 17 "
+    "| commit of 64: must / moved GB | ÷ verify 64 | round: chain / 64 nodes GB | peak GB (64 nodes) |\n"
+    "|---|---|---:|---:|---|---:|---|---:|---|---:|"
+)
+PROPOSAL_HEADER = (
+    "| size | chip | tp | head GB | proposal: must / of 16, 32, 64, 128 moved GB | 64 ÷ head | cycles, 64 ÷ head |\n"
+    "|---|---|---:|---:|---|---:|---:|"
+)
+
+
+def moved(entry: Mapping, part: str) -> float | None:
+    """GB of a part by the rule that the aims are judged by; None where it is not compiled."""
+    made = entry["programs"].get(part, {"error": ""})
+    if "error" in made:
+        return None
+    return (made["beyond_cache"] or made["traffic"]) / GB
+
+
+def counted(entry: Mapping, part: str) -> float | None:
+    """GB of a part with all that an L2 could keep; None where none is left out, or nothing is compiled."""
+    made = entry["programs"].get(part, {"error": ""})
+    return None if "error" in made or not made["beyond_cache"] else made["traffic"] / GB
+
+
+def of(entry: Mapping, part: str, key: str) -> float | None:
+    return entry["programs"].get(part, {}).get(key)
+
+
+def shown(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def over(value: float | None, other: float | None) -> float | None:
+    return value / other if value is not None and other else None
+
+
+def both(entry: Mapping, part: str, other: str) -> str:
+    """How much more one part moves than another, by the rule and in brackets with all counted."""
+    whole = over(counted(entry, part), counted(entry, other))
+    return shown(over(moved(entry, part), moved(entry, other))) + (f" ({whole:.2f})" if whole else "")
+
+
+def places(label: str) -> list[str]:
+    size, chip, tensor = label.split("-")
+    return [size.upper(), chip, tensor[2:]]
+
+
+def verify_row(label: str, entry: Mapping) -> str:
+    device = topologies.CHIPS[label.split("-")[1]]
+    cycles = over(of(entry, "verify64", "cycles"), of(entry, "verify17", "cycles"))
+    peak = of(entry, "round_tree64", "peak")
+    cells = [
+        *places(label),
+        shown(moved(entry, "verify17")),
+        ", ".join(both(entry, f"verify{nodes}", "verify17") for nodes in NODES),
+        shown(cycles),
+        f"{entry['must']['commit64'] / GB:.2f} / {shown(moved(entry, 'commit64'))}",
+        shown(over(moved(entry, "commit64"), moved(entry, "verify64")), 3),
+        f"{shown(moved(entry, 'round'))} / {shown(moved(entry, 'round_tree64'))}",
+        f"{peak / GB:.1f} of {device.memory / GB:.0f}" if peak else "–",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def proposal_row(label: str, entry: Mapping) -> str:
+    cycles = over(of(entry, "tree64", "turned_cycles"), of(entry, "head", "turned_cycles"))
+    trees = ", ".join(shown(moved(entry, f"tree{nodes}")) for nodes in NODES)
+    cells = [
+        *places(label),
+        shown(moved(entry, "head")),
+        f"{entry['must']['tree64'] / GB:.2f} / {trees}",
+        both(entry, "tree64", "head"),
+        shown(cycles),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def launch_lines(found: Mapping[str, Mapping]) -> list[str]:
+    """What a GPU starts, a line an entry."""
+    names = {"head": "head", "tree64": "proposal of 64", "commit64": "its commit", "round": "chain's round"}
+    names["round_tree64"] = "round of 64"
+    lines = []
+    for label, entry in found.items():
+        parts = []
+        for part, words in names.items():
+            made = of(entry, part, "launches")
+            if made:
+                parts.append(f"{words} {made['kernels']} + {made['copies']} ({made['starts']})")
+        if parts:
+            lines.append(f"- {label.split('-')[0].upper()}: {', '.join(parts)}.")
+    told = "Kernels + copies on the H200, in brackets how many things the host starts (a command buffer is one):"
+    return [told, "", *lines, ""] if lines else []
+
+
+def aim_lines(found: Mapping[str, Mapping]) -> list[str]:
+    """Which entries meet the aims and which miss them."""
+    aims = (
+        (f"verify(64) at most {VERIFY_AIM} × verify(17)", VERIFY_AIM, "verify64", "verify17"),
+        (f"the proposal of 64 nodes at most {PROPOSAL_AIM:.0f} × the head", PROPOSAL_AIM, "tree64", "head"),
+    )
+    lines = []
+    for words, most, part, other in aims:
+        ratios = {label: over(moved(entry, part), moved(entry, other)) for label, entry in found.items()}
+        sides: dict[str, list[str]] = {"met": [], "missed": []}
+        for label, ratio in ratios.items():
+            if ratio is not None:
+                sides["met" if ratio <= most else "missed"].append(f"{label} {ratio:.3f}")
+        told = "; ".join(f"{side} by {', '.join(those)}" for side, those in sides.items() if those)
+        lines.append(f"- Aim: {words}, by bytes moved: {told}.")
+    return [*lines, ""]
+
+
+def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
+    """The whole part, of entry name → what its JSON holds."""
+    dates, versions = ({entry[key] for entry in found.values()} for key in ("date", "jax"))
+    lines = [INTRODUCTION.format(date=", ".join(sorted(dates)), jax=", ".join(sorted(versions))), VERIFY_HEADER]
+    lines += [verify_row(label, entry) for label, entry in found.items()]
+    lines += ["", PROPOSAL_HEADER, *(proposal_row(label, entry) for label, entry in found.items()), ""]
+    lines += [*launch_lines(found), *aim_lines(found)]
+    if missing:
+        lines.append(f"Not compiled yet, or not all of it: {', '.join(missing)}.")
+    return "\n".join(lines).strip() + "\n"
+
+
+def write(document: pathlib.Path, folder: pathlib.Path, names: Sequence[str], programs: int) -> None:
+    """Puts the part between its two marks, which the document must have; `programs` of an entry make it whole."""
+    found, missing = compile_decode_tables.kept(folder, names, programs)
+    if found:
+        compile_decode_tables.put(document, (BEGIN, END), section(found, missing))
