@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax.nn.attention import _attend, _attend_on_cpu, attend, causal_mask
-from domino_jax.nn.cache import append, block_mask, init_cache
+from domino_jax.nn.cache import append, block_mask, init_cache, take_by_gather, take_by_product
 from domino_jax.nn.layers import Linear, RMSNorm, SwiGLU, rotary_angles, rotate
 from tests.models import random_tokens, tiny_target
 
@@ -181,6 +181,15 @@ def target_run():
         lambda *args, **kw: target.module.apply({"params": target.params}, *args, **kw),
         static_argnames=("tap_layers", "features_only", "with_logits"),
     )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_path_taken_by_a_product_is_the_gathered_one_to_the_last_bit(dtype):
+    rows = jax.random.normal(jax.random.key(0), (2, 3, 12, 4)).astype(dtype)
+    lengths, path = jnp.array([1, 6]), jnp.array([[0, 2, 4], [0, 1, 5]])
+    expected = jnp.stack([rows[0, :, jnp.array([1, 3, 5])], rows[1, :, jnp.array([6, 7, 11])]]).swapaxes(1, 2)
+    assert (take_by_gather(rows, lengths, path) == expected).all()
+    assert (take_by_product(rows, lengths, path, 6) == expected).all()
 
 
 def test_cached_forward_equals_uncached_forward_for_rows_of_different_length():
