@@ -18,6 +18,7 @@ from domino_jax.report import build_report, write_json, write_report, write_text
 from domino_jax.tables import comparison_lines, latex_table, markdown_table, paper_table
 
 COMPARISON = "compare.json"
+PAGE, LATEX = "compare.md", "compare.tex"
 KEPT = ("drafter", "block_size", "verify_width", "modes", "identical_outputs", "tasks", "average")
 
 
@@ -98,8 +99,8 @@ def write_comparison(
     table = paper_table(list(reports.values()))
     page = ["# Drafters side by side", "", *markdown_table(table).splitlines(), ""]
     page += [*comparison_lines(reports), "", *(f"- [{name}]({name}/report.md)" for name in reports)]
-    write_text(output / "compare.md", "\n".join(page) + "\n")
-    write_text(output / "compare.tex", latex_table(table))
+    write_text(output / PAGE, "\n".join(page) + "\n")
+    write_text(output / LATEX, latex_table(table))
     comparison = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **named,

@@ -35,7 +35,7 @@ from domino_jax import cli, distributed
 from domino_jax import config as recipes
 from domino_jax.api import prompt_row
 from domino_jax.building import drafter_config_of
-from domino_jax.compare import COMPARISON, compare_drafters, drafter_names
+from domino_jax.compare import COMPARISON, LATEX, PAGE, compare_drafters, drafter_names
 from domino_jax.concurrency import measure_concurrency
 from domino_jax.cores import kept_to
 from domino_jax.data.prompts import read_prompts
@@ -54,7 +54,15 @@ from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DataError, DominoError
 from domino_jax.export import EXPORT_DTYPE
 from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter, shortened
-from domino_jax.report import REPORT, build_report, console_table, read_report, write_report, write_text
+from domino_jax.report import (
+    REPORT,
+    build_report,
+    console_table,
+    read_report,
+    refuse_obstacles,
+    write_report,
+    write_text,
+)
 from domino_jax.simulated import made_up_prompts
 from domino_jax.talk import at_terminal, check_flags
 from domino_jax.target.qwen3 import Qwen3Config
@@ -125,6 +133,8 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
             f"decode.compare writes from one process, and there are {jax.process_count()}; compare in one, or decode"
             " with one drafter at a time."
         )
+    folders = dict(zip(drafter_names(compare), compare, strict=True))
+    refuse_obstacles(epath.Path(output), files=(TUNED, PAGE, LATEX), folders=tuple(folders))
     named = {
         "settings": settings.as_json(),
         "target": {"path": recipes.portable(config.target.path)},
@@ -137,12 +147,11 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
     rows = read_rows(flags, config.decode, loaded)
     if compare:
         drafting = ("backbone",)  # a head is asked for only of the drafters that have one
-        folders = dict(zip(drafter_names(compare), compare, strict=True))
         drafters = {
             name: (recipes.portable(path), loader.models(loaded, path, drafting)) for name, path in folders.items()
         }
         compare_drafters(loaded, drafters, rows, settings, output, named)
-        print((output / "compare.md").read_text(encoding="utf-8"))
+        print((output / PAGE).read_text(encoding="utf-8"))
     else:
         models = loader.models(loaded, config.drafter.path, settings.modes)
         settings = with_stored_scale(settings, config.drafter.path)
@@ -247,7 +256,7 @@ def shown_already(output: Path, named: Mapping[str, Any], name: str) -> bool:
     if name == REPORT:
         console_table(finished)
     else:
-        print((output / "compare.md").read_text(encoding="utf-8"))
+        print((output / PAGE).read_text(encoding="utf-8"))
     return True
 
 

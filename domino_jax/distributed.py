@@ -65,6 +65,14 @@ def initialize(mode: str = "auto") -> None:
         print(f"topology: {counts} ({kinds})", flush=True)
 
 
+def meant_for_several(mode: str) -> str | None:
+    """What says that this process is to be one of several, before anything is connected; None when nothing does."""
+    if mode == "manual":
+        return "--distributed=manual"
+    count = os.environ.get("JAX_NUM_PROCESSES", "").strip()
+    return f"JAX_NUM_PROCESSES={count}" if mode == "auto" and count not in ("", "1") else None
+
+
 def is_primary() -> bool:
     """True in the one process that writes files and prints."""
     return jax.process_index() == 0

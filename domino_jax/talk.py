@@ -37,10 +37,11 @@ def check_flags(flags: cli.Flags) -> None:
                 raise DominoError(
                     f"--interactive and {name} are both given, and a chat has no use for it; take one out."
                 )
-    if flags.distributed == "manual" and (decode.mesh.data, decode.mesh.tensor) == (1, 1):
+    several = distributed.meant_for_several(flags.distributed)
+    if several and (decode.mesh.data, decode.mesh.tensor) == (1, 1):
         raise DominoError(
-            "--distributed=manual connects several processes, and config.decode.mesh is 1 x 1, one device of this one:"
-            " set config.decode.mesh.data or .tensor (-1 is all the rest), or take --distributed out."
+            f"{several} is for several processes, and config.decode.mesh is 1 x 1, one device of this one: set"
+            " config.decode.mesh.data or .tensor (-1 is all the rest), or pass --distributed=off."
         )
     if decode.compare and decode.concurrency:
         raise DominoError(

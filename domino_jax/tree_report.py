@@ -112,6 +112,24 @@ def acceptance_table(found: dict[str, Any]) -> str:
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:], "", f"Accepted drafts by rank: {ranks}."])
 
 
+def legible(tree: RecordedTree) -> RecordedTree:
+    """A tree of more than LEGIBLE nodes cut to the accepted path and what it chose among, the likeliest of that."""
+    if len(tree.tokens) <= LEGIBLE:
+        return tree
+    ranks = sibling_ranks(tree)
+    beside = [node for node in range(1, len(ranks)) if tree.parents[node] in tree.path and node not in tree.path]
+    room = LEGIBLE - len(tree.path)
+    kept = sorted([*tree.path, *sorted(beside, key=lambda node: ranks[node])[:room]])
+    number = {node: place for place, node in enumerate(kept)}
+    return RecordedTree(
+        tokens=[tree.tokens[node] for node in kept],
+        parents=[number[tree.parents[node]] for node in kept],
+        depths=[tree.depths[node] for node in kept],
+        path=[number[node] for node in tree.path],
+        emitted=tree.emitted,
+    )
+
+
 def draw_trees(trees: Sequence[RecordedTree], say: Callable[[int], str], folder: Path) -> Path:
     """<folder>/trees.png: a few trees with the accepted path marked.
 
@@ -121,13 +139,16 @@ def draw_trees(trees: Sequence[RecordedTree], say: Callable[[int], str], folder:
     """
     matplotlib.use("Agg")
     telling = sorted(trees, key=lambda tree: -sum(rank > 1 for rank in np.take(sibling_ranks(tree), tree.path)))
-    shown = [tree for tree in telling if len(tree.tokens) <= LEGIBLE][:DRAWN]
+    whole = telling[:DRAWN]
+    shown = [legible(tree) for tree in whole]
     heights = [max(2.0, 0.3 * max(Counter(tree.depths).values())) for tree in shown]
     figure = Figure(figsize=(11, sum(heights) + 0.6), layout="constrained")
-    for axes, tree in zip(
-        figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0], shown, strict=True
-    ):
-        _draw(axes, tree, say)
+    places = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, tree, drawn in zip(places, whole, shown, strict=True):
+        _draw(axes, drawn, say)
+        told = f"{len(tree.path) - 1} of {len(tree.tokens) - 1} drafts accepted, then {say(tree.emitted)!r}"
+        cut = f" ({len(drawn.tokens) - 1} drawn)" if drawn is not tree else ""
+        axes.set_title(told.replace("$", r"\$") + cut, fontsize=9)
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "trees.png", dpi=110)
     return folder / "trees.png"
@@ -149,8 +170,6 @@ def _draw(axes, tree: RecordedTree, say: Callable[[int], str]) -> None:
         box = {"boxstyle": "round,pad=0.2", "facecolor": "#c9ecc9" if kept else "white", "edgecolor": "0.6"}
         text = say(token).replace("\n", "⏎").replace("$", r"\$") or "·"
         axes.annotate(text, place, fontsize=7, ha="center", va="center", bbox=box, zorder=2)
-    told = f"{len(tree.path) - 1} of {len(tree.tokens) - 1} drafts accepted, then {say(tree.emitted)!r}"
-    axes.set_title(told.replace("$", r"\$"), fontsize=9)
     axes.set_xlim(-0.5, max(tree.depths) + 0.5)
     axes.margins(y=0.12)
     axes.set_yticks([])

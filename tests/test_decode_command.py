@@ -266,7 +266,7 @@ def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text,
     assert said in error and "remove it" in error and len(error.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["out", "out/plots", "out/report.json", "out/table.tex"])
+@pytest.mark.parametrize("name", ["out", "out/plots", "out/report.json", "out/table.tex", "out/tune.json"])
 def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
@@ -279,6 +279,14 @@ def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp
     is_, should = ("folder", "file") if path.suffix else ("file", "folder")
     assert code == 2 and f"{path} cannot be written as a {should}: a {is_} is there" in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_a_file_where_a_compared_drafter_s_report_goes_is_told_before_anything_is_loaded(tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "second").write_text("")
+    given = {"config__target__path": "./nowhere", "config__decode__compare": "('./first','./second')"}
+    code, _, error = start(capsys, arguments(write_prompts(tmp_path, GOOD), tmp_path / "out", **given))
+    assert code == 2 and f"{tmp_path / 'out' / 'second'} cannot be written as a folder: a file is there" in error
 
 
 def test_too_little_memory_is_told_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):

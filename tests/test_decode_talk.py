@@ -82,7 +82,7 @@ def test_a_line_that_is_no_utf_8_is_left_out_and_the_chat_goes_on(errors):
         (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
         (
             ["--prompt=Hi", "--distributed=manual"],
-            "--distributed=manual connects several processes, and config.decode.mesh",
+            "--distributed=manual is for several processes, and config.decode.mesh",
         ),
         (["--interactive", "--output=folder"], "--interactive and --output are both given"),
         (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
@@ -95,6 +95,13 @@ def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, said
     code, shown, error = start(capsys, *arguments)
     assert (code, shown, "Traceback" in error) == (2, "", False)
     assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_processes_that_would_all_write_the_same_folder_are_refused(capsys, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    code, shown, error = start(capsys, "--output=folder", "--distributed=auto")
+    assert (code, shown) == (2, "") and len(error.strip().splitlines()) == 1
+    assert "JAX_NUM_PROCESSES=2 is for several processes, and config.decode.mesh is 1 x 1" in error
 
 
 @pytest.mark.parametrize("given", ["off", "auto", "manual --config.decode.mesh.data=-1"])

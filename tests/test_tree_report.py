@@ -5,7 +5,16 @@ import functools
 import pytest
 
 from domino_jax.decoding.propose import TreeSettings
-from domino_jax.tree_report import RecordedTree, acceptance, acceptance_table, draw_trees, record_trees, sibling_ranks
+from domino_jax.tree_report import (
+    LEGIBLE,
+    RecordedTree,
+    acceptance,
+    acceptance_table,
+    draw_trees,
+    legible,
+    record_trees,
+    sibling_ranks,
+)
 from tests.decoding_models import make_generator, random_models, random_prompts, texts
 
 # Root over 1, 2, 3 and 1 over 4: the second child stands, and below it nothing.
@@ -33,6 +42,20 @@ def test_the_table_holds_a_column_for_each_depth():
 def test_the_picture_is_written(tmp_path):
     path = draw_trees([FIRST, SECOND], lambda token: f"<{token}>\n$", tmp_path / "plots")
     assert path.name == "trees.png" and path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_tree_of_more_nodes_than_can_be_read_is_cut_to_its_path_and_what_stood_beside_it(tmp_path):
+    """Root over 1 to 99; 3 over 100 to 126, of which 102 stands; 1 over 127, which no path passes."""
+    parents = [0] * 100 + [3] * 27 + [1]
+    depths = [0] + [1] * 99 + [2] * 28
+    whole = RecordedTree(list(range(128)), parents, depths, [0, 3, 102], 8)
+    part = legible(whole)
+    assert [part.tokens[node] for node in part.path] == [0, 3, 102] and len(part.tokens) == LEGIBLE
+    assert {part.tokens[part.parents[node]] for node in range(1, LEGIBLE)} == {0, 3}
+    near = [token for token in part.tokens if token not in (0, 3, 102)]
+    assert set(near) <= {*range(1, 99), *range(100, 127)} and {1, 2, 100, 101} <= set(near)
+    assert legible(SECOND) is SECOND
+    assert draw_trees([whole], str, tmp_path).exists()
 
 
 @functools.lru_cache
