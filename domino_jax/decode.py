@@ -282,15 +282,15 @@ def decode_with(
         "drafter": {"path": f"{os.fspath(output).rpartition('/')[0]}/export"} if models.drafter else None,
         "prompts": {"source": recipes.portable(source), "text": None, "limit": limit, "tasks": []},
     }
-    if not is_remote(os.fspath(output)):
-        # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
-        with kept_to(settings.cores):
+    with kept_to(settings.cores):
+        if not is_remote(os.fspath(output)):
+            # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
             return decode_rows(models, target, rows, settings, Path(output), named, anew=True)
-    # A bucket's files can be neither continued nor cut: decoded here, and copied when it is whole.
-    with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch, kept_to(settings.cores):
-        report = decode_rows(models, target, rows, settings, Path(scratch), named)
-        copy_folder(Path(scratch), epath.Path(output))
-    return report
+        # A bucket's files can be neither continued nor cut: decoded here, and copied when it is whole.
+        with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
+            report = decode_rows(models, target, rows, settings, Path(scratch), named)
+            copy_folder(Path(scratch), epath.Path(output))
+            return report
 
 
 def copy_folder(here: Path, there: epath.Path) -> None:

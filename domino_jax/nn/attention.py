@@ -26,6 +26,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
+    """The plain form: hidden scores replaced, jax.nn.softmax, weights in v's dtype."""
     rows = _rows(q, k)
     scores = _products(rows, k)
     shape = (*scores.shape[:2], -1, *mask.shape[1:])
