@@ -77,7 +77,8 @@ def test_in_fixed_shape_all_that_is_cached_is_equal_to_the_last_bit_and_else_it_
     for fixed_shape, equal in ((True, True), (False, False)):
         made = generator(4, 32, WARM, fixed_shape=fixed_shape)
         plain, fast = (cached_bits(made, mode) for mode in ("autoregressive", "domino"))
-        assert [(one == two).all() for one, two in zip(plain, fast, strict=True)] == [equal] * 4
+        # By chance a processor rounds some rows alike in both shapes: two of these four on an AMD EPYC, none on a Xeon.
+        assert all((one == two).all() for one, two in zip(plain, fast, strict=True)) == equal
 
 
 def test_by_default_bfloat16_texts_part_at_near_ties_alone():
