@@ -134,7 +134,8 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
             " with one drafter at a time."
         )
     folders = dict(zip(drafter_names(compare), compare, strict=True))
-    refuse_obstacles(epath.Path(output), files=(TUNED, PAGE, LATEX), folders=tuple(folders))
+    written = (PAGE, LATEX) if compare else (TUNED,)
+    refuse_obstacles(epath.Path(output), files=written, folders=tuple(folders))
     named = {
         "settings": settings.as_json(),
         "target": {"path": recipes.portable(config.target.path)},

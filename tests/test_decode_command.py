@@ -281,12 +281,17 @@ def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp
     assert len(error.strip().splitlines()) == 1
 
 
-def test_a_file_where_a_compared_drafter_s_report_goes_is_told_before_anything_is_loaded(tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "second").write_text("")
+@pytest.mark.parametrize(("name", "is_"), [("second", "file"), ("compare.md", "folder"), ("compare.tex", "folder")])
+def test_what_stands_where_a_comparison_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name, is_):
+    path = tmp_path / "out" / name
+    path.parent.mkdir()
+    if is_ == "folder":
+        path.mkdir()
+    else:
+        path.write_text("")
     given = {"config__target__path": "./nowhere", "config__decode__compare": "('./first','./second')"}
     code, _, error = start(capsys, arguments(write_prompts(tmp_path, GOOD), tmp_path / "out", **given))
-    assert code == 2 and f"{tmp_path / 'out' / 'second'} cannot be written as a folder: a file is there" in error
+    assert code == 2 and f"{path} cannot be written as a " in error and f"a {is_} is there" in error
 
 
 def test_too_little_memory_is_told_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):
