@@ -75,7 +75,7 @@ def sweep(models: Models, stop_ids, settings: DecodeSettings, prompts, answers) 
         # What is recorded has all the nodes that lanes meet; how many of them a tree keeps is for the replay.
         drawn = dataclasses.replace(settings.tree, nodes=2, lanes=lanes, candidates=candidates)
         made = new_generator(models, stop_ids, dataclasses.replace(settings, tree=drawn))
-        recordings = record(made, prompts, answers, lanes)
+        recordings = record(made, prompts, answers, drawn)
         for nodes, beta in itertools.product(NODES, BETAS):
             if nodes <= recordings[0].ledger.tokens.shape[1] + 1:
                 tree = dataclasses.replace(drawn, nodes=nodes, beta=beta)

@@ -161,7 +161,9 @@ def _decode() -> config_dict.ConfigDict:
     tree.candidates = 64  # tokens per depth that it chooses among
     tree.beta = -0.1  # added to a node's log-probability for each step of depth: breadth against depth
     tree.temperature = 1.0  # of the drafter where paths are scored: below 1 if it is surer than it says
-    tree.spread = 1.0  # with a finite draft_scale only: temperature of the scores c·log q + noise
+    # c of a tree that is coupled with the target's noise, inf: it is not. Absent: as `domino_jax.tune` stored, or inf.
+    tree.draft_scale = config_dict.placeholder(float)
+    tree.spread = 1.0  # temperature of the scores c·log q + noise of a coupled tree
     decode.stop_ids = ()  # besides those of the target's folder
     decode.ignore_eos = False
     decode.thinking = False

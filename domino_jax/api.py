@@ -14,9 +14,9 @@ from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
-from domino_jax.decoding.generate import BASELINE, Generator, Request
+from domino_jax.decoding.generate import BASELINE, TREE, Generator, Request
 from domino_jax.decoding.models import gate_table
-from domino_jax.decoding.propose import DraftSettings
+from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError, DominoError
 from domino_jax.loading import load_models, load_target
@@ -62,7 +62,8 @@ class Decoder:
     def __init__(self, generator: Generator, tokenizer: Any, thinking: bool = False):
         drafter = generator.models.drafter
         has_head = drafter is not None and drafter.config.has_head
-        self.default_mode = "domino" if has_head else "backbone" if drafter else BASELINE
+        chain = "domino" if has_head else "backbone" if drafter else BASELINE
+        self.default_mode = TREE if generator.drafting.tree else chain
         self.generator = generator
         self.tokenizer = tokenizer
         self.thinking = thinking
@@ -73,7 +74,7 @@ class Decoder:
         Args:
             prompts: each a text (a user's message where the tokenizer has a chat template), a list of
                 {"role", "content"} messages, or a list of token ids.
-            mode: "domino", "backbone" or "autoregressive"; the fastest that the drafter gives when None.
+            mode: "tree", "domino", "backbone" or "autoregressive"; the first of them that was loaded when None.
             sampling: temperature, top_k, top_p, min_p, seed, max_new_tokens; greedy when left out.
 
         Raises:
@@ -117,6 +118,7 @@ def load(
     thinking: bool = False,
     draft_scale: float = float("inf"),
     num_drafts: int | None = None,
+    tree: TreeSettings | None = None,
     tabulate_gates: bool = False,
 ) -> Decoder:
     """A Decoder of a target's folder or hub id and, for speed, a drafter's folder, hub id or train workdir.
@@ -127,6 +129,7 @@ def load(
         max_new_tokens: the most that a call may ask for; at most half of the cache.
         batch_size: prompts of `generate` in flight at a time.
         draft_scale, num_drafts, tabulate_gates: how to draft (draft_scale, num_drafts, gate_table of the recipes).
+        tree: with it calls may ask for mode "tree" (docs/tree.md), and do where they name none.
 
     Raises:
         DominoError, DataError: a folder that is missing or damaged, or a drafter of another target.
@@ -141,7 +144,7 @@ def load(
         cache_slots=cache_length,
         max_new_tokens=min(max_new_tokens, cache_length // 2),
         batch_size=batch_size,
-        drafting=DraftSettings(scale=draft_scale, num_drafts=num_drafts),
+        drafting=DraftSettings(scale=draft_scale, num_drafts=num_drafts, tree=tree if drafter else None),
     )
     return Decoder(generator, loaded.tokenizer, thinking)
 

@@ -302,8 +302,8 @@ def _check_decode(decode) -> None:
 
 
 def _check_drafting(decode) -> None:
-    scale = decode.draft_scale
-    _require(scale is None or scale > 0, "decode.draft_scale", scale, "set it above 0; inf drafts greedily")
+    for key, scale in (("draft_scale", decode.draft_scale), ("tree.draft_scale", decode.tree.draft_scale)):
+        _require(scale is None or scale > 0, f"decode.{key}", scale, "set it above 0; inf drafts without noise")
     _one_of("decode.draft_noise", decode.draft_noise, DRAFT_NOISES)
     _one_of("decode.parity", decode.parity, PARITIES)
     _require(

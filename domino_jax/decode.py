@@ -44,16 +44,15 @@ from domino_jax.data.tasks import read_tasks
 from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.decode_models import Loader, decode_mesh
 from domino_jax.decode_run import Speech, check_rows, run_lanes
-from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator, with_stored_scale
+from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator, with_stored_constants
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.propose import TreeSettings
 from domino_jax.describe import describe, run_identity, timings
 from domino_jax.drafter.model import Drafter, DrafterConfig
-from domino_jax.errors import DataError, DominoError
+from domino_jax.errors import DominoError
 from domino_jax.export import EXPORT_DTYPE
-from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter, shortened
+from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter
 from domino_jax.report import (
     REPORT,
     build_report,
@@ -61,17 +60,12 @@ from domino_jax.report import (
     read_report,
     refuse_obstacles,
     write_report,
-    write_text,
 )
 from domino_jax.simulated import made_up_prompts
 from domino_jax.talk import at_terminal, check_flags
 from domino_jax.target.qwen3 import Qwen3Config
 from domino_jax.tree_report import acceptance, draw_trees, record_trees
-from domino_jax.width_tuning import PROBES, as_json, check_tuning, tune
-from domino_jax.width_tuning import show as show_widths
-
-TUNED = "tune.json"
-CHOSEN = ("block_size", "num_drafts", "modes", "tree")  # what the width tuning may change
+from domino_jax.width_tuning import PROBES, TUNED, check_tuning, tuned
 
 
 def main(flags: cli.Flags) -> None:
@@ -155,50 +149,16 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
         print((output / PAGE).read_text(encoding="utf-8"))
     else:
         models = loader.models(loaded, config.drafter.path, settings.modes)
-        settings = with_stored_scale(settings, config.drafter.path)
+        settings = with_stored_constants(settings, config.drafter.path)
         if config.decode.tune:
-            settings, models = tuned(models, loaded, settings, rows, output)
+            speech = Speech(loaded.tokenizer, settings.thinking)
+            prompts = [speech.encode(row) for row in rows[:PROBES]]
+            settings, models = tuned(models, loaded.stop_ids, settings, prompts, output / TUNED)
         report = decode_rows(models, loaded, rows, settings, output, named)
         if flags.prompt:
             print(read_text(output, settings.modes[-1]))
         console_table(report)
     print(f"written to {output}")
-
-
-def tuned(
-    models: Models, loaded: LoadedTarget, settings: DecodeSettings, rows: Sequence[Mapping[str, Any]], output: Path
-) -> tuple[DecodeSettings, Models]:
-    """The settings and models of the width that is fastest here; tune.json in `output` holds what was measured.
-
-    An interrupted run goes on with the width that it began with.
-    """
-    file = output / TUNED
-    if file.exists():
-        return with_width(read_chosen(file), settings, models)
-    speech = Speech(loaded.tokenizer, settings.thinking)
-    prompts = [speech.encode(row) for row in rows[:PROBES]]
-    settings, timed = tune(models, loaded.stop_ids, settings, prompts)
-    show_widths(timed, len(prompts))
-    output.mkdir(parents=True, exist_ok=True)
-    chosen = {name: settings.as_json()[name] for name in CHOSEN}
-    write_text(file, json.dumps({"chosen": chosen, "measured": as_json(timed)}, indent=2) + "\n")
-    return with_width(chosen, settings, models)
-
-
-def read_chosen(file: Path) -> dict[str, Any]:
-    """What `tuned` wrote of an earlier sitting."""
-    try:
-        chosen = json.loads(file.read_text(encoding="utf-8"))["chosen"]
-        return {name: chosen[name] for name in CHOSEN}
-    except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{file} is not what decode.tune writes; remove it, and the widths are timed again.") from error
-
-
-def with_width(chosen: Mapping[str, Any], settings: DecodeSettings, models: Models) -> tuple[DecodeSettings, Models]:
-    tree = TreeSettings(**chosen["tree"]) if chosen["tree"] else None
-    settings = dataclasses.replace(settings, **{**chosen, "modes": tuple(chosen["modes"]), "tree": tree})
-    drafter = models.drafter.clone(config=shortened(models.drafter.config, settings.block_size))
-    return settings, models.replace(drafter=drafter)
 
 
 def named_drafter(path: str | None, compare: Sequence[str], modes: Sequence[str]) -> dict[str, Any] | None:

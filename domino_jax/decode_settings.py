@@ -11,7 +11,7 @@ from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.decoding.sampling_ranges import LARGEST
 from domino_jax.errors import DataError
-from domino_jax.tune import stored_scale
+from domino_jax.tuned_constants import CHAINS, TREES, stored
 
 LISTS = ("modes", "stop_ids", "concurrency")
 # What a prompt row may say of itself; a sampling value that it leaves out is off.
@@ -50,9 +50,19 @@ class DecodeSettings:
 
     def as_json(self) -> dict[str, Any]:
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        infinite = self.draft_scale is not None and math.isinf(self.draft_scale)
-        values["tree"] = self.tree and dataclasses.asdict(self.tree)
-        return {**values, "draft_scale": str(self.draft_scale) if infinite else self.draft_scale}
+        tree = self.tree and dataclasses.asdict(self.tree)
+        values["tree"] = tree and {**tree, "draft_scale": _json_scale(self.tree.draft_scale)}
+        return {**values, "draft_scale": _json_scale(self.draft_scale)}
+
+
+def _json_scale(scale: float | None) -> float | str | None:
+    return str(scale) if scale is not None and math.isinf(scale) else scale
+
+
+def tree_from_json(values: Mapping[str, Any]) -> TreeSettings:
+    """The tree of `DecodeSettings.as_json`."""
+    scale = values.get("draft_scale")
+    return TreeSettings(**{**values, "draft_scale": None if scale is None else float(scale)})
 
 
 def decode_settings(decode) -> DecodeSettings:
@@ -63,12 +73,15 @@ def decode_settings(decode) -> DecodeSettings:
     return DecodeSettings(**values, tree=TreeSettings(**decode.tree) if "tree" in decode.modes else None)
 
 
-def with_stored_scale(settings: DecodeSettings, drafter_path: str | None) -> DecodeSettings:
-    """draft_scale as the recipe says, else as `domino_jax.tune` stored it with the drafter."""
-    if settings.draft_scale is not None:
-        return settings
+def with_stored_constants(settings: DecodeSettings, drafter_path: str | None) -> DecodeSettings:
+    """draft_scale of chains and trees as the recipe says, else as `domino_jax.tune` stored them with the drafter."""
     sampling = SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-    return dataclasses.replace(settings, draft_scale=stored_scale(drafter_path, sampling))
+    if settings.draft_scale is None:
+        settings = dataclasses.replace(settings, draft_scale=stored(drafter_path, CHAINS, sampling).draft_scale)
+    if settings.tree and settings.tree.draft_scale is None:
+        best = stored(drafter_path, TREES, sampling)
+        settings = dataclasses.replace(settings, tree=dataclasses.replace(settings.tree, **dataclasses.asdict(best)))
+    return settings
 
 
 def request_of(row: Mapping[str, Any], noise: int) -> int | Request:

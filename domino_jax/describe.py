@@ -1,6 +1,7 @@
 """What a report says about a run besides its figures, what tells two runs apart, and the times of a round's parts."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from domino_jax.decode_settings import DecodeSettings
 from domino_jax.decoding.generate import BASELINE, Generator
 from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.round_times import round_split, straight_step_seconds
 from domino_jax.loading import LoadedTarget
 
@@ -45,6 +47,7 @@ def describe(
         "prompts": {**named["prompts"], "count": len(rows), "checked": checked},
         "drafter": drafter,
         "draft_scale": None if settings.draft_scale is None else str(settings.draft_scale),
+        "tree_coupling": _coupling(settings.tree),
         "simulated": settings.simulate_tau or None,
         "dtype": settings.dtype,
         "thinking": settings.thinking,
@@ -52,6 +55,13 @@ def describe(
         "block_size": drafter["block_size"] if drafter else None,
         "verify_width": width,
     }
+
+
+def _coupling(tree: TreeSettings | None) -> dict[str, Any] | None:
+    """c and spread of the trees, as the recipe or the drafter's tuning had them; None where none is coupled."""
+    if not tree or tree.draft_scale is None or math.isinf(tree.draft_scale):
+        return None
+    return {"draft_scale": tree.draft_scale, "spread": tree.spread}
 
 
 def run_identity(named: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *models: Models) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import rich.text
 from domino_jax import cli, distributed
 from domino_jax.api import Decoder, Prompt, TextPiece
 from domino_jax.decode_models import Loader
-from domino_jax.decode_settings import new_generator, with_stored_scale
+from domino_jax.decode_settings import new_generator, with_stored_constants
 from domino_jax.errors import DominoError
 
 # Rounds take turns, so that the eye sees how much of the text came at once.
@@ -68,7 +68,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
             " or give all of them --prompt."
         )
     config = flags.config
-    settings = with_stored_scale(loader.settings, config.drafter.path)
+    settings = with_stored_constants(loader.settings, config.drafter.path)
     loaded = loader.target()
     mode = settings.modes[-1]
     models = loader.models(loaded, config.drafter.path, (mode,))

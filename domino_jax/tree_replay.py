@@ -32,16 +32,15 @@ class Recording:
 
 
 def record(
-    generator: Generator, prompts: Sequence[Sequence[int]], answers: Sequence[Generation], lanes: int
+    generator: Generator, prompts: Sequence[Sequence[int]], answers: Sequence[Generation], tree: TreeSettings
 ) -> list[Recording]:
-    """Per prompt its answer with the ledgers of a tree of `lanes` lanes.
+    """Per prompt its answer with the ledgers that such a tree is picked from, whatever its nodes and beta.
 
     Args:
-        generator: with decode.tree's other settings; its prompts are requests 0, 1, … as in `Generator.generate`.
+        generator: with a tree; its prompts are requests 0, 1, … as in `Generator.generate`.
         answers: to these prompts, by any mode.
     """
-    settings = generator.settings(TREE)
-    settings = dataclasses.replace(settings, tree=dataclasses.replace(settings.tree, lanes=lanes))
+    settings = dataclasses.replace(generator.settings(TREE), tree=tree)
 
     @jax.jit
     def ledgers(models: Models, state: DecodeState, starts: jax.Array, anchors: jax.Array) -> Ledger:
@@ -62,7 +61,7 @@ def record(
         places = np.minimum(np.arange(generator.max_new_tokens), max(len(tokens) - 2, 0))
         anchors = np.asarray(tokens, np.int32)[places]
         ledger = jax.device_get(ledgers(generator.models, state, jnp.asarray(len(prompt) + places), anchors))
-        recorded.append(Recording(tokens, Ledger(*(column[: len(tokens) - 1] for column in ledger)), lanes))
+        recorded.append(Recording(tokens, Ledger(*(column[: len(tokens) - 1] for column in ledger)), tree.lanes))
     return recorded
 
 

@@ -1,52 +1,59 @@
-"""Tune the draft's constant c for one temperature and store it with the drafter.
+"""Tune how drafts share the target's noise at one temperature, and store it with the drafter.
 
     python -m domino_jax.tune --config=configs/tiny.py --config.decode.temperature=1.0
 
 At temperature > 0 a draft is argmax(c·log q + g): with a large c the greedy draft, with c = 1 coupled with the target's
 own noise (DESIGN §4). Which is best depends on how well q fits p, so it is measured: held-out prompts are decoded with
-the greedy draft, with several c, and with a draft sampled apart from the target. The text is the same each time; τ is
-not. The best c goes into <drafter>/decoding.json, where `decode` and `load` find it.
+the greedy draft, with several c, and with a draft sampled apart from the target. With mode tree in decode.modes c and
+spread of a coupled tree (TREE.md §4 step 3) are measured beside the tree that is not coupled, replayed over the same
+answers. The text is the same each time; τ is not. The best goes into <drafter>/decoding.json, where `decode` finds it.
 """
 
 import dataclasses
-import json
+import itertools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import rich.console
 import rich.table
 
-from domino_jax import cli, hf
+from domino_jax import cli
 from domino_jax import config as recipes
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.generate import TREE, Generator
 from domino_jax.decoding.measure import tau_pooled
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.propose import DraftSettings
+from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
-from domino_jax.errors import DataError, DominoError
+from domino_jax.errors import DominoError
 from domino_jax.loading import load_models, load_target
 from domino_jax.progress import Progress
-from domino_jax.report import write_text
+from domino_jax.tree_replay import record, replayed_tau
+from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, drafter_folder, store
 
-STORED = "decoding.json"
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
+TREE_SCALES = (1.0, 2.0, 3.0, 5.0)
+SPREADS = (1.0, 2.0, 3.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
     """One way to draft and the acceptance length it had; own_noise: sampled apart from the target's choice."""
 
-    scale: float
-    own_noise: bool
+    kind: str  # CHAINS or TREES
+    coupling: Coupling
     tau: float
+    own_noise: bool = False
 
     def name(self) -> str:
+        scale = self.coupling.draft_scale
         if self.own_noise:
             return "sampled apart"
-        return "greedy" if math.isinf(self.scale) else f"coupled, c = {self.scale:g}"
+        if math.isinf(scale):
+            return "greedy" if self.kind == CHAINS else "tree, not coupled"
+        chain = f"coupled, c = {scale:g}"
+        return chain if self.kind == CHAINS else f"tree, {chain}, spread {self.coupling.spread:g}"
 
 
 def main(flags: cli.Flags) -> None:
@@ -62,9 +69,9 @@ def main(flags: cli.Flags) -> None:
     source = flags.prompts or decode.prompts or config.eval.prompts
     if not source:
         raise DominoError("there are no prompts: give --prompts=FILE.jsonl or set config.decode.prompts.")
-    mode = "domino" if "domino" in decode.modes else "backbone"
+    modes = tuned_modes(decode.modes)
     loaded = load_target(config.target.path, decode.dtype)
-    models = load_models(loaded, config.drafter.path, (mode,), block_size=decode.block_size)
+    models = load_models(loaded, config.drafter.path, modes, block_size=decode.block_size)
     rows = read_prompts(source, decode.num_prompts or None)
     prompts = [encode_prompt(loaded.tokenizer, row, decode.thinking, f"prompt {row['id']}") for row in rows]
     settings = {
@@ -75,19 +82,29 @@ def main(flags: cli.Flags) -> None:
         "seed": decode.seed,
         "sampling": sampling,
     }
-    tried = try_scales(models, prompts, mode, decode.num_drafts or None, settings)
-    best = max((one for one in tried if not one.own_noise), key=lambda one: one.tau)
-    show(tried, best, f"{len(prompts)} prompts, temperature {sampling.temperature:g}, {mode}, {decode.dtype}")
-    folder = hf.resolve_folder(config.drafter.path)
-    folder = folder / "export" if (folder / "export").is_dir() else folder
-    store(folder, sampling, best, len(prompts))
-    print(f"stored in {folder / STORED}: decode takes it where config.decode.draft_scale is left out.")
+    drafts, folder = decode.num_drafts or None, drafter_folder(config.drafter.path)
+    for mode in modes:
+        if mode == TREE:
+            kind, tried = TREES, try_couplings(models, prompts, TreeSettings(**decode.tree), drafts, settings)
+        else:
+            kind, tried = CHAINS, try_scales(models, prompts, mode, drafts, settings)
+        best = max((one for one in tried if not one.own_noise), key=lambda one: one.tau)
+        show(tried, best, f"{len(prompts)} prompts, temperature {sampling.temperature:g}, {mode}, {decode.dtype}")
+        store(folder, kind, sampling, best.coupling, best.tau, len(prompts))
+    print(f"stored in {folder / FILE}: decode takes it where the recipe has no draft_scale.")
+
+
+def tuned_modes(modes: Sequence[str]) -> tuple[str, ...]:
+    """What there is to tune: one kind of chain, the tree, or both; the backbone's chain where nothing drafts."""
+    chains = [mode for mode in ("domino", "backbone") if mode in modes]
+    trees = [TREE] if TREE in modes else []
+    return (*chains[:1], *trees) or ("backbone",)
 
 
 def try_scales(
     models: Models, prompts: Sequence[Sequence[int]], mode: str, num_drafts: int | None, settings: dict
 ) -> list[Tried]:
-    """τ of every way to draft; the texts are the same each time but for near ties, which are told.
+    """τ of every way to draft a chain; the texts are the same each time but for near ties, which are told.
 
     settings: of the generator, but for how it drafts.
     """
@@ -98,12 +115,33 @@ def try_scales(
             drafting = DraftSettings(scale=scale, own_noise=own_noise, num_drafts=num_drafts)
             generator = Generator(models, drafting=drafting, **settings)
             answers = generator.generate(prompts, mode)
-            tried.append(Tried(scale, own_noise, tau_pooled(answers)))
+            tried.append(Tried(CHAINS, Coupling(scale), tau_pooled(answers), own_noise))
             texts = texts or [answer.token_ids for answer in answers]
             parted = sum(text != answer.token_ids for text, answer in zip(texts, answers, strict=True))
             progress.advance(
                 1, f"{tried[-1].name()}: τ {tried[-1].tau:.2f}" + f", {parted} texts parted" * bool(parted)
             )
+    return tried
+
+
+def try_couplings(
+    models: Models, prompts: Sequence[Sequence[int]], tree: TreeSettings, num_drafts: int | None, settings: dict
+) -> list[Tried]:
+    """τ of such a tree not coupled, and with every c and spread, over the answers that the first one gives.
+
+    settings: of the generator, but for how it drafts.
+    """
+    ways = [Coupling(), *itertools.starmap(Coupling, itertools.product(TREE_SCALES, SPREADS))]
+    plain = dataclasses.replace(tree, **dataclasses.asdict(ways[0]))
+    generator = Generator(models, drafting=DraftSettings(num_drafts=num_drafts, tree=plain), **settings)
+    tried = []
+    with Progress("tune", total=len(ways)) as progress:
+        answers = generator.generate(prompts, TREE)
+        for way in ways:
+            drawn = dataclasses.replace(tree, **dataclasses.asdict(way))
+            tau = replayed_tau(record(generator, prompts, answers, drawn), drawn)
+            tried.append(Tried(TREES, way, tau))
+            progress.advance(1, f"{tried[-1].name()}: τ {tau:.2f}")
     return tried
 
 
@@ -116,48 +154,6 @@ def show(tried: Sequence[Tried], best: Tried, title: str) -> None:
         table.add_row(one.name() + (" (best)" if one is best else ""), f"{one.tau:.2f}")
     console.print(title, highlight=False)
     console.print(table)
-
-
-# ------------------------------------------------------------------------------------------- stored with the drafter
-
-
-def store(folder: Path, sampling: SamplingParams, best: Tried, prompts: int) -> None:
-    """Writes the constant beside what is stored for other sampling settings."""
-    kept = [row for row in _stored_rows(folder) if not _same(row, sampling)]
-    scale = "inf" if math.isinf(best.scale) else best.scale
-    row = {**dataclasses.asdict(sampling), "draft_scale": scale, "tau": best.tau, "prompts": prompts}
-    try:
-        write_text(folder / STORED, json.dumps({"tuned": [*kept, row]}, indent=2) + "\n")
-    except OSError as error:
-        raise DominoError(
-            f"{folder} cannot be written ({error.strerror}); copy the drafter to a folder of yours, or set"
-            f" --config.decode.draft_scale={scale} by hand."
-        ) from error
-
-
-def stored_scale(drafter_path: str | None, sampling: SamplingParams) -> float:
-    """c as tuned for these sampling settings with this drafter; inf, the greedy draft, where nothing is stored."""
-    if not drafter_path or sampling.greedy:
-        return math.inf
-    folder = hf.resolve_folder(drafter_path)
-    folder = folder / "export" if (folder / "export").is_dir() else folder
-    found = [row for row in _stored_rows(folder) if _same(row, sampling)]
-    return float(found[0]["draft_scale"]) if found else math.inf
-
-
-def _same(row: dict, sampling: SamplingParams) -> bool:
-    return all(row[name] == value for name, value in dataclasses.asdict(sampling).items())
-
-
-def _stored_rows(folder: Path) -> list[dict]:
-    raw = hf.read_json(folder, STORED, required=False)
-    rows = raw["tuned"] if "tuned" in raw else []
-    names = {"draft_scale", *dataclasses.asdict(SamplingParams())}
-    fine = isinstance(rows, list) and all(isinstance(row, dict) and names <= set(row) for row in rows)
-    scales = [row["draft_scale"] for row in rows] if fine else []
-    if not fine or not all(scale == "inf" or (isinstance(scale, int | float) and scale > 0) for scale in scales):
-        raise DataError(f"{folder}/{STORED} is damaged; remove it, or tune again with python -m domino_jax.tune.")
-    return rows
 
 
 if __name__ == "__main__":

@@ -7,25 +7,30 @@ replayed over them (tree_replay.py); of each size the lanes and the beta that em
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import rich.console
 import rich.table
 
-from domino_jax.decode_settings import DecodeSettings, new_generator
+from domino_jax.decode_settings import DecodeSettings, new_generator, tree_from_json
 from domino_jax.decoding.generate import TREE, Generator
 from domino_jax.decoding.measure import accept_histogram, accept_rates, tau_pooled
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.drafter.config import DrafterConfig
-from domino_jax.errors import DominoError
+from domino_jax.errors import DataError, DominoError
 from domino_jax.loading import needs_drafter, shortened
+from domino_jax.report import write_text
 from domino_jax.tree_replay import record, replayed_tau
 
+TUNED = "tune.json"
+CHOSEN = ("block_size", "num_drafts", "modes", "tree")  # what tuning may change
 PROBES = 8  # prompts that acceptance is recorded on
 NODES = (16, 32, 64, 128)
 BETAS = (0.0, -0.1, -0.2, -0.3)
@@ -164,7 +169,7 @@ def _best_trees(models, stop_ids, settings: DecodeSettings, prompts, answers, wh
     recordings = {}
     for few in lanes:
         drawn = next(option for options in by_nodes.values() for option in options if option.lanes == few)
-        recordings[few] = record(_generator(models, stop_ids, settings, drawn), prompts, answers, few)
+        recordings[few] = record(_generator(models, stop_ids, settings, drawn), prompts, answers, drawn.tree(settings))
     best = {}
     for options in by_nodes.values():
         found = {option: replayed_tau(recordings[option.lanes], option.tree(settings)) for option in options}
@@ -178,10 +183,47 @@ def _generator(models: Models, stop_ids: Sequence[int], settings: DecodeSettings
     return new_generator(models, stop_ids, own)
 
 
-def as_json(timed: Sequence[Timed]) -> list[Mapping[str, Any]]:
-    return [
-        {**dataclasses.asdict(one.option), **{k: v for k, v in vars(one).items() if k != "option"}} for one in timed
-    ]
+# --------------------------------------------------------------------------------------- kept in the output's folder
+
+
+def tuned(
+    models: Models, stop_ids: Sequence[int], settings: DecodeSettings, prompts: Sequence[Sequence[int]], file: Path
+) -> tuple[DecodeSettings, Models]:
+    """The settings and models of the width that is fastest here; `file` holds what was measured.
+
+    An interrupted run goes on with the width that it began with.
+
+    Raises:
+        DataError: a damaged file of an earlier sitting.
+    """
+    if file.exists():
+        return _with_width(_read_chosen(file), settings, models)
+    settings, timed = tune(models, stop_ids, settings, prompts)
+    show(timed, len(prompts[:PROBES]))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    chosen = {name: settings.as_json()[name] for name in CHOSEN}
+    measured = [{**dataclasses.asdict(one.option), **_figures(one)} for one in timed]
+    write_text(file, json.dumps({"chosen": chosen, "measured": measured}, indent=2) + "\n")
+    return _with_width(chosen, settings, models)
+
+
+def _figures(one: Timed) -> dict[str, float]:
+    return {"tau": one.tau, "milliseconds": one.milliseconds, "tokens_per_second": one.tokens_per_second}
+
+
+def _read_chosen(file: Path) -> dict[str, Any]:
+    try:
+        chosen = json.loads(file.read_text(encoding="utf-8"))["chosen"]
+        return {name: chosen[name] for name in CHOSEN}
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{file} is not what decode.tune writes; remove it, and the widths are timed again.") from error
+
+
+def _with_width(chosen: Mapping[str, Any], settings: DecodeSettings, models: Models) -> tuple[DecodeSettings, Models]:
+    tree = tree_from_json(chosen["tree"]) if chosen["tree"] else None
+    settings = dataclasses.replace(settings, **{**chosen, "modes": tuple(chosen["modes"]), "tree": tree})
+    drafter = models.drafter.clone(config=shortened(models.drafter.config, settings.block_size))
+    return settings, models.replace(drafter=drafter)
 
 
 def show(timed: Sequence[Timed], prompts: int) -> None:

@@ -23,6 +23,7 @@ from domino_jax.training.evaluate import DecodedEvaluation
 from tests.decoding_models import make_generator, random_models, random_prompts, texts
 
 PROMPTS = random_prompts(11)
+MODES = ("autoregressive", "domino", "tree")
 TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
 EVALUATION = "evaluation"  # the name under which a mesh (data, fsdp, tensor) is for the trainer's evaluation
 COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
@@ -50,8 +51,8 @@ def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) ->
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
     with jax.set_mesh(mesh):
         models = laid_out(random_models(tied=tied), mesh, split_head)
-        made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), tree=TREE if split_head else None)
-        modes = ("domino", "tree") if split_head else ("autoregressive", "domino")
+        made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), tree=TREE)
+        modes = MODES[1:] if split_head else MODES
         found = {mode: texts(made.generate(PROMPTS, mode)) for mode in modes}
         state = made.start(PROMPTS[:8], range(8))
         keys = state.target_cache[0][0]

@@ -39,6 +39,16 @@ def test_the_drafter_makes_the_default_mode_and_changes_no_token():
     assert decoder().generate([PROMPT], mode="autoregressive")[0].token_ids == answer().token_ids
 
 
+def test_a_tree_is_the_mode_where_one_is_given_and_changes_no_token():
+    folders = (str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"))
+    tree = domino_jax.TreeSettings(nodes=16, lanes=4, candidates=32)
+    sizes = {"cache_length": 256, "max_new_tokens": 96}
+    planted = domino_jax.load(*folders, dtype="float32", tree=tree, **sizes)
+    found = planted.generate([PROMPT])[0]
+    assert planted.default_mode == "tree" and found.token_ids == answer().token_ids
+    assert len(found.accept_lengths) < len(answer().accept_lengths)
+
+
 def test_pieces_join_to_the_answer():
     pieces = list(decoder().stream(PROMPT))
     assert "".join(piece.text for piece in pieces) == answer().text

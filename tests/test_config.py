@@ -104,6 +104,7 @@ BAD = [
     ("decode.tree.lanes", 65),
     ("decode.tree.beta", 0.1),
     ("decode.tree.beta", float("-inf")),
+    ("decode.tree.draft_scale", 0.0),
     ("decode.tree.spread", 0.0),
     ("decode.tree.temperature", 0.0),
     ("decode.tree.depth", -1),

@@ -13,11 +13,10 @@ import pytest
 
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.training.evaluate import DecodedEvaluation
-from tests.decode_mesh_run import COMMAND, EVALUATION, PROMPTS
+from tests.decode_mesh_run import COMMAND, EVALUATION, MODES, PROMPTS
 from tests.decoding_models import make_generator, random_models, texts
 from tests.models import GOLDEN, load_golden
 
-MODES = ("autoregressive", "domino")
 # Two key/value heads: over 2 they are split, over 4 they lie whole.
 MESHES = {"data": [4, 1], "both": [2, 4], "tied": [2, 2, True]}
 PAIR, NEW = "tied_shift", 24
@@ -44,7 +43,7 @@ def arguments(folder: pathlib.Path) -> list[str]:
         "config": GOLDEN.parents[1] / "configs" / "tiny.py",
         "config.target.path": GOLDEN / PAIR / "target",
         "config.drafter.path": GOLDEN / PAIR / "drafter",
-        "config.decode.modes": "('autoregressive','domino')",
+        "config.decode.modes": str(MODES).replace(" ", ""),
         "config.decode.max_new_tokens": NEW,
         "config.decode.cache_length": 128,
         "config.decode.batch_size": 2,
@@ -75,15 +74,15 @@ def measured() -> dict:
 
 
 @functools.lru_cache
-def on_one_device(mode: str, tied: bool) -> list[list[int]]:
+def on_one_device(tied: bool = False) -> list[list[int]]:
     made = make_generator(random_models(tied=tied), batch_size=8, sampling=SamplingParams(1.0))
-    return texts(made.generate(PROMPTS, mode))
+    return texts(made.generate(PROMPTS, "autoregressive"))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MESHES)
 def test_texts_on_a_mesh_are_those_of_one_device(name, mode):
-    assert measured()[name][mode] == on_one_device(mode, name == "tied")
+    assert measured()[name][mode] == on_one_device(name == "tied")
 
 
 def test_weights_lie_over_tensor_the_cache_over_both_and_the_head_nowhere():
@@ -97,18 +96,20 @@ def test_weights_lie_over_tensor_the_cache_over_both_and_the_head_nowhere():
 def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
     found = measured()["split_head"]
     assert found["head_split"] == 1  # its vocabulary matrix
-    assert found["domino"] == found["tree"] == on_one_device("autoregressive", False)
+    assert found["domino"] == found["tree"] == on_one_device()
 
 
 def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
     """Those of golden.json: without a mesh the command gives them too (test_decode_command.py)."""
     found = measured()[COMMAND]
     assert found["head_split"] == 1
-    identical = found["report"]["identical_outputs"]["domino"]
-    assert (identical["same"], identical["of"], identical["violations"]) == (2, 2, 0)
-    assert found["report"]["modes"]["domino"]["tau_pooled"] > 1
+    for mode in MODES[1:]:
+        identical = found["report"]["identical_outputs"][mode]
+        assert (identical["same"], identical["of"], identical["violations"]) == (2, 2, 0)
+        assert found["report"]["modes"][mode]["tau_pooled"] > 1
+    assert found["report"]["tree"]["by_depth"][0] > 0
     texts_of = {(row["id"], row["mode"]): row["token_ids"] for row in found["rows"]}
-    assert len(texts_of) == 4
+    assert len(texts_of) == 2 * len(MODES)
     for index, case in enumerate(golden_cases()):
         for mode in MODES:
             assert texts_of[f"p{index}", mode] == case["output"][:NEW]
@@ -130,4 +131,4 @@ def test_texts_of_two_processes_are_those_of_one_device():
     shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
     processes = [started({"both": [2, 2]}, 2, shared | {"JAX_PROCESS_ID": str(number)}) for number in range(2)]
     for found in map(read, processes):
-        assert {mode: found["both"][mode] for mode in MODES} == {mode: on_one_device(mode, False) for mode in MODES}
+        assert {mode: found["both"][mode] for mode in MODES} == dict.fromkeys(MODES, on_one_device())

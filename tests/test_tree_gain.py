@@ -30,7 +30,7 @@ def test_a_tree_of_the_recipe_emits_more_than_its_chain(temperature, least):
     generator = new_generator(models, target.stop_ids, settings)
     answers = generator.generate(prompts, "domino")
     chain = tau_pooled(answers)
-    recordings = record(generator, prompts, answers, settings.tree.lanes)
+    recordings = record(generator, prompts, answers, settings.tree)
     for nodes, ratio in least.items():
         tree = dataclasses.replace(settings.tree, nodes=nodes)
         assert replayed_tau(recordings, tree) >= ratio * chain, (nodes, replayed_tau(recordings, tree), chain)

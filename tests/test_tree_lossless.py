@@ -1,5 +1,6 @@
 """A tree changes the speed and never the text; it helps; and a rule that is not lossless is caught (TREE.md §4)."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -49,13 +50,13 @@ def tau(answers) -> float:
 
 
 @functools.lru_cache
-def golden_run(name: str, sampling: SamplingParams, scale: float = math.inf):
+def golden_run(name: str, sampling: SamplingParams):
     """(chain, tree) of a trained pair; more prompts than rows, so that rows are refilled as they finish."""
     prompts = [row["prompt"] for row in load_golden(name).figures["generate"]]
     prompts += [prompt[:length] for prompt in prompts for length in (1, 9)]
     vocab = golden_models(name).target.config.vocab_size
     tree = TreeSettings(nodes=16, lanes=6, candidates=min(vocab, 32), beta=-0.1)
-    shape = {"cache_slots": 128, "max_new_tokens": 48, "batch_size": 4, "sampling": sampling, "scale": scale}
+    shape = {"cache_slots": 128, "max_new_tokens": 48, "batch_size": 4, "sampling": sampling, "scale": math.inf}
     made = make_generator(golden_models(name), tree=tree, **shape)
     return check_lossless(made, prompts, modes=("domino", "tree"))
 
@@ -69,8 +70,8 @@ def test_a_tree_of_a_trained_drafter_changes_no_token_and_helps(name, sampling):
 
 @pytest.mark.slow
 def test_a_tree_coupled_with_the_targets_noise_changes_no_token():
-    made = make_generator(random_models(4), batch_size=8, sampling=SAMPLED, scale=1.0, tree=TREE)
-    check_lossless(made, random_prompts(8))
+    tree = dataclasses.replace(TREE, draft_scale=1.0)
+    check_lossless(make_generator(random_models(4), batch_size=8, sampling=SAMPLED, tree=tree), random_prompts(8))
 
 
 @pytest.mark.slow
@@ -123,7 +124,7 @@ def test_a_stream_of_a_tree_is_its_text():
 
 # ------------------------------------------------------------------- every kind of drafter, a round at a time
 
-SMALL = TreeSettings(nodes=9, lanes=4, candidates=8, beta=-0.1)
+SMALL = TreeSettings(nodes=9, lanes=4, candidates=8, beta=-0.1, draft_scale=1.0)
 # Greedy and sampled in turn; of eight tokens even an untrained drafter guesses several in a row.
 MIXED = [Request(number, sampling=SamplingParams(0.8) if number % 2 else None) for number in range(8)]
 
@@ -146,7 +147,7 @@ def text_in_rounds(kind: str):
     models, state = random_models(vocab=8, **DRAFTERS[kind]), started()
 
     def one_round(models, state):
-        settings = DraftSettings(scale=1.0, tree=SMALL)
+        settings = DraftSettings(tree=SMALL)
         return speculative.speculative_round(models, state, jnp.array([-1]), GREEDY, settings)
 
     compiled = jax.jit(one_round, compiler_options=COMPILED_FAST).lower(models, state).compile()
@@ -185,11 +186,11 @@ LAW, PROMPT = SamplingParams(1.0), [3, 1, 4]
 LIMIT = scipy.stats.chi2.isf(1e-4, 63)
 
 
-def counted(count: int, kind: str = "shifted, prefix 1", **choices) -> np.ndarray:
+def counted(count: int, kind: str = "shifted, prefix 1", draft_scale: float | None = 1.0) -> np.ndarray:
     """How often each pair of second and third new tokens came, [8, 8]; a tree drafts both in its first round."""
-    tree = TreeSettings(nodes=6, lanes=4, candidates=8)
+    tree = TreeSettings(nodes=6, lanes=4, candidates=8, draft_scale=draft_scale)
     shape = {"cache_slots": 16, "max_new_tokens": 3, "batch_size": 2_000, "sampling": LAW}
-    made = make_generator(random_models(vocab=8, **DRAFTERS[kind]), tree=tree, **shape, **choices)
+    made = make_generator(random_models(vocab=8, **DRAFTERS[kind]), tree=tree, **shape)
     answers = []  # a batch at a time: nothing waits, so that no row is refilled on its own
     for start in range(0, count, 2_000):
         answers += made.generate([PROMPT] * 2_000, "tree", range(start, start + 2_000))
@@ -206,16 +207,16 @@ def joint_law() -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "scale"),
+    ("kind", "count", "draft_scale"),
     [
         ("shifted, prefix 1", 20_000, 1.0),
         ("unshifted, prefix 0", 6_000, 1.0),
-        pytest.param("shifted, prefix 1", 20_000, math.inf, marks=pytest.mark.slow),
+        pytest.param("shifted, prefix 1", 20_000, None, marks=pytest.mark.slow),
         *(pytest.param(kind, 20_000, 1.0, marks=pytest.mark.slow) for kind in DRAFTERS if kind != "shifted, prefix 1"),
     ],
 )
-def test_two_tokens_of_a_tree_follow_their_joint_law(kind, count, scale):
-    law, counts = joint_law(), counted(count, kind, scale=scale)
+def test_two_tokens_of_a_tree_follow_their_joint_law(kind, count, draft_scale):
+    law, counts = joint_law(), counted(count, kind, draft_scale)
     assert chi_square(counts, law) < LIMIT
     # Two tokens with the right laws but drawn independently must not pass.
     assert chi_square(np.outer(counts.sum(1), counts.sum(0)) / counts.sum(), law) > LIMIT
@@ -231,7 +232,7 @@ def test_noise_that_ignores_the_depth_fails_the_joint_law(monkeypatch):
 
     monkeypatch.setattr(speculative, "choose", careless)
     law = joint_law()
-    assert chi_square(counted(4_000, scale=math.inf), law) > LIMIT
+    assert chi_square(counted(4_000, draft_scale=None), law) > LIMIT
 
 
 def test_the_law_is_one_over_all_pairs():

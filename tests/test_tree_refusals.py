@@ -15,6 +15,7 @@ BAD = [
     ({"nodes": 22, "lanes": 4}, "decode.tree.nodes is 22, but 4 lanes of 5 drafts and the anchor are 21"),
     ({"beta": 0.1}, "decode.tree.beta is 0.1; give 0 or"),
     ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
+    ({"draft_scale": -1.0}, "decode.tree.draft_scale is -1.0; give"),
     ({"spread": 0.0}, "decode.tree.spread is 0"),
     ({"temperature": 0.0}, "decode.tree.temperature is 0; give"),
     ({"nodes": 47}, "decode.tree.nodes is 47, but decode.cache_length 48 has no room"),

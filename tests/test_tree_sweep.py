@@ -46,7 +46,7 @@ def by_hand(models, mode, prompts, sizes) -> tuple[float, dict[tuple, tuple[floa
     for candidates, nodes, beta in itertools.product(sizes, NODES, BETAS):
         tree = TreeSettings(nodes, 4, candidates, beta, temperature=0.8)
         if (nodes, beta) == (NODES[0], BETAS[0]):
-            recordings = record(make_generator(models, tree=tree, **SHAPE), prompts, answers, 4)
+            recordings = record(make_generator(models, tree=tree, **SHAPE), prompts, answers, tree)
         both = (replayed_tau(part, tree) for part in (recordings[:half], recordings[half:]))
         found[nodes, candidates, beta] = tuple(both)
     return tau_pooled(answers[:half]), found

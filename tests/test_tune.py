@@ -1,4 +1,4 @@
-"""The draft's constant: measured per sampling setting, stored beside the drafter, found again."""
+"""The constants of chains and trees: measured per sampling setting, stored beside the drafter, found again."""
 
 import json
 import math
@@ -7,60 +7,113 @@ import shutil
 
 import pytest
 
+from configs import tiny
 from domino_jax import tune
+from domino_jax.decode_settings import decode_settings, tree_from_json, with_stored_constants
+from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError, DominoError
-from tests.decoding_models import random_models, random_prompts
+from domino_jax.tuned_constants import CHAINS, TREES, Coupling, store, stored
+from tests.decoding_models import make_generator, random_models, random_prompts, texts
 
 WARM, HOT = SamplingParams(1.0), SamplingParams(1.5, top_p=0.9)
 ASSETS = pathlib.Path(__file__).parent.parent / "assets"
 
 
-def test_a_stored_constant_is_found_for_its_own_settings_alone(tmp_path):
-    tune.store(tmp_path, WARM, tune.Tried(2.0, False, 3.25), 8)
-    tune.store(tmp_path, HOT, tune.Tried(math.inf, False, 3.0), 8)
-    tune.store(tmp_path, WARM, tune.Tried(1.4, False, 3.5), 16)
-    found = [tune.stored_scale(str(tmp_path), sampling) for sampling in (WARM, HOT, SamplingParams(0.9))]
-    assert found == [1.4, math.inf, math.inf]
+def test_stored_constants_are_found_for_their_own_settings_and_kind_alone(tmp_path):
+    store(tmp_path, CHAINS, WARM, Coupling(2.0), 3.25, 8)
+    store(tmp_path, CHAINS, HOT, Coupling(), 3.0, 8)
+    store(tmp_path, TREES, WARM, Coupling(3.0, 2.0), 4.0, 8)
+    store(tmp_path, CHAINS, WARM, Coupling(1.4), 3.5, 16)
+    found = [stored(str(tmp_path), CHAINS, sampling) for sampling in (WARM, HOT, SamplingParams(0.9))]
+    assert found == [Coupling(1.4), Coupling(), Coupling()]
+    assert [stored(str(tmp_path), TREES, sampling) for sampling in (WARM, HOT)] == [Coupling(3.0, 2.0), Coupling()]
     rows = json.loads((tmp_path / "decoding.json").read_text())["tuned"]
     assert [row["prompts"] for row in rows] == [8, 16]
 
 
 def test_greedy_decoding_asks_for_no_constant():
-    assert tune.stored_scale("/there/is/nothing", SamplingParams()) == math.inf
+    assert stored("/there/is/nothing", CHAINS, SamplingParams()) == Coupling()
 
 
-@pytest.mark.parametrize("text", ['{"tuned": 3}', '{"tuned": [{"draft_scale": 1}]}', "[]"])
+@pytest.mark.parametrize(
+    "text", ['{"tuned": 3}', '{"tuned": [{"draft_scale": 1}]}', '{"trees": [{"draft_scale": 1, "spread": 0}]}', "[]"]
+)
 def test_a_damaged_file_is_refused(tmp_path, text):
     (tmp_path / "decoding.json").write_text(text)
     with pytest.raises(DataError, match=r"decoding\.json"):
-        tune.stored_scale(str(tmp_path), WARM)
+        [stored(str(tmp_path), kind, WARM) for kind in (CHAINS, TREES)]
+
+
+def test_decode_takes_what_is_stored_but_for_what_the_recipe_says(tmp_path):
+    store(tmp_path, CHAINS, WARM, Coupling(2.0), 3.25, 8)
+    store(tmp_path, TREES, WARM, Coupling(3.0, 2.0), 4.0, 8)
+
+    def found(**own):
+        config = tiny.get_config()
+        config.decode.modes, config.decode.temperature = ("domino", "tree"), 1.0
+        config.decode.update(own)
+        settings = with_stored_constants(decode_settings(config.decode), str(tmp_path))
+        assert tree_from_json(json.loads(json.dumps(settings.as_json()["tree"]))) == settings.tree
+        return settings.draft_scale, settings.tree.draft_scale, settings.tree.spread
+
+    assert found() == (2.0, 3.0, 2.0)
+    assert found(temperature=0.0) == (math.inf, math.inf, 1.0)
+    assert found(draft_scale=5.0, tree={"draft_scale": math.inf}) == (5.0, math.inf, 1.0)
+    assert found(tree={"draft_scale": 1.5, "spread": 0.5}) == (2.0, 1.5, 0.5)
+
+
+SETTINGS = {"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, "batch_size": 4, "sampling": WARM}
 
 
 def test_every_way_to_draft_is_measured_on_the_same_texts(monkeypatch, capsys):
     monkeypatch.setattr(tune, "SCALES", (1.0,))
-    settings = {"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, "batch_size": 4, "sampling": WARM}
-    tried = tune.try_scales(random_models(), random_prompts(8), "domino", None, settings)
+    tried = tune.try_scales(random_models(), random_prompts(8), "domino", None, SETTINGS)
     assert [one.name() for one in tried] == ["greedy", "coupled, c = 1", "sampled apart"]
     assert tried[1].tau > tried[2].tau >= 1.0
     assert "parted" not in capsys.readouterr().out
 
 
+def test_a_coupled_tree_is_measured_as_decoding_with_it_measures_it(monkeypatch):
+    """An untrained drafter knows little besides the noise: coupled, a tree emits more."""
+    monkeypatch.setattr(tune, "TREE_SCALES", (1.0,))
+    monkeypatch.setattr(tune, "SPREADS", (1.0,))
+    tree, prompts = TreeSettings(nodes=8, lanes=4, candidates=16, draft_scale=1.0), random_prompts(8)
+    tried = tune.try_couplings(random_models(), prompts, tree, None, SETTINGS)
+    assert [one.name() for one in tried] == ["tree, not coupled", "tree, coupled, c = 1, spread 1"]
+    assert tried[1].tau > tried[0].tau >= 1.0
+    decoded = make_generator(random_models(), tree=tree, **SETTINGS).generate(prompts, "tree")
+    rounds = [emitted for answer in decoded for emitted in answer.accept_lengths]
+    assert tried[1].tau == pytest.approx(sum(rounds) / len(rounds)) and texts(decoded)
+
+
+def test_what_is_tuned_is_what_drafts():
+    assert tune.tuned_modes(("autoregressive", "backbone", "domino")) == ("domino",)
+    assert tune.tuned_modes(("domino", "tree")) == ("domino", "tree")
+    assert tune.tuned_modes(("tree",)) == ("tree",)
+    assert tune.tuned_modes(("autoregressive",)) == ("backbone",)
+
+
 @pytest.mark.slow
 def test_the_command_stores_what_it_found(tmp_path, monkeypatch):
     shutil.copytree(ASSETS / "tiny_domino", tmp_path / "drafter")
-    monkeypatch.setattr(tune, "SCALES", (1.0,))
+    for name in ("SCALES", "TREE_SCALES", "SPREADS"):
+        monkeypatch.setattr(tune, name, (1.0,))
     argv = [
         "tune",
         f"--config={ASSETS.parent / 'configs' / 'tiny.py'}",
         f"--config.drafter.path={tmp_path / 'drafter'}",
+        "--config.decode.modes=('domino','tree')",
     ]
     argv += ["--config.decode.temperature=1.0", "--config.decode.num_prompts=4", "--config.decode.max_new_tokens=32"]
     with pytest.raises(SystemExit) as ended:
         tune.cli.run(tune.main, required=("config",), optional=("prompts",), argv=argv)
     assert ended.value.code == 0
-    rows = json.loads((tmp_path / "drafter" / "decoding.json").read_text())["tuned"]
-    assert [(row["temperature"], row["prompts"]) for row in rows] == [(1.0, 4)]
+    found = json.loads((tmp_path / "drafter" / "decoding.json").read_text())
+    assert {kind: [(row["temperature"], row["prompts"]) for row in rows] for kind, rows in found.items()} == {
+        "tuned": [(1.0, 4)],
+        "trees": [(1.0, 4)],
+    }
 
 
 def test_greedy_settings_are_refused():

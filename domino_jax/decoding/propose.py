@@ -28,8 +28,9 @@ class TreeSettings:
     beta: added to a node's log-probability for each step of depth, at most 0: broader trees.
     temperature: of the drafter's distribution where paths are scored, times the request's: below 1 for a drafter that
         is surer than it says (the calibration of TREE.md §4 step 3).
-    spread: at temperature > 0 with a finite scale, how far the target's choice may lie from argmax(c·log q + g): the
-        temperature of the scores c·log q + g.
+    draft_scale: at temperature > 0, the constant c of a tree that is coupled with the target's noise: a candidate
+        scores log-softmax((c·log q + g) / spread); None or inf: it is not, and scores log q.
+    spread: how far the target's choice may lie from argmax(c·log q + g).
     """
 
     nodes: int = 16
@@ -37,6 +38,7 @@ class TreeSettings:
     candidates: int = 64
     beta: float = -0.1
     temperature: float = 1.0
+    draft_scale: float | None = None
     spread: float = 1.0
     depth: int = 0
 
@@ -47,7 +49,7 @@ class DraftSettings:
 
     use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
     scale: the constant c of argmax(c·log q + g) at temperature > 0 (DESIGN §4): 1 shares the target's noise at full
-        weight, a large c is the greedy draft.
+        weight, a large c is the greedy draft. Of chains; a tree has its own.
     own_noise: draws the draft's noise apart from the target's: a plain sampled draft, to compare with.
     num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None.
     tree: draft a tree as deep as that instead of a chain.
@@ -64,9 +66,10 @@ class DraftSettings:
         depth = self.tree.depth if self.tree else 0
         return depth or self.num_drafts or config.num_drafts
 
-    def coupled(self, sampling: Sampling) -> bool:
-        """Whether the draft reads noise at all."""
-        return not sampling.greedy and not math.isinf(self.scale)
+    def coupled_tree(self, sampling: Sampling) -> bool:
+        """Whether the tree's scores read noise at all."""
+        scale = self.tree.draft_scale
+        return not sampling.greedy and scale is not None and not math.isinf(scale)
 
 
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:

@@ -95,6 +95,10 @@ def check_tree(tree: TreeSettings, drafts: int, vocab: int, cache_slots: int, fi
             not 0 < tree.temperature < math.inf,
             f"temperature is {tree.temperature:g}; give a finite number above 0, 1 for the drafter as it is",
         ),
+        (
+            tree.draft_scale is not None and not tree.draft_scale > 0,
+            f"draft_scale is {tree.draft_scale}; give a number above 0, inf for a tree that is not coupled",
+        ),
         (not 0 < tree.spread < math.inf, f"spread is {tree.spread:g}; give a finite number above 0"),
         (
             tree.nodes + 2 > cache_slots,
@@ -133,7 +137,7 @@ def roll_out_lanes(
     """What roll_out_head is to a chain: from z [B, M, D] and base logits float32 [B, M, V] the nodes to pick from."""
     candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling, settings.tree))
     noise = None
-    if settings.coupled(sampling):
+    if settings.coupled_tree(sampling):
         positions = draft_positions(state, base.shape[1])
         rows = position_noise(draft_keys(state, settings), positions, base.shape[-1])
         noise = jnp.take_along_axis(rows, candidates.tokens, axis=2)
@@ -254,7 +258,7 @@ def edge_scores(
     log_q = jnp.minimum(logits - total, 0.0)
     if noise is None:
         return log_q
-    drawn = jax.nn.log_softmax((settings.scale * log_q + noise) / settings.tree.spread, axis=-1)
+    drawn = jax.nn.log_softmax((settings.tree.draft_scale * log_q + noise) / settings.tree.spread, axis=-1)
     return jnp.where(sampling.columns()[0] > 0, jnp.minimum(drawn, 0.0), log_q)
 
 
