@@ -5,14 +5,14 @@
 At temperature > 0 a draft is argmax(c·log q + g): with a large c the greedy draft, with c = 1 coupled with the target's
 own noise (DESIGN §4). Which is best depends on how well q fits p, so it is measured: held-out prompts are decoded with
 the greedy draft, with several c, and with a draft sampled apart from the target. With mode tree in decode.modes c and
-spread of a coupled tree (TREE.md §4 step 3) are measured beside the tree that is not coupled, replayed over the same
-answers. The text is the same each time; τ is not. The best goes into <drafter>/decoding.json, where `decode` finds it.
+spread of a coupled tree (TREE.md §4 step 3) are measured beside the tree that is not coupled. The text is the same each
+time; τ is not. The best goes into <drafter>/decoding.json, where `decode` finds it.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import rich.console
 import rich.table
@@ -29,7 +29,6 @@ from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DominoError
 from domino_jax.loading import load_models, load_target
 from domino_jax.progress import Progress
-from domino_jax.tree_replay import record, replayed_tau
 from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, drafter_folder, store
 
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
@@ -38,14 +37,14 @@ SPREADS = (1.0, 2.0, 3.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
-    """One way to draft and the acceptance length it had; own_noise: sampled apart from the target's choice."""
+class Way:
+    """One way to draft; own_noise: sampled apart from the target's choice."""
 
     kind: str  # CHAINS or TREES
-    coupling: Coupling
-    tau: float
+    coupling: Coupling = Coupling()
     own_noise: bool = False
 
+    @property
     def name(self) -> str:
         scale = self.coupling.draft_scale
         if self.own_noise:
@@ -54,6 +53,12 @@ class Tried:
             return "greedy" if self.kind == CHAINS else "tree, not coupled"
         chain = f"coupled, c = {scale:g}"
         return chain if self.kind == CHAINS else f"tree, {chain}, spread {self.coupling.spread:g}"
+
+    def drafting(self, num_drafts: int | None, tree: TreeSettings | None) -> DraftSettings:
+        """As the recipe has it otherwise."""
+        if self.kind == CHAINS:
+            return DraftSettings(scale=self.coupling.draft_scale, own_noise=self.own_noise, num_drafts=num_drafts)
+        return DraftSettings(num_drafts=num_drafts, tree=dataclasses.replace(tree, **dataclasses.asdict(self.coupling)))
 
 
 def main(flags: cli.Flags) -> None:
@@ -82,15 +87,14 @@ def main(flags: cli.Flags) -> None:
         "seed": decode.seed,
         "sampling": sampling,
     }
-    drafts, folder = decode.num_drafts or None, drafter_folder(config.drafter.path)
+    drafts, tree, folder = decode.num_drafts or None, TreeSettings(**decode.tree), drafter_folder(config.drafter.path)
     for mode in modes:
-        if mode == TREE:
-            kind, tried = TREES, try_couplings(models, prompts, TreeSettings(**decode.tree), drafts, settings)
-        else:
-            kind, tried = CHAINS, try_scales(models, prompts, mode, drafts, settings)
-        best = max((one for one in tried if not one.own_noise), key=lambda one: one.tau)
+        ways = ways_of(mode)
+        taus = measure(models, prompts, mode, [way.drafting(drafts, tree) for way in ways], settings)
+        tried = dict(zip(ways, taus, strict=True))
+        best = max((way for way in ways if not way.own_noise), key=tried.get)
         show(tried, best, f"{len(prompts)} prompts, temperature {sampling.temperature:g}, {mode}, {decode.dtype}")
-        store(folder, kind, sampling, best.coupling, best.tau, len(prompts))
+        store(folder, best.kind, sampling, best.coupling, tried[best], len(prompts))
     print(f"stored in {folder / FILE}: decode takes it where the recipe has no draft_scale.")
 
 
@@ -101,57 +105,38 @@ def tuned_modes(modes: Sequence[str]) -> tuple[str, ...]:
     return (*chains[:1], *trees) or ("backbone",)
 
 
-def try_scales(
-    models: Models, prompts: Sequence[Sequence[int]], mode: str, num_drafts: int | None, settings: dict
-) -> list[Tried]:
-    """τ of every way to draft a chain; the texts are the same each time but for near ties, which are told.
+def ways_of(mode: str) -> list[Way]:
+    """The draft without noise, with every constant, and for chains the draft that shares nothing."""
+    if mode == TREE:
+        return [Way(TREES), *(Way(TREES, Coupling(*both)) for both in itertools.product(TREE_SCALES, SPREADS))]
+    return [Way(CHAINS), *(Way(CHAINS, Coupling(scale)) for scale in SCALES), Way(CHAINS, Coupling(1.0), True)]
+
+
+def measure(
+    models: Models, prompts: Sequence[Sequence[int]], mode: str, drafting: Sequence[DraftSettings], settings: dict
+) -> list[float]:
+    """τ of each way to draft; the texts are the same each time but for near ties, which are told.
 
     settings: of the generator, but for how it drafts.
     """
-    ways = [(math.inf, False), *((scale, False) for scale in SCALES), (1.0, True)]
-    tried, texts = [], None
-    with Progress("tune", total=len(ways)) as progress:
-        for scale, own_noise in ways:
-            drafting = DraftSettings(scale=scale, own_noise=own_noise, num_drafts=num_drafts)
-            generator = Generator(models, drafting=drafting, **settings)
-            answers = generator.generate(prompts, mode)
-            tried.append(Tried(CHAINS, Coupling(scale), tau_pooled(answers), own_noise))
+    taus, texts = [], None
+    with Progress("tune", total=len(drafting)) as progress:
+        for one in drafting:
+            answers = Generator(models, drafting=one, **settings).generate(prompts, mode)
+            taus.append(tau_pooled(answers))
             texts = texts or [answer.token_ids for answer in answers]
             parted = sum(text != answer.token_ids for text, answer in zip(texts, answers, strict=True))
-            progress.advance(
-                1, f"{tried[-1].name()}: τ {tried[-1].tau:.2f}" + f", {parted} texts parted" * bool(parted)
-            )
-    return tried
+            progress.advance(1, f"τ {taus[-1]:.2f}" + f", {parted} texts parted" * bool(parted))
+    return taus
 
 
-def try_couplings(
-    models: Models, prompts: Sequence[Sequence[int]], tree: TreeSettings, num_drafts: int | None, settings: dict
-) -> list[Tried]:
-    """τ of such a tree not coupled, and with every c and spread, over the answers that the first one gives.
-
-    settings: of the generator, but for how it drafts.
-    """
-    ways = [Coupling(), *itertools.starmap(Coupling, itertools.product(TREE_SCALES, SPREADS))]
-    plain = dataclasses.replace(tree, **dataclasses.asdict(ways[0]))
-    generator = Generator(models, drafting=DraftSettings(num_drafts=num_drafts, tree=plain), **settings)
-    tried = []
-    with Progress("tune", total=len(ways)) as progress:
-        answers = generator.generate(prompts, TREE)
-        for way in ways:
-            drawn = dataclasses.replace(tree, **dataclasses.asdict(way))
-            tau = replayed_tau(record(generator, prompts, answers, drawn), drawn)
-            tried.append(Tried(TREES, way, tau))
-            progress.advance(1, f"{tried[-1].name()}: τ {tau:.2f}")
-    return tried
-
-
-def show(tried: Sequence[Tried], best: Tried, title: str) -> None:
+def show(tried: Mapping[Way, float], best: Way, title: str) -> None:
     console = rich.console.Console()
     table = rich.table.Table()
     table.add_column("draft")
     table.add_column("τ pooled", justify="right")
-    for one in tried:
-        table.add_row(one.name() + (" (best)" if one is best else ""), f"{one.tau:.2f}")
+    for way, tau in tried.items():
+        table.add_row(way.name + (" (best)" if way is best else ""), f"{tau:.2f}")
     console.print(title, highlight=False)
     console.print(table)
 

@@ -14,7 +14,7 @@ from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError, DominoError
 from domino_jax.tuned_constants import CHAINS, TREES, Coupling, store, stored
-from tests.decoding_models import make_generator, random_models, random_prompts, texts
+from tests.decoding_models import random_models, random_prompts
 
 WARM, HOT = SamplingParams(1.0), SamplingParams(1.5, top_p=0.9)
 ASSETS = pathlib.Path(__file__).parent.parent / "assets"
@@ -66,25 +66,28 @@ def test_decode_takes_what_is_stored_but_for_what_the_recipe_says(tmp_path):
 SETTINGS = {"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, "batch_size": 4, "sampling": WARM}
 
 
+def tried(mode: str, tree: TreeSettings | None = None) -> dict[str, float]:
+    ways = tune.ways_of(mode)
+    taus = tune.measure(random_models(), random_prompts(8), mode, [way.drafting(None, tree) for way in ways], SETTINGS)
+    return dict(zip((way.name for way in ways), taus, strict=True))
+
+
 def test_every_way_to_draft_is_measured_on_the_same_texts(monkeypatch, capsys):
     monkeypatch.setattr(tune, "SCALES", (1.0,))
-    tried = tune.try_scales(random_models(), random_prompts(8), "domino", None, SETTINGS)
-    assert [one.name() for one in tried] == ["greedy", "coupled, c = 1", "sampled apart"]
-    assert tried[1].tau > tried[2].tau >= 1.0
+    found = tried("domino")
+    assert list(found) == ["greedy", "coupled, c = 1", "sampled apart"]
+    assert found["coupled, c = 1"] > found["sampled apart"] >= 1.0
     assert "parted" not in capsys.readouterr().out
 
 
-def test_a_coupled_tree_is_measured_as_decoding_with_it_measures_it(monkeypatch):
+def test_trees_are_measured_coupled_and_not(monkeypatch, capsys):
     """An untrained drafter knows little besides the noise: coupled, a tree emits more."""
     monkeypatch.setattr(tune, "TREE_SCALES", (1.0,))
     monkeypatch.setattr(tune, "SPREADS", (1.0,))
-    tree, prompts = TreeSettings(nodes=8, lanes=4, candidates=16, draft_scale=1.0), random_prompts(8)
-    tried = tune.try_couplings(random_models(), prompts, tree, None, SETTINGS)
-    assert [one.name() for one in tried] == ["tree, not coupled", "tree, coupled, c = 1, spread 1"]
-    assert tried[1].tau > tried[0].tau >= 1.0
-    decoded = make_generator(random_models(), tree=tree, **SETTINGS).generate(prompts, "tree")
-    rounds = [emitted for answer in decoded for emitted in answer.accept_lengths]
-    assert tried[1].tau == pytest.approx(sum(rounds) / len(rounds)) and texts(decoded)
+    found = tried("tree", TreeSettings(nodes=8, lanes=4, candidates=16))
+    assert list(found) == ["tree, not coupled", "tree, coupled, c = 1, spread 1"]
+    assert found["tree, coupled, c = 1, spread 1"] > found["tree, not coupled"] >= 1.0
+    assert "parted" not in capsys.readouterr().out
 
 
 def test_what_is_tuned_is_what_drafts():
