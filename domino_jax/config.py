@@ -165,9 +165,8 @@ def _check_model(config) -> None:
         suffix_start < drafter.block_size,
         "drafter.pure_draft_prefix_len",
         drafter.pure_draft_prefix_len,
-        f"with drafter.block_size {drafter.block_size} and shift_label {drafter.shift_label} the head would "
-        "correct no slot; "
-        "make the prefix shorter or the block longer",
+        f"with drafter.block_size {drafter.block_size} and shift_label {drafter.shift_label} the head would correct no"
+        " slot; make the prefix shorter or the block longer",
     )
     if drafter.target_layer_ids is not None:
         _check_layer_ids(drafter.target_layer_ids)
@@ -386,10 +385,16 @@ def _check_train_needs(config) -> None:
             f"eval.every {config.eval.every} and eval.final {config.eval.final} ask for held-out prompts; "
             "name them with --config.eval.prompts=PROMPTS.jsonl or turn both off",
         )
-    if "domino" in config.decode.modes and config.eval.final:
-        _require(
-            config.drafter.projector == "domino",
-            "drafter.projector",
-            config.drafter.projector,
-            "it has no head for the mode domino of the final decoding; take domino out of decode.modes",
-        )
+    if config.eval.final:
+        _check_final_decoding(config.drafter, config.decode)
+
+
+def _check_final_decoding(drafter, decode) -> None:
+    """What the final decoding would otherwise refuse when the training is over."""
+    why = "it has no head for the mode domino of the final decoding; take domino out of decode.modes"
+    headed = drafter.projector == "domino" or "domino" not in decode.modes
+    _require(headed, "drafter.projector", drafter.projector, why)
+    drafts = drafter.block_size - (0 if drafter.shift_label else 1)
+    why = f"drafter.block_size {drafter.block_size} gives {drafts} drafts; lower it, or set 0"
+    _require(decode.num_drafts <= drafts, "decode.num_drafts", decode.num_drafts, why)
+    _require("tree" not in decode.modes or decode.tree.depth <= drafts, "decode.tree.depth", decode.tree.depth, why)

@@ -231,6 +231,26 @@ def test_a_tree_has_no_fixed_shape_parity():
     recipes.check(config, "decode")
 
 
+@pytest.mark.parametrize(
+    ("modes", "tree_depth", "said"),
+    [
+        (("domino",), 16, "decode.num_drafts is 8: drafter.block_size 8 gives 7 drafts"),
+        (("tree",), 8, "decode.tree.depth is 8: drafter.block_size 8 gives 7"),
+    ],
+)
+def test_more_drafts_than_the_trained_block_gives_are_told_before_the_training(modes, tree_depth, said):
+    config = recipe()
+    config.data.train = config.eval.prompts = "rows.jsonl"
+    config.eval.final, config.drafter.block_size, config.drafter.shift_label = True, 8, False
+    config.decode.modes, config.decode.tree.depth = modes, tree_depth
+    config.decode.num_drafts = 8 if "domino" in modes else 0
+    with pytest.raises(DominoError, match=said):
+        recipes.check(config, "train")
+    config.drafter.shift_label = True
+    recipes.check(config, "train")
+    recipes.check(config, "decode")
+
+
 def test_a_tree_needs_room_in_the_cache():
     config = recipe()
     config.decode.cache_length, config.decode.max_new_tokens = 192, 128

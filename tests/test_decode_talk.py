@@ -13,7 +13,7 @@ from tests.test_api import PROMPT, answer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Sizes and prompt are those of test_api.py, whose programs are compiled then.
-SIZES = ("cache_length=256", "max_new_tokens=96")
+SIZES = ("cache_length=256", "max_new_tokens=96", "num_drafts=0")
 SUMMARY = r"\d+ tokens in \d+ rounds, τ \d\.\d\d, [\d,]+ tokens/s, prefill [\d,]+ ms, ended by a stop id"
 
 

@@ -85,7 +85,7 @@ def recipe(tmp_path_factory):
         "eval.every": 0,
         "eval.final": False,
     }
-    return [f"--config={ROOT / 'configs' / 'tiny.py'}", *(f"--config.{key}={value}" for key, value in values.items())]
+    return [f"--config={ROOT / 'configs' / 'tiny_8.py'}", *(f"--config.{key}={value}" for key, value in values.items())]
 
 
 def start(recipe, workdir, processes=2, devices=2, max_restarts=0, **environment):
