@@ -90,8 +90,7 @@ def main(flags: cli.Flags) -> None:
     drafts, tree, folder = decode.num_drafts or None, TreeSettings(**decode.tree), drafter_folder(config.drafter.path)
     for mode in modes:
         ways = ways_of(mode)
-        taus = measure(models, prompts, mode, [way.drafting(drafts, tree) for way in ways], settings)
-        tried = dict(zip(ways, taus, strict=True))
+        tried = measure(models, prompts, mode, {way: way.drafting(drafts, tree) for way in ways}, settings)
         best = max((way for way in ways if not way.own_noise), key=tried.get)
         show(tried, best, f"{len(prompts)} prompts, temperature {sampling.temperature:g}, {mode}, {decode.dtype}")
         store(folder, best.kind, sampling, best.coupling, tried[best], len(prompts))
@@ -113,21 +112,21 @@ def ways_of(mode: str) -> list[Way]:
 
 
 def measure(
-    models: Models, prompts: Sequence[Sequence[int]], mode: str, drafting: Sequence[DraftSettings], settings: dict
-) -> list[float]:
+    models: Models, prompts: Sequence[Sequence[int]], mode: str, drafting: Mapping[Way, DraftSettings], settings: dict
+) -> dict[Way, float]:
     """τ of each way to draft; the texts are the same each time but for near ties, which are told.
 
     settings: of the generator, but for how it drafts.
     """
-    taus, texts = [], None
+    tried, texts = {}, None
     with Progress("tune", total=len(drafting)) as progress:
-        for one in drafting:
-            answers = Generator(models, drafting=one, **settings).generate(prompts, mode)
-            taus.append(tau_pooled(answers))
+        for way, own in drafting.items():
+            answers = Generator(models, drafting=own, **settings).generate(prompts, mode)
+            tried[way] = tau_pooled(answers)
             texts = texts or [answer.token_ids for answer in answers]
             parted = sum(text != answer.token_ids for text, answer in zip(texts, answers, strict=True))
-            progress.advance(1, f"τ {taus[-1]:.2f}" + f", {parted} texts parted" * bool(parted))
-    return taus
+            progress.advance(1, f"{way.name}: τ {tried[way]:.2f}" + f", {parted} texts parted" * bool(parted))
+    return tried
 
 
 def show(tried: Mapping[Way, float], best: Way, title: str) -> None:

@@ -67,9 +67,9 @@ SETTINGS = {"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, "batch_size
 
 
 def tried(mode: str, tree: TreeSettings | None = None) -> dict[str, float]:
-    ways = tune.ways_of(mode)
-    taus = tune.measure(random_models(), random_prompts(8), mode, [way.drafting(None, tree) for way in ways], SETTINGS)
-    return dict(zip((way.name for way in ways), taus, strict=True))
+    drafting = {way: way.drafting(None, tree) for way in tune.ways_of(mode)}
+    found = tune.measure(random_models(), random_prompts(8), mode, drafting, SETTINGS)
+    return {way.name: tau for way, tau in found.items()}
 
 
 def test_every_way_to_draft_is_measured_on_the_same_texts(monkeypatch, capsys):
