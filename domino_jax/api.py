@@ -132,8 +132,11 @@ def load(
         tree: with it calls may ask for mode "tree" (docs/tree.md), and do where they name none.
 
     Raises:
-        DominoError, DataError: a folder that is missing or damaged, or a drafter of another target.
+        DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a tree that does not
+            fit.
     """
+    if tree and not drafter:
+        raise DominoError("tree is given, but no drafter that could draft it: name its folder, or leave tree out.")
     loaded = load_target(target, dtype)
     models = load_models(loaded, drafter, ("backbone",) if drafter else (BASELINE,))
     if tabulate_gates and models.drafter and models.drafter.config.has_head:
@@ -144,7 +147,7 @@ def load(
         cache_slots=cache_length,
         max_new_tokens=min(max_new_tokens, cache_length // 2),
         batch_size=batch_size,
-        drafting=DraftSettings(scale=draft_scale, num_drafts=num_drafts, tree=tree if drafter else None),
+        drafting=DraftSettings(scale=draft_scale, num_drafts=num_drafts, tree=tree),
     )
     return Decoder(generator, loaded.tokenizer, thinking)
 

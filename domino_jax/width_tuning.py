@@ -9,7 +9,7 @@ replayed over them (tree_replay.py); of each size the lanes and the beta that em
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        tree = f"tree of {self.nodes}, {self.lanes} lanes, beta {self.beta:g}"
+        tree = f"{self.nodes} nodes, {self.lanes} lanes, beta {self.beta:g}"
         return f"{self.mode}, block {self.block_size}, {tree if self.nodes else f'{self.num_drafts} drafts'}"
 
     def tree(self, settings: DecodeSettings) -> TreeSettings | None:
@@ -197,33 +197,31 @@ def tuned(
         DataError: a damaged file of an earlier sitting.
     """
     if file.exists():
-        return _with_width(_read_chosen(file), settings, models)
-    settings, timed = tune(models, stop_ids, settings, prompts)
-    show(timed, len(prompts[:PROBES]))
+        settings = dataclasses.replace(settings, **_read_chosen(file))
+    else:
+        settings, timed = tune(models, stop_ids, settings, prompts)
+        show(timed, len(prompts[:PROBES]))
+        _write(file, settings, timed)
+    drafter = models.drafter.clone(config=shortened(models.drafter.config, settings.block_size))
+    return settings, models.replace(drafter=drafter)
+
+
+def _write(file: Path, settings: DecodeSettings, timed: Sequence[Timed]) -> None:
+    values = settings.as_json()
+    figures = ("tau", "milliseconds", "tokens_per_second")
+    measured = [{**dataclasses.asdict(one.option), **{name: getattr(one, name) for name in figures}} for one in timed]
     file.parent.mkdir(parents=True, exist_ok=True)
-    chosen = {name: settings.as_json()[name] for name in CHOSEN}
-    measured = [{**dataclasses.asdict(one.option), **_figures(one)} for one in timed]
-    write_text(file, json.dumps({"chosen": chosen, "measured": measured}, indent=2) + "\n")
-    return _with_width(chosen, settings, models)
-
-
-def _figures(one: Timed) -> dict[str, float]:
-    return {"tau": one.tau, "milliseconds": one.milliseconds, "tokens_per_second": one.tokens_per_second}
+    held = {"chosen": {name: values[name] for name in CHOSEN}, "measured": measured}
+    write_text(file, json.dumps(held, indent=2) + "\n")
 
 
 def _read_chosen(file: Path) -> dict[str, Any]:
     try:
         chosen = json.loads(file.read_text(encoding="utf-8"))["chosen"]
-        return {name: chosen[name] for name in CHOSEN}
-    except (ValueError, TypeError, KeyError) as error:
+        tree = tree_from_json(chosen["tree"]) if chosen["tree"] else None
+        return {**{name: chosen[name] for name in CHOSEN}, "modes": tuple(chosen["modes"]), "tree": tree}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{file} is not what decode.tune writes; remove it, and the widths are timed again.") from error
-
-
-def _with_width(chosen: Mapping[str, Any], settings: DecodeSettings, models: Models) -> tuple[DecodeSettings, Models]:
-    tree = tree_from_json(chosen["tree"]) if chosen["tree"] else None
-    settings = dataclasses.replace(settings, **{**chosen, "modes": tuple(chosen["modes"]), "tree": tree})
-    drafter = models.drafter.clone(config=shortened(models.drafter.config, settings.block_size))
-    return settings, models.replace(drafter=drafter)
 
 
 def show(timed: Sequence[Timed], prompts: int) -> None:
@@ -231,7 +229,7 @@ def show(timed: Sequence[Timed], prompts: int) -> None:
     table = rich.table.Table(title=f"expected by width, acceptance recorded on {prompts} prompts")
     table.add_column("round", no_wrap=True)
     for name in ("τ", "ms a round", "tokens/s"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=len(name.split()[-1]))
     for one in timed:
         table.add_row(one.option.name, f"{one.tau:.2f}", f"{one.milliseconds:.2f}", f"{one.tokens_per_second:,.0f}")
     console.print(table)

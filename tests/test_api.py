@@ -49,6 +49,11 @@ def test_a_tree_is_the_mode_where_one_is_given_and_changes_no_token():
     assert len(found.accept_lengths) < len(answer().accept_lengths)
 
 
+def test_a_tree_without_a_drafter_is_refused():
+    with pytest.raises(DominoError, match="tree is given, but no drafter"):
+        domino_jax.load(str(ASSETS / "tiny_qwen3"), tree=domino_jax.TreeSettings())
+
+
 def test_pieces_join_to_the_answer():
     pieces = list(decoder().stream(PROMPT))
     assert "".join(piece.text for piece in pieces) == answer().text

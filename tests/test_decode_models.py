@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import numpy as np
@@ -178,6 +179,20 @@ def test_the_fastest_width_is_taken_and_a_slower_tree_left_out(monkeypatch, firs
     chosen, _ = width_tuning.tune(random_models(), (), settings, [[1]])
     tree = chosen.tree and (chosen.tree.nodes, chosen.tree.lanes, chosen.tree.beta)
     assert (chosen.block_size, chosen.num_drafts, chosen.modes, tree) == expected
+
+
+@pytest.mark.parametrize("draft_scale", [None, math.inf, 2.0])
+def test_an_interrupted_run_goes_on_with_the_width_that_it_began_with(monkeypatch, tmp_path, draft_scale):
+    best = timed("tree", 4, 9.0, nodes=32)
+    monkeypatch.setattr(width_tuning, "measure", lambda *_: [best])
+    tree = TreeSettings(draft_scale=draft_scale)
+    settings = dataclasses.replace(SETTINGS, modes=("domino", "tree"), tree=tree)
+    file = tmp_path / "out" / "tune.json"
+    first, _ = width_tuning.tuned(random_models(), (), settings, [[1]], file)
+    assert json.loads(file.read_text())["measured"][0]["nodes"] == first.tree.nodes == 32
+    monkeypatch.setattr(width_tuning, "measure", None)
+    again, models = width_tuning.tuned(random_models(8), (), settings, [[1]], file)
+    assert again == first and models.drafter.config.block_size == 4
 
 
 def test_expected_tokens_grow_with_the_width_and_of_each_size_of_tree_the_best_is_timed():
