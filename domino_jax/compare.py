@@ -19,7 +19,7 @@ from domino_jax.tables import comparison_lines, latex_table, markdown_table, pap
 
 COMPARISON = "compare.json"
 PAGE, LATEX = "compare.md", "compare.tex"
-KEPT = ("drafter", "block_size", "verify_width", "modes", "identical_outputs", "tasks", "average")
+KEPT = ("drafter", "block_size", "round_widths", "verify_width", "modes", "identical_outputs", "tasks", "average")
 
 
 def drafter_names(paths: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """What a report says about a run besides its figures, what tells two runs apart, and the times of a round's parts."""
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,10 @@ import numpy as np
 
 from domino_jax.decode_run import Speech, fingerprint, has_checker
 from domino_jax.decode_settings import DecodeSettings
-from domino_jax.decoding.generate import BASELINE, Generator
+from domino_jax.decoding.generate import BASELINE, TREE, Generator
 from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.round_times import round_split, straight_step_seconds
 from domino_jax.loading import LoadedTarget
 
@@ -29,11 +30,13 @@ def describe(
     template = target.tokenizer.chat_template if target.tokenizer is not None else None
     checked = sum(has_checker(row) for row in rows) if target.tokenizer is not None else 0
     drafter = None
-    width = 1
+    widths = {}
     if models.drafter:
         choices = models.drafter.config
-        deepest = settings.tree.depth if settings.tree else 0
-        width = max(settings.num_drafts or choices.num_drafts, deepest) + 1
+        chain = DraftSettings(num_drafts=settings.num_drafts or None)
+        tree = dataclasses.replace(chain, tree=settings.tree)
+        drafting = [mode for mode in settings.modes if mode != BASELINE]
+        widths = {mode: (tree if mode == TREE else chain).width(choices) + 1 for mode in drafting}
         drafter = {
             **named["drafter"],
             "projector": choices.projector,
@@ -53,7 +56,8 @@ def describe(
         "thinking": settings.thinking,
         "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
         "block_size": drafter["block_size"] if drafter else None,
-        "verify_width": width,
+        "round_widths": widths,
+        "verify_width": max(widths.values(), default=1),
     }
 
 

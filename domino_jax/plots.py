@@ -84,7 +84,7 @@ def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
         places = [length + (index - (len(modes) - 1) / 2) * each for length in lengths]
         label = f"{mode}: τ {figures['tau_pooled']:.2f}, {figures['rounds']:,} rounds"
         axes.bar(places, shares, width=each * 0.92, color=COLOURS.get(mode, OTHER), label=label)
-    axes.set_xticks(lengths)
+    axes.set_xticks(range(1, max(len(figures["accept_histogram"]) for figures in modes.values()) + 1))
     axes.set(
         title="Tokens emitted per round", xlabel="tokens emitted (accepted drafts + 1)", ylabel="share of rounds, %"
     )
@@ -106,7 +106,7 @@ def _rates(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
             axes.plot(
                 *zip(*points, strict=True), color=COLOURS.get(mode, OTHER), marker=MARKERS.get(mode, "^"), label=mode
             )
-        axes.set_xticks(range(1, len(rates) + 1))
+        axes.set_xticks(range(1, max(len(figures[key]) for figures in modes.values()) + 1))
         axes.set(title=title, xlabel="draft position in the block", ylim=(0, 102))
         tidy(axes)
     panels[0].set_ylabel("%")

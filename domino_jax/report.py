@@ -66,8 +66,8 @@ def build_report(
         batch_size: rows decoded together.
         split: by mode, seconds of a round's parts (round_times.round_split).
         straight_step: seconds of one single-token forward without a loop.
-        facts: what else the report says at top level, "verify_width" above all (tokens a round can emit at most),
-            and "simulated", the acceptance length that was forced, None for a real run.
+        facts: what else the report says at top level, "round_widths" above all (by mode, tokens a round can emit at
+            most), and "simulated", the acceptance length that was forced, None for a real run.
         concurrency: figures by batch size (concurrency.py).
         sittings: how often the command was started until it was done.
     """
@@ -109,7 +109,7 @@ def figures_of(runs: Mapping[str, ModeRun], facts: Mapping[str, Any], batch_size
     """By mode the figures of one set of prompts, speed-ups and intervals among them."""
     baseline = runs[BASELINE] if BASELINE in runs else None
     judged = facts["prompts"]["checked"] and not facts["simulated"]
-    modes = {mode: _mode_figures(run, facts["verify_width"], batch_size) for mode, run in runs.items()}
+    modes = {mode: _mode_figures(run, facts["round_widths"].get(mode, 1), batch_size) for mode, run in runs.items()}
     for mode, figures in modes.items():
         base = modes[BASELINE]["tokens_per_second"] if baseline else None
         figures["speedup"] = ratio(figures["tokens_per_second"], base)

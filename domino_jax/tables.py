@@ -95,10 +95,7 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
         _round_note(mode, figures["time_split"]) for mode, figures in report["modes"].items() if figures["time_split"]
     ]
     if report["drafter"]:
-        notes.append(
-            f"τ is measured with block size {report['drafter']['block_size']}: a round can emit at most"
-            f" {report['verify_width']} tokens."
-        )
+        notes.append(width_note(report))
     if spread and report["interval_of"]:
         notes.append("In brackets: 95 % intervals by the bootstrap over prompts.")
     if report["sittings"] > 1:
@@ -135,9 +132,9 @@ def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
     lines += ["", *(f"{note}\n" for note in notes_of(report))]
     if report["tasks"]:
         lines += ["## By task", "", *markdown_table(paper_table([report])).splitlines(), ""]
-    lines += _acceptance("## Acceptance by draft position", report["modes"], report["verify_width"])
+    lines += acceptance_lines("## Acceptance by draft position", report["modes"], report["verify_width"])
     for task, modes in report["tasks"].items():
-        lines += _acceptance(f"### {task}", modes, report["verify_width"])
+        lines += acceptance_lines(f"### {task}", modes, report["verify_width"])
     if "tree" in report and report["tree"]:
         lines += ["## Trees", "", *acceptance_table(report["tree"]).splitlines(), ""]
     if report["concurrency"]:
@@ -147,7 +144,15 @@ def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _acceptance(heading: str, modes: Mapping[str, Any], width: int) -> list[str]:
+def width_note(report: Mapping[str, Any]) -> str:
+    widths = report.get("round_widths", {})  # a folder of an earlier version has none
+    each = f"{report['verify_width']} tokens"
+    if len(set(widths.values())) > 1:
+        each = ", ".join(f"{width} tokens with {mode}" for mode, width in widths.items())
+    return f"τ is measured with block size {report['drafter']['block_size']}: a round can emit at most {each}."
+
+
+def acceptance_lines(heading: str, modes: Mapping[str, Any], width: int) -> list[str]:
     drafted = {mode: figures for mode, figures in modes.items() if figures["accept_rate_by_position"]}
     if not drafted:
         return []
@@ -158,6 +163,8 @@ def _acceptance(heading: str, modes: Mapping[str, Any], width: int) -> list[str]
 
 
 def _rate(figures: Mapping[str, Any], position: int) -> str:
+    if position >= len(figures["accept_rate_by_position"]):
+        return "–"  # a deeper tree stands beside this chain
     conditional = figures["conditional_accept_rate_by_position"][position]
     return f"{figures['accept_rate_by_position'][position]:.2f} ({say(conditional, '.2f')})"
 

@@ -7,7 +7,7 @@ from domino_jax.decoding.generate import Clock, Generation
 from domino_jax.decoding.measure import Lane
 
 ROWS = [{"id": str(index), "token_ids": [1, 2], "task": "gsm8k"} for index in range(10)]
-FACTS = {"verify_width": 4, "simulated": None, "prompts": {"checked": 0}}
+FACTS = {"round_widths": {"domino": 4}, "simulated": None, "prompts": {"checked": 0}}
 
 
 class Timed:

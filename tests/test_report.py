@@ -22,6 +22,7 @@ FACTS = {
     "thinking": False,
     "template_sha256": None,
     "block_size": 3,
+    "round_widths": {"backbone": 4, "domino": 4},
     "verify_width": 4,
 }
 

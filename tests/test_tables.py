@@ -1,6 +1,15 @@
 """tables.py: the paper's form to the letter, in Markdown and LaTeX."""
 
-from domino_jax.tables import PaperTable, concurrency_lines, latex_table, markdown_table, notes_of, paper_table
+from domino_jax.tables import (
+    PaperTable,
+    acceptance_lines,
+    concurrency_lines,
+    latex_table,
+    markdown_table,
+    notes_of,
+    paper_table,
+    width_note,
+)
 
 TABLE = PaperTable(
     "64 prompts; target A_B",
@@ -104,6 +113,18 @@ def test_throughput_has_a_row_for_each_number_of_rows():
         "| --- | ---: | ---: | ---: | ---: |",
         "| 8 | 1,235 | 2,469 | 2.00 × | 3 of 4 (1 near ties) |",
     ]
+
+
+def test_a_chain_beside_a_deeper_tree_has_no_rates_where_it_drafts_nothing():
+    def rates(*values):
+        return {"accept_rate_by_position": list(values), "conditional_accept_rate_by_position": [0.5] * len(values)}
+
+    table = acceptance_lines("## Acceptance", {"domino": rates(0.5), "tree": rates(0.6, 0.3)}, 3)
+    assert table[-3:-1] == ["| domino | 0.50 (0.50) | – |", "| tree | 0.60 (0.50) | 0.30 (0.50) |"]
+    report = {"round_widths": {"domino": 2, "tree": 3}, "verify_width": 3, "drafter": {"block_size": 2}}
+    said = "τ is measured with block size 2: a round can emit at most "
+    assert width_note(report) == said + "2 tokens with domino, 3 tokens with tree."
+    assert width_note({**report, "round_widths": {"domino": 3, "tree": 3}}) == said + "3 tokens."
 
 
 def test_a_round_whose_parts_vanished_in_the_noise_is_still_told():
