@@ -1,6 +1,8 @@
 """τ of trees by nodes, candidates, lanes and beta beside the chain's, over the same answers (docs/tree.md).
 
-    python -m benchmarks.tree_sweep --config=configs/tiny.py [--config.decode.temperature=1.0]
+    python -m benchmarks.tree_sweep --config=configs/tiny.py --config.decode.num_drafts=0
+
+At another temperature with --config.decode.temperature=1.0.
 
 Decodes twice decode.num_prompts prompts with the chain (mode domino, or backbone for a drafter without a head) and
 replays every tree over the answers (domino_jax/tree_replay.py). Candidates, lanes and beta are picked on the second

@@ -163,7 +163,7 @@ def _decode() -> config_dict.ConfigDict:
     tree.temperature = 1.0  # of the drafter where paths are scored: below 1 if it is surer than it says
     # c of a tree that is coupled with the target's noise, inf: it is not. Absent: as `domino_jax.tune` stored, or inf.
     tree.draft_scale = config_dict.placeholder(float)
-    tree.spread = 1.0  # temperature of the scores c·log q + noise of a coupled tree
+    tree.spread = 1.0  # of a draft_scale that is set here; one that is stored brings its own
     decode.stop_ids = ()  # besides those of the target's folder
     decode.ignore_eos = False
     decode.thinking = False

@@ -135,6 +135,8 @@ def load(
         DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a tree that does not
             fit.
     """
+    if tree is not None and not isinstance(tree, TreeSettings):
+        raise DominoError(f"tree is {tree!r}: give its shape, as tree=domino_jax.TreeSettings(nodes=64).")
     if tree and not drafter:
         raise DominoError("tree is given, but no drafter that could draft it: name its folder, or leave tree out.")
     loaded = load_target(target, dtype)

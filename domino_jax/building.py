@@ -14,6 +14,7 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.models import Models
+from domino_jax.decoding.propose import DraftSettings
 from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DominoError
 from domino_jax.loading import LoadedTarget
@@ -123,7 +124,7 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
 
 
 def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter) -> DecodedEvaluation:
-    """Greedy decoding of the first eval.num_prompts held-out prompts, as a latency run would do it."""
+    """Greedy decoding of the first eval.num_prompts held-out prompts, with as many drafts as a latency run verifies."""
     rows = itertools.islice(read_prompts(config.eval.prompts), config.eval.num_prompts)
     prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in rows]
     generator = Generator(
@@ -132,6 +133,7 @@ def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter) -> DecodedEval
         cache_slots=config.decode.cache_length,
         max_new_tokens=config.decode.max_new_tokens,
         batch_size=config.eval.batch_size,
+        drafting=DraftSettings(num_drafts=config.decode.num_drafts or None),
     )
     return DecodedEvaluation(generator, prompts)
 

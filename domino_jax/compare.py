@@ -50,7 +50,7 @@ def compare_drafters(
     speech = Speech(target.tokenizer, settings.thinking)
     lanes = drafter_lanes(drafters, target.stop_ids, settings)
     check_rows(lanes, rows, speech)
-    run = run_identity(named, rows, *(models for _, models in drafters.values()))
+    run = run_identity(named, rows, settings, *(models for _, models in drafters.values()))
     with RunFiles(output, run) as files:
         simulated = settings.simulate_tau > 0
         measured = run_lanes(lanes, rows, speech, settings.batch_size, files, simulated)

@@ -396,5 +396,10 @@ def _check_final_decoding(drafter, decode) -> None:
     _require(headed, "drafter.projector", drafter.projector, why)
     drafts = drafter.block_size - (0 if drafter.shift_label else 1)
     why = f"drafter.block_size {drafter.block_size} gives {drafts} drafts; lower it, or set 0"
-    _require(decode.num_drafts <= drafts, "decode.num_drafts", decode.num_drafts, why)
-    _require("tree" not in decode.modes or decode.tree.depth <= drafts, "decode.tree.depth", decode.tree.depth, why)
+    drafting, tree = set(decode.modes) - {"autoregressive"}, decode.tree
+    _require(not drafting or decode.num_drafts <= drafts, "decode.num_drafts", decode.num_drafts, why)
+    if "tree" in drafting:
+        _require(tree.depth <= drafts, "decode.tree.depth", tree.depth, why)
+        most = (tree.depth or decode.num_drafts or drafts) * tree.lanes + 1
+        why = f"{tree.lanes} lanes and the anchor are {most}; lower it or raise decode.tree.lanes"
+        _require(tree.nodes <= most, "decode.tree.nodes", tree.nodes, why)

@@ -294,7 +294,7 @@ def decode_rows(
 
     if not distributed.is_primary():  # runs along, and writes where nobody looks
         output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
-    with RunFiles(output, run_identity(named, rows, models), anew) as files:
+    with RunFiles(output, run_identity(named, rows, settings, models), anew) as files:
         refuse_divided_sittings(files)
         measured = run_lanes(lanes, rows, speech, settings.batch_size, files, bool(facts["simulated"]))
         throughput = measure_concurrency(lanes_of, settings.concurrency, rows, speech, files, facts)

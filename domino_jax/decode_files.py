@@ -127,15 +127,21 @@ def refuse_other_run(folder: Path, what: str, there: Mapping[str, Any], wanted: 
     """
     differing = []
     for part, values in wanted.items():
-        old, new = there.get(part) or {}, values or {}
-        keys = [key for key in new if key in old] if old else list(new)
-        differing += [
-            f"  {part}.{key}: {old.get(key)!r} there, {new[key]!r} now" for key in keys if old.get(key) != new[key]
-        ]
+        differing += _differences(part, there.get(part) or {}, values or {})
     if differing:
         more = [f"  and {len(differing) - SHOWN + 1} more"] * (len(differing) > SHOWN)
         shown = [*differing[: SHOWN - 1 if more else SHOWN], *more]
         raise DominoError("\n".join([f"{folder} holds {what} of something else:", *shown, "Choose another --output."]))
+
+
+def _differences(part: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key in [key for key in new if key in old] if old else new:
+        if isinstance(old.get(key), dict) and isinstance(new[key], dict):
+            found += _differences(f"{part}.{key}", old[key], new[key])
+        elif old.get(key) != new[key]:
+            found.append(f"  {part}.{key}: {old.get(key)!r} there, {new[key]!r} now")
+    return found
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

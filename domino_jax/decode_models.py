@@ -86,12 +86,12 @@ class Loader:
         """A round cannot emit more than its drafts and one: the report would name a figure that was not forced."""
         if not (self.settings.simulate_tau and models.drafter):
             return
-        most = (self.settings.num_drafts or models.drafter.config.num_drafts) + 1
-        if self.settings.simulate_tau > most:
-            raise DominoError(
-                f"decode.simulate_tau is {self.settings.simulate_tau:g}, but a round of {most - 1} drafts emits {most}"
-                " tokens at most; lower it, or draft more."
-            )
+        for mode, most in self.settings.round_widths(models.drafter.config).items():
+            if self.settings.simulate_tau > most:
+                raise DominoError(
+                    f"decode.simulate_tau is {self.settings.simulate_tau:g}, but a round of {most - 1} drafts emits"
+                    f" {most} tokens at most ({mode}); lower it, or draft more."
+                )
 
     def _place(self):
         if self.mesh is None:

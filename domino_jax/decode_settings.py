@@ -5,11 +5,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.decoding.generate import Generator, Request
+from domino_jax.decoding.generate import BASELINE, TREE, Generator, Request
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.decoding.sampling_ranges import LARGEST
+from domino_jax.drafter.config import DrafterConfig
 from domino_jax.errors import DataError
 from domino_jax.tuned_constants import CHAINS, TREES, stored
 
@@ -47,6 +48,13 @@ class DecodeSettings:
     concurrency: tuple[int, ...] = ()
     cores: int = 0
     tree: TreeSettings | None = None
+
+    def round_widths(self, config: DrafterConfig) -> dict[str, int]:
+        """By mode that drafts, tokens that a round can emit at most; a mode that the drafter has not is left out."""
+        chain = DraftSettings(num_drafts=self.num_drafts or None)
+        drafting = [mode for mode in self.modes if mode != BASELINE and (config.has_head or mode != "domino")]
+        shapes = {mode: dataclasses.replace(chain, tree=self.tree if mode == TREE else None) for mode in drafting}
+        return {mode: shape.width(config) + 1 for mode, shape in shapes.items()}
 
     def as_json(self) -> dict[str, Any]:
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}

@@ -1,6 +1,5 @@
 """What a report says about a run besides its figures, what tells two runs apart, and the times of a round's parts."""
 
-import dataclasses
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -11,10 +10,10 @@ import numpy as np
 
 from domino_jax.decode_run import Speech, fingerprint, has_checker
 from domino_jax.decode_settings import DecodeSettings
-from domino_jax.decoding.generate import BASELINE, TREE, Generator
+from domino_jax.decoding.generate import BASELINE, Generator
 from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
-from domino_jax.decoding.propose import DraftSettings, TreeSettings
+from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.round_times import round_split, straight_step_seconds
 from domino_jax.loading import LoadedTarget
 
@@ -33,10 +32,7 @@ def describe(
     widths = {}
     if models.drafter:
         choices = models.drafter.config
-        chain = DraftSettings(num_drafts=settings.num_drafts or None)
-        tree = dataclasses.replace(chain, tree=settings.tree)
-        drafting = [mode for mode in settings.modes if mode != BASELINE]
-        widths = {mode: (tree if mode == TREE else chain).width(choices) + 1 for mode in drafting}
+        widths = settings.round_widths(choices)
         drafter = {
             **named["drafter"],
             "projector": choices.projector,
@@ -68,13 +64,16 @@ def _coupling(tree: TreeSettings | None) -> dict[str, Any] | None:
     return {"draft_scale": tree.draft_scale, "spread": tree.spread}
 
 
-def run_identity(named: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *models: Models) -> dict[str, Any]:
-    """What an interrupted run must be continued with: the same names, and the same prompts and drafters behind them."""
+def run_identity(
+    named: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], settings: DecodeSettings, *models: Models
+) -> dict[str, Any]:
+    """What an interrupted run must be continued with: the same names, and behind them the same prompts, drafters and
+    constants that were tuned for these."""
     drafters = [_weights_fingerprint(one.drafter_params) for one in models if one.drafter]
     return {
         **named,
         "prompts": {**named["prompts"], "sha256": fingerprint(rows)},
-        "weights": {"drafters": drafters},
+        "weights": {"drafters": drafters, "draft_scale": str(settings.draft_scale), "tree": _coupling(settings.tree)},
     }
 
 

@@ -96,6 +96,10 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
     ]
     if report["drafter"]:
         notes.append(width_note(report))
+    coupling = report.get("tree_coupling")
+    if coupling:
+        constants = f"c = {coupling['draft_scale']:g}, spread {coupling['spread']:g}"
+        notes.append(f"Trees are coupled with the target's noise: {constants}.")
     if spread and report["interval_of"]:
         notes.append("In brackets: 95 % intervals by the bootstrap over prompts.")
     if report["sittings"] > 1:

@@ -29,7 +29,7 @@ from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DominoError
 from domino_jax.loading import load_models, load_target
 from domino_jax.progress import Progress
-from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, drafter_folder, store
+from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, check_writable, drafter_folder, store
 
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 TREE_SCALES = (1.0, 2.0, 3.0, 5.0)
@@ -88,13 +88,14 @@ def main(flags: cli.Flags) -> None:
         "sampling": sampling,
     }
     drafts, tree, folder = decode.num_drafts or None, TreeSettings(**decode.tree), drafter_folder(config.drafter.path)
+    check_writable(folder)
     for mode in modes:
         ways = ways_of(mode)
         tried = measure(models, prompts, mode, {way: way.drafting(drafts, tree) for way in ways}, settings)
         best = max((way for way in ways if not way.own_noise), key=tried.get)
         show(tried, best, f"{len(prompts)} prompts, temperature {sampling.temperature:g}, {mode}, {decode.dtype}")
         store(folder, best.kind, sampling, best.coupling, tried[best], len(prompts))
-    print(f"stored in {folder / FILE}: decode takes it where the recipe has no draft_scale.")
+    print(f"stored in {folder / FILE}: decode takes it where the recipe sets no draft_scale of that kind.")
 
 
 def tuned_modes(modes: Sequence[str]) -> tuple[str, ...]:

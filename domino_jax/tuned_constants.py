@@ -7,6 +7,7 @@
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,20 @@ class Coupling:
 
     draft_scale: float = math.inf
     spread: float = 1.0
+
+
+def check_writable(folder: Path) -> None:
+    """What `store` would say after a long measurement, before it.
+
+    Raises:
+        DataError: a damaged file.  DominoError: a folder that cannot be written.
+    """
+    for kind in NUMBERS:
+        _rows(folder, kind)
+    if not os.access(folder, os.W_OK):
+        raise DominoError(
+            f"{folder} cannot be written, and what is tuned is kept there; copy the drafter to a folder of yours."
+        )
 
 
 def store(folder: Path, kind: str, sampling: SamplingParams, best: Coupling, tau: float, prompts: int) -> None:
@@ -76,12 +91,17 @@ def _same(row: dict[str, Any], sampling: SamplingParams) -> bool:
     return all(row[name] == value for name, value in dataclasses.asdict(sampling).items())
 
 
+def _is_constant(name: str, value: Any) -> bool:
+    if value == "inf":
+        return name == "draft_scale"
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
     raw = hf.read_json(folder, FILE, required=False)
     rows = raw.get(kind, [])
     names = {*NUMBERS[kind], *dataclasses.asdict(SamplingParams())}
     fine = isinstance(rows, list) and all(isinstance(row, dict) and names <= set(row) for row in rows)
-    values = [row[name] for row in rows for name in NUMBERS[kind]] if fine else []
-    if not fine or not all(value == "inf" or (isinstance(value, int | float) and value > 0) for value in values):
+    if not fine or not all(_is_constant(name, row[name]) for row in rows for name in NUMBERS[kind]):
         raise DataError(f"{folder}/{FILE} is damaged; remove it, or tune again with python -m domino_jax.tune.")
     return rows

@@ -18,7 +18,7 @@ import rich.console
 import rich.table
 
 from domino_jax.decode_settings import DecodeSettings, new_generator, tree_from_json
-from domino_jax.decoding.generate import TREE, Generator
+from domino_jax.decoding.generate import MODES, TREE, Generator
 from domino_jax.decoding.measure import accept_histogram, accept_rates, tau_pooled
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
@@ -219,7 +219,12 @@ def _read_chosen(file: Path) -> dict[str, Any]:
     try:
         chosen = json.loads(file.read_text(encoding="utf-8"))["chosen"]
         tree = tree_from_json(chosen["tree"]) if chosen["tree"] else None
-        return {**{name: chosen[name] for name in CHOSEN}, "modes": tuple(chosen["modes"]), "tree": tree}
+        found = {**{name: chosen[name] for name in CHOSEN}, "modes": tuple(chosen["modes"]), "tree": tree}
+        numbers = [found["block_size"], found["num_drafts"], *(dataclasses.astuple(tree) if tree else ())]
+        fine = all(number is None or isinstance(number, int | float) for number in numbers)
+        if not fine or not set(found["modes"]) <= set(MODES) or (TREE in found["modes"]) != bool(tree):
+            raise ValueError("values of other kinds")
+        return found
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"{file} is not what decode.tune writes; remove it, and the widths are timed again.") from error
 

@@ -49,7 +49,9 @@ def test_a_tree_is_the_mode_where_one_is_given_and_changes_no_token():
     assert len(found.accept_lengths) < len(answer().accept_lengths)
 
 
-def test_a_tree_without_a_drafter_is_refused():
+def test_a_tree_that_is_no_shape_or_has_no_drafter_is_refused():
+    with pytest.raises(DominoError, match="tree is {'nodes': 16}: give its shape"):
+        domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), tree={"nodes": 16})
     with pytest.raises(DominoError, match="tree is given, but no drafter"):
         domino_jax.load(str(ASSETS / "tiny_qwen3"), tree=domino_jax.TreeSettings())
 

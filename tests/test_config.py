@@ -244,11 +244,23 @@ def test_more_drafts_than_the_trained_block_gives_are_told_before_the_training(m
     config.eval.final, config.drafter.block_size, config.drafter.shift_label = True, 8, False
     config.decode.modes, config.decode.tree.depth = modes, tree_depth
     config.decode.num_drafts = 8 if "domino" in modes else 0
+    config.decode.tree.nodes = 16
     with pytest.raises(DominoError, match=said):
         recipes.check(config, "train")
     config.drafter.shift_label = True
     recipes.check(config, "train")
     recipes.check(config, "decode")
+    config.decode.modes = ("autoregressive",)
+    config.decode.num_drafts = 99
+    recipes.check(config, "train")  # nothing is drafted
+
+
+def test_a_tree_of_more_nodes_than_lanes_give_is_told_before_the_training():
+    config = recipe()
+    config.data.train = config.eval.prompts = "rows.jsonl"
+    config.decode.modes, config.eval.final, config.decode.tree.lanes = ("tree",), True, 2
+    with pytest.raises(DominoError, match="decode.tree.nodes is 64: 2 lanes and the anchor are 33"):
+        recipes.check(config, "train")
 
 
 def test_a_tree_needs_room_in_the_cache():

@@ -248,7 +248,13 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows
     assert said in error and len(error.strip().splitlines()) <= 5
 
 
-UNKNOWN_TREE = '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": {"leaves": 3}}}'
+NOT_CHOSEN = (
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": {"leaves": 3}}}',
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": {"nodes": "x"}}}',
+    '{"chosen": {"block_size": "x", "num_drafts": 0, "modes": ["domino"], "tree": null}}',
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": "domino", "tree": null}}',
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": null}}',
+)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +264,7 @@ UNKNOWN_TREE = '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"],
         ("report.json", "[]", "report.json holds a list, not a report"),
         ("tune.json", "{", "tune.json is not what decode.tune writes"),
         ("tune.json", '{"chosen": {"modes": []}}', "tune.json is not what decode.tune writes"),
-        ("tune.json", UNKNOWN_TREE, "tune.json is not what decode.tune writes"),
+        *(("tune.json", text, "tune.json is not what decode.tune writes") for text in NOT_CHOSEN),
     ],
 )
 def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text, said):

@@ -49,6 +49,8 @@ def arguments(folder: pathlib.Path) -> list[str]:
         "config.decode.batch_size": 2,
         "config.decode.mesh.tensor": 2,
         "config.decode.mesh.split_head": True,
+        "config.decode.num_drafts": 2,
+        "config.decode.tree.depth": 3,
         "prompts": folder / "prompts.jsonl",
         "output": folder / "out",
         "distributed": "off",
@@ -108,6 +110,8 @@ def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
         assert (identical["same"], identical["of"], identical["violations"]) == (2, 2, 0)
         assert found["report"]["modes"][mode]["tau_pooled"] > 1
     assert found["report"]["tree"]["by_depth"][0] > 0
+    assert found["report"]["round_widths"] == {"domino": 3, "tree": 4}
+    assert [len(found["report"]["modes"][mode]["accept_rate_by_position"]) for mode in MODES[1:]] == [2, 3]
     texts_of = {(row["id"], row["mode"]): row["token_ids"] for row in found["rows"]}
     assert len(texts_of) == 2 * len(MODES)
     for index, case in enumerate(golden_cases()):

@@ -181,6 +181,23 @@ def test_the_fastest_width_is_taken_and_a_slower_tree_left_out(monkeypatch, firs
     assert (chosen.block_size, chosen.num_drafts, chosen.modes, tree) == expected
 
 
+def test_each_mode_has_rounds_of_its_own_width_and_no_tau_is_forced_beyond_the_narrowest():
+    tree = TreeSettings(lanes=4, candidates=8, depth=4)
+    modes = ("autoregressive", "backbone", "domino", "tree")
+    settings = dataclasses.replace(SETTINGS, modes=modes, num_drafts=2, tree=tree)
+    models = random_models()
+    assert settings.round_widths(models.drafter.config) == {"backbone": 3, "domino": 3, "tree": 5}
+    plain = random_models(projector="dflash", shift_label=False)
+    assert settings.round_widths(plain.drafter.config) == {"backbone": 3, "tree": 5}
+
+    def loader(modes, tau):
+        return Loader("", dataclasses.replace(settings, modes=modes, simulate_tau=tau), None, made_up)
+
+    loader(("tree",), 4.5)._check_simulation(models)
+    with pytest.raises(DominoError, match=r"simulate_tau is 4.5, but a round of 2 drafts emits 3"):
+        loader(modes, 4.5)._check_simulation(models)
+
+
 @pytest.mark.parametrize("draft_scale", [None, math.inf, 2.0])
 def test_an_interrupted_run_goes_on_with_the_width_that_it_began_with(monkeypatch, tmp_path, draft_scale):
     best = timed("tree", 4, 9.0, nodes=32)

@@ -133,7 +133,9 @@ def test_a_round_whose_parts_vanished_in_the_noise_is_still_told():
     report = report_of("A", {"domino": 2.0})
     report["modes"]["domino"]["time_split"] = split
     more = {"autoregressive_step_ms": None, "interval_of": {}, "sittings": 1, "verify_width": 5}
+    more["tree_coupling"] = {"draft_scale": 2.0, "spread": 1.5}
     report = {**report, **more, "drafter": {"block_size": 4}}
+    assert notes_of(report)[-1] == "Trees are coupled with the target's noise: c = 2, spread 1.5."
     assert notes_of(report)[0] == (
         "A round of domino takes 0.00 ms: draft 0.00, head 0.00, verify 0.00, other 0.00 (of which commit 0.00)."
     )

@@ -17,7 +17,7 @@ from domino_jax.tree_replay import record, replayed_tau
 # that another CPU decides otherwise moves them in the third digit.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("temperature", "least"), [(0.0, {16: 1.10, 64: 1.20}), (1.0, {16: 1.11, 64: 1.25})], ids=["greedy", "sampled"]
+    ("temperature", "least"), [(0.0, {16: 1.10, 64: 1.20}), (1.0, {16: 1.12, 64: 1.25})], ids=["greedy", "sampled"]
 )
 def test_a_tree_emits_more_than_the_longest_chain(temperature, least):
     config = tiny.get_config()

@@ -356,7 +356,9 @@ class Generator:
             raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
         drafter = self.models.drafter
         if mode == TREE and self.drafting.tree is None:
-            raise DominoError("mode 'tree' needs the tree's shape, and none was given; pass DraftSettings(tree=…).")
+            raise DominoError(
+                "mode 'tree' needs the tree's shape, and none was given; load the drafter with tree=TreeSettings(…)."
+            )
         if mode != BASELINE and drafter is None:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
         if mode == "domino" and not drafter.config.has_head:

@@ -31,6 +31,7 @@ class DecodedEvaluation:
             self._alone = self.generator.generate(self.prompts, BASELINE)
         backbone = self.generator.generate(self.prompts, "backbone")
         config = self.generator.models.drafter.config
+        width = self.generator.drafting.width(config) + 1
         measured = self.generator.generate(self.prompts, "domino") if config.has_head else backbone
         same = sum(ours.token_ids == own.token_ids for ours, own in zip(measured, self._alone, strict=True))
         # The parameters are the trainer's, which goes on to donate them.
@@ -40,5 +41,5 @@ class DecodedEvaluation:
             "eval_tau_per_prompt": tau_per_prompt(measured),
             "eval_tau_backbone": tau_pooled(backbone),
             "eval_identical": same / len(self.prompts),
-            "eval_accept_by_position": accept_rates(accept_histogram(measured, config.num_drafts + 1))[0],
+            "eval_accept_by_position": accept_rates(accept_histogram(measured, width))[0],
         }
