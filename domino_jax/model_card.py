@@ -126,4 +126,4 @@ def measured_lines(step: int, report: Mapping[str, Any] | None, tau: float | Non
         if figures["tau_pooled"] is not None:
             faster = f"{figures['speedup']:.2f}" if figures["speedup"] else ""
             lines.append(f"| {mode} | {figures['tau_pooled']:.2f} | {figures['tau_per_prompt']:.2f} | {faster} |")
-    return [*lines, "", width_note(report), ""]
+    return [*lines, "", *([width_note(report), ""] if report["drafter"] else [])]

@@ -34,6 +34,9 @@ RECIPE = {
 DATA = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
 REPORT = {
     "prompts": {"count": 16},
+    "drafter": {"block_size": 4},
+    "round_widths": {"domino": 3},
+    "verify_width": 3,
     "dtype": "float32",
     "device": "1 × cpu",
     "modes": {
@@ -151,6 +154,7 @@ def test_the_card_of_a_run_names_rows_and_final_tau(workdir, capsys):
     card = (workdir / "out" / "README.md").read_text()
     assert "12,345 rows, 678,901 tokens, fingerprint 0123456789abcdef\n" in card
     assert "| domino | 3.25 | 3.50 | 1.75 |" in card
+    assert "block size 4: a round can emit at most 3 tokens." in card
 
 
 def test_the_final_report_says_nothing_of_an_earlier_step(workdir, capsys):
