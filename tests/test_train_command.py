@@ -69,6 +69,7 @@ def arguments(files, workdir, **changes):
         "config.eval.prompts": files[1],
         "config.decode.prompts": files[1],
         "config.decode.max_new_tokens": 16,
+        "config.decode.num_drafts": 3,  # of 4
         "config.decode.cache_length": 128,
         **{key.replace("__", "."): value for key, value in changes.items()},
     }
@@ -134,7 +135,8 @@ def test_the_curriculum_falls_from_one_to_an_eighth(finished):
 def test_evaluation_rows_carry_tau_by_decoding(finished):
     rows = [row for row in read_rows(finished / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in rows] == [4, 8]
-    assert all(1.0 <= row["eval_tau"] <= 5.0 and 1.0 <= row["eval_tau_backbone"] <= 5.0 for row in rows)
+    assert all(1.0 <= row["eval_tau"] <= 4.0 and 1.0 <= row["eval_tau_backbone"] <= 4.0 for row in rows)
+    assert [len(row["eval_accept_by_position"]) for row in rows] == [3, 3]
 
 
 def test_the_final_decoding_changes_no_output(finished):
@@ -143,6 +145,8 @@ def test_the_final_decoding_changes_no_output(finished):
         "backbone": (2, 2),
         "domino": (2, 2),
     }
+    assert report["round_widths"] == {"backbone": 4, "domino": 4}
+    assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
 
 
 def test_a_second_run_is_bit_identical(files, finished, tmp_path):
