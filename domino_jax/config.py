@@ -401,5 +401,5 @@ def _check_final_decoding(drafter, decode) -> None:
     if "tree" in drafting:
         _require(tree.depth <= drafts, "decode.tree.depth", tree.depth, why)
         most = (tree.depth or decode.num_drafts or drafts) * tree.lanes + 1
-        why = f"{tree.lanes} lanes and the anchor are {most}; lower it or raise decode.tree.lanes"
+        why = f"{tree.lanes} lanes, each as deep as it may be, and the anchor are {most}; lower it or raise the lanes"
         _require(tree.nodes <= most, "decode.tree.nodes", tree.nodes, why)

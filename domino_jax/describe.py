@@ -1,7 +1,6 @@
 """What a report says about a run besides its figures, what tells two runs apart, and the times of a round's parts."""
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,7 +58,7 @@ def describe(
 
 def _coupling(tree: TreeSettings | None) -> dict[str, Any] | None:
     """c and spread of the trees, as the recipe or the drafter's tuning had them; None where none is coupled."""
-    if not tree or tree.draft_scale is None or math.isinf(tree.draft_scale):
+    if not tree or not tree.coupled:
         return None
     return {"draft_scale": tree.draft_scale, "spread": tree.spread}
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from configs import tiny
-from domino_jax import tune
+from domino_jax import tune, tuned_constants
 from domino_jax.decode_settings import decode_settings, tree_from_json, with_stored_constants
 from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
@@ -30,6 +30,21 @@ def test_stored_constants_are_found_for_their_own_settings_and_kind_alone(tmp_pa
     assert [stored(str(tmp_path), TREES, sampling) for sampling in (WARM, HOT)] == [Coupling(3.0, 2.0), Coupling()]
     rows = json.loads((tmp_path / "decoding.json").read_text())["tuned"]
     assert [row["prompts"] for row in rows] == [8, 16]
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_measuring_and_with_the_constants_after_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tuned_constants.os, "access", lambda folder, mode: False)
+    with pytest.raises(DominoError, match="cannot be written, and what is tuned is kept there"):
+        tuned_constants.check_writable(tmp_path)
+
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuned_constants, "write_text", full)
+    with pytest.raises(DominoError, match="--config.decode.tree.draft_scale=3.0 --config.decode.tree.spread=2.0 by"):
+        store(tmp_path, TREES, WARM, Coupling(3.0, 2.0), 4.0, 8)
 
 
 def test_greedy_decoding_asks_for_no_constant():

@@ -42,6 +42,11 @@ class TreeSettings:
     spread: float = 1.0
     depth: int = 0
 
+    @property
+    def coupled(self) -> bool:
+        """Whether its scores read the target's noise where there is some."""
+        return self.draft_scale is not None and not math.isinf(self.draft_scale)
+
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
@@ -65,11 +70,6 @@ class DraftSettings:
         """Drafts of a round; of a tree, those of its longest path."""
         depth = self.tree.depth if self.tree else 0
         return depth or self.num_drafts or config.num_drafts
-
-    def coupled_tree(self, sampling: Sampling) -> bool:
-        """Whether the tree's scores read noise at all."""
-        scale = self.tree.draft_scale
-        return not sampling.greedy and scale is not None and not math.isinf(scale)
 
 
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:

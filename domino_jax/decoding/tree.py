@@ -137,7 +137,7 @@ def roll_out_lanes(
     """What roll_out_head is to a chain: from z [B, M, D] and base logits float32 [B, M, V] the nodes to pick from."""
     candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling, settings.tree))
     noise = None
-    if settings.coupled_tree(sampling):
+    if settings.tree.coupled and not sampling.greedy:
         positions = draft_positions(state, base.shape[1])
         rows = position_noise(draft_keys(state, settings), positions, base.shape[-1])
         noise = jnp.take_along_axis(rows, candidates.tokens, axis=2)
