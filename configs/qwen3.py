@@ -40,7 +40,9 @@ def _drafter() -> config_dict.ConfigDict:
     drafter.gru_hidden_dim = 1024
     drafter.emb_dim = 256
     drafter.pure_draft_prefix_len = 1
-    drafter.shift_label = True
+    # Slot k predicts the token after its own. Absent: as public checkpoints of the projector have it, domino True,
+    # dflash False.
+    drafter.shift_label = config_dict.placeholder(bool)
     drafter.target_layer_ids = config_dict.placeholder(tuple)  # absent: spread over the target by the public rule
     drafter.mask_token_id = config_dict.placeholder(int)  # absent: <|mask|>, or the first row past the tokenizer
     return drafter

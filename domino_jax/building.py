@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from domino_jax import sharding
+from domino_jax.config import shifts_labels
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import Generator
@@ -44,7 +45,7 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int) -> Draft
         block_size=choices.block_size,
         mask_token_id=mask_token_id,
         projector=choices.projector,
-        shift_label=choices.shift_label,
+        shift_label=shifts_labels(choices),
         **(head if choices.projector == "domino" else {}),
     )
 

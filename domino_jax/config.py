@@ -78,7 +78,14 @@ def _say(error: Exception) -> str:
 
 def resolved(config: config_dict.ConfigDict) -> dict:
     """The recipe as JSON values (tuples become lists, infinities strings): what config.json and checkpoints hold."""
-    return _plain(config.to_dict())
+    plain = _plain(config.to_dict())
+    plain["drafter"]["shift_label"] = shifts_labels(config.drafter)
+    return plain
+
+
+def shifts_labels(drafter: config_dict.ConfigDict) -> bool:
+    """drafter.shift_label, or what public checkpoints of its projector have: servers take plain DFlash as unshifted."""
+    return drafter.projector == "domino" if drafter.shift_label is None else drafter.shift_label
 
 
 def portable(text: str) -> str:
@@ -160,12 +167,13 @@ def _check_model(config) -> None:
     _at_least("drafter.emb_dim", drafter.emb_dim, 1, "the head's residual needs a rank")
     _at_least("drafter.pure_draft_prefix_len", drafter.pure_draft_prefix_len, 0, "it counts slots")
     # The first slot that the head corrects has to lie in the block (CONTRACT §1.3.7).
-    suffix_start = drafter.pure_draft_prefix_len + (0 if drafter.shift_label else 1)
+    shifted = shifts_labels(drafter)
+    suffix_start = drafter.pure_draft_prefix_len + (0 if shifted else 1)
     _require(
-        suffix_start < drafter.block_size,
+        drafter.projector != "domino" or suffix_start < drafter.block_size,
         "drafter.pure_draft_prefix_len",
         drafter.pure_draft_prefix_len,
-        f"with drafter.block_size {drafter.block_size} and shift_label {drafter.shift_label} the head would correct no"
+        f"with drafter.block_size {drafter.block_size} and shift_label {shifted} the head would correct no"
         " slot; make the prefix shorter or the block longer",
     )
     if drafter.target_layer_ids is not None:
@@ -394,7 +402,7 @@ def _check_final_decoding(drafter, decode) -> None:
     why = "it has no head for the mode domino of the final decoding; take domino out of decode.modes"
     headed = drafter.projector == "domino" or "domino" not in decode.modes
     _require(headed, "drafter.projector", drafter.projector, why)
-    drafts = drafter.block_size - (0 if drafter.shift_label else 1)
+    drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
     why = f"drafter.block_size {drafter.block_size} gives {drafts} drafts; lower it, or set 0"
     drafting, tree = set(decode.modes) - {"autoregressive"}, decode.tree
     _require(not drafting or decode.num_drafts <= drafts, "decode.num_drafts", decode.num_drafts, why)

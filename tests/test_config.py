@@ -1,12 +1,18 @@
 """config.py: each cross-field check trips on a value it is there for, and names the key and the value."""
 
 import json
+import pathlib
 
 import pytest
 
 from configs import qwen3
+from domino_jax import cli
 from domino_jax import config as recipes
+from domino_jax.building import drafter_config_of
 from domino_jax.errors import DominoError
+from domino_jax.target.qwen3 import Qwen3Config
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def recipe():
@@ -158,6 +164,30 @@ def test_an_unshifted_drafter_needs_one_slot_more_than_its_prefix():
     config.drafter.shift_label = False
     with pytest.raises(DominoError, match="shift_label False the head would correct no slot"):
         recipes.check(config, "train")
+
+
+@pytest.mark.parametrize(
+    ("flags", "shifted"),
+    [
+        ((), True),
+        (("--config.drafter.projector=dflash",), False),
+        (("--config.drafter.projector=dflash", "--config.drafter.shift_label=true"), True),
+        (("--config.drafter.projector=dflash", "--noconfig.drafter.shift_label"), False),
+        (("--config.drafter.shift_label=False",), False),
+    ],
+)
+def test_plain_dflash_is_unshifted_and_domino_shifted_unless_the_recipe_says_otherwise(flags, shifted):
+    command = ["train", f"--config={ROOT / 'configs' / 'qwen3_8b.py'}", *flags]
+    config = cli.parse(command, ("config",)).config
+    target = Qwen3Config.from_dict(json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text()))
+    assert recipes.resolved(config)["drafter"]["shift_label"] is shifted
+    assert drafter_config_of(config.drafter, target, 151_669).shift_label is shifted
+
+
+def test_a_plain_block_of_two_needs_no_room_for_a_heads_prefix():
+    config = recipe()
+    config.drafter.projector, config.drafter.block_size, config.train.num_anchors = "dflash", 2, 8
+    recipes.check(config, "train")
 
 
 @pytest.mark.parametrize("buckets", [(), (128,), (224, 128), (1, 224), (128, 128, 224)])

@@ -54,7 +54,7 @@ def test_the_papers_values_are_in_the_real_recipes():
     config = load("qwen3_8b")
     drafter, train = config.drafter, config.train
     assert (drafter.num_layers, drafter.block_size, drafter.gru_hidden_dim, drafter.emb_dim) == (5, 16, 1024, 256)
-    assert (drafter.pure_draft_prefix_len, drafter.shift_label, drafter.target_layer_ids) == (1, True, None)
+    assert (drafter.pure_draft_prefix_len, recipes.shifts_labels(drafter), drafter.target_layer_ids) == (1, True, None)
     assert (train.num_anchors, train.gamma, train.learning_rate, train.warmup_ratio) == (256, 7.0, 6e-4, 0.04)
     assert (train.lambda_start, train.lambda_decay_ratio, train.clip_norm, train.weight_decay) == (1.0, 1.0, 1.0, 0.0)
     assert (train.b1, train.b2, config.data.max_length) == (0.9, 0.999, 3072)
