@@ -2,9 +2,9 @@
 
     python -m benchmarks.compile_decode --folder=/tmp/compile_decode [--only=8b]
 
-Compiles the decode programs (an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round, the whole
-loop) from shapes alone, at batch 1 and a cache of 4,096 slots in bfloat16, for every entry; keeps one JSON an entry in
---folder, so that it can be stopped and started again; then rewrites its part of docs/benchmarks.md. Needs
+Compiles the decode programs (an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round) from
+shapes alone, at batch 1 and a cache of 4,096 slots in bfloat16, for every entry; keeps one JSON per entry in --folder,
+so that it can be stopped and started again; then rewrites its part of docs/benchmarks.md. Needs
 requirements-compile.txt. No figure is a measurement.
 """
 
@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from benchmarks import compile_decode_tables
 from domino_jax import compiled, dry_run, hbm_traffic, sharding, topologies
 from domino_jax.decoding.autoregressive import autoregressive_round
-from domino_jax.decoding.loop import DecodeState, prefill, run_rounds
+from domino_jax.decoding.loop import DecodeState, prefill
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, draft_base, roll_out_head
 from domino_jax.decoding.sampling import SamplingParams, request_keys
@@ -39,22 +39,28 @@ from domino_jax.target.qwen3 import Qwen3
 from domino_jax.training.state import init_drafter_params
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SIZES = ("8b", "0.6b", "4b", "32b")
+# (size, chip, tensor parallelism), the most informative first.
+ENTRIES = (
+    ("8b", "v5p", 1),
+    ("8b", "h200", 1),
+    ("8b", "v5p", 4),
+    ("8b", "v5p", 8),
+    ("8b", "v6e", 1),
+    ("8b", "v5e", 8),
+    ("4b", "v5p", 1),
+    ("4b", "h200", 1),
+    ("0.6b", "v5p", 1),
+    ("0.6b", "h200", 1),
+    ("4b", "v5e", 1),
+    ("32b", "v5p", 4),
+    ("32b", "h200", 1),
+)
 # Eight chips of each kind, of which an entry takes the first 1, 4 or 8.
 SLICES = {"v5p": "v5p:2x2x2", "v5e": "v5e:2x4", "v6e": "v6e:2x4", "h200": "h200"}
 CACHES = {"h200": 50 * 2**20}  # bytes of L2, by the data sheet
-TENSOR = (4, 8, 1)
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16
-PROGRAMS = 7
+PROGRAMS = 6
 GREEDY, DRAFTING = SamplingParams(), DraftSettings(scale=float("inf"))
-
-
-def entries() -> list[tuple[str, str, int]]:
-    """(size, chip, tensor parallelism), the most asked for first."""
-    found = [(size, chip, tensor) for size in SIZES for chip in SLICES for tensor in TENSOR]
-    found = [entry for entry in found if entry[1] != "h200" or entry[2] == 1]
-    first = [("8b", "v5p", 4), ("8b", "h200", 1), ("8b", "v5e", 8), ("8b", "v5p", 1)]
-    return first + [entry for entry in found if entry not in first]
 
 
 def name(entry: tuple[str, str, int]) -> str:
@@ -124,7 +130,7 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
     """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse."""
     state, plain = state_on(mesh, models), Models(models.target, models.target_params)
     bare = state.replace(draft_cache=())
-    config, stop, many = models.drafter.config, array(mesh, 1), array(mesh)
+    config, stop = models.drafter.config, array(mesh, 1)
     taps = config.target_layer_ids
     z = array(mesh, 1, config.num_drafts, config.hidden_size, dtype=jnp.bfloat16)
     base = array(mesh, 1, config.num_drafts, config.vocab_size, dtype=jnp.float32)
@@ -145,9 +151,6 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
     def round_(models, state, stop):
         return speculative_round(models, state, stop, GREEDY, DRAFTING)
 
-    def loop(models, state, stop, most):
-        return run_rounds(lambda state: round_(models, state, stop), state, most)
-
     narrow = bare.replace(target_cache=())
     return {
         "step": (step, (plain, bare, stop)),
@@ -156,16 +159,15 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
         "verify64": (check, (models, state.target_cache, array(mesh, 1, 64), state.lengths)),
         "head": (head, (models, (z, base), narrow)),
         "draft": (draft, (models, state.draft_cache, narrow)),
-        "loop": (loop, (models, state, stop, many)),
     }
 
 
 def must_move(models: Models, state: DecodeState) -> dict[str, int]:
-    """Bytes on one chip that a program cannot avoid: every weight it multiplies with once, the cache whole (4,096
-    slots are read, whatever the length), its new rows written.
+    """A lower bound on the bytes of main memory that a program moves on one chip.
 
-    Not the embedding (a few rows of it are read) unless it is the lm_head too, and no activations. The head reads its
-    weights once per corrected draft; a round is verify17, draft, head, and the drafter's context from the features.
+    Each weight that it multiplies with counts once per program, however often the program uses it; so does the whole
+    cache (all 4,096 slots are read, whatever the length), and the rows that it must write. The embedding does not count
+    (a few rows of it are read) unless it is the lm_head too, and activations do not count.
     """
     per_chip = dry_run.bytes_per_chip
     target = models.target_params
@@ -173,22 +175,21 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     vocabulary = per_chip(target["embed_tokens" if tied else "lm_head"])
     weights = per_chip(target) - (0 if tied else per_chip(target["embed_tokens"]))
     cache, context = per_chip(state.target_cache), per_chip(state.draft_cache)
-    backbone, head = models.drafter_params["backbone"], models.drafter_params["head"]
-    fusion = per_chip([backbone["fc"], backbone["hidden_norm"]])
-    layers = per_chip(backbone) - fusion
-    kv = per_chip([part["self_attn"][name] for part in backbone.values() if "self_attn" in part for name in KV])
-    config = models.drafter.config
-    corrected = config.block_size - config.suffix_start
+    backbone, head = per_chip(models.drafter_params["backbone"]), per_chip(models.drafter_params["head"])
+    fusion = fusion_bytes(models)
     found = {"step": weights + cache + cache // SLOTS}
     found |= {f"verify{rows}": weights + cache + rows * cache // SLOTS for rows in (17, 64)}
-    found["draft"] = layers + vocabulary + context + BLOCK * context // SLOTS
-    found["head"] = corrected * per_chip(head)
-    commit = fusion + kv + (BLOCK + 1) * context // SLOTS
-    found["round"] = found["verify17"] + found["draft"] + found["head"] + commit
+    found["draft"] = backbone - fusion + vocabulary + context
+    found["head"] = head
+    # The lm_head serves verify and draft alike, and at least one row of context is written.
+    found["round"] = found["verify17"] + backbone + context + context // SLOTS + head
     return found
 
 
-KV = ("k_proj", "v_proj")
+def fusion_bytes(models: Models) -> int:
+    """Bytes on one chip of the weights that turn the target's features into the drafter's context."""
+    backbone = models.drafter_params["backbone"]
+    return dry_run.bytes_per_chip([backbone["fc"], backbone["hidden_norm"]])
 
 
 # ----------------------------------------------------------------------------------------------------- compiling
@@ -256,11 +257,16 @@ def thunks(label: str) -> str | None:
     return files[0].read_text() if files else None
 
 
+def wrapped(listed: str) -> str:
+    """A program's thunks as the body of a loop, the form in which compiled.launches takes a round's."""
+    return "\n".join(["000: kWhile [source]", *(f"  {line}" for line in listed.splitlines())])
+
+
 def add_launches(found: dict, label: str, program: jax.stages.Compiled) -> None:
-    """Of "loop" on a GPU: the kernels, copies and command buffers of one round."""
-    listed = thunks(label) if label == "loop" else None
+    """For "round" on a GPU: its kernels, copies and command buffers."""
+    listed = thunks(label) if label == "round" else None
     if listed:
-        found["launches"] = compiled.launches(listed, trips=BLOCK - 1)
+        found["launches"] = compiled.launches(wrapped(listed), trips=BLOCK - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,7 +326,7 @@ def run(work: Work, tables, description: str) -> None:
     tables.write(ROOT / "docs" / "benchmarks.md", arguments.folder, list(by_name), work.count)
 
 
-WORK = Work("benchmarks.compile_decode", tuple(entries()), PROGRAMS, programs, must_move, add_launches, "loop")
+WORK = Work("benchmarks.compile_decode", ENTRIES, PROGRAMS, programs, must_move, add_launches, "round")
 
 if __name__ == "__main__":
     run(WORK, compile_decode_tables, __doc__.splitlines()[0])

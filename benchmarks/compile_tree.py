@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from benchmarks import compile_decode, compile_tree_tables
-from benchmarks.compile_decode import BLOCK, GREEDY, KV, SLOTS, array, state_on
+from benchmarks.compile_decode import BLOCK, GREEDY, SLOTS, array, state_on
 from domino_jax import compiled, dry_run
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.models import Models
@@ -34,7 +34,8 @@ ENTRIES = (
     ("0.6b", "v5p", 1),
     ("0.6b", "h200", 1),
 )
-NODES = (64, 16, 32, 128)  # the aims' first
+NODES = (64, 16, 32, 128)  # in the order of compiling
+KV = ("k_proj", "v_proj")
 CHAIN = ("head", "verify17", "round")
 PROGRAMS = len(CHAIN) + 3 * len(NODES) + 1
 
@@ -108,27 +109,23 @@ def parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
 
 
 def must_move(models: Models, state: DecodeState) -> dict[str, int]:
-    """Bytes on one chip that a part cannot avoid, counted as in compile_decode.must_move.
+    """A lower bound on the bytes that a part moves on one chip, counted as in compile_decode.must_move.
 
-    A tree's proposal reads the base logits once, the GRU and the head's second half once per depth but for the last
-    one's GRU, and the candidates' columns. A commit reads and writes its path's rows of the target's cache.
+    A tree's proposal reads the base logits, the GRU and the head's first product once, and the columns of at least one
+    depth's candidates. A commit may find its path in place already; it fuses the features into one row or more.
     """
     per_chip = dry_run.bytes_per_chip
     found = compile_decode.must_move(models, state)
     config, cache = models.drafter.config, per_chip(state.target_cache)
     backbone, head = models.drafter_params["backbone"], models.drafter_params["head"]
-    deepest, path = config.num_drafts, config.num_drafts + 1
-    down = per_chip(head["down"]) // (config.hidden_size + config.gru_hidden_dim)
-    columns = deepest * drafting(64).tree.candidates * 2 * config.emb_dim
-    once = 4 * deepest * config.vocab_size + down * config.hidden_size + columns
-    tree = once + deepest * (per_chip(head["gru"]) + down * config.gru_hidden_dim)
+    columns = drafting(64).tree.candidates * 2 * config.emb_dim
+    tree = 4 * config.num_drafts * config.vocab_size + per_chip([head["down"], head["gru"]]) + columns
     kv = per_chip([part["self_attn"][name] for part in backbone.values() if "self_attn" in part for name in KV])
-    fusion = per_chip([backbone["fc"], backbone["hidden_norm"]])
-    context = path * per_chip(state.draft_cache) // SLOTS
+    commit = compile_decode.fusion_bytes(models) + kv + per_chip(state.draft_cache) // SLOTS
     for nodes in NODES:
         found[f"tree{nodes}"] = tree
         found[f"verify{nodes}"] = found["step"] + (nodes - 1) * cache // SLOTS
-        found[f"commit{nodes}"] = fusion + kv + context + 2 * path * cache // SLOTS
+        found[f"commit{nodes}"] = commit
     return found
 
 
@@ -159,11 +156,6 @@ def turned_cycles(text: str, trips: int) -> int | None:
     return of("ENTRY") or None
 
 
-def wrapped(listed: str) -> str:
-    """A program's thunks as the body of a loop, which is how compiled.launches takes a round's."""
-    return "\n".join(["000: kWhile [source]", *(f"  {line}" for line in listed.splitlines())])
-
-
 def add_turns(found: dict, label: str, program: jax.stages.Compiled) -> None:
     """Of the programs with a loop over depths what it costs in all its turns: cycles on a TPU, launches on a GPU."""
     if not label.startswith(("head", "tree", "round", "commit64")):
@@ -172,7 +164,7 @@ def add_turns(found: dict, label: str, program: jax.stages.Compiled) -> None:
     made["turned_cycles"] = turned_cycles(program.as_text(), trips)
     listed = compile_decode.thunks(label)
     if listed:
-        made["launches"] = compiled.launches(wrapped(listed), trips=trips)
+        made["launches"] = compiled.launches(compile_decode.wrapped(listed), trips=trips)
 
 
 DUMPED = "(head|tree|commit64|round)"

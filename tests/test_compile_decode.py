@@ -150,13 +150,16 @@ def test_what_a_step_must_move_is_every_weight_it_multiplies_with_and_the_cache(
     assert must["step"] == weights + cache + cache // 4096
     assert must["verify17"] == weights + cache + 17 * cache // 4096
     head = 2 * (3 * 1024 * (4096 + 1024) + 256 * (4096 + 1024) + 256 * 151_936)
-    assert must["head"] == 15 * head
+    assert must["head"] == head
+    parts = must["verify17"] + must["draft"] + must["head"]
+    assert max(must["verify17"], must["draft"], must["head"]) < must["round"] < parts, "the lm_head counts once"
 
 
 def test_the_entries_cover_every_size_and_chip():
-    names = [compile_decode.name(entry) for entry in compile_decode.entries()]
-    assert len(names) == len(set(names)) == 4 * (3 * 3 + 1)
-    assert names[:2] == ["8b-v5p-tp4", "8b-h200-tp1"]
+    names = [compile_decode.name(entry) for entry in compile_decode.ENTRIES]
+    assert len(names) == len(set(names))
+    assert {entry[0] for entry in compile_decode.ENTRIES} == {"0.6b", "4b", "8b", "32b"}
+    assert {entry[1] for entry in compile_decode.ENTRIES} == set(compile_decode.SLICES)
 
 
 def program(traffic: float, **others) -> dict:
@@ -166,7 +169,7 @@ def program(traffic: float, **others) -> dict:
 
 def entry() -> dict:
     parts = {"step": program(4e9), "round": program(6e9), "verify17": program(4e9), "verify64": program(5e9)}
-    parts |= {"draft": program(1e9), "head": program(1e9), "loop": program(6e9)}
+    parts |= {"draft": program(1e9), "head": program(1e9)}
     must = dict.fromkeys(("step", "verify17", "draft", "head"), 4e9) | {"round": 5e9}
     return {"date": "2026-11-21", "jax": "0.10.2", "must": must, "programs": parts}
 
@@ -174,8 +177,8 @@ def entry() -> dict:
 def test_a_row_of_the_table():
     cells = [cell.strip() for cell in compile_decode_tables.row("8b-v5p-tp4", entry()).split("|")[1:-1]]
     assert cells == [
-        *("8B", "v5p", "4", "5.0 of 95", "4.00 / 4.00 / 9.00", "1.00", "3.00", "1.45"),
-        *("5.00 / 6.00", "1.20", "1.50", "1.25", "4.9"),
+        *("8B", "v5p", "4", "5.0 of 95", "4.00 / 4.00 / 9.00", "1.00", "1.45", "3.00"),
+        *("5.00 / 6.00 / 9.00", "1.50", "1.25", "4.9"),
     ]
 
 
@@ -185,6 +188,22 @@ def test_a_model_that_is_larger_than_the_chip_is_marked():
     assert "17.0 of 16 **does not fit**" in compile_decode_tables.row("8b-v5e-tp1", found)
     found["programs"] = {name: {"error": "RESOURCE_EXHAUSTED"} for name in found["programs"]}
     assert "**does not fit**" in compile_decode_tables.row("8b-v5e-tp1", found)
+
+
+def test_the_parts_of_a_round_stand_beside_their_bounds():
+    cells = [cell.strip() for cell in compile_decode_tables.parts_row("8b-v5p-tp4", entry()).split("|")[1:-1]]
+    assert cells[3:] == ["4.00 / 4.00 / 9.00", "4.00 / 1.00 / 9.00", "4.00 / 1.00 / 9.00", "8, 8"]
+
+
+def test_goals_name_the_entries_that_meet_and_that_miss_them():
+    """Judged by all bytes moved, whatever a cache could keep."""
+    wasteful = entry()
+    wasteful["programs"]["step"] |= {"traffic": 5e9, "beyond_cache": 4e9}
+    step, whole, empty = compile_decode_tables.goal_lines(
+        {"8b-v5p-tp4": entry(), "8b-h200-tp1": wasteful}, compile_decode_tables.GOALS
+    )
+    assert step.endswith("Met: 8b-v5p-tp4 1.00. Missed: 8b-h200-tp1 1.25.") and empty == ""
+    assert whole.endswith("Met: 8b-h200-tp1 1.20. Missed: 8b-v5p-tp4 1.50.")
 
 
 def test_the_rows_without_what_a_cache_keeps():
@@ -209,7 +228,7 @@ def test_the_document_keeps_what_stands_around_the_tables(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{compile_decode_tables.BEGIN}\nyesterday\n{compile_decode_tables.END}\nafter\n")
     (tmp_path / "8b-v5p-tp4.json").write_text(json.dumps(entry()))
-    compile_decode_tables.write(page, tmp_path, ["8b-v5p-tp4", "8b-h200-tp1"], programs=7)
+    compile_decode_tables.write(page, tmp_path, ["8b-v5p-tp4", "8b-h200-tp1"], programs=6)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "yesterday" not in text
     assert "| 8B | v5p | 4 |" in text and "not all of it: 8b-h200-tp1." in text

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import compile_decode, compile_tree, compile_tree_tables
+from benchmarks import compile_decode, compile_decode_tables, compile_tree, compile_tree_tables
 from domino_jax import compiled, sharding
 from domino_jax.decoding.propose import draft_base
 from domino_jax.decoding.speculative import speculative_round
@@ -77,7 +77,12 @@ def test_the_programs_of_an_entry():
 
 def test_the_entries():
     names = [compile_decode.name(entry) for entry in compile_tree.ENTRIES]
-    known = [compile_decode.name(entry) for entry in compile_decode.entries()]
+    known = [
+        f"{size}-{chip}-tp{tensor}"
+        for size in ("8b", "4b", "0.6b")
+        for chip in compile_decode.SLICES
+        for tensor in (1, 8)
+    ]
     assert set(names) <= set(known) and len(set(names)) == len(names)
     assert names[:2] == ["8b-v5p-tp1", "8b-h200-tp1"] and "8b-v5e-tp8" in names
 
@@ -107,7 +112,7 @@ def test_launches_of_a_program_are_those_of_one_turn():
             "    004: kCopy [source]",
         ]
     )
-    counted = compiled.launches(compile_tree.wrapped(listed), trips=2)
+    counted = compiled.launches(compile_decode.wrapped(listed), trips=2)
     assert counted == {"kernels": 1 + 2, "copies": 2, "in_buffers": 1, "starts": 1 + 4}
 
 
@@ -213,12 +218,13 @@ def test_a_part_that_is_not_there_leaves_its_cells_empty():
     assert cells(compile_tree_tables.proposal_row("8b-v5e-tp8", found))[3:] == ["–", "0.20 / –, –, –, –", "–", "–"]
 
 
-def test_the_aims_name_who_meets_and_who_misses_them():
+def test_the_goals_of_a_tree():
     missed = entry()
     missed["programs"]["verify64"]["traffic"] = 20e9
-    lines = compile_tree_tables.aim_lines({"8b-v5p-tp1": entry(), "4b-v5p-tp1": missed})
-    assert lines[0].endswith("met by 8b-v5p-tp1 1.125; missed by 4b-v5p-tp1 1.250.")
-    assert lines[1].endswith("met by 8b-v5p-tp1 0.250, 4b-v5p-tp1 0.250.")
+    found = {"8b-v5p-tp1": entry(), "4b-v5p-tp1": missed}
+    verify, proposal, _ = compile_decode_tables.goal_lines(found, compile_tree_tables.GOALS)
+    assert verify.endswith("Met: 8b-v5p-tp1 1.12. Missed: 4b-v5p-tp1 1.25.")
+    assert proposal.endswith("Met: 8b-v5p-tp1 0.25, 4b-v5p-tp1 0.25.")
 
 
 def test_the_document_keeps_what_stands_around_the_part(tmp_path):
