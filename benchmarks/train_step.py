@@ -32,6 +32,7 @@ from domino_jax.training.step import drafter_sums, make_train_step, target_pass
 
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
 LAMBDA = 0.5
+RATE = 6e-4  # the learning rate
 
 
 def shapes(size: str) -> Qwen3Config:
@@ -75,6 +76,7 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: Lo
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        updates = jax.tree.map(lambda update: RATE * update, updates)
         return state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state), loss
 
     return jax.jit(step, donate_argnums=0)
@@ -85,8 +87,8 @@ def measure(choices: argparse.Namespace) -> dict:
     loading.use_exact_matmuls(choices.dtype)
     config = shapes(choices.size)
     target, drafter = Qwen3(config, np.dtype(choices.dtype)), drafter_of(config, choices)
-    schedule = learning_rate(6e-4, 10_000, 0.04)
-    optimizer = make_optimizer("adamw", schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    schedule = learning_rate(RATE, 10_000, 0.04)
+    optimizer = make_optimizer("adamw", b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
     settings = LossSettings(slice_blocks=choices.loss_slice)
     mesh = sharding.make_mesh(1, -1, 1)
     sharding.check_rows(mesh, choices.rows)
@@ -112,6 +114,7 @@ def measure(choices: argparse.Namespace) -> dict:
             drafter,
             optimizer,
             num_anchors=choices.anchors,
+            learning_rate=schedule,
             curriculum=lambda step: jnp.float32(LAMBDA),
             settings=settings,
             shardings=(places, sharding.replicated(mesh)),

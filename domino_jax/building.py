@@ -73,14 +73,9 @@ def drafter_of(config: DrafterConfig, train) -> Drafter:
     return Drafter(config, np.dtype(train.dtype), train.attention_slice_blocks, train.remat)
 
 
-def schedule_of(train) -> optax.Schedule:
-    return learning_rate(train.learning_rate, train.steps, train.warmup_ratio)
-
-
 def optimizer_of(train) -> optax.GradientTransformation:
     return make_optimizer(
         train.optimizer,
-        schedule_of(train),
         b1=train.b1,
         b2=train.b2,
         eps=train.eps,
@@ -116,6 +111,7 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
         drafter,
         optimizer,
         num_anchors=train.num_anchors,
+        learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
         curriculum=lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio),
         settings=settings,
         accumulate=train.accumulate,

@@ -82,7 +82,7 @@ def main(flags: cli.Flags) -> int | None:
 
         # ------------------------------------------------------------ state: new, or the newest intact checkpoint
         drafter = building.drafter_of(drafter_config, config.train)
-        optimizer, schedule = building.optimizer_of(config.train), building.schedule_of(config.train)
+        optimizer = building.optimizer_of(config.train)
         make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
         step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
         evaluate = building.evaluation_of(config, loaded, drafter) if config.eval.every else None
@@ -159,8 +159,7 @@ def main(flags: cli.Flags) -> int | None:
                         values = {name: float(value) for name, value in jax.device_get(measured).items()}
                         guard.check(values)
                     if log:
-                        rate = float(schedule(index))
-                        metrics.write(done, {**values, "learning_rate": rate, **clock.rates()})
+                        metrics.write(done, {**values, **clock.rates()})
                     metrics.advance(done)
                     with clock.aside(), watchdog.paused():
                         tau = None

@@ -19,17 +19,20 @@ from tests.models import random_tokens, tiny_drafter, tiny_target
 POISON = 7  # a token whose embedding is not a number
 
 
+SCHEDULE = learning_rate(1e-2, 20, 0.1)
+
+
 @functools.lru_cache
-def made(distill=0.0):
+def made(distill=0.0, kind="adamw"):
     target = tiny_target(tied=False)
     drafter = tiny_drafter(target.config, layers=1, target_layer_ids=(0,))
-    schedule = learning_rate(1e-2, 20, 0.1)
-    optimizer = make_optimizer("adamw", schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    optimizer = make_optimizer(kind, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
     step = make_train_step(
         target.module,
         drafter.module,
         optimizer,
         num_anchors=4,
+        learning_rate=SCHEDULE,
         curriculum=lambda step: lambda_base(step, 20, 0.5, 1.0),
         settings=LossSettings(gamma=4.0, distill=distill),
         ema_decay=0.75,
@@ -64,6 +67,38 @@ def test_a_poisoned_step_changes_nothing_but_the_counts():
     assert (int(after.step), int(after.skipped), int(after.bad_step)) == (2, 1, 2)
     state, metrics = step(state, params, batch_of(), key)
     assert np.isfinite(metrics["loss"]) and (int(state.skipped), int(state.bad_step)) == (1, 2)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_skipped_step_stops_neither_the_learning_rate_nor_lambda(kind):
+    """Twenty steps, the third poisoned: both schedules end where they would have, at the values of the last step."""
+    target, step, start = made(kind=kind)
+    params, key = poisoned_params(target), jax.random.key(1)
+    state, rates, lambdas = start(), [], []
+    for number in range(20):
+        state, metrics = step(state, params, batch_of(POISON if number == 2 else None), key)
+        rates.append(float(metrics["learning_rate"]))
+        lambdas.append(float(metrics["lambda_base"]))
+    assert (int(state.step), int(state.skipped)) == (20, 1)
+    np.testing.assert_allclose(rates, [float(SCHEDULE(number)) for number in range(20)], rtol=1e-5)
+    np.testing.assert_allclose(lambdas, [float(lambda_base(number, 20, 0.5, 1.0)) for number in range(20)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_rate_that_is_reported_is_the_rate_that_is_applied(kind):
+    """Adam's first update is one size for every gradient, here at step 10 and at 19 after nothing but skipped steps.
+
+    Muon leaves this matrix to Adam.
+    """
+    target, step, start = made(kind=kind)
+    moved = {}
+    for number in (10, 19):
+        state = start().replace(step=jnp.int32(number), skipped=jnp.int32(number))
+        before = np.asarray(state.params["head"]["up"]["kernel"])
+        state, metrics = step(state, target.params, batch_of(), jax.random.key(1))
+        moved[number] = np.abs(np.asarray(state.params["head"]["up"]["kernel"]) - before).max()
+        assert float(metrics["learning_rate"]) == pytest.approx(float(SCHEDULE(number)), rel=1e-5)
+    np.testing.assert_allclose(moved[19] / moved[10], float(SCHEDULE(19)) / float(SCHEDULE(10)), rtol=1e-2)
 
 
 def test_the_average_follows_the_parameters():

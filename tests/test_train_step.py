@@ -27,9 +27,12 @@ def models(head=True):
     return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,))
 
 
+def schedule():
+    return learning_rate(1e-2, STEPS, 0.1)
+
+
 def optimizer():
-    schedule = learning_rate(1e-2, STEPS, 0.1)
-    return make_optimizer("adamw", schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    return make_optimizer("adamw", b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
 
 
 def norm(tree):
@@ -51,6 +54,7 @@ def train_step():
         drafter.module,
         optimizer(),
         num_anchors=ANCHORS,
+        learning_rate=schedule(),
         curriculum=lambda step: lambda_base(step, STEPS, 1.0, 1.0),
         settings=SETTINGS,
     )
@@ -224,7 +228,8 @@ def test_a_step_is_its_parts():
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         updates, _ = optimizer().update(gradients, state.opt_state, state.params)
-        return keep, loss, gradients, optax.apply_updates(state.params, updates)
+        scaled = jax.tree.map(lambda update: schedule()(0) * update, updates)
+        return keep, loss, gradients, optax.apply_updates(state.params, scaled)
 
     keep, loss, gradients, expected = jax.device_get(by_hand(compiled_start()()))
     stepped, metrics = run(1)

@@ -16,7 +16,6 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
 
 def make_optimizer(
     kind: str,
-    schedule: optax.Schedule,
     *,
     b1: float,
     b2: float,
@@ -26,12 +25,15 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Clip by the global L2 norm, then `kind`: "adamw" (the paper's) or "muon"; moments are float32 as the parameters.
 
+    Its updates are those of learning rate 1. The training step multiplies them by the schedule at TrainState.step: an
+    optimizer's own count stops at skipped steps, and the rate would then never reach the end of its schedule.
+
     Muon orthogonalises the updates of the hidden matrices and leaves all else to optax's Nesterov AdamW with the same
     settings.
     """
     if kind == "muon":
         update = optax.contrib.muon(
-            schedule,
+            learning_rate=1.0,
             weight_decay=weight_decay,
             # Updates as large as AdamW's (RMS 0.2), so that one learning rate serves both halves.
             consistent_rms=0.2,
@@ -42,7 +44,7 @@ def make_optimizer(
             muon_weight_dimension_numbers=_hidden_matrices,
         )
     else:
-        update = optax.adamw(schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+        update = optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
     return optax.chain(optax.clip_by_global_norm(clip_norm), update)
 
 

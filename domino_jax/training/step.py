@@ -161,6 +161,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     num_anchors: int,
+    learning_rate: Callable[[jax.Array], jax.Array],
     curriculum: Callable[[jax.Array], jax.Array],
     settings: LossSettings,
     accumulate: int = 1,
@@ -170,10 +171,12 @@ def make_train_step(
     """(state, target_params, batch, run key) → (state, metrics); jitted, the state donated.
 
     A step whose loss or gradient is not finite changes no parameter, moment or average; it is counted in
-    state.skipped.
+    state.skipped. It is a step all the same: anchors, λ and the learning rate follow state.step, which counts it.
 
     Args:
-        num_anchors: A, drawn anew each step from the key folded with step and row id.  curriculum: step → λ.
+        optimizer: with the updates of learning rate 1 (make_optimizer).
+        num_anchors: A, drawn anew each step from the key folded with step and row id.
+        learning_rate: step → the factor of the updates.  curriculum: step → λ.
         accumulate: micro-batches that the rows are cut into, one after the other; the result is that of the whole.
         ema_decay: d of average ← d·average + (1-d)·parameters; 0 keeps none (and the state has none).
         shardings: of the new state and of the metrics, on a mesh.
@@ -188,9 +191,10 @@ def make_train_step(
             target, drafter, settings, accumulate, state.params, target_params, batch, drawn, lambda_base
         )
         metrics = loss_metrics(sums, lambda_base)
-        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": drawn[1].sum()}
+        rate = jnp.asarray(learning_rate(state.step), jnp.float32)
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": drawn[1].sum(), "learning_rate": rate}
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
         ema = {}
         if ema_decay:
             ema = jax.tree.map(lambda mean, new: ema_decay * mean + (1.0 - ema_decay) * new, state.ema, params)
