@@ -19,7 +19,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax import preemption
-from domino_jax.distributed import barrier, is_primary
+from domino_jax.distributed import barrier, is_loss, is_primary
 from domino_jax.errors import DataError, DominoError
 from domino_jax.step_folders import StepFolders, first_line
 
@@ -108,6 +108,8 @@ class Checkpoints:
             orbax.save(self._folders.path(step), args=items)
             written = self._pool.submit(orbax.wait_until_finished)
         except UNWRITABLE as error:
+            if is_loss(error):
+                raise
             if jax.process_count() > 1:
                 raise self._unwritable(step, error) from error
             written = Future()
@@ -149,7 +151,7 @@ class Checkpoints:
         error = save.finished.exception()
         if error is None:
             return
-        if not isinstance(error, UNWRITABLE):
+        if is_loss(error) or not isinstance(error, UNWRITABLE):
             raise error
         self._orbax = None  # what it holds of the failed save must not meet the next one
         if jax.process_count() > 1:  # the others wait for this one inside Orbax: there is no going on
@@ -183,10 +185,12 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, kind, *exception) -> None:
+    def __exit__(self, kind, error, trace) -> None:
         if kind is None:
             self.close()
             return
+        if jax.process_count() > 1 and is_loss(error):
+            return  # a save on its way waits for the lost process
         if issubclass(kind, KeyboardInterrupt) and any(not save.finished.done() for save in self._saves):
             preemption.end_at_next_signal()
             self._report("waits for the checkpoint being written; another signal ends the run without it")
@@ -256,6 +260,8 @@ class Checkpoints:
         try:
             return self._checkpointer().restore(self._folders.path(step), args=ocp.args.Composite(**{item: args}))[item]
         except UNREADABLE as error:
+            if is_loss(error):
+                raise
             raise self._unreadable(step, f"{item}: {first_line(error)}") from error
 
     def _unreadable(self, step: int, reason: str) -> DataError:

@@ -78,14 +78,14 @@ def run(
     except DominoError as error:
         print(f"error: {error}", file=sys.stderr)
         _fail(error.exit_code, error)
-    except KeyboardInterrupt as error:
-        _fail(130, error)
+    except KeyboardInterrupt:
+        _fail(130)
     if DISTRIBUTED in sys.modules:
         sys.modules[DISTRIBUTED].shutdown()
     sys.exit(code or 0)
 
 
-def _fail(code: int, error: BaseException) -> NoReturn:
+def _fail(code: int, error: BaseException | None = None) -> NoReturn:
     if DISTRIBUTED in sys.modules:
         sys.modules[DISTRIBUTED].leave(code, error)
     sys.exit(code)

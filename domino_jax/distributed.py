@@ -34,6 +34,9 @@ HEARTBEAT_SECONDS = 100  # JAX's own
 SHUTDOWN_SECONDS = 60  # the processes leave together, see shutdown()
 # What JAX's runtime says of a program or its size, and would say again; anything else it says of the machines.
 OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+# A broken collective is a ValueError when it fails while it is dispatched, and Orbax turns a broken barrier into a
+# TimeoutError. Both are recognised by their text, because files that cannot be read or written raise the same classes.
+PEER = re.compile(r"\bGloo\b|\bNCCL\b|\bnccl[A-Z]|[Bb]arrier|[Cc]oordination ?[Ss]ervice|[Hh]eartbeat")
 
 
 def initialize(mode: str = "auto") -> None:
@@ -101,12 +104,13 @@ def leave(code: int, error: BaseException | None = None) -> None:
 
     Args:
       code: the exit code.
-      error: why. When another process was lost it is SIGABRT instead, as JAX itself does there: launchers answer a
-        signal with a new start.
+      error: the reason. When another process was lost (is_loss), this one leaves by SIGABRT instead, as JAX itself
+        does then: launchers answer a signal with a new start.
     """
     if not (jax.distributed.is_initialized() and _several()):
         return
-    if _is_loss(error):
+    if is_loss(error):
+        print("error: another process of this run was lost; start all of them again.", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGABRT)
@@ -120,11 +124,17 @@ def _several() -> bool:
         return True
 
 
-def _is_loss(error: BaseException | None) -> bool:
-    """Whether a failure of the runtime, as of a connection that broke, stands behind an error."""
+def is_loss(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, means that another process or its connection is gone.
+
+    Everything that catches errors of collective work (steps, barriers, broadcasts, saves) asks here before it explains
+    them in another way.
+    """
     while error is not None:
         if isinstance(error, jax.errors.JaxRuntimeError):
             return not str(error).startswith(OWN_FAULTS)
+        if isinstance(error, ValueError | RuntimeError | TimeoutError) and PEER.search(str(error)):
+            return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
@@ -318,7 +328,9 @@ def _check_sum(devices: list[jax.Device]) -> None:
     ones = jax.make_array_from_callback((len(devices),), split, lambda index: np.ones(len(devices), np.int32)[index])
     try:
         total = int(jax.jit(jnp.sum, out_shardings=whole)(ones))
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if "by peer" in str(error):  # it was there a moment ago: a lost process, and no matter of the network
+            raise
         raise DominoError(
             f"the processes are connected, but their devices cannot add up numbers: {str(error).splitlines()[0]} "
             "Look at the network between the machines."

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -72,6 +73,38 @@ with Preemption(report=lambda line: None) as preemption, Checkpoints(sys.argv[1]
 sys.exit(PREEMPTED)
 """
 
+REPEATS = """
+import itertools, os, sys
+os.environ |= {"JAX_COORDINATOR_ADDRESS": sys.argv[2], "JAX_PROCESS_ID": sys.argv[3], "JAX_NUM_PROCESSES": "2"}
+from domino_jax import cli, distributed
+from domino_jax.checkpoint import Checkpoints
+
+def main(flags):
+    distributed.initialize()
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))
+    value = np.ones((64, 1024), np.float32)
+    state = {"w": jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])}
+    print("ready", flush=True)
+    with Checkpoints(sys.argv[1], keep=2, report=lambda line: None) as checkpoints:
+        for step in itertools.count(1):
+            if ACT == "save":
+                checkpoints.save(step, state, {}, {})
+            elif ACT == "restore":
+                checkpoints.save(1, state, {}, {})
+                checkpoints.restore_latest(state)
+            elif ACT == "barrier":
+                distributed.barrier(f"step {step}")
+            else:
+                multihost_utils.broadcast_one_to_all(np.int32(step))
+
+cli.run(main, argv=["repeats"])
+"""
+
 
 def free_port():
     with socket.socket() as listener:
@@ -80,8 +113,8 @@ def free_port():
 
 
 @contextlib.contextmanager
-def two_processes(code, workdir):
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+def two_processes(code, workdir, stderr=None, **more):
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", **more}
     address = f"127.0.0.1:{free_port()}"
     both = [
         subprocess.Popen(
@@ -89,6 +122,7 @@ def two_processes(code, workdir):
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
         for rank in range(2)
@@ -132,3 +166,19 @@ def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
     assert [process.returncode for process in both] == [42, 42]
     step = int(said[0].split()[0])
     assert step > 501 and said == [f"{step} [{step}]"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("act", ["save", "restore", "barrier", "broadcast"])
+def test_whoever_loses_its_peer_in_collective_work_leaves_by_a_signal_and_blames_no_file(tmp_path, act, victim):
+    """At a random instant, so that repeats meet every part of the work. Launchers answer a signal with a new start."""
+    code = REPEATS.replace("ACT", repr(act))
+    with two_processes(code, tmp_path, subprocess.PIPE, DOMINO_HEARTBEAT_SECONDS="10") as both:
+        for process in both:
+            assert "ready\n" in iter(process.stdout.readline, "")
+        time.sleep(random.uniform(0, 1.5))
+        both[victim].kill()
+        said = both[1 - victim].communicate(timeout=60)[1]
+    assert both[1 - victim].returncode == -signal.SIGABRT, said
+    assert "Make room" not in said and "cannot be read" not in said
