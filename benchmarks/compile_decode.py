@@ -39,14 +39,16 @@ from domino_jax.target.qwen3 import Qwen3
 from domino_jax.training.state import init_drafter_params
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# (size, chip, tensor parallelism), the most informative first.
+# (size, chip, tensor parallelism) and, for decode.mesh.split_head, "split"; the most informative first.
 ENTRIES = (
     ("8b", "v5p", 1),
     ("8b", "h200", 1),
     ("8b", "v5p", 4),
+    ("8b", "v5p", 4, "split"),
     ("8b", "v5p", 8),
     ("8b", "v6e", 1),
     ("8b", "v5e", 8),
+    ("8b", "v5e", 8, "split"),
     ("4b", "v5p", 1),
     ("4b", "h200", 1),
     ("0.6b", "v5p", 1),
@@ -63,8 +65,9 @@ PROGRAMS = 6
 GREEDY, DRAFTING = SamplingParams(), DraftSettings(scale=float("inf"))
 
 
-def name(entry: tuple[str, str, int]) -> str:
-    return "{}-{}-tp{}".format(*entry)
+def name(entry: tuple) -> str:
+    size, chip, tensor, *split = entry
+    return "-".join([size, chip, "".join([f"tp{tensor}", *split])])
 
 
 # ------------------------------------------------------------------------------------------------------ programs
@@ -225,14 +228,14 @@ def examine(program: jax.stages.Compiled, seconds: float, cache: int) -> dict:
     }
 
 
-def compile_entry(entry: tuple[str, str, int], folder: pathlib.Path, work: "Work") -> None:
+def compile_entry(entry: tuple, folder: pathlib.Path, work: "Work") -> None:
     """Every program that the entry's JSON does not hold yet; the file is written anew after each."""
-    size, chip, tensor = entry
+    size, chip, tensor, *split = entry
     file = folder / f"{name(entry)}.json"
     found = json.loads(file.read_text()) if file.exists() else {"programs": {}}
     found |= {"date": str(datetime.date.today()), "jax": jax.__version__}
     mesh = sharding.make_mesh(1, 1, tensor, devices_of(chip, tensor))
-    models = models_on(mesh, size)  # outside: nothing can be run on that mesh
+    models = models_on(mesh, size, split_head=bool(split))  # outside: nothing can be run on that mesh
     with jax.set_mesh(mesh):
         found["must"] = work.must_move(models, state_on(mesh, models))
         for label, (function, arguments) in work.programs(mesh, models).items():
@@ -273,14 +276,14 @@ def add_launches(found: dict, label: str, program: jax.stages.Compiled) -> None:
 class Work:
     """What a script compiles and where it is asked for.
 
-    module: the script's.  entries: (size, chip, tensor parallelism).  count: programs of one entry.
+    module: the script's.  entries: as ENTRIES.  count: programs of one entry.
     programs: (mesh, models) → programs.  must_move: (models, state) → bytes by name.
     more: (an entry's JSON, label, program), called after each program: adds what else is to be read from it.
     dumped: names of programs whose thunks it reads, as a regular expression.
     """
 
     module: str
-    entries: tuple[tuple[str, str, int], ...]
+    entries: tuple[tuple, ...]
     count: int
     programs: Callable
     must_move: Callable
@@ -288,7 +291,7 @@ class Work:
     dumped: str
 
 
-def compile_apart(entry: tuple[str, str, int], folder: pathlib.Path, work: Work) -> None:
+def compile_apart(entry: tuple, folder: pathlib.Path, work: Work) -> None:
     """In a process of its own: a compiler that gives up may take its process with it."""
     with tempfile.TemporaryDirectory() as dump:
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}

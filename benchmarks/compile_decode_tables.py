@@ -21,7 +21,8 @@ INTRODUCTION = """## Decoding, compiled without the hardware
 
 `python -m benchmarks.compile_decode --folder=/tmp/compile_decode` ({date}, jax {jax}, the TPU and CUDA compilers of
 that release). **These are compilers' figures; none is a measurement.** Batch 1, bfloat16, caches of 4,096 slots, five
-draft layers, blocks of 16 (verify 17), the whole head on every chip; tp is `mesh.tensor`. All figures are per chip:
+draft layers, blocks of 16 (verify 17); tp is `mesh.tensor`. The head is whole on every chip but for `split head`
+(`decode.mesh.split_head`). All figures are per chip:
 
 - **bound**: a lower bound on the bytes of main memory. Each weight that a program multiplies with counts once, however
   often the program uses it; the whole cache is read; new rows are written. The embedding counts only where it is the
@@ -51,13 +52,13 @@ def compiled_parts(found: Mapping) -> dict[str, Mapping]:
 
 def row(label: str, found: Mapping) -> str:
     """One line; a program that is not compiled yet leaves its cells empty, one that the compiler refused says so."""
-    size, chip, tensor = label.split("-")
+    size, chip, _ = label.split("-")
     must, kept, device = found["must"], compiled_parts(found), topologies.CHIPS[chip]
     step, whole = (kept.get(part) for part in ("step", "round"))
     peak = f"{whole['peak'] / GB:.1f} of {device.memory / GB:.0f}" if whole else ""
     if len(kept) < len(found["programs"]) or (whole and whole["peak"] > device.memory):
         peak += " **does not fit**"
-    cells = [size.upper(), chip, tensor[2:], peak.strip(), *[""] * 8]
+    cells = [*places(label), peak.strip(), *[""] * 8]
     if step:
         cells[4] = of_three(must["step"], step)
         cells[5] = f"{step['traffic'] / must['step']:.2f}"
@@ -73,6 +74,12 @@ def row(label: str, found: Mapping) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def places(label: str) -> list[str]:
+    """The cells of size, chip and tensor parallelism of an entry's name."""
+    size, chip, tensor = label.split("-")
+    return [size.upper(), chip, tensor[2:].replace("split", ", split head")]
+
+
 def of_three(bound: int, made: Mapping) -> str:
     """ "bound / moved / accessed" in GB."""
     accessed = f"{made['accessed'] / GB:.2f}" if made["accessed"] else "–"
@@ -86,9 +93,8 @@ PARTS_HEADER = (
 
 
 def parts_row(label: str, found: Mapping) -> str:
-    size, chip, tensor = label.split("-")
     kept = compiled_parts(found)
-    cells = [size.upper(), chip, tensor[2:]]
+    cells = places(label)
     cells += [of_three(found["must"][part], kept[part]) if part in kept else "–" for part in PARTS]
     times = [f"{kept[part]['compile_seconds']:.0f}" if part in kept else "–" for part in ("step", "round")]
     return "| " + " | ".join([*cells, ", ".join(times)]) + " |"

@@ -68,17 +68,12 @@ def both(entry: Mapping, part: str, other: str) -> str:
     return shown(over(moved(entry, part), moved(entry, other))) + (f" ({without:.2f})" if without else "")
 
 
-def places(label: str) -> list[str]:
-    size, chip, tensor = label.split("-")
-    return [size.upper(), chip, tensor[2:]]
-
-
 def verify_row(label: str, entry: Mapping) -> str:
     device = topologies.CHIPS[label.split("-")[1]]
     cycles = over(of(entry, "verify64", "cycles"), of(entry, "verify17", "cycles"))
     peak = of(entry, "round_tree64", "peak")
     cells = [
-        *places(label),
+        *compile_decode_tables.places(label),
         shown(moved(entry, "verify17")),
         ", ".join(both(entry, f"verify{nodes}", "verify17") for nodes in NODES),
         shown(cycles),
@@ -94,7 +89,7 @@ def proposal_row(label: str, entry: Mapping) -> str:
     cycles = over(of(entry, "tree64", "turned_cycles"), of(entry, "head", "turned_cycles"))
     trees = ", ".join(shown(moved(entry, f"tree{nodes}")) for nodes in NODES)
     cells = [
-        *places(label),
+        *compile_decode_tables.places(label),
         shown(moved(entry, "head")),
         f"{entry['must']['tree64'] / GB:.2f} / {trees}",
         both(entry, "tree64", "head"),

@@ -195,6 +195,11 @@ def test_the_parts_of_a_round_stand_beside_their_bounds():
     assert cells[3:] == ["4.00 / 4.00 / 9.00", "4.00 / 1.00 / 9.00", "4.00 / 1.00 / 9.00", "8, 8"]
 
 
+def test_a_split_head_has_its_own_entry():
+    assert compile_decode.name(("8b", "v5p", 4, "split")) == "8b-v5p-tp4split"
+    assert compile_decode_tables.places("8b-v5p-tp4split") == ["8B", "v5p", "4, split head"]
+
+
 def test_goals_name_the_entries_that_meet_and_that_miss_them():
     """Judged by all bytes moved, whatever a cache could keep."""
     wasteful = entry()

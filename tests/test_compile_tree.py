@@ -156,7 +156,7 @@ def test_what_a_folder_holds_is_not_compiled_again(tmp_path, monkeypatch):
     monkeypatch.setattr(compile_decode, "compile_program", compile_program)
     monkeypatch.setattr(compile_decode, "examine", lambda program, seconds, cache: {"traffic": 5})
     monkeypatch.setattr(compile_decode, "devices_of", lambda chip, tensor: jax.devices()[:1])
-    monkeypatch.setattr(compile_decode, "models_on", lambda mesh, size: None)
+    monkeypatch.setattr(compile_decode, "models_on", lambda mesh, size, split_head: None)
     monkeypatch.setattr(compile_decode, "state_on", lambda mesh, models: None)
     file = tmp_path / "8b-v5p-tp1.json"
     file.write_text(json.dumps({"programs": {"first": {"traffic": 3}}}))
