@@ -79,7 +79,7 @@ def row(label: str, entry: dict, folder: pathlib.Path) -> str:
     found = read(entry, folder)
     if found is None:
         return f"| {label} | **no**: it does not compile | | | | | | | |"
-    floor = found["floor_seconds"]
+    slowest = found["floor_seconds"]
     own = f"{found['compiler_seconds'] * 1e3:,.0f}" if found["compiler_seconds"] else "–"
     bound = max(found["floors"], key=found["floors"].get)
     cells = [
@@ -88,7 +88,7 @@ def row(label: str, entry: dict, folder: pathlib.Path) -> str:
         f"{found['peak_bytes_per_chip'] / 1e9:.1f} of {found['chip_bytes'] / 1e9:.0f}",
         f"{found['lean_flops'] / found['rows'] / 1e12:.1f}",
         f"{found['flops'] / found['rows'] / 1e12:.1f}",
-        f"{floor * 1e3:,.0f} ({bound})",
+        f"{slowest * 1e3:,.0f} ({bound})",
         own,
         f"{found['rows_per_second_per_chip']:.2f}",
         f"{found['compile_seconds']:.0f}",
@@ -97,7 +97,7 @@ def row(label: str, entry: dict, folder: pathlib.Path) -> str:
 
 
 HEADER = (
-    "| | fits | peak GB a chip | lean TFLOP a row | program's TFLOP a row | floor ms a step | compiler's ms "
+    "| | fits | peak GB a chip | lean TFLOP a row | program's TFLOP a row | data sheet ms a step | compiler's ms "
     "| rows/s a chip | compile s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"
 )
 
@@ -134,7 +134,7 @@ INTRODUCTION = """# What a training step costs, by the compilers
 
 Every figure here comes from compiling the real step for devices that were not there ({date}, jax {jax}, the TPU and
 CUDA compilers of the same release); **none is a measurement**. Paper recipes: 5 draft layers, blocks of 16, 256
-anchors, rows of 3,072 tokens, one row a chip, parameters and optimizer over all chips (`mesh.fsdp=-1`), bfloat16 with
+anchors, rows of 3,072 tokens, one row per chip, parameters and optimizer over all chips (`mesh.fsdp=-1`), bfloat16 with
 float32 master weights. The command that made it:
 
 ```
@@ -142,14 +142,15 @@ python benchmarks/scaling.py --folder=/tmp/scaling
 ```
 
 - The compilers worked with their least effort (`--effort=-1`), a quarter of the time. On Qwen3-0.6B, v5e:4x4, that
-  gives a peak of 3.35 GB a chip where the effort of a run gives 3.25, the same products, and 74 s of one core for 266.
+  gives a peak of 3.35 GB per chip where the effort of a run gives 3.25, the same products, and 74 s of one core for 266.
 - **peak**: the compiler's own plan of a chip's memory.
 - **lean**: the operations that a row needs (`domino_jax/flops.py`); the **program's** products count what is computed
   again in the backward pass, and attention behind the mask.
-- **floor**: no step is faster: the largest of products at the chip's peak, the compiler's bytes at its memory bandwidth
-  (it counts a loop's body once, so this one is too small) and the collectives' bytes at its links. The part in brackets
-  is the largest; **rows/s** is at the floor.
+- **data sheet ms**: the largest of three times at the data sheet's rates: the program's products at the chip's peak,
+  the compiler's bytes at its memory bandwidth (it counts a loop's body once) and the collectives' bytes at its links.
+  The part in brackets is the largest; **rows/s** follows from it.
 - **compiler's ms**: the compiler's own estimate of time, where it gives one ("–": it does not for this program).
+  Neither estimate bounds the other.
 """
 
 
