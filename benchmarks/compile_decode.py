@@ -45,17 +45,12 @@ ENTRIES = (
     ("8b", "h200", 1),
     ("8b", "v5p", 4),
     ("8b", "v5p", 4, "split"),
-    ("8b", "v5p", 8),
+    ("0.6b", "h200", 1),
+    ("0.6b", "v5p", 1),
     ("8b", "v6e", 1),
     ("8b", "v5e", 8),
-    ("8b", "v5e", 8, "split"),
-    ("4b", "v5p", 1),
     ("4b", "h200", 1),
-    ("0.6b", "v5p", 1),
-    ("0.6b", "h200", 1),
-    ("4b", "v5e", 1),
-    ("32b", "v5p", 4),
-    ("32b", "h200", 1),
+    ("4b", "v5p", 1),
 )
 # Eight chips of each kind, of which an entry takes the first 1, 4 or 8.
 SLICES = {"v5p": "v5p:2x2x2", "v5e": "v5e:2x4", "v6e": "v6e:2x4", "h200": "h200"}

@@ -141,8 +141,8 @@ float32 master weights. The command that made it:
 python benchmarks/scaling.py --folder=/tmp/scaling
 ```
 
-- The compilers worked with their least effort (`--effort=-1`), a quarter of the time. On Qwen3-0.6B, v5e:4x4, that
-  gives a peak of 3.35 GB per chip where the effort of a run gives 3.25, the same products, and 74 s of one core for 266.
+- The compilers worked with their least effort (`--effort=-1`), which takes a quarter of the time. On Qwen3-0.6B,
+  v5e:4x4, that gives a peak of 3.35 GB per chip where the effort of a run gives 3.25, and the same products.
 - **peak**: the compiler's own plan of a chip's memory.
 - **lean**: the operations that a row needs (`domino_jax/flops.py`); the **program's** products count what is computed
   again in the backward pass, and attention behind the mask.
