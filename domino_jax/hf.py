@@ -231,19 +231,18 @@ def _read_shards(folder: Path) -> dict[str, Stored]:
     missing = [shard for shard, path in paths.items() if not path.is_file()]
     if missing:
         raise DataError(f"{folder} lacks {list_names(missing)}, named by {INDEX}; fetch the folder again.")
+    placed: dict[str, set[str]] = {shard: set() for shard in shards}
+    for tensor, shard in weight_map.items():
+        placed[shard].add(tensor)
     stored: dict[str, Stored] = {}
-    strays = []
+    # The first shard that disagrees ends the reading: ten thousand names may be links to one file.
     for shard, path in paths.items():
-        for name, place in read_header(path).items():
-            if weight_map.get(name) == shard:
-                stored[name] = place
-            else:
-                strays.append(name)
-    if strays:
-        raise DataError(f"{folder}: shards hold tensors that {INDEX} does not place there: {list_names(strays)}.")
-    lost = [name for name in weight_map if name not in stored]
-    if lost:
-        raise DataError(f"{folder}: {INDEX} places tensors in shards that lack them: {list_names(lost)}.")
+        header = read_header(path)
+        if strays := list(header.keys() - placed[shard]):
+            raise DataError(f"{folder}: shards hold tensors that {INDEX} does not place there: {list_names(strays)}.")
+        if lost := list(placed[shard] - header.keys()):
+            raise DataError(f"{folder}: {INDEX} places tensors in shards that lack them: {list_names(lost)}.")
+        stored.update(header)
     return stored
 
 

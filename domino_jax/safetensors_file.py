@@ -5,6 +5,7 @@ public library accepts doubled names, names such as "../../x", NaN payloads and 
 from anywhere, so the header is checked here, against limits, before anything else is read or allocated.
 """
 
+import collections
 import dataclasses
 import json
 import math
@@ -22,6 +23,7 @@ from domino_jax.errors import DataError
 HEADER_LIMIT = 16_000_000
 NAME_LIMIT = 256
 RANK_LIMIT = 8
+SIZE_LIMIT = 1 << 63  # of an axis or an offset: an int of 4,000 digits is valid JSON, and no message could print it
 
 # float8, float4 and the like are left out on purpose: they come with scales that a plain cast would drop.
 DTYPES = {
@@ -86,8 +88,8 @@ def parse_json(text: bytes, what: str) -> dict[str, Any]:
     def no_doubles(pairs):
         seen = dict(pairs)
         if len(seen) != len(pairs):
-            names = [name for name, _ in pairs]
-            double = next(name for index, name in enumerate(names) if name in names[:index])
+            counts = collections.Counter(name for name, _ in pairs)
+            double = next(name for name, count in counts.items() if count > 1)
             raise DataError(f"{what} holds {quote(double)} twice; the file is damaged or made to mislead.")
         return seen
 
@@ -156,7 +158,7 @@ def _check_entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < SIZE_LIMIT for value in values)
 
 
 def _check_spans(path: Path, spans: list[tuple[int, int, str]], size: int) -> None:

@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from domino_jax import hf
 from domino_jax.errors import DataError, DominoError
+from domino_jax.safetensors_file import read_header
 
 GOLDEN = Path(__file__).parent / "golden"
 PACKAGE = Path(__file__).parents[1] / "domino_jax"
@@ -130,6 +131,19 @@ def test_more_than_ten_thousand_shards_are_refused_at_once(tmp_path):
     with pytest.raises(DataError, match="100000 shards; more than 10000"):
         hf.open_tensors(tmp_path)
     assert time.process_time() - start < 1
+
+
+def test_the_first_shard_that_disagrees_ends_the_reading(tmp_path, monkeypatch):
+    """Ten thousand names may be links to one large file."""
+    index_folder(tmp_path, {f"t{i}": f"s{i}.safetensors" for i in range(1000)})
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "file")
+    for i in range(1000):
+        (tmp_path / f"s{i}.safetensors").symlink_to("file")
+    opened = []
+    monkeypatch.setattr(hf, "read_header", lambda path: opened.append(path) or read_header(path))
+    with pytest.raises(DataError, match="does not place there: a"):
+        hf.open_tensors(tmp_path)
+    assert len(opened) == 1
 
 
 @pytest.mark.parametrize(

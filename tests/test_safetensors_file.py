@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from domino_jax import hf
 from domino_jax.errors import DataError
-from domino_jax.safetensors_file import Deferred, write_file
+from domino_jax.safetensors_file import HEADER_LIMIT, Deferred, write_file
 
 F32_PAIR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -81,6 +81,14 @@ BAD_HEADERS = {
     "hole": ({**entry(), "b": {**F32_PAIR, "data_offsets": [12, 20]}}, b"\0" * 20, "hole"),
     "shape against offsets": (entry(shape=[3]), b"\0" * 8, "needs 12 bytes"),
     "overflowing shape": (entry(shape=[2**62, 2**62]), b"\0" * 8, "needs"),
+    "size of 4001 digits": (b'{"a":{"dtype":"F32","shape":[1%s],"data_offsets":[0,8]}}' % (b"0" * 4000), b"", "sizes"),
+    "product of 8000 digits": (entry(shape=[10**4000, 10**4000]), b"\0" * 8, "sizes"),
+    "offset of 4001 digits": (entry(data_offsets=[0, 10**4000]), b"\0" * 8, "two byte positions"),
+    "integer of 5000 digits": (
+        b'{"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,8]}}' % (b"9" * 5000),
+        b"",
+        "not valid",
+    ),
     "negative size": (entry(shape=[-2]), b"\0" * 8, "none negative"),
     "fractional size": (entry(shape=[2.0]), b"\0" * 8, "none negative"),
     "too many axes": (entry(shape=[2] + [1] * 8), b"\0" * 8, "at most 8 sizes"),
@@ -115,6 +123,20 @@ def test_a_header_of_99_megabytes_is_refused_unread(tmp_path):
     with pytest.raises(DataError, match="99000000 bytes; more than 16000000"):
         hf.open_tensors(tmp_path)
     assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("doubled, reason", [(False, "followed by bytes of no tensor"), (True, "'t0000000' twice")])
+def test_a_header_of_16_megabytes_is_judged_in_seconds(tmp_path, doubled, reason):
+    """A quarter of a million names; the doubled one stands first and last."""
+    names = [b"t%07d" % number for number in range(HEADER_LIMIT // 62)]
+    text = b",".join(b'"%s":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % name for name in names)
+    text = b"{%s%s}" % (text, b',"t0000000":1' if doubled else b"")
+    assert 0.9 * HEADER_LIMIT < len(text) <= HEADER_LIMIT
+    raw_file(tmp_path / hf.SINGLE, text)
+    start = time.process_time()
+    with pytest.raises(DataError, match=reason):
+        hf.open_tensors(tmp_path)
+    assert time.process_time() - start < 20  # hours when each name is compared with all before it
 
 
 def test_a_deeply_nested_header_is_refused(tmp_path):
