@@ -49,7 +49,7 @@ def describe(
         "simulated": settings.simulate_tau or None,
         "dtype": settings.dtype,
         "thinking": settings.thinking,
-        "template_sha256": hashlib.sha256(template.encode()).hexdigest() if template else None,
+        "template_sha256": hashlib.sha256(str(template).encode()).hexdigest() if template else None,
         "block_size": drafter["block_size"] if drafter else None,
         "round_widths": widths,
         "verify_width": max(widths.values(), default=1),

@@ -20,11 +20,14 @@ ALIVE: list[int] = []  # one entry for each answer that is still held
 class Bytes:
     """Bytes are ids; a turn is R(text|), R the role's first letter; an open A asks for the assistant's."""
 
-    chat_template = "R(text|)"
+    chat_template = (
+        "{% for message in messages %}{{ message.role[0]|upper }}({{ message.content }}|){% endfor %}"
+        "{% if add_generation_prompt %}A({% endif %}"
+    )
+    special_tokens_map: dict[str, str] = {}
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt, enable_thinking):
-        turns = "".join(f"{message['role'][0].upper()}({message['content']}|)" for message in messages)
-        return turns + "A(" * add_generation_prompt
+    def get_chat_template(self):
+        return self.chat_template
 
     def encode(self, text, add_special_tokens):
         return list(text.encode())

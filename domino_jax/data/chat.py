@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids
-from domino_jax.data.template_guard import check_template, time_limit
-from domino_jax.errors import DataError
+from domino_jax.data.template_guard import TemplateRefused, render
+from domino_jax.errors import DataError, DominoError
 
 SHAREGPT_ROLES = {
     "system": "system",
@@ -180,18 +180,18 @@ class _Template:
                 f"{self.where}: the row has messages, but the target's tokenizer has no chat template; "
                 "give prompt or token_ids."
             )
+        variables = {
+            **self.tokenizer.special_tokens_map,
+            "add_generation_prompt": ask,
+            "enable_thinking": self.thinking,
+        }
         try:
-            check_template(self.tokenizer.chat_template)
-            with time_limit():
-                return self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking
-                )
-        except ImportError:
-            raise  # jinja2 is missing: the installation, not the row
-        except Exception as error:  # a template is a program from the target's folder and raises what it likes
-            raise DataError(
-                f"{self.where}: the chat template refuses the messages ({type(error).__name__}: {error})."
-            ) from error
+            return render(self.tokenizer.get_chat_template(), messages, variables)
+        except DominoError:
+            raise  # the installation, not the row
+        except Exception as error:  # also what the row makes json raise
+            reason = str(error) if isinstance(error, TemplateRefused) else f"{type(error).__name__}: {error}"
+            raise DataError(f"{self.where}: the chat template refuses the messages ({reason}).") from error
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

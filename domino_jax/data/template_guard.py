@@ -1,126 +1,120 @@
-"""A chat template is a program from the target's folder: it may neither escape nor run for ever.
+"""A chat template is a program from the target's folder: it may neither escape nor use up time or memory.
 
-transformers renders it in jinja2's sandbox, which refuses attribute escapes but bounds no loop. Here a render may use
-SECONDS of processor time; then a watching thread raises TemplateTimeout inside it, on whatever thread it runs. Time of
-the processor and not of the clock, so that a machine that stands still or is busy breaks no honest template.
-One thing never comes back to the interpreter to be stopped, a power of huge numbers: templates with ** are refused.
+Templates are rendered in one process beside this one (template_process.py), started at the first row, in which the
+kernel limits processor time and memory. A process that the kernel ended is started again for the next row.
 """
 
-import contextlib
-import ctypes
-import functools
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-SECONDS = 1.0
-WATCH_SECONDS = 0.1
+from domino_jax.errors import DominoError
+
+PROGRAM = Path(__file__).with_name("template_process.py")
 
 
 class TemplateTimeout(Exception):
     """A chat template computed for longer than its time limit."""
 
-    def __str__(self) -> str:  # raised from another thread, which can give no arguments
+    def __str__(self) -> str:
         return "it computes without coming to an end"
 
 
 class TemplateRefused(Exception):
-    """A chat template holds what no chat template needs."""
+    """A chat template failed, or needs what no chat template needs."""
 
 
-def check_template(template: str | dict) -> None:
-    """Refuse what the time limit cannot stop; the text is parsed once, not once a row."""
-    for text in template.values() if isinstance(template, dict) else [template]:
-        _check_text(text)
+def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """The template's text for JSON messages; `variables` are what it reads beside them.
+
+    Raises:
+        TemplateTimeout, TemplateRefused: the template's fault.
+        DominoError: templates cannot be rendered here.
+    """
+    request = {"template": template, "messages": list(messages), "variables": dict(variables)}
+    answer = _RENDERER.ask(json.dumps(request).encode() + b"\n")
+    if "refused" in answer:
+        raise TemplateRefused(_printable(answer["refused"]))
+    return answer["text"]
 
 
-@functools.lru_cache(maxsize=16)
-def _check_text(text: str) -> None:
-    import jinja2
-    import jinja2.nodes
-    import jinja2.sandbox
-
-    # transformers' own block tag, so that templates which mark their answers parse here too.
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        extensions=["jinja2.ext.loopcontrols", _generation_tag()]
-    )
-    try:
-        tree = environment.parse(text)
-    except jinja2.TemplateSyntaxError:
-        return  # told by whoever renders it
-    if any(tree.find_all(jinja2.nodes.Pow)):
-        raise TemplateRefused("it raises to a power (**), which no chat template needs and no time limit stops")
+def _printable(reason: str) -> str:
+    """On one line: a template chooses the words of its errors."""
+    return "".join(letter if letter.isprintable() else " " for letter in reason)
 
 
-@functools.lru_cache(maxsize=1)
-def _generation_tag() -> type:
-    import jinja2.ext
-
-    class Generation(jinja2.ext.Extension):
-        """{% generation %}…{% endgeneration %} as the plain block it is."""
-
-        tags = {"generation"}
-
-        def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float = SECONDS) -> Iterator[None]:
-    """TemplateTimeout inside the block once this thread computed for `seconds` in it."""
-    thread = threading.get_ident()
-    clock = _clock_of(thread)
-    _WATCH.add(thread, clock, time.clock_gettime(clock) + seconds)
-    try:
-        yield
-    finally:
-        _WATCH.remove(thread)
-
-
-def _clock_of(thread: int) -> int:
-    # Not on every Unix; the clock on the wall is the next best.
-    if hasattr(time, "pthread_getcpuclockid"):
-        return time.pthread_getcpuclockid(thread)
-    return time.CLOCK_MONOTONIC
-
-
-class _Watch:
-    """One thread per process that looks at the blocks under way."""
+class _Renderer:
+    """The process that renders for all threads of this one."""
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._deadlines: dict[int, tuple[int, float]] = {}  # thread → its clock, and where that must not get to
-        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen | None = None
+        self._owner = 0  # the process that started it: a fork has to start its own
 
-    def add(self, thread: int, clock: int, deadline: float) -> None:
+    def ask(self, request: bytes) -> dict[str, str]:
         with self._lock:
-            self._deadlines[thread] = (clock, deadline)
-            if self._thread is None or not self._thread.is_alive():  # the first block, or behind a fork
-                self._thread = threading.Thread(target=self._watch, name="template-time-limit", daemon=True)
-                self._thread.start()
+            if self._process is None or self._owner != os.getpid():
+                self._process, self._owner = _start(), os.getpid()
+            try:
+                answer = self._exchange(request)
+            except BaseException:  # Ctrl-C: the answer would be taken for that of the next row
+                self._end()
+                raise
+            if answer.endswith(b"\n"):
+                return json.loads(answer)
+            raise _failure(*self._end())
 
-    def remove(self, thread: int) -> None:
-        """Behind this no TemplateTimeout can arrive: one that is set and not yet raised is taken back."""
-        with self._lock:
-            if self._deadlines.pop(thread, None) is None:
-                _raise_in(thread, None)
+    def _exchange(self, request: bytes) -> bytes:
+        try:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+        except BrokenPipeError:  # it could not even start
+            return b""
+        return self._process.stdout.readline()
 
-    def _watch(self) -> None:
-        while True:
-            time.sleep(WATCH_SECONDS)
-            with self._lock:
-                for thread, (clock, deadline) in list(self._deadlines.items()):
-                    if time.clock_gettime(clock) > deadline:
-                        del self._deadlines[thread]
-                        _raise_in(thread, TemplateTimeout)
+    def _end(self) -> tuple[int, str]:
+        """Ends the process and returns its exit code and the last line of its errors."""
+        process, self._process = self._process, None
+        process.stdout.close()
+        try:
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        if process.poll() is None:
+            process.kill()
+        with process.stderr as stderr:
+            lines = stderr.read().decode(errors="replace").strip().splitlines()
+        return process.wait(), lines[-1] if lines else "no reason given"
+
+    def close(self) -> None:
+        if self._process is not None and self._owner == os.getpid():
+            self._end()
 
 
-def _raise_in(thread: int, kind: type | None) -> None:
-    exception = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+def _start() -> subprocess.Popen:
+    # An allocator that is preloaded (on TPU machines) may reserve more addresses than the process gets.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    # A session of its own: Ctrl-C at the terminal is for this process, which ends the other.
+    return subprocess.Popen([sys.executable, "-P", PROGRAM], env=environment, start_new_session=True, **pipes)
 
 
-_WATCH = _Watch()
+def _failure(code: int, line: str) -> Exception:
+    if code == -signal.SIGPROF:
+        return TemplateTimeout()
+    if code < 0:
+        return TemplateRefused(f"rendering it ended with signal {-code}")
+    if line.startswith("MemoryError"):
+        return TemplateRefused("it needs too much memory")
+    return DominoError(f"chat templates cannot be rendered here ({_printable(line)}); is jinja2 installed?")
+
+
+_RENDERER = _Renderer()
+atexit.register(_RENDERER.close)
