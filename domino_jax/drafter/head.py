@@ -93,7 +93,7 @@ class DominoHead(nn.Module):
         c = self.config
         self.gru = GRU(c.hidden_size, c.gru_hidden_dim, self.dtype)
         self.down = SplitLinear(c.hidden_size, c.gru_hidden_dim, c.emb_dim, self.dtype)
-        self.up = Linear(c.vocab_size, dtype=self.dtype, whole=self.whole)
+        self.up = Linear(c.vocab_size, dtype=self.dtype, whole=self.whole, logits=True)
 
     def initial_state(self, batch: int) -> jax.Array:
         """h0 = 0, float32 [batch, U]."""
@@ -120,7 +120,7 @@ class DominoHead(nn.Module):
 
     def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:
         """hidden_half [..., E], state [..., U] → float32 residual logits [..., V]."""
-        return self.up(jax.nn.silu(hidden_half + self.down.second(state))).astype(jnp.float32)
+        return self.up(jax.nn.silu(hidden_half + self.down.second(state)))
 
     def columns(self, tokens: jax.Array) -> jax.Array:
         """The columns of W2 of tokens [..., Q] → [..., E, Q]: all that `residual_of` reads of it."""
@@ -129,7 +129,8 @@ class DominoHead(nn.Module):
 
     def residual_of(self, hidden_half: jax.Array, state: jax.Array, columns: jax.Array) -> jax.Array:
         """As `residual`, for a few tokens: states [..., W, U], their `columns` [..., E, Q] → float32 [..., W, Q]."""
-        return (jax.nn.silu(hidden_half + self.down.second(state)) @ columns).astype(jnp.float32)
+        inner = jax.nn.silu(hidden_half + self.down.second(state))
+        return jnp.matmul(inner, columns, preferred_element_type=jnp.float32)
 
     def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
         """Teacher-forced residual: z [B, T, D] and embeddings x [B, T, D] whose prefix through t is known at slot t."""

@@ -8,6 +8,8 @@ from domino_jax.shapes import Mask
 
 # Finite, so that a row whose keys are all masked gives no NaN (-inf minus -inf).
 MASKED = -1e30
+# Attention scores of a prefill that live at once, 268 MB in float32.
+PREFILL_SCORES = 2**26
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
@@ -66,6 +68,17 @@ def _products(rows: jax.Array, k: jax.Array) -> jax.Array:
 def _sums(weights: jax.Array, v: jax.Array) -> jax.Array:
     """float32 [B, K, R·T, H]."""
     return jnp.einsum("bkqs,bksh->bkqh", weights, v, preferred_element_type=jnp.float32)
+
+
+def attend_prompts(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """`attend_causal` of the prompts of a prefill, in slices whose scores are PREFILL_SCORES in all, or fewer.
+
+    Whole, the scores of one Qwen3-8B layer over eight prompts of 4,096 tokens are 17 GB. Slices of fewer than 64
+    queries would leave matrix units idle, so a very large batch of very long prompts takes more.
+    """
+    rows = PREFILL_SCORES // (q.shape[0] * q.shape[1] * k.shape[2])
+    power_of_two = 1 << max(rows, 1).bit_length() - 1  # as the buckets of prompt lengths are, so no slice is short
+    return attend_causal(q, k, v, slice_rows=min(max(power_of_two, 64), 512))
 
 
 def attend_causal(

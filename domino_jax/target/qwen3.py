@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.errors import DataError
-from domino_jax.nn.attention import attend, attend_causal
+from domino_jax.nn.attention import attend, attend_causal, attend_prompts
 from domino_jax.nn.cache import Cache, append, init_cache
 from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
 from domino_jax.nn.decoder_layer import DecoderLayer
@@ -65,7 +65,7 @@ class Qwen3(nn.Module):
         self.layers = [DecoderLayer(c, self.dtype) for _ in range(c.num_hidden_layers)]
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
         if not c.tie_word_embeddings:
-            self.lm_head = Linear(c.vocab_size, dtype=self.dtype)
+            self.lm_head = Linear(c.vocab_size, dtype=self.dtype, logits=True)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [...] → embedding rows [..., D]."""
@@ -85,7 +85,7 @@ class Qwen3(nn.Module):
             table = gathered(self.embed_tokens.embedding.astype(self.dtype), "embed_tokens")
             product = functools.partial(jnp.einsum, "...d,vd->...v", preferred_element_type=jnp.float32)
             return with_rows(product, hidden.astype(self.dtype), table)
-        return self.lm_head(hidden).astype(jnp.float32)
+        return self.lm_head(hidden)
 
     def __call__(
         self,
@@ -104,8 +104,9 @@ class Qwen3(nn.Module):
 
         Args:
             positions: int32 [B, T], absolute, for the rotation; 0..T-1 when absent.
-            mask: bool [B, T, S]; over the T tokens themselves without a cache (causal when absent, and then never made
-              whole), over all slots with one.
+            mask: bool [B, T, S]; over the T tokens themselves without a cache, over all slots with one. When absent,
+              attention is causal over the T tokens themselves and its scores are never made whole; a cache must then be
+              empty.
             cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T], which follow one
               another, before attention reads it.
             documents: int32 [B, T] of packed rows, without a cache: a token reads its own document only.
@@ -153,6 +154,6 @@ def _attention(mask: Mask | None, documents: jax.Array | None, layer_cache, slot
 
     def over_cache(q, k, v):
         written = append(layer_cache, k, v, slots)
-        return attend(q, *written, mask), written
+        return attend_prompts(q, k, v) if mask is None else attend(q, *written, mask), written
 
     return over_tokens if layer_cache is None else over_cache
