@@ -96,8 +96,10 @@ def _train() -> config_dict.ConfigDict:
     train.dtype = "bfloat16"  # of the computation; master weights and moments are float32
     train.ema_decay = 0.0  # of an average of the weights, which is then evaluated and exported; 0: none
     train.non_finite = "stop"  # at a loss or gradient that is not finite; or skip: leave the step out and count it
-    train.hang_seconds = 1_800.0  # a step that takes longer has all stacks printed; 0: never
-    train.abort_on_hang = False
+    # If a step takes longer, the stacks of all threads are printed; compilation, evaluations and checkpoints may take
+    # ten times as long. 0: never.
+    train.hang_seconds = 1_800.0
+    train.abort_on_hang = False  # True: and the process ends with exit code 43, after which launchers start it again
     train.profile_steps = ()  # (first, last): a profiler trace of these steps in <workdir>/profile
     train.wandb = ""  # a Weights & Biases project to log to as well
     return train

@@ -205,8 +205,9 @@ class Checkpoints:
     def restore_latest(self, abstract_state: Any, check: Callable[[dict], None] | None = None) -> Restored | None:
         """The newest intact checkpoint, None when there is none; damaged newer ones are set aside with a warning each.
 
-        A DataError when there are checkpoints but none is intact, or when one cannot be read though it is: never a
-        fresh start over a run's remains. What a save or a removal that was cut off left is removed, with a line.
+        A DataError when there are checkpoints but none is intact, when there were some and all are gone, or when one
+        cannot be read though it is intact: never a fresh start over a run's remains. What a save or a removal that was
+        cut off left is removed, with a line.
 
         Args:
           abstract_state: the state's tree with jax.ShapeDtypeStruct leaves (jax.eval_shape) whose shardings need not be

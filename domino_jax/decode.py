@@ -53,6 +53,7 @@ from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DominoError
 from domino_jax.export import EXPORT_DTYPE
 from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter
+from domino_jax.preemption import Preemption
 from domino_jax.report import (
     REPORT,
     build_report,
@@ -84,7 +85,8 @@ def main(flags: cli.Flags) -> None:
     loader = Loader(config.target.path, settings, mesh, made_up, over.split_head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings), kept_to(settings.cores):
         if flags.output:
-            measure(flags, loader)
+            with Preemption() as preemption, preemption.nothing_to_lose():  # whole groups are on the disk
+                measure(flags, loader)
         else:
             at_terminal(flags, loader)
 

@@ -26,7 +26,7 @@ def write(folder: epath.PathLike, step: int) -> None:
     folder = epath.Path(folder)
     names = sorted(name for name in _files(folder) if name != NAME)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        measured = pool.map(lambda name: _measure(folder / name), names)
+        measured = pool.map(lambda name: measure(folder / name), names)
         files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in zip(names, measured, strict=True)}
     write_whole(folder / NAME, _render({"format": FORMAT, "step": step, "files": files}))
 
@@ -69,7 +69,8 @@ def _files(folder: epath.Path) -> list[str]:
     ]
 
 
-def _measure(path: epath.Path) -> tuple[int, str]:
+def measure(path: epath.Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file."""
     size, digest = 0, hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -84,7 +85,7 @@ def _compare(folder: epath.Path, name: str, expected: dict) -> str | None:
         size = path.stat().length  # before hashing: a cut file is told by its length, and at once
         if size != expected["bytes"]:
             return f"{name}: {size} bytes instead of {expected['bytes']}"
-        size, digest = _measure(path)
+        size, digest = measure(path)
     except FileNotFoundError:
         return f"{name}: missing"
     except OSError as error:  # a sector that cannot be read

@@ -139,6 +139,10 @@ class MetricsWriter:
         else:
             self._board.add_scalar(key, value, global_step=step)
 
+    def has(self, step: int, key: str) -> bool:
+        """Whether an earlier start logged this value of this step; False in every process but the first."""
+        return any(row["step"] == step and key in row for row in self._kept)
+
     def advance(self, step: int) -> None:
         """Move the bar between logged steps; nothing in a log."""
         if self._bar:

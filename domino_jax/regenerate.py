@@ -13,14 +13,11 @@ all its devices together when the target does not fit on one.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import json
 import math
 import os
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +42,7 @@ from domino_jax.loading import (
     read_target_identity,
     target_identity,
 )
+from domino_jax.preemption import Preemption
 from domino_jax.preflight_estimates import device_memory
 from domino_jax.progress import Progress
 from domino_jax.sharding import make_mesh, placement, replicated
@@ -58,7 +56,8 @@ def main(flags: cli.Flags) -> None:
     config = flags.config
     recipes.check(config, "regenerate")
     distributed.initialize(flags.distributed)
-    answer_prompts(config, flags.prompts, flags.output)
+    with Preemption() as preemption, preemption.nothing_to_lose():  # every answered row is on the disk
+        answer_prompts(config, flags.prompts, flags.output)
 
 
 def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
@@ -77,7 +76,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
         tell(share, f"{output} holds all {len(rows)} answers already.")
         return
     drafter_path = needed_drafter(config.drafter.path) if config.regenerate.use_drafter else None
-    with sigterm_ends(), local_mesh(config.target.path, config.target.dtype) as sharding:
+    with local_mesh(config.target.path, config.target.dtype) as sharding:
         loaded = load_target(config.target.path, config.target.dtype, sharding)
         regenerate_rows(loaded, rows, output, **choices, drafter_path=drafter_path, share=share)
 
@@ -94,27 +93,6 @@ def local_mesh(path: str, dtype: str) -> Iterator[Any]:
     mesh = make_mesh(1, 1, len(devices), devices)
     with jax.set_mesh(mesh):
         yield placement(mesh, config.num_key_value_heads)
-
-
-@contextlib.contextmanager
-def sigterm_ends() -> Iterator[None]:
-    """Within it SIGTERM ends the process at once: every answered row is on the disk, and nothing else needs saving.
-
-    JAX's preemption service catches the signal and waits to be asked about it, which no step does here. Its handler is
-    put back behind; Python does not know of it, so that takes the C library.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    action = ctypes.create_string_buffer(1_024)  # a struct sigaction, smaller on every system
-    library = ctypes.CDLL(None)
-    library.sigaction(signal.SIGTERM, None, action)
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        library.sigaction(signal.SIGTERM, action, None)
 
 
 def settings(config) -> dict[str, Any]:

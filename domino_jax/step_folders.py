@@ -5,6 +5,7 @@
   unfinished-<step>   empty: <step> is being written or removed, what is in it does not count
   tau.json            {step: τ of its decoded evaluation}
   corrupt/<step>      checkpoints that did not match their manifest, set aside at a start
+<workdir>/first_checkpoint.json   {"step": the first one that was finished}: a start without any checkpoint has lost it
 
 The marker tells a save that was cut off, which the next start removes, from a checkpoint that lost its manifest, which
 it sets aside. No step is renamed on the way, so buckets (gs://), where renaming copies, work alike.
@@ -22,6 +23,9 @@ from domino_jax.errors import DataError
 
 UNFINISHED = "unfinished-"
 CORRUPT = "corrupt"
+FIRST = "first_checkpoint.json"
+# What a workdir holds only after a checkpoint was finished: the best one is exported after its checkpoint.
+EVIDENCE = (FIRST, "export/config.json", "finished.json")
 TAU = "tau.json"
 TEMPORARY = ocp.utils.TMP_DIR_SUFFIX  # Orbax writes to <step><this>… and renames it to <step>
 
@@ -54,6 +58,8 @@ class StepFolders:
     def finish(self, step: int) -> None:
         """Behind the last file of a step: hash them all. From here on it counts."""
         manifest.write(self.path(step), step)
+        if not (self.folder.parent / FIRST).exists():
+            manifest.write_whole(self.folder.parent / FIRST, json.dumps({"step": step}).encode())
         self._marker(step).unlink()
 
     def remove(self, step: int) -> None:
@@ -92,7 +98,7 @@ class StepFolders:
     def choose(self) -> int | None:
         """The newest intact step, None without any. Clears away what was cut off and sets damaged newer steps aside.
 
-        A DataError when there are steps and none is intact.
+        A DataError when there are steps and none is intact, and when there were steps and all are gone.
         """
         self._clear_cut_off()
         damaged = {}
@@ -104,6 +110,7 @@ class StepFolders:
                 return step
             damaged[step] = reason
         if not damaged:
+            self._refuse_loss()
             return None
         # They stay where they are: with an empty folder the next start would take this for a new run.
         newest = max(damaged)
@@ -112,6 +119,14 @@ class StepFolders:
             f"The newest, step {newest}: {damaged[newest]}\n"
             "Put one back from a copy and start again, or train from the start in another --workdir."
         )
+
+    def _refuse_loss(self) -> None:
+        evidence = [name for name in EVIDENCE if (self.folder.parent / name).exists()]
+        if evidence:
+            raise DataError(
+                f"{self.folder} holds no checkpoint, but {evidence[0]} beside it shows that one was saved.\n"
+                "Put the checkpoints back and start again, or train from the start in another --workdir."
+            )
 
     def _clear_cut_off(self) -> None:
         names = self._names()

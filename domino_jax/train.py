@@ -5,9 +5,10 @@
 
 Reads top to bottom: recipe, devices, target, data, state, steps, export, decoding. The same command runs in every
 process of a pod. A workdir that holds a run is continued; a finished one is shown. What a workdir holds: README,
-"Files". Exit code 42: stopped by SIGTERM with a checkpoint saved; start it again.
+"Files". Exit code 42: stopped by SIGTERM with everything saved; start it again.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -23,14 +24,18 @@ from domino_jax.data.arrange import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.errors import DataError
+from domino_jax.finished import mark_finished, read_marker
 from domino_jax.loading import LoadedTarget, keep_compiled, load_target, read_target_config
-from domino_jax.metrics import MetricsWriter
+from domino_jax.manifest import write_whole
+from domino_jax.metrics import MetricsWriter, read_rows
 from domino_jax.plots import plot_run
-from domino_jax.preemption import PREEMPTED, Preemption
+from domino_jax.preemption import PREEMPTED, Preempted, Preemption
 from domino_jax.preflight import run_preflight
 from domino_jax.report import console_table, read_report, refuse_obstacles
 from domino_jax.training.guard import NonFiniteGuard
+from domino_jax.training.loop import Intervals, TrainingLoop
 from domino_jax.training.profile import Profile
+from domino_jax.training.state import TrainState
 from domino_jax.watchdog import Watchdog
 from domino_jax.weights_and_biases import require_wandb
 
@@ -53,43 +58,42 @@ def main(flags: cli.Flags) -> int | None:
 
     # ---------------------------------------------------------------- devices
     distributed.initialize(flags.distributed)
-    primary = distributed.is_primary()
+    with contextlib.ExitStack() as stack:
+        preemption = stack.enter_context(Preemption(say))
+        with preemption.nothing_to_lose():  # up to the first step a signal ends the process at once
+            workdir.mkdir(parents=True, exist_ok=True)
+            local = None if "://" in os.fspath(workdir) else pathlib.Path(workdir)
+            if local:
+                keep_compiled(local / ".xla_cache")
+            mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+            sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
+            rows = sharding.process_rows(mesh, config.train.batch_size)
 
-    def say(text: str) -> None:
-        if primary:
-            print(text, flush=True)
+            # -------------------------------------------------------- data
+            source = config.data.train
+            if config.data.regenerate:
+                source = str(workdir / "regenerated.jsonl")
+                regenerate.answer_prompts(config, config.data.train, source)
+            stack.enter_context(jax.set_mesh(mesh))
 
-    workdir.mkdir(parents=True, exist_ok=True)
-    local = None if "://" in os.fspath(workdir) else pathlib.Path(workdir)
-    if local:
-        keep_compiled(local / ".xla_cache")
-    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
-    rows = sharding.process_rows(mesh, config.train.batch_size)
+            # -------------------------------------------------------- target and drafter
+            kv_heads = read_target_config(config.target.path).num_key_value_heads
+            loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
+            mask_token_id = building.find_mask_token(config.drafter.mask_token_id, loaded)
+            drafter_config = building.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
+            batches = batches_of(config, source, loaded, rows, local and local / "data")
+            drafter = building.drafter_of(drafter_config, config.train)
+            optimizer = building.optimizer_of(config.train)
+            make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
+            step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
+            evaluate = building.evaluation_of(config, loaded, drafter) if config.eval.every else None
 
-    # ---------------------------------------------------------------- data
-    source = config.data.train
-    if config.data.regenerate:
-        source = str(workdir / "regenerated.jsonl")
-        regenerate.answer_prompts(config, config.data.train, source)
-    with jax.set_mesh(mesh):
-        # ------------------------------------------------------------ target and drafter
-        kv_heads = read_target_config(config.target.path).num_key_value_heads
-        loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
-        mask_token_id = building.find_mask_token(config.drafter.mask_token_id, loaded)
-        drafter_config = building.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
-        batches = batches_of(config, source, loaded, rows, local and local / "data", say)
-
-        # ------------------------------------------------------------ state: new, or the newest intact checkpoint
-        drafter = building.drafter_of(drafter_config, config.train)
-        optimizer = building.optimizer_of(config.train)
-        make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
-        step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
-        evaluate = building.evaluation_of(config, loaded, drafter) if config.eval.every else None
-        meta = {"config": recipe, "data": batches.fingerprint}
-        run_key = jax.random.key(config.seed)
-        kept = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say)
-        with Preemption(say) as preemption, kept as checkpoints:
+            # -------------------------------------------------------- state: new, or the newest intact checkpoint
+            meta = {"config": recipe, "data": batches.fingerprint}
+            run_key = jax.random.key(config.seed)
+            watchdog = stack.enter_context(Watchdog(config.train.hang_seconds, config.train.abort_on_hang))
+            kept = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say)
+            checkpoints = stack.enter_context(kept)
             restored = checkpoints.restore_latest(
                 state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
             )
@@ -98,10 +102,13 @@ def main(flags: cli.Flags) -> int | None:
                 say(f"continues from step {first}")
             else:
                 first, state, position = 0, make_state(run_key), None
+                lost = read_rows(workdir / "metrics.jsonl")
+                if lost:
+                    say(f"starts from step 0: step {lost[-1]['step']} was reached before without a checkpoint")
             for line in console.start_up_lines(recipe, state.params, loaded.params, mesh):
                 say(line)
             # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
-            if primary:
+            if distributed.is_primary():
                 write_json(workdir / "config.json", recipe)
                 write_json(workdir / "drafter_config.json", drafter_config.to_dict())
                 environment.write_environment(workdir)
@@ -117,96 +124,70 @@ def main(flags: cli.Flags) -> int | None:
                     mesh=mesh,
                 )
 
-            # -------------------------------------------------------- steps
-            guard = NonFiniteGuard(config.train.non_finite == "stop", int(state.skipped), batches.rows.where)
-            profile = Profile(workdir / "profile", config.train.profile_steps)
-            writer = MetricsWriter(
-                workdir,
-                config.train.steps,
-                start_step=first,
-                primary=primary,
-                wandb=config.train.wandb,
-                recipe=recipe,
+        # ------------------------------------------------------------ steps
+        train = config.train
+        profile = Profile(workdir / "profile", train.profile_steps)
+        writer = MetricsWriter(
+            workdir,
+            train.steps,
+            start_step=first,
+            primary=distributed.is_primary(),
+            wandb=train.wandb,
+            recipe=recipe,
+        )
+        evaluated = decode.told_by_primary(writer.has(first, "eval_tau"))
+        with writer as metrics, batches.start(position) as stream, profile:
+            loop = TrainingLoop(
+                Intervals(train.steps, train.log_every, config.checkpoint.every, config.eval.every),
+                step=lambda state, batch: step(state, loaded.params, sharding.global_batch(mesh, batch), run_key),
+                evaluate=evaluate,
+                export=lambda *now: export_run(workdir, drafter_config, recipe, *now),
+                checkpoints=checkpoints,
+                preemption=preemption,
+                watchdog=watchdog,
+                metrics=metrics,
+                clock=clock_of(metrics, train, loaded, drafter_config),
+                guard=NonFiniteGuard(train.non_finite == "stop", int(state.skipped), batches.rows.where),
+                profile=profile,
+                stream=stream,
+                batch_size=train.batch_size,
+                meta=meta,
+                state=state,
+                done=first,
+                evaluated=first if evaluated else None,
             )
-            stream = batches.start(position)
-            done = first
-            hangs = Watchdog(
-                config.train.hang_seconds,
-                config.train.abort_on_hang,
-                lambda seconds: writer.write(done, {"hang": 1.0, "hang_seconds": seconds}),
-            )
-            with writer as metrics, stream, hangs as watchdog, profile:
-                clock = clock_of(metrics, config.train, loaded, drafter_config)
-                for index in range(first, config.train.steps):
-                    profile.before(index + 1)
-                    with clock.waiting_for_data():
-                        batch = next(stream)
-                    guard.remember(index + 1, batch["row_ids"])
-                    state, measured = step(state, loaded.params, sharding.global_batch(mesh, batch), run_key)
-                    done = index + 1
-                    size = config.train.batch_size
-                    clock.step_done(size, size * batch["tokens"].shape[1], measured["anchors"])
-                    if index == first:
-                        metrics.say(console.first_step_line(clock.first_step_seconds))
-                    profile.after(done, measured)
-                    last = done == config.train.steps
-                    log, save, judge = (
-                        last or done % every == 0
-                        for every in (config.train.log_every, config.checkpoint.every, config.eval.every or done + 1)
-                    )
-                    stop = preemption.reached(done) and not last
-                    if log or save or judge or stop:  # the only host reads of the loop
-                        values = {name: float(value) for name, value in jax.device_get(measured).items()}
-                        guard.check(values)
-                    if log:
-                        metrics.write(done, {**values, **clock.rates()})
-                    metrics.advance(done)
-                    with clock.aside(), watchdog.paused():
-                        tau = None
-                        if evaluate and judge and not stop:  # a stop has seconds, an evaluation takes minutes
-                            found = evaluate(state.best_params)
-                            metrics.write(done, found)
-                            best = checkpoints.best()
-                            if best is None or found["eval_tau"] > best[1]:
-                                tau = found["eval_tau"]
-                                export_run(workdir, drafter_config, state, recipe, done, tau=tau)
-                        if save or stop or tau is not None:
-                            checkpoints.save(done, state, stream.state(), meta, tau)
-                    watchdog.beat()
-                    if stop:
-                        with watchdog.paused():
-                            checkpoints.wait()
-                        return PREEMPTED
+            del state  # the loop donates it
+            try:
+                state = loop.run()
+            except Preempted:
+                return PREEMPTED
 
-        # ------------------------------------------------------------ export
-        export_run(workdir, drafter_config, state, recipe, config.train.steps)
-        say(f"exported the drafter to {workdir / 'export'}")
-        if primary:
-            plot_run(workdir)
-
-        # ------------------------------------------------------------ the final decoding
-        if config.eval.final and jax.process_count() > 1:
-            say(f"decode in one process: python -m domino_jax.decode --config.drafter.path={workdir} --output=DIR")
-        elif config.eval.final:
-            report = decode.decode_with(config, loaded, drafter_config, state.best_params, workdir / "report")
-            # Again, for the model card: it now has the τ to show.
-            export_run(workdir, drafter_config, state, recipe, config.train.steps, report)
-            if primary:
-                console_table(report)
+        # ------------------------------------------------------------ export, final decoding
+        with preemption.nothing_to_lose():  # a checkpoint of the last step is saved
+            with watchdog.slow("the export"):
+                export_run(workdir, drafter_config, recipe, state, loop.done)
+            say(f"exported the drafter to {workdir / 'export'}")
+            if distributed.is_primary():
+                plot_run(workdir)
+            with watchdog.paused():
+                decode_finally(config, loaded, drafter_config, state, workdir, recipe, loop.done)
+            if distributed.is_primary():
+                mark_finished(workdir, loop.done, jax.process_count())
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     return None
 
 
 def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
-    """True, and said with its report, for a workdir whose run took all its steps and was exported and decoded.
+    """True, and said with its report, for a workdir whose run is over, as its marker says (finished.py).
 
     Another recipe is refused here too: it would not be this run's report.
     """
-    steps = Checkpoints(workdir, config.checkpoint.keep).steps()
     report = read_report(workdir / "report")
-    exported = (workdir / "export" / "config.json").exists()
-    complete = exported and (report is not None or not config.eval.final)
-    if not complete or (steps and steps[-1] < config.train.steps):
+    marker = read_marker(workdir, config.train.steps, print)
+    if marker is None:
+        return False
+    # Several processes do not decode at the end, so their run is over without a report.
+    if config.eval.final and report is None and marker["processes"] == 1:
         return False
     refuse_changes(json.loads((workdir / "config.json").read_text()), recipe, recipes.FREE_TO_CHANGE, allowed)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
@@ -215,7 +196,13 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     return True
 
 
-def batches_of(config, source: str, loaded: LoadedTarget, rows: slice, cache: pathlib.Path | None, say) -> Batches:
+def say(text: str) -> None:
+    """A line of the run, from one process."""
+    if distributed.is_primary():
+        print(text, flush=True)
+
+
+def batches_of(config, source: str, loaded: LoadedTarget, rows: slice, cache: pathlib.Path | None) -> Batches:
     data = config.data
     return make_batches(
         source,
@@ -251,7 +238,13 @@ def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
 
 
 def export_run(
-    workdir: epath.Path, config: DrafterConfig, state, recipe: dict, step: int, report=None, tau: float | None = None
+    workdir: epath.Path,
+    config: DrafterConfig,
+    recipe: dict,
+    state: TrainState,
+    step: int,
+    tau: float | None = None,
+    report: dict | None = None,
 ) -> None:
     """The drafter as it is now in <workdir>/export; every process calls it."""
     found = workdir / "preflight.json"
@@ -259,8 +252,29 @@ def export_run(
     export.write_export(workdir / "export", config, state.best_params, recipe, step, report, data=data, tau=tau)
 
 
+def decode_finally(
+    config,
+    loaded: LoadedTarget,
+    drafter: DrafterConfig,
+    state: TrainState,
+    workdir: epath.Path,
+    recipe: dict,
+    step: int,
+) -> None:
+    """The decoding of held-out prompts at the end of a run, into <workdir>/report, where the recipe asks for it."""
+    if not config.eval.final:
+        return
+    if jax.process_count() > 1:
+        say(f"decode in one process: python -m domino_jax.decode --config.drafter.path={workdir} --output=DIR")
+        return
+    report = decode.decode_with(config, loaded, drafter, state.best_params, workdir / "report")
+    # Again, for the model card: it now has the τ to show.
+    export_run(workdir, drafter, recipe, state, step, report=report)
+    console_table(report)
+
+
 def write_json(path: epath.Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    write_whole(path, f"{json.dumps(value, indent=2)}\n".encode())
 
 
 if __name__ == "__main__":

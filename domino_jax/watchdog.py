@@ -1,20 +1,25 @@
-"""A step that does not return: say where every thread stands, and give up if asked to."""
+"""A run that does not go on: print where every thread is, and end the process if asked to."""
 
 import contextlib
-import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 
-HUNG = 43  # exit code: a step hung and the watchdog ended the process; launchers start the run again
+from domino_jax.preemption import ANNOUNCE_SECONDS, leave
+
+HUNG = 43  # exit code: the run hung and the watchdog ended the process; every launcher starts the run again
+# What may take longer than a step: the first step with its compilation, an evaluation, a save, the last wait.
+SLOW = 10
 
 
 class Watchdog:
-    """Waits for beat() once per step; the first beat starts it, so compiling the first step is not watched.
+    """Watches from `with` to its end: steps, each of which ends with beat(), and what is longer, in slow().
 
-    A thread of its own does the waiting. It needs the interpreter's lock, which JAX gives up while it blocks.
+    A thread of its own does the waiting. It needs the interpreter's lock, which JAX gives up while it blocks. It takes
+    no lock of the run's, and what it says it says in another thread: a full pipe, or the file system under
+    metrics.jsonl, may be what hangs.
     """
 
     def __init__(
@@ -26,33 +31,39 @@ class Watchdog:
     ):
         """
         Args:
-          seconds: between two beats before the step counts as hung; 0 is off.
+          seconds: between two beats before the step counts as hung; SLOW times that for what is no step. 0 is off.
           abort: end the process with HUNG then, without any clean-up: what hangs would hang in it too.
-          on_hang: called once per hang, from the watching thread, with the seconds since the last beat.
+          on_hang: called once per hang, with the seconds since the last beat.
           report: takes the stacks of all threads, once per hang.
         """
-        self._seconds, self._abort, self._on_hang, self._report = seconds, abort, on_hang, report
-        self._last = None  # time of the last beat; None: not watching
-        self._told = None  # the beat whose hang has been reported
+        self._seconds, self._abort, self._report = seconds, abort, report
+        self.on_hang = on_hang
+        self._watched: tuple[str, float, float] | None = None  # what, since when, for how long; None: not watching
+        self._reported = None  # the watch whose hang has been reported
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        if seconds:
-            self._thread.start()
 
     def beat(self) -> None:
-        """A step is done."""
-        self._last = time.monotonic()
+        """A step is done, and the next one begins."""
+        self._watched = ("a step", time.monotonic(), self._seconds)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not watch what runs here (an evaluation, a checkpoint that is waited for); counts anew behind it."""
-        watching = self._last is not None
-        self._last = None
+    def slow(self, what: str) -> Iterator[None]:
+        """What runs here may take SLOW times as long as a step; slow() again within it begins a new watch."""
+        self._watched = (what, time.monotonic(), SLOW * self._seconds)
         try:
             yield
         finally:
-            if watching:
-                self.beat()
+            self.beat()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not watch what runs here."""
+        self._watched = None
+        try:
+            yield
+        finally:
+            self.beat()
 
     def close(self) -> None:
         """Stop watching."""
@@ -61,6 +72,9 @@ class Watchdog:
             self._thread.join()
 
     def __enter__(self) -> "Watchdog":
+        self._watched = ("the start", time.monotonic(), SLOW * self._seconds)
+        if self._seconds:
+            self._thread.start()
         return self
 
     def __exit__(self, *exception) -> None:
@@ -68,23 +82,28 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds / 4)):
-            last = self._last
-            if last is None or last == self._told:
+            watched = self._watched
+            if watched is None or watched is self._reported:
                 continue
-            blocked = time.monotonic() - last
-            if blocked > self._seconds:
-                self._told = last
-                self._tell(blocked)
+            what, since, limit = watched
+            blocked = time.monotonic() - since
+            if blocked > limit:
+                self._reported = watched
+                self._announce(what, blocked)
 
-    def _tell(self, blocked: float) -> None:
-        self._report(f"warning: no step finished for {blocked:.0f} seconds. All threads:\n{all_stacks()}")
-        if self._on_hang is not None:
-            self._on_hang(blocked)
+    def _announce(self, what: str, blocked: float) -> None:
+        stacks = f"warning: {what} has not ended for {blocked:.0f} seconds. All threads:\n{all_stacks()}"
+        # One thread for each: the metrics may hang where the terminal does not, and the other way round.
+        speakers = [threading.Thread(target=self._report, args=(stacks,), daemon=True)]
+        if self.on_hang is not None:
+            speakers.append(threading.Thread(target=self.on_hang, args=(blocked,), daemon=True))
+        for speaker in speakers:
+            speaker.start()
+        until = time.monotonic() + ANNOUNCE_SECONDS
+        for speaker in speakers:
+            speaker.join(max(0.0, until - time.monotonic()))
         if self._abort:
-            self._report(f"the hung step is given up: exit code {HUNG}")
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(HUNG)
+            leave(HUNG, lambda: self._report(f"the hung run is given up: exit code {HUNG}"))
 
 
 def all_stacks() -> str:

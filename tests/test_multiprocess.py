@@ -46,6 +46,17 @@ def write(*program, write=compiler._cache_write):
 compiler._cache_write = write
 runpy.run_module("domino_jax.train", run_name="__main__", alter_sys=True)
 """
+# The same with evaluations that take a while: half a second for every few rounds.
+SLOW_EVALUATIONS = """
+import time
+from domino_jax.decoding.generate import Generator
+
+def advance(*args, advance=Generator.advance):
+    time.sleep(0.5)
+    return advance(*args)
+
+Generator.advance = advance
+"""
 # Programs this small are compiled longer than they run, however well they are compiled.
 XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # What a launcher or scheduler around pytest may have set.
@@ -88,11 +99,11 @@ def recipe(tmp_path_factory):
     return [f"--config={ROOT / 'configs' / 'tiny_8.py'}", *(f"--config.{key}={value}" for key, value in values.items())]
 
 
-def start(recipe, workdir, processes=2, devices=2, max_restarts=0, **environment):
+def start(recipe, workdir, processes=2, devices=2, max_restarts=0, code=TRAIN, **environment):
     """The launcher as a process; its ranks log to <workdir>-logs."""
     command = [sys.executable, "-m", "launch.local", f"--processes={processes}", f"--devices={devices}"]
     command += [f"--log_dir={logs(workdir)}", f"--max_restarts={max_restarts}", "--"]
-    command += [sys.executable, "-c", TRAIN, *recipe, f"--workdir={workdir}"]
+    command += [sys.executable, "-c", code, *recipe, f"--workdir={workdir}"]
     kept = {name: value for name, value in os.environ.items() if name not in PLACE}
     environment = {"HF_TOKEN": CANARY, "XLA_FLAGS": XLA_FLAGS, **environment}
     launcher = subprocess.Popen(command, cwd=ROOT, env={**kept, **environment}, stdout=subprocess.DEVNULL)
@@ -253,6 +264,27 @@ def test_sigterm_saves_the_current_step_and_leaves_with_42_within_ten_seconds(st
 def test_a_stopped_run_of_two_processes_continues_bit_for_bit(recipe, plain, stopped, tmp_path):
     shutil.copytree(stopped[0], tmp_path / "run")
     assert_identical(complete(recipe, tmp_path / "run"), plain[1])
+
+
+def test_sigterm_in_an_evaluation_leaves_with_42_and_the_next_start_evaluates_again(recipe, plain, tmp_path):
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"id": f"p{i}", "token_ids": [2 + i, 3, 4]} for i in range(20)])
+    evaluates = {"eval.every": 20, "eval.prompts": prompts, "decode.max_new_tokens": 40, "decode.cache_length": 64}
+    recipe = [*recipe, *(f"--config.{key}={value}" for key, value in evaluates.items())]
+    workdir = tmp_path / "run"
+    launcher = start(recipe, workdir, code=SLOW_EVALUATIONS + TRAIN)
+    wait_until(lambda: (workdir / "checkpoints" / "20" / "manifest.json").exists(), 900)
+    time.sleep(3)
+    started = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    finish(launcher, workdir, code=42)
+    assert time.monotonic() - started < 15
+    assert last_step(workdir) == 20 and evaluations(workdir) == []
+    assert_identical(complete(recipe, workdir), plain[1])
+    assert evaluations(workdir) == [20, 40, 60]
+
+
+def evaluations(workdir):
+    return [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "eval_tau" in row]
 
 
 def test_one_process_with_four_devices_counts_the_same_losses(recipe, plain, tmp_path):

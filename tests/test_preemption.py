@@ -98,7 +98,7 @@ def restored_step(workdir):
     return step, lines
 
 
-@pytest.mark.parametrize("mode", ["auto", "off"], ids=["jax's service", "own handler"])
+@pytest.mark.parametrize("mode", ["auto", "off"], ids=["with jax.distributed", "without"])
 def test_sigterm_saves_the_current_step_and_exits_42(tmp_path, mode):
     with training(tmp_path, mode) as process:
         read_until(process, "step 20")
@@ -137,10 +137,85 @@ def test_ctrl_c_waits_for_a_checkpoint_and_a_second_one_does_not(tmp_path):
     assert restored_step(tmp_path)[0] == 20
 
 
+# Phases of a run, each blocked in C with the signal kept from the main thread, as in a compilation.
+PHASES = """
+import ctypes, os, signal, sys, threading, time
+from domino_jax import distributed
+from domino_jax.preemption import Preempted, Preemption
+
+phase, mode = sys.argv[1:]
+distributed.initialize(mode)
+
+def block(seconds=60):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+    print("blocked", flush=True)
+    ctypes.CDLL(None).sleep(seconds)
+
+with Preemption() as preemption:
+    if phase == "nothing to lose":
+        with preemption.nothing_to_lose():
+            block()
+    elif phase == "lost until saved":
+        block(2)
+        print("saved", 7, flush=True)
+        with preemption.nothing_to_lose():
+            time.sleep(60)
+    elif phase == "polls":
+        with preemption.nothing_to_lose(patience=20):
+            print("blocked", flush=True)
+            try:
+                for _ in range(600):
+                    preemption.poll(7)
+                    time.sleep(0.1)
+            except Preempted:
+                print("saved", 7, flush=True)
+                sys.exit(42)
+    elif phase == "cannot poll":
+        with preemption.nothing_to_lose(patience=1):
+            block()
+    elif phase == "stuck terminal":
+        with preemption.nothing_to_lose():
+            print("blocked", flush=True)
+            reading, sys.stdout = sys.stdout, os.fdopen(os.pipe()[1], "w")
+            sys.stdout.write("x" * 1_000_000)
+            sys.stdout.flush()
+sys.exit(1)
+"""
+
+
+@contextlib.contextmanager
+def phase_of(name, mode="off"):
+    process = subprocess.Popen([sys.executable, "-c", PHASES, name, mode], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        read_until(process, "blocked")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"], ids=["with jax.distributed", "without"])
+@pytest.mark.parametrize(("phase", "saved"), [("nothing to lose", None), ("lost until saved", 7), ("polls", 7)])
+def test_sigterm_in_a_phase_ends_it_with_42_once_nothing_is_lost(phase, saved, mode):
+    with phase_of(phase, mode) as process:
+        assert ends(process, signal.SIGTERM, within=10) == (PREEMPTED, saved)
+
+
+@pytest.mark.parametrize("phase", ["cannot poll", "stuck terminal"])
+def test_what_neither_asks_nor_can_say_why_is_left_all_the_same(phase):
+    with phase_of(phase) as process:
+        assert ends(process, signal.SIGTERM, within=10) == (PREEMPTED, None)
+
+
+def test_a_closed_terminal_ends_it_like_sigterm():
+    with phase_of("nothing to lose") as process:
+        assert ends(process, signal.SIGHUP, within=10) == (PREEMPTED, None)
+
+
 @pytest.fixture
 def handlers():
     """Puts the signals' handlers back behind the test."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -154,11 +229,36 @@ def test_without_a_signal_it_is_never_reached_and_leaves_no_handler(handlers):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_terminal_that_may_close_stays_ignored(handlers):
+    """nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Preemption(report=pytest.fail) as preemption:
+        os.kill(os.getpid(), signal.SIGHUP)
+        time.sleep(0.2)
+        assert not preemption.reached(1)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_signal_to_a_forked_child_is_not_the_parents(handlers):
+    with Preemption(report=pytest.fail) as preemption:
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        time.sleep(0.2)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        time.sleep(0.2)
+        assert not preemption.reached(1)
+
+
 def test_once_reached_it_stays_so_and_the_next_signals_are_the_kernels(handlers):
     lines = []
     with Preemption(report=lines.append) as preemption:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # a double, to the process and to its group, is one request
+        time.sleep(0.2)  # a thread hears of it
         assert [preemption.reached(step) for step in (7, 8)] == [True, True]
         assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert lines == ["SIGTERM: stops after step 7, with a checkpoint; another signal ends it without"]

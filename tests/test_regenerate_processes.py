@@ -132,30 +132,21 @@ def test_a_target_too_large_for_a_device_is_split_over_all_of_a_process(uninterr
 
 
 @pytest.mark.slow
-def test_sigterm_ends_the_command_and_jax_hears_the_next_one(tmp_path):
-    script = """
-import os, signal, time
-from domino_jax import distributed, regenerate
-distributed.initialize("auto")
-from jax.experimental import multihost_utils
-with regenerate.sigterm_ends():
-    if os.fork() == 0:
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
-        os._exit(0)
-    print("child", os.waitstatus_to_exitcode(os.wait()[1]))
-os.kill(os.getpid(), signal.SIGTERM)
-deadline = time.monotonic() + 20
-reached, question = False, 0
-while not reached and time.monotonic() < deadline:
-    question += 1
-    reached = multihost_utils.reached_preemption_sync_point(question)
-    time.sleep(0.1)
-print("reached", reached)
-"""
-    process = launch([sys.executable, "-c", script], PYTHONPATH=str(ROOT))
-    said = process.communicate(timeout=120)[0]
-    assert "child -15" in said and "reached True" in said, said
+def test_sigterm_ends_the_command_with_42_and_the_next_start_makes_the_same_file(uninterrupted, tmp_path):
+    prompts, whole = uninterrupted
+    output = tmp_path / "rows.jsonl"
+    process = launch(command(prompts, output))
+    deadline = time.monotonic() + 120
+    while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 42, said
+    assert 0 < len(output.read_bytes().splitlines()) < len(whole.splitlines())
+    process = launch(command(prompts, output))
+    said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+    assert output.read_bytes() == whole
 
 
 def test_a_target_that_fits_stays_on_one_device(monkeypatch):

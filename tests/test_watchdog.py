@@ -1,4 +1,4 @@
-"""watchdog.py: a step that hangs is told once, with where every thread stands; slow is not hung."""
+"""watchdog.py: a run that hangs is reported once, with the stacks of all threads; slow is not hung."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def test_a_blocked_step_puts_all_stacks_in_the_log_once():
     waiting.join()
     assert len(log.text) == 1 and len(log.hangs) == 1
     assert 2 <= log.hangs[0] <= 3.5
-    assert "no step finished for" in log.text[0]
+    assert "warning: a step has not ended for" in log.text[0]
     assert "blocked_in_a_step" in log.text[0] and 'thread "MainThread"' in log.text[0]
     assert 'thread "loader"' in log.text[0]
 
@@ -61,11 +61,26 @@ def test_steps_in_time_are_not_told(seconds):
     assert log.text == [] and log.hangs == []
 
 
-def test_what_comes_before_the_first_step_is_not_watched():
+def test_the_start_may_take_ten_times_as_long_as_a_step():
     log = Log()
     with log.watchdog(0.1):
-        time.sleep(0.4)
-    assert log.hangs == []
+        time.sleep(0.5)
+        assert log.hangs == []
+        time.sleep(1)
+    assert len(log.hangs) == 1 and "warning: the start has not ended" in log.text[0]
+
+
+def test_so_may_what_is_no_step_and_the_step_after_it_may_not():
+    log = Log()
+    with log.watchdog(0.2) as watchdog:
+        with watchdog.slow("an evaluation"):
+            time.sleep(1)
+        assert log.hangs == []
+        time.sleep(0.6)
+        assert len(log.hangs) == 1 and "a step has" in log.text[0]
+        with watchdog.slow("an evaluation"):
+            time.sleep(2.6)
+    assert len(log.hangs) == 2 and "an evaluation has" in log.text[1]
 
 
 def test_a_pause_is_not_watched_and_a_hang_behind_it_is():
@@ -82,8 +97,8 @@ def test_a_pause_is_not_watched_and_a_hang_behind_it_is():
 def test_it_ends_the_process_when_asked_to():
     code = (
         "import time; from domino_jax.watchdog import Watchdog\n"
-        "watchdog = Watchdog(0.3, abort=True, on_hang=lambda seconds: print('told'))\n"
-        "watchdog.beat(); time.sleep(60)"
+        "with Watchdog(0.3, abort=True, on_hang=lambda seconds: print('told')) as watchdog:\n"
+        "    watchdog.beat(); time.sleep(60)"
     )
     started = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
@@ -91,3 +106,24 @@ def test_it_ends_the_process_when_asked_to():
     assert time.monotonic() - started < 15
     assert "time.sleep(60)" in ended.stdout or "<string>" in ended.stdout
     assert ended.stdout.index("told") < ended.stdout.index("exit code 43")
+
+
+HANGING = {
+    "the metrics": "on_hang=lambda seconds: held.acquire()",
+    "the terminal": "report=lambda text: held.acquire()",
+    "both": "on_hang=lambda seconds: held.acquire(), report=lambda text: held.acquire()",
+}
+
+
+@pytest.mark.parametrize("choices", HANGING.values(), ids=HANGING)
+def test_it_ends_the_process_also_when_what_it_would_write_to_is_what_hangs(choices):
+    code = (
+        "import threading, time; from domino_jax.watchdog import Watchdog\n"
+        "held = threading.Lock(); held.acquire()\n"
+        f"with Watchdog(0.2, abort=True, {choices}) as watchdog:\n"
+        "    watchdog.beat(); held.acquire()"
+    )
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == HUNG, ended.stderr
+    assert time.monotonic() - started < 40

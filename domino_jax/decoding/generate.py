@@ -24,6 +24,7 @@ BASELINE = "autoregressive"
 TREE = "tree"
 MODES = (BASELINE, "backbone", "domino", TREE)
 SMALLEST_BUCKET = 16
+POLLED_ROUNDS = 32  # rounds of a dispatch where something is to be asked between dispatches: well below a second each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Generator:
         self.seed = seed
         self.drafting = drafting or DraftSettings()
         self.fixed_shape = fixed_shape
+        self.between: Callable[[], None] | None = None  # called after each dispatch; may raise to end generate()
         self.simulated_tau = simulated_tau
         # An id that no token has keeps the array non-empty without ever stopping a row.
         self.stop_ids = jnp.asarray(sorted(set(stop_ids)) or [-1], jnp.int32)
@@ -154,7 +156,9 @@ class Generator:
         while any(index is not None for index in rows):
             idle = sum(index is None for index in rows) if waiting else len(rows) - 1
             # A round emits at least one token per unfinished row, so this many rounds always suffice.
-            state = self.advance(state, mode, self.max_new_tokens, idle)
+            state = self.advance(state, mode, POLLED_ROUNDS if self.between else self.max_new_tokens, idle)
+            if self.between:
+                self.between()
             read = jax.device_get((state.done, (state.tokens, state.counts, state.accepts, state.rounds)))
             for slot, index in enumerate(rows):
                 if index is None or not read[0][slot]:

@@ -1,6 +1,6 @@
 """Evaluation by decoding: τ of the drafter as it is now, on held-out prompts, by the real draft-and-verify loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from domino_jax.decoding.generate import BASELINE, Generation, Generator
 from domino_jax.decoding.measure import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
@@ -18,9 +18,13 @@ class DecodedEvaluation:
         self.prompts = prompts
         self._alone: list[Generation] | None = None  # the target's own answers: they never change
 
-    def __call__(self, drafter_params: dict) -> dict[str, float | list[float]]:
+    def __call__(
+        self, drafter_params: dict, between: Callable[[], None] | None = None
+    ) -> dict[str, float | list[float]]:
         """τ and what goes with it; of the Domino mode, or of the backbone for a drafter without a head.
 
+        Args:
+            between: called after every few rounds; what it raises ends the evaluation.
         Returns:
             {"eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (pooled, the head left out),
             "eval_identical": share of answers equal to the target's own, token for token,

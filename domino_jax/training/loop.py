@@ -1,0 +1,167 @@
+"""The steps of a run and what happens between them: logs, checkpoints, evaluations, and the end on SIGTERM.
+
+What takes long and cannot be interrupted (a compilation, most of an evaluation) begins after a checkpoint, so that a
+signal, a crash or a hang in it costs nothing. An evaluation ends with its row in metrics.jsonl: a start that does not
+find the row evaluates again.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from domino_jax import console
+from domino_jax.checkpoint import Checkpoints
+from domino_jax.metrics import MetricsWriter
+from domino_jax.preemption import Preempted, Preemption
+from domino_jax.step_clock import StepClock
+from domino_jax.training.guard import NonFiniteGuard
+from domino_jax.training.profile import Profile
+from domino_jax.training.state import TrainState
+from domino_jax.watchdog import Watchdog
+
+# An evaluation asks for the signal every few rounds; only its compilations are longer, and those are left at once.
+EVALUATION_PATIENCE = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """How many steps there are, and after how many of them something is due. evaluate: 0 is never."""
+
+    steps: int
+    log: int
+    save: int
+    evaluate: int
+
+    def is_due(self, every: int, done: int) -> bool:
+        """Whether something is due after `done` steps; the last step is always one of them, the start never."""
+        return every > 0 and done > 0 and (done == self.steps or done % every == 0)
+
+
+@dataclasses.dataclass
+class TrainingLoop:
+    """All steps of a run from `state` on.
+
+    step: (state, the process' batch) → (state, metrics).  evaluate: (drafter parameters, what to call every few rounds)
+    → metrics with "eval_tau"; None without evaluations.  export: (state, step, τ) writes the drafter.
+    stream: the data, an iterator with state().  batch_size: rows of a step, over all processes.
+    meta: JSON values that a later start compares.
+    done: steps that `state` has taken.  evaluated: the last step with an evaluation, if it is known.
+    """
+
+    intervals: Intervals
+    step: Callable[[TrainState, Mapping], tuple[TrainState, dict[str, jax.Array]]]
+    evaluate: Callable[[dict, Callable[[], None]], dict] | None
+    export: Callable[[TrainState, int, float], None]
+    checkpoints: Checkpoints
+    preemption: Preemption
+    watchdog: Watchdog
+    metrics: MetricsWriter
+    clock: StepClock
+    guard: NonFiniteGuard
+    profile: Profile
+    stream: Any
+    batch_size: int
+    meta: Mapping[str, Any]
+    state: TrainState
+    done: int
+    evaluated: int | None = None
+
+    def run(self) -> TrainState:
+        """The state after the last step, saved.
+
+        Raises:
+            Preempted: SIGTERM ended the steps before, or an evaluation; what was done is saved as well.
+        """
+        first, shapes, intervals = self.done, set(), self.intervals
+        self.watchdog.on_hang = self._log_hang
+        try:
+            while True:
+                if intervals.is_due(intervals.evaluate, self.done) and self.done != self.evaluated:
+                    self._evaluate()
+                if self.done >= intervals.steps:
+                    return self.state
+                self.profile.before(self.done + 1)
+                with self.clock.waiting_for_data():
+                    batch = next(self.stream)
+                self.guard.remember(self.done + 1, batch["row_ids"])
+                compiles = batch["tokens"].shape not in shapes  # jit compiles once for each
+                shapes.add(batch["tokens"].shape)
+                if compiles and self.done > first:
+                    self._save(finish=True)
+                with self._compiling() if compiles else contextlib.nullcontext():
+                    measured = self._step(batch, wait=compiles)
+                if self.done == first + 1:
+                    self.metrics.say(console.first_step_line(self.clock.first_step_seconds))
+                self._after_step(measured)
+                self.watchdog.beat()
+        finally:
+            self.watchdog.on_hang = None
+
+    def _step(self, batch: Mapping, wait: bool) -> dict[str, jax.Array]:
+        self.state, measured = self.step(self.state, batch)
+        if wait:
+            jax.block_until_ready(measured)
+        self.done += 1
+        self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
+        self.profile.after(self.done, measured)
+        return measured
+
+    def _after_step(self, measured: Mapping[str, jax.Array]) -> None:
+        """What is due after a step, and its end where SIGTERM was agreed on."""
+        intervals, last = self.intervals, self.done == self.intervals.steps
+        log = intervals.is_due(intervals.log, self.done)
+        save = intervals.is_due(intervals.save, self.done) or intervals.is_due(intervals.evaluate, self.done)
+        stop = self.preemption.reached(self.done)
+        if log or save or stop:  # the only host reads of the loop
+            values = {name: float(value) for name, value in jax.device_get(measured).items()}
+            self.guard.check(values)
+        if log:
+            self.metrics.write(self.done, {**values, **self.clock.rates()})
+        self.metrics.advance(self.done)
+        if save or stop:
+            self._save(finish=last or stop)
+        if stop:
+            raise Preempted
+
+    def _save(self, finish: bool) -> None:
+        """A checkpoint of the state as it is; finish: return only when it counts."""
+        with self.clock.aside(), self.watchdog.slow("a checkpoint"):
+            self.checkpoints.save(self.done, self.state, self.stream.state(), self.meta)
+            if finish:
+                self.checkpoints.wait()
+
+    def _evaluate(self) -> None:
+        """Decode held-out prompts, and export the drafter where it is the best so far.
+
+        Its checkpoint comes first, and its row in metrics.jsonl last: cut off anywhere, the next start does it again.
+        """
+        self._save(finish=True)
+        done = self.done
+
+        def between() -> None:
+            self.watchdog.beat()
+            self.preemption.poll(done)
+
+        with (
+            self.clock.aside(),
+            self.preemption.nothing_to_lose(EVALUATION_PATIENCE),
+            self.watchdog.slow("an evaluation"),
+        ):
+            found = self.evaluate(self.state.best_params, between)
+            best = self.checkpoints.best()
+            if best is None or found["eval_tau"] > best[1]:
+                self.export(self.state, done, found["eval_tau"])
+                self.checkpoints.mark_best(done, found["eval_tau"])
+            self.metrics.write(done, found)
+        self.evaluated = done
+
+    @contextlib.contextmanager
+    def _compiling(self) -> Iterator[None]:
+        with self.preemption.nothing_to_lose(), self.watchdog.slow("a step and its compilation"):
+            yield
+
+    def _log_hang(self, seconds: float) -> None:
+        self.metrics.write(self.done, {"hang": 1.0, "hang_seconds": seconds})

@@ -1,0 +1,173 @@
+"""When a run counts as finished: its marker alone says so, and a run without its checkpoints is not taken for one."""
+
+import json
+import shutil
+
+import pytest
+
+from domino_jax import train
+from domino_jax.metrics import read_rows
+from tests.test_train_command import CASES, arguments, losses, start, training_rows, write_rows
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """(training rows, held-out prompts) as files."""
+    folder = tmp_path_factory.mktemp("rows")
+    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
+    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+
+
+def command(files, workdir, **changes):
+    return arguments(files, workdir, config__eval__every=4, **changes)
+
+
+@pytest.fixture(scope="module")
+def whole(files, tmp_path_factory):
+    """A finished run of 8 steps with evaluations after 4 and 8; tests copy it."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    assert start(command(files, workdir)) == 0
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def cut(files, tmp_path_factory):
+    """A run that died at step 6, after the best export and the checkpoint of step 4; tests copy it."""
+    workdir = tmp_path_factory.mktemp("cut") / "run"
+    with dying(train.MetricsWriter, "write", lambda self, step, values: step == 6):
+        assert start(command(files, workdir)) == 130
+    assert (workdir / "export" / "config.json").exists()
+    return workdir
+
+
+class dying(pytest.MonkeyPatch):
+    """Within it a method raises KeyboardInterrupt instead of a call that `when` accepts."""
+
+    def __init__(self, owner, name, when, late=False):
+        super().__init__()
+        method = getattr(owner, name)
+
+        def dies(*args, **named):
+            if when(*args, **named):
+                if late:
+                    method(*args, **named)
+                raise KeyboardInterrupt
+            return method(*args, **named)
+
+        self.setattr(owner, name, dies)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.undo()
+
+
+def copy(workdir, tmp_path):
+    return shutil.copytree(workdir, tmp_path / "run")
+
+
+def evaluations(workdir):
+    return [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "eval_tau" in row]
+
+
+def weights(workdir):
+    return (workdir / "export" / "model.safetensors").read_bytes()
+
+
+def test_the_marker_names_the_step_and_the_export(whole):
+    marker = json.loads((whole / "finished.json").read_text())
+    assert (marker["step"], marker["processes"], len(marker["export_sha256"])) == (8, 1, 64)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
+def test_killed_around_the_first_best_export_a_run_continues(files, whole, tmp_path, capsys, late):
+    workdir = tmp_path / "run"
+    with dying(train, "export_run", lambda *_, **named: True, late):
+        assert start(command(files, workdir)) == 130
+    assert (workdir / "export").exists() == late
+    assert (workdir / "checkpoints" / "4" / "manifest.json").exists()
+    assert start(command(files, workdir)) == 0
+    said = capsys.readouterr().out
+    assert "continues from step 4" in said and "holds a finished run" not in said
+    assert losses(workdir) == losses(whole) and weights(workdir) == weights(whole)
+    assert evaluations(workdir) == [4, 8]
+
+
+def delete_manifests(workdir):
+    for manifest in (workdir / "checkpoints").glob("*/manifest.json"):
+        manifest.unlink()
+
+
+def delete_checkpoints(workdir):
+    shutil.rmtree(workdir / "checkpoints")
+
+
+def delete_checkpoints_and_export(workdir):
+    delete_checkpoints(workdir)
+    shutil.rmtree(workdir / "export")
+
+
+@pytest.mark.parametrize("harm", [delete_manifests, delete_checkpoints, delete_checkpoints_and_export])
+def test_a_run_that_lost_its_checkpoints_stops_with_3(files, cut, tmp_path, capsys, harm):
+    workdir = copy(cut, tmp_path)
+    harm(workdir)
+    before = (workdir / "metrics.jsonl").read_bytes()
+    assert start(command(files, workdir)) == 3
+    said = capsys.readouterr()
+    assert "finished" not in said.out and 0 < len(said.err.splitlines()) <= 5
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_without_its_marker_takes_no_step_and_writes_it_again(files, whole, tmp_path, capsys):
+    workdir = copy(whole, tmp_path)
+    (workdir / "finished.json").unlink()
+    assert start(command(files, workdir)) == 0
+    assert "continues from step 8" in capsys.readouterr().out
+    for name in ("finished.json", "metrics.jsonl", "export/model.safetensors"):
+        assert (workdir / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("harm", ["damaged", "deleted"])
+def test_an_export_that_changed_after_the_end_is_written_again(files, whole, tmp_path, capsys, harm):
+    workdir = copy(whole, tmp_path)
+    if harm == "damaged":
+        (workdir / "export" / "model.safetensors").write_bytes(weights(whole)[:-1] + b"x")
+    else:
+        shutil.rmtree(workdir / "export")
+    assert start(command(files, workdir)) == 0
+    said = capsys.readouterr().out
+    assert "export changed since the run ended" in said and "holds a finished run" not in said
+    assert weights(workdir) == weights(whole)
+    assert start(command(files, workdir)) == 0
+    assert "holds a finished run" in capsys.readouterr().out
+
+
+def test_without_checkpoints_a_finished_run_is_shown_and_a_damaged_export_is_refused(
+    files,
+    whole,
+    tmp_path,
+    capsys,
+):
+    workdir = copy(whole, tmp_path)
+    delete_checkpoints(workdir)
+    (workdir / "export" / "README.md").write_text("A card of my own.")
+    assert start(command(files, workdir)) == 0
+    assert "holds a finished run" in capsys.readouterr().out
+    (workdir / "export" / "model.safetensors").write_bytes(b"")
+    assert start(command(files, workdir)) == 3
+    assert "first_checkpoint.json" in capsys.readouterr().err
+
+
+def test_a_run_killed_before_its_first_checkpoint_says_so_and_starts_again(
+    files,
+    whole,
+    tmp_path,
+    capsys,
+):
+    workdir = tmp_path / "run"
+    with dying(train.MetricsWriter, "write", lambda self, step, values: step == 3):
+        assert start(command(files, workdir)) == 130
+    assert start(command(files, workdir)) == 0
+    assert "starts from step 0: step 2 was reached" in capsys.readouterr().out
+    assert losses(workdir) == losses(whole)

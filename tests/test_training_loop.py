@@ -1,0 +1,150 @@
+"""training/loop.py with everything around it played: in which order a run saves, evaluates, logs and leaves."""
+
+import contextlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.preemption import Preempted
+from domino_jax.step_clock import StepClock
+from domino_jax.training.loop import Intervals, TrainingLoop
+from domino_jax.training.profile import Profile
+from domino_jax.training.state import TrainState
+from domino_jax.watchdog import Watchdog
+
+
+class Played:
+    """Checkpoints, metrics, preemption, guard and data at once: writes down what the loop asks of them."""
+
+    def __init__(self, lengths, stop_at=None, best=None):
+        self.events, self.stop_at = [], stop_at
+        self._lengths, self._best = iter(lengths), best
+
+    def save(self, step, *_):
+        self.events.append(f"save {step}")
+
+    def wait(self):
+        self.events.append("wait")
+
+    def best(self):
+        return self._best
+
+    def mark_best(self, step, tau):
+        self.events.append(f"best {step}")
+        self._best = (step, tau)
+
+    def write(self, step, values):
+        self.events.append(f"{'evaluated' if 'eval_tau' in values else 'log'} {step}")
+
+    def advance(self, step):
+        pass
+
+    def say(self, text):
+        pass
+
+    @contextlib.contextmanager
+    def nothing_to_lose(self, patience=0.0):
+        self.events.append("nothing to lose")
+        yield
+        self.events.append("something to lose")
+
+    def reached(self, step):
+        return step == self.stop_at
+
+    def poll(self, step):
+        if self.stop_at == f"evaluation {step}":
+            raise Preempted
+
+    def remember(self, *_):
+        pass
+
+    def check(self, values):
+        pass
+
+    def state(self):
+        return {}
+
+    def __next__(self):
+        return {"tokens": np.zeros((1, next(self._lengths)), np.int32), "row_ids": np.zeros(1, np.int32)}
+
+
+def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1.0, 1.0)):
+    taus = iter(taus)
+
+    def measure(params, between):
+        between()
+        return {"eval_tau": next(taus)}
+
+    zero = jnp.zeros((), jnp.int32)
+    return TrainingLoop(
+        Intervals(steps, 1, save, evaluate),
+        step=lambda state, batch: (state, {"anchors": jnp.float32(1.0), "loss": jnp.float32(1.0)}),
+        evaluate=measure,
+        export=lambda state, step, tau: played.events.append(f"export {step}"),
+        checkpoints=played,
+        preemption=played,
+        watchdog=Watchdog(0),
+        metrics=played,
+        clock=StepClock(),
+        guard=played,
+        profile=Profile("", ()),
+        stream=played,
+        batch_size=1,
+        meta={},
+        state=TrainState(zero, {}, (), {}, zero, zero),
+        done=done,
+        evaluated=evaluated,
+    )
+
+
+COMPILES = ["nothing to lose", "something to lose"]
+
+
+def test_steps_are_logged_then_saved_and_the_last_checkpoint_is_waited_for():
+    played = Played([8] * 4)
+    loop_of(played).run()
+    assert played.events == [*COMPILES, "log 1", "log 2", "save 2", "log 3", "log 4", "save 4", "wait"]
+
+
+def test_another_shape_is_compiled_after_a_checkpoint():
+    played = Played([8, 8, 8, 16])
+    loop_of(played, save=4).run()
+    assert played.events[2:] == ["log 1", "log 2", "log 3", "save 3", "wait", *COMPILES, "log 4", "save 4", "wait"]
+
+
+def test_an_evaluation_begins_after_its_checkpoint_and_ends_with_its_row():
+    played = Played([8] * 4)
+    loop_of(played, evaluate=2, taus=(2.0, 1.0)).run()
+    first = ["save 2", "save 2", "wait", "nothing to lose", "export 2", "best 2", "evaluated 2", "something to lose"]
+    last = ["save 4", "wait", "save 4", "wait", "nothing to lose", "evaluated 4", "something to lose"]
+    assert played.events[2:] == ["log 1", "log 2", *first, "log 3", "log 4", *last]
+
+
+def test_a_start_behind_an_evaluation_without_its_row_evaluates_first_and_with_it_does_not():
+    for evaluated, begins in ((None, "save 2"), (2, "nothing to lose")):
+        played = Played([8] * 4)
+        loop_of(played, done=2, evaluated=evaluated, evaluate=2).run()
+        assert played.events[0] == begins
+        assert played.events.count("evaluated 2") == (evaluated is None)
+
+
+def test_sigterm_saves_the_step_and_ends_the_run():
+    played = Played([8] * 4, stop_at=3)
+    with pytest.raises(Preempted):
+        loop_of(played).run()
+    assert played.events[-3:] == ["log 3", "save 3", "wait"]
+    assert "log 4" not in played.events
+
+
+def test_sigterm_in_an_evaluation_leaves_no_trace_of_it():
+    played = Played([8] * 4, stop_at="evaluation 2")
+    with pytest.raises(Preempted):
+        loop_of(played, evaluate=2).run()
+    assert played.events[-2:] == ["wait", "nothing to lose"]
+
+
+def test_a_finished_state_takes_no_step():
+    played = Played([])
+    loop_of(played, done=4, evaluated=4, evaluate=2).run()
+    assert played.events == []
