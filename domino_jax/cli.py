@@ -27,6 +27,7 @@ HELP = {
     "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
+    "format": "serving (default: what SGLang and vLLM open) or specforge (what SpecForge's training continues from)",
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
     "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
@@ -37,7 +38,8 @@ LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
 # Where it was never imported no process is connected, and importing it here would start jax.
 DISTRIBUTED = "domino_jax.distributed"
-CHOICES = {"distributed": ("auto", "manual", "off")}
+# The formats are those of drafter.formats (a test holds them together): importing that one would start jax.
+CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Flags:
     prompts: str | None = None
     prompt: str | None = None
     output: str | None = None
+    format: str = "serving"
     allow_config_change: tuple[str, ...] = ()
     distributed: str = "auto"
     interactive: bool = False

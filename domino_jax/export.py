@@ -1,10 +1,12 @@
 """The drafter of a training run as a public Hugging Face folder: what SGLang serves and `decode` reads.
 
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER
+    python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER --format=specforge
 
 Takes the checkpoint with the best decoded τ, or the newest where none was measured; of a run that averages its weights,
 the average. The checkpoint may come from any mesh: it is read into this host's memory, no accelerator is asked for, and
-nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself.
+nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself. SGLang and vLLM open the
+default format; specforge names the architecture that SpecForge's training looks for.
 """
 
 import json
@@ -23,6 +25,7 @@ from jax.experimental import multihost_utils
 
 from domino_jax import cli, hf
 from domino_jax.checkpoint import UNREADABLE, Checkpoints
+from domino_jax.drafter import formats
 from domino_jax.drafter.convert import save_drafter
 from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DataError, DominoError
@@ -57,9 +60,12 @@ def main(flags: cli.Flags) -> None:
         report=read_json(report) if step == recipe["train"]["steps"] and report.is_file() else None,
         data=read_json(found)["data"] if found.is_file() else None,
         tau=tau,
+        format=flags.format,
     )
     measured = f", the best of the run with a decoded τ of {tau:.2f}," if tau is not None else ""
     print(f"wrote the drafter of step {step}{measured} to {flags.output}")
+    if note := formats.serving_note(config):
+        print(f"note: {note}")
 
 
 def write_export(
@@ -71,6 +77,7 @@ def write_export(
     report: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
     tau: float | None = None,
+    format: str = formats.SERVING,
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md that says where they come from.
 
@@ -82,6 +89,7 @@ def write_export(
         recipe: the resolved recipe (config.resolved).  step: optimizer steps done.
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's decoded τ, when it was measured in training.
+        format: one of formats.FORMATS.
     """
     params = on_host(params)
     if jax.process_index() != 0:
@@ -89,7 +97,7 @@ def write_export(
     card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, report=report, data=data, tau=tau)
 
     def fill(fresh: Path) -> None:
-        save_drafter(fresh, config, params, EXPORT_DTYPE)
+        save_drafter(fresh, config, params, EXPORT_DTYPE, format, recipe["target"]["path"])
         (fresh / "README.md").write_text(card, encoding="utf-8")
 
     if "://" in os.fspath(folder):
@@ -203,4 +211,4 @@ def refuse_other_shapes(params: Mapping[str, Any], shapes: Mapping[str, Any]) ->
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("workdir", "output"))
+    cli.run(main, required=("workdir", "output"), optional=("format",))

@@ -117,9 +117,9 @@ def _block_attention(drafter: "DrafterConfig", layer: int, length: int) -> float
     size = drafter.block_size
     if drafter.is_sliding(layer):
         pairs = sum(_mean_keys(length, drafter.sliding_window - 1 - slot) for slot in range(size))
-        pairs += size * (size + 1) / 2
     else:
-        pairs = size * (_mean_keys(length, length) + size)
+        pairs = size * _mean_keys(length, length)
+    pairs += size * (size + 1) / 2 if drafter.causal(layer) else size * size
     return 4 * drafter.num_attention_heads * drafter.head_dim * pairs
 
 

@@ -125,7 +125,7 @@ def load_models(
             "or decode without one: --config.decode.modes=\"('autoregressive',)\"."
         )
     dtype = np.dtype(loaded.model.dtype)
-    config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, dtype, sharding)
+    config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
     check_head(config.has_head, modes)
     return Models(
         loaded.model,

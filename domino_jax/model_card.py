@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from domino_jax.drafter import formats
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.report import versions
 from domino_jax.tables import width_note
@@ -27,17 +28,20 @@ def model_card(
     """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
     target = public_name(recipe["target"]["path"])
     kind = "Domino" if config.has_head else "DFlash"
+    paper = " (arXiv 2605.29707)" if config.has_head else ""
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
     lines = [
         "---",
         f"base_model: {json.dumps(target)}",
-        "tags: [speculative-decoding, domino]",
-        "# license: (yours to name; those of the base model and of the training data bind you too)",
+        "library_name: domino_jax",
+        "pipeline_tag: text-generation",
+        f"tags: [speculative-decoding, {kind.lower()}]",
+        "license: other # yours to name; those of the base model and of the training data bind you too",
         "---",
         "",
         f"# {kind} drafter for {target}",
         "",
-        f"A {kind} speculative-decoding drafter (arXiv 2605.29707): it proposes blocks of tokens that the target"
+        f"A {kind} speculative-decoding drafter{paper}: it proposes blocks of tokens that the target"
         " verifies in one pass. It never changes what the target says, only how fast. It holds no embeddings; those"
         " are the target's.",
         "",
@@ -47,7 +51,7 @@ def model_card(
         "",
         "## Training",
         "",
-        *training_lines(recipe, step, data),
+        *training_lines(config, recipe, step, data),
         "",
         *measured_lines(step, report, tau),
         "## Use",
@@ -56,20 +60,63 @@ def model_card(
         "python -m domino_jax.decode --config=RECIPE --config.drafter.path=THIS_FOLDER --output=DIR",
         "```",
         "",
+        *serving_lines(config, recipe["target"]["path"]),
+        "",
         f"Written with {', '.join(f'{name} {version}' for name, version in packages.items())}.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def training_lines(recipe: Mapping[str, Any], step: int, data: Mapping[str, Any] | None) -> list[str]:
+def serving_lines(config: DrafterConfig, target_path: str) -> list[str]:
+    """The commands of the servers that draft with this drafter, why another does not, and their tokens per round."""
+    target, drafts = public_name(target_path), config.block_size - 1
+    lines = []
+    if reason := formats.sglang_refusal(config):
+        lines.append(f"SGLang does not serve this drafter: {reason}.")
+    else:
+        exact = " --speculative-domino-candidate-pool-size 0" if config.has_head else ""
+        lines += [
+            "SGLang (0.5.23 or later):",
+            "",
+            "```",
+            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH"
+            f" --speculative-draft-model-path THIS_FOLDER{exact}",
+            "```",
+        ]
+        if config.has_head:
+            lines += [
+                "",
+                "Without the last flag SGLang corrects only the 2,048 tokens that the backbone scores best.",
+            ]
+    lines.append("")
+    if reason := formats.vllm_refusal(config):
+        lines.append(f"vLLM does not serve this drafter: {reason}.")
+    else:
+        settings = json.dumps({"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": drafts})
+        lines += ["vLLM:", "", "```", f"vllm serve {target} --speculative-config '{settings}'", "```"]
+        if formats.is_hub_id(target_path):
+            lines += ["", "`vllm serve THIS_FOLDER` does the same with the target's hub id in config.json."]
+    if formats.sglang_refusal(config) is None:
+        lines += [
+            "",
+            f"A server drafts {drafts} of a block of {config.block_size}, so a round there emits at most"
+            f" {config.block_size} tokens; domino_jax.decode drafts {config.num_drafts} and emits at most"
+            f" {config.num_drafts + 1}.",
+        ]
+    return lines
+
+
+def training_lines(
+    config: DrafterConfig, recipe: Mapping[str, Any], step: int, data: Mapping[str, Any] | None
+) -> list[str]:
     train, source = recipe["train"], recipe["data"]
     counted = ""
     if data is not None:
         counted = f"; {data['rows']:,} rows, {data['tokens']:,} tokens, fingerprint {data['fingerprint'][:16]}"
-    loss = [
-        f"λ of the base loss from {train['lambda_start']:g} to 0 over {share(train['lambda_decay_ratio'])}",
-        f"slot decay γ {train['gamma']}",
-    ]
+    loss = [f"slot decay γ {train['gamma']}"]
+    if config.has_head:
+        decay = share(train["lambda_decay_ratio"])
+        loss.insert(0, f"λ of the base loss from {train['lambda_start']:g} to 0 over {decay}")
     # Off by default, and absent from the workdirs of older versions.
     on = {key: train[key] for key in ("dpace_alpha", "distill", "ema_decay") if key in train and train[key]}
     names = {"dpace_alpha": "D-PACE α", "distill": "total-variation weight", "ema_decay": "weights averaged with"}
@@ -80,7 +127,7 @@ def training_lines(recipe: Mapping[str, Any], step: int, data: Mapping[str, Any]
         f"- data: {public_sources(source['train'])}"
         f"{' (answers regenerated by the target)' if source['regenerate'] else ''},"
         f" at most {source['max_length']} tokens a row{counted}",
-        f"- curriculum and loss: {', '.join(loss)}",
+        f"- {'curriculum and loss' if config.has_head else 'loss'}: {', '.join(loss)}",
         f"- {train['optimizer']}, learning rate {train['learning_rate']:g}, seed {recipe['seed']}",
     ]
 

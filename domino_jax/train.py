@@ -22,6 +22,7 @@ from domino_jax import config as recipes
 from domino_jax.checkpoint import Checkpoints, refuse_changes
 from domino_jax.data.arrange import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
+from domino_jax.drafter import formats
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.errors import DataError
 from domino_jax.finished import mark_finished, read_marker
@@ -167,6 +168,8 @@ def main(flags: cli.Flags) -> int | None:
             with watchdog.slow("the export"):
                 export_run(workdir, drafter_config, recipe, state, loop.done)
             say(f"exported the drafter to {workdir / 'export'}")
+            if note := formats.serving_note(drafter_config):
+                say(f"note: {note}")
             if distributed.is_primary():
                 plot_run(workdir)
             with watchdog.paused():

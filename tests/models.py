@@ -84,6 +84,7 @@ def tiny_drafter(
     head: bool = True,
     layer_types: tuple[str, ...] = (),
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     layers: int = 2,
     target_layer_ids: tuple[int, ...] = (0, 1),
     seed: int = 2,
@@ -101,6 +102,7 @@ def tiny_drafter(
         shift_label=shift_label,
         layer_types=layer_types,
         sliding_window=sliding_window,
+        is_causal=is_causal,
         **choices,
     )
     module = Drafter(config)

@@ -24,7 +24,7 @@ LAYER_KINDS = [
 ]
 
 
-def weights_picture(anchors, keep, block_size, length, window):
+def weights_picture(anchors, keep, block_size, length, window, causal=False):
     """Which keys training_attention reads, as 0/1 lines over [context; all block rows], one line per query.
 
     Values are one-hot, so the output is the row of softmax weights itself.
@@ -36,7 +36,9 @@ def weights_picture(anchors, keep, block_size, length, window):
     @jax.jit
     def attended():
         context = (zeros[:, :, :length], onehot[:, :, :length])
-        attention = training_attention(context, jnp.array([anchors]), jnp.array([keep]), block_size, window)
+        attention = training_attention(
+            context, jnp.array([anchors]), jnp.array([keep]), block_size, window, causal=causal
+        )
         return attention(zeros[:, :, length:], zeros[:, :, length:], onehot[:, :, length:])[0]
 
     out = np.asarray(attended())
@@ -56,7 +58,7 @@ def test_a_block_reads_the_context_before_its_anchor_and_all_of_itself():
 
 
 def test_a_sliding_layer_reads_a_window_of_context_and_no_later_slot():
-    assert weights_picture([2, 4], [True, True], 3, 6, 3) == [
+    assert weights_picture([2, 4], [True, True], 3, 6, 3, causal=True) == [
         "110000 100000",
         "010000 110000",
         "000000 111000",
@@ -70,8 +72,9 @@ def test_a_block_without_keep_reads_nothing():
     assert weights_picture([2, 0], [True, False], 2, 3, None) == ["110 1100", "110 1100", "000 0000", "000 0000"]
 
 
-@pytest.mark.parametrize("window", [None, 4])
-def test_training_attention_equals_a_dense_masked_softmax(window):
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 3, 4])
+def test_training_attention_equals_a_dense_masked_softmax(window, causal):
     batch, heads, kv, length, count, size, width = 2, 4, 2, 11, 3, 4, 6
     rng = np.random.default_rng(5)
     rows = count * size
@@ -88,7 +91,8 @@ def test_training_attention_equals_a_dense_masked_softmax(window):
         for t in range(length):
             mask[b, a * size + j, t] = keep[b, a] and t < anchor and (window is None or t >= anchor + j - (window - 1))
         for u in range(size):
-            mask[b, a * size + j, length + a * size + u] = keep[b, a] and (window is None or u <= j)
+            near = (window is None or abs(j - u) < window) and (u <= j or not causal)
+            mask[b, a * size + j, length + a * size + u] = keep[b, a] and near
     keys, values = np.concatenate([context_k, k], axis=2), np.concatenate([context_v, v], axis=2)
     expected = np.zeros_like(q)
     for b, n, row in np.ndindex(batch, heads, rows):
@@ -99,7 +103,9 @@ def test_training_attention_equals_a_dense_masked_softmax(window):
 
     @jax.jit
     def attended(context, q, k, v):
-        return training_attention(context, jnp.asarray(anchors), jnp.asarray(keep), size, window)(q, k, v)[0]
+        return training_attention(context, jnp.asarray(anchors), jnp.asarray(keep), size, window, causal=causal)(
+            q, k, v
+        )[0]
 
     out = attended((context_k, context_v), q, k, v)
     np.testing.assert_allclose(out, expected, atol=1e-6)

@@ -171,7 +171,7 @@ def test_the_written_config_has_the_keys_of_the_public_one(tmp_path):
     raw = hf.read_config(tmp_path)
     assert set(PUBLIC_8B) <= set(raw)
     assert raw["dflash_config"] == golden_raw("tied_shift", "drafter")["dflash_config"]
-    assert (raw["architectures"], raw["dtype"]) == (["DominoDraftModel"], "bfloat16")
+    assert (raw["architectures"], raw["dtype"]) == (["DFlashDraftModel"], "bfloat16")
     assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"] == 1e6
 
 
@@ -266,6 +266,57 @@ def test_a_domino_config_without_a_key_that_is_never_guessed_names_it(key):
         DrafterConfig.from_dict({**PUBLIC_8B, "dflash_config": nested})
 
 
+# ---- drafters that compute something else ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "top, nested, named",
+    [
+        ({}, {"projector_type": "dspark"}, "dflash_config.projector_type 'dspark'"),
+        ({}, {"causal": True}, "dflash_config.causal True"),
+        ({}, {"causal": False}, "dflash_config.causal False"),
+        ({}, {"use_swa": True, "swa_window_size": 4}, "dflash_config.use_swa True"),
+        ({}, {"attention_value_scale": 0.5}, "dflash_config.attention_value_scale 0.5"),
+        ({}, {"attention_sink_bias": True}, "dflash_config.attention_sink_bias True"),
+        ({}, {"final_logit_softcapping": 30.0}, "dflash_config.final_logit_softcapping 30.0"),
+        ({}, {"conv_kernel_size": 2, "conv_group_size": 16}, "dflash_config.conv_kernel_size 2"),
+        ({}, {"markov_rank": 12}, "dflash_config.markov_rank 12"),
+        ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_dim": 64}}, {}, "rope_parameters.rope_dim 64"),
+        ({"draft_vocab_size": 32000}, {}, "draft_vocab_size 32000 and vocab_size 151936"),
+        ({"target_hidden_size": 5120}, {}, "target_hidden_size 5120 and hidden_size 4096"),
+        ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
+        ({"is_causal": "yes"}, {}, "is_causal = 'yes'"),
+        ({}, {"shift_label": "false"}, "shift_label = 'false'"),
+    ],
+)
+def test_a_key_that_changes_what_a_drafter_computes_is_refused_by_name(top, nested, named):
+    raw = {**PUBLIC_8B, **top, "dflash_config": {**PUBLIC_8B["dflash_config"], **nested}}
+    with pytest.raises(DataError, match=named) as error:
+        DrafterConfig.from_dict(raw)
+    assert len(str(error.value).splitlines()) <= 5
+
+
+@pytest.mark.parametrize("place", ["top", "nested", "both"])
+@pytest.mark.parametrize("shifted", [True, False])
+def test_sample_from_anchor_says_whether_a_plain_drafter_is_shifted(shifted, place):
+    plain = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33], "sample_from_anchor": shifted}
+    config = DrafterConfig.from_dict(moved({**PUBLIC_8B, "dflash_config": plain}, sample_from_anchor=place))
+    assert config.shift_label is shifted and not config.has_head
+    again = config.to_dict()
+    stated = [raw.get("sample_from_anchor") for raw in (again, again["dflash_config"])]
+    assert stated == ([True, True] if shifted else [None, None])
+    assert DrafterConfig.from_dict(again).shift_label is shifted
+
+
+def test_is_causal_false_is_not_an_absent_one():
+    sliding = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048, "use_sliding_window": True}
+    for value, causal in ((None, True), (True, True), (False, False)):
+        config = DrafterConfig.from_dict({**PUBLIC_8B, **sliding, "is_causal": value})
+        assert (config.is_causal, config.causal(0)) == (value, causal)
+    assert not DrafterConfig.from_dict(PUBLIC_8B).causal(0)
+
+
 # ---- fit to the target -----------------------------------------------------------------------------------------------
 
 
@@ -322,19 +373,12 @@ def test_a_train_workdir_gives_its_exported_drafter(tmp_path):
 
 # ---- other projects' layouts -----------------------------------------------------------------------------------------
 
-SPECULATORS = {
-    "speculators_model_type": "dflash",
-    "transformer_layer_config": {"hidden_size": 64},
-    "aux_hidden_state_layer_ids": [2, 4],
-}
 DEEPSPEC = {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "mask_token_id": 259, "target_layer_ids": [1, 3]}
 
 
 @pytest.mark.parametrize(
     "raw, names, difference, remedy",
     [
-        (SPECULATORS, [], "speculators layout", "aux_hidden_state_layer_ids - 1"),
-        ({"aux_hidden_state_layer_ids": [2]}, [], "one higher", "transformer_layer_config"),
         (DEEPSPEC, ["embed_tokens.weight"], "DeepSpec layout", "into dflash_config"),
         (
             PUBLIC_8B,
@@ -343,7 +387,7 @@ DEEPSPEC = {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "mask_token_
             "drop them",
         ),
     ],
-    ids=["speculators", "one speculators key", "DeepSpec", "stored embeddings"],
+    ids=["DeepSpec", "stored embeddings"],
 )
 def test_another_projects_layout_is_refused_with_what_differs_and_how_to_convert(raw, names, difference, remedy):
     with pytest.raises(DataError) as error:
@@ -358,8 +402,7 @@ def test_the_public_layout_is_not_taken_for_another(raw):
     refuse_other_layouts(raw, ["fc.weight", "logit_head.embed_proj.0.weight"])
 
 
-@pytest.mark.parametrize("raw, project", [(SPECULATORS, "speculators"), (DEEPSPEC, "DeepSpec")])
-def test_loading_names_the_other_layout_before_it_complains_about_keys(tmp_path, raw, project):
-    folder = write(tmp_path, raw, {"lm_head.weight": np.ones((2, 2), np.float32)})
-    with pytest.raises(DataError, match=f"{project} layout"):
+def test_loading_names_the_other_layout_before_it_complains_about_keys(tmp_path):
+    folder = write(tmp_path, DEEPSPEC, {"lm_head.weight": np.ones((2, 2), np.float32)})
+    with pytest.raises(DataError, match="DeepSpec layout"):
         load_drafter(folder, target_of("tied_shift"), "float32")

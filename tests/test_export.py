@@ -77,9 +77,10 @@ def workdir(trained, tmp_path):
     return pathlib.Path(shutil.copytree(trained, tmp_path / "workdir"))
 
 
-def start(capsys, workdir, output):
+def start(capsys, workdir, output, *more):
     with pytest.raises(SystemExit) as left:
-        cli.run(export.main, ("workdir", "output"), (), ["export", f"--workdir={workdir}", f"--output={output}"])
+        arguments = ["export", f"--workdir={workdir}", f"--output={output}", *more]
+        cli.run(export.main, ("workdir", "output"), ("format",), arguments)
     said = capsys.readouterr()
     return left.value.code, said.out + said.err
 
@@ -112,6 +113,20 @@ def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(draf
     assert json.loads((output / "config.json").read_text())["dflash_config"]["projector_type"] == "domino"
     # The checkpoints are as they were.
     assert sorted(folder.name for folder in (workdir / "checkpoints").iterdir()) == ["7", "9"]
+
+
+def test_the_format_names_the_architecture_and_a_drafter_without_a_server_is_noted(workdir, capsys):
+    code, said = start(capsys, workdir, workdir / "out", "--format=specforge")
+    assert code == 0 and "note:" not in said
+    assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DominoDraftModel"]
+    raw = json.loads((workdir / "drafter_config.json").read_text())
+    raw["dflash_config"]["pure_draft_prefix_len"] = 0
+    (workdir / "drafter_config.json").write_text(json.dumps(raw))
+    code, said = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "note: SGLang cannot serve this drafter: it requires pure_draft_prefix_len 1" in said
+    assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DFlashDraftModel"]
+    code, said = start(capsys, workdir, workdir / "out", "--format=onnx")
+    assert code == 2 and "--format=onnx: set it to one of serving, specforge." in said
 
 
 def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
@@ -173,8 +188,8 @@ def test_an_interrupted_export_leaves_the_folder_as_it_was(drafter, tmp_path, mo
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     save = export.save_drafter
 
-    def dies(folder, *rest):
-        save(folder, *rest)
+    def dies(*arguments):
+        save(*arguments)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(export, "save_drafter", dies)
@@ -254,7 +269,7 @@ def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter
         "rows.jsonl (answers reg",
         "12,345 rows",
         "λ of the base loss from 1 to 0 over 50% of the run, slot decay γ 7.0, total-variation weight 0.1\n",
-        "\n# license: (yours",
+        "\nlicense: other # yours",
     ):
         assert said in card
     assert f"jax {jax.__version__}" in card and "τ" not in card

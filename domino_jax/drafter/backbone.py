@@ -68,24 +68,27 @@ def training_attention(
     block_size: int,
     window: int | None,
     *,
+    causal: bool = False,
     starts: jax.Array | None = None,
     slice_blocks: int | None = None,
 ) -> Attention:
     """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
 
-    A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees) and all slots of its
-    own block; with a sliding window also t ≥ anchor_b + slot - (window-1), and only slots not after its own (CONTRACT
-    §2.5). Blocks with keep False read nothing and get zeros. The context part and the block part are two score arrays
-    under one softmax; the [A·G, S+A·G] array they stand for, mostly masked, is never built, and of the context part
-    only `slice_blocks` blocks (None: all) live at a time, forward and backward.
+    A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a sliding window
+    also t ≥ anchor_b + slot - (window-1), and the slots of its own block that `slots_read` gives. Blocks with keep
+    False read nothing and get zeros. The context part and the block part are two score arrays under one softmax; the
+    [A·G, S+A·G] array they stand for, mostly masked, is never built, and of the context part only `slice_blocks` blocks
+    (None: all) live at a time, forward and backward.
 
     Args:
         context: keys and values [B, K, S, H] of the row.
         anchors: int32 [B, A].  keep: bool [B, A].
+        causal: no slot reads a later one of its block.
         starts: int32 [B, A], where the anchor's document begins in a packed row; no key before it is read.
     """
     if starts is None:
         starts = jnp.zeros_like(anchors)
+    readable = slots_read(block_size, window, causal)
 
     def attention(q, k, v):
         batch, heads, _, width = q.shape
@@ -94,30 +97,48 @@ def training_attention(
         k, v = (x.reshape(batch, kv, blocks, block_size, width) for x in (k, v))
         size = min(slice_blocks or blocks, blocks)
         if size == blocks:
-            out = _attend_blocks(context, q, k, v, anchors, starts, keep, window)
+            out = _attend_blocks(context, q, k, v, anchors, starts, keep, window, readable)
         else:
-            out = _attend_in_slices(size, window, context, q, k, v, anchors, starts, keep)
+            out = _attend_in_slices(size, (window, readable), context, q, k, v, anchors, starts, keep)
         return out.reshape(batch, heads, blocks * block_size, width), None
 
     return attention
 
 
-def _attend_in_slices(size: int, window: int | None, context: LayerCache, q, k, v, anchors, starts, keep):
+def slots_read(size: int, window: int | None, causal: bool) -> jax.Array:
+    """bool [G, G]: which slots of its block a query reads; a window reaches as far forward as back.
+
+    >>> size 3, window 2, causal  →  1 0 0    not causal  →  1 1 0    no window  →  1 1 1
+                                     1 1 0                   1 1 1                  1 1 1
+                                     0 1 1                   0 1 1                  1 1 1
+    """
+    back = jnp.arange(size)[:, None] - jnp.arange(size)
+    reads = jnp.ones((size, size), bool) if window is None else jnp.abs(back) < window
+    return reads & (back >= 0) if causal else reads
+
+
+def _attend_in_slices(size: int, rule: tuple, context: LayerCache, q, k, v, anchors, starts, keep):
     """_attend_blocks for `size` blocks at a time; their scores are made again in the backward pass."""
     # Their gradients are summed over the slices, in float32 as one product would sum them.
     context = jax.tree.map(lambda x: x.astype(jnp.float32), context)
 
     of_blocks = (cut(x, 1, size) for x in (anchors, starts, keep))
     parts = (cut(q, 3, size), cut(k, 2, size), cut(v, 2, size), *of_blocks)
-    one = jax.checkpoint(lambda part: _attend_blocks(context, *part, window))
+    one = jax.checkpoint(lambda part: _attend_blocks(context, *part, *rule))
     return joined(jax.lax.map(one, parts), 3, anchors.shape[1])
 
 
-def _attend_blocks(context: LayerCache, q, k, v, anchors, starts, keep, window: int | None) -> jax.Array:
-    """Queries [B, K, R, A, G, H] over the context and over block keys and values [B, K, A, G, H] → as the queries."""
+def _attend_blocks(
+    context: LayerCache, q, k, v, anchors, starts, keep, window: int | None, readable: jax.Array
+) -> jax.Array:
+    """Queries [B, K, R, A, G, H] over the context and over block keys and values [B, K, A, G, H] → as the queries.
+
+    readable: bool [G, G], of slots_read.
+    """
     context_k, context_v = (x.astype(k.dtype) for x in context)
     batch, kv, _, _, slots, width = q.shape
-    context_mask, block_mask = _block_masks(anchors, starts, keep, context_k.shape[2], slots, window)
+    context_mask = _context_mask(anchors, starts, keep, context_k.shape[2], slots, window)
+    block_mask = readable & keep[:, :, None, None]
     f32 = {"preferred_element_type": jnp.float32}
     # R, A and G as one axis: XLA:CPU makes one matmul of it (15 ms for 30, forward and backward, A 48, G 8, S 224).
     rows = q.reshape(batch, kv, -1, width)
@@ -134,14 +155,12 @@ def _attend_blocks(context: LayerCache, q, k, v, anchors, starts, keep, window: 
     return jnp.where(keep[:, None, None, :, None, None], out, 0.0).astype(q.dtype)
 
 
-def _block_masks(anchors, starts, keep, length: int, slots: int, window: int | None) -> tuple[jax.Array, jax.Array]:
-    """What A blocks of G slots read: of the context bool [B, A, G, S], of their own block bool [B, A, G, G]."""
+def _context_mask(anchors, starts, keep, length: int, slots: int, window: int | None) -> jax.Array:
+    """What A blocks of G slots read of the context: bool [B, A, G, S]."""
     key_position = jnp.arange(length)
     before = (key_position < anchors[..., None]) & (key_position >= starts[..., None])
-    context_mask = jnp.broadcast_to(before[:, :, None], (*anchors.shape, slots, length))
-    block_mask = jnp.ones((slots, slots), bool)
+    mask = jnp.broadcast_to(before[:, :, None], (*anchors.shape, slots, length))
     if window is not None:
         query_position = anchors[:, :, None] + jnp.arange(slots)
-        context_mask &= key_position >= query_position[..., None] - (window - 1)
-        block_mask = jnp.tril(block_mask)
-    return context_mask & keep[:, :, None, None], block_mask & keep[:, :, None, None]
+        mask &= key_position >= query_position[..., None] - (window - 1)
+    return mask & keep[:, :, None, None]

@@ -4,12 +4,32 @@ import dataclasses
 from typing import Any
 
 from domino_jax.errors import DataError
-from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
+from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
+from domino_jax.safetensors_file import quote
 from domino_jax.target.qwen3 import Qwen3Config
 
 DOMINO = "domino"
 DFLASH = "dflash"
 _DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
+# Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
+_VARIANTS = {
+    "projector_type": (*_DOMINO_NAMES, DFLASH),
+    "causal": (),
+    "use_swa": (False,),
+    "swa_window_size": (),
+    "attention_value_scale": (1.0,),
+    "conv_kernel_size": (0,),
+    "conv_group_size": (0,),
+    "selector_rank": (0,),
+    "selector_top_k": (0,),
+    "markov_rank": (0,),
+    "enable_confidence_head": (False,),
+    "output_multiplier": (1.0,),
+    "input_embedding_scale": (1.0,),
+    "use_aux_hidden_state": (True,),
+    "norm_before_fc": (False,),
+    "fc_norm": (False,),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +47,8 @@ class DrafterConfig(DecoderConfig):
     gru_hidden_dim: int = 0
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
+    # Whether a slot reads only slots not after its own: in all layers, in none, or (None) in the sliding ones.
+    is_causal: bool | None = None
 
     @property
     def has_head(self) -> bool:
@@ -52,16 +74,27 @@ class DrafterConfig(DecoderConfig):
         """True when this draft layer uses the sliding window."""
         return bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
 
+    def window(self, layer: int) -> int | None:
+        """The sliding window of this draft layer, None where it reads all of the context."""
+        return self.sliding_window if self.is_sliding(layer) else None
+
+    def causal(self, layer: int) -> bool:
+        """True when a slot of this draft layer reads only the slots of its block that are not after its own."""
+        return self.is_sliding(layer) if self.is_causal is None else self.is_causal
+
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "DrafterConfig":
         """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
         refuse_unsupported(raw)
         dflash = raw.get("dflash_config") or {}
+        _refuse_variants(raw, dflash)
         projector = DOMINO if _either(raw, dflash, "projector_type") in _DOMINO_NAMES else DFLASH
+        shifted = _shift_label(raw, dflash)
         needed = ["block_size", "mask_token_id", "target_layer_ids"]
-        needed += ["shift_label", "emb_dim"] if projector == DOMINO else []
+        needed += ["emb_dim"] if projector == DOMINO else []
         values = {name: _either(raw, dflash, name) for name in needed}
         missing = [name for name, value in values.items() if value is None]
+        missing += ["shift_label"] if projector == DOMINO and shifted is None else []
         missing += [] if raw.get("num_target_layers") is not None else ["num_target_layers"]
         if missing:
             raise DataError(
@@ -77,12 +110,13 @@ class DrafterConfig(DecoderConfig):
             mask_token_id=int(values["mask_token_id"]),
             target_layer_ids=tuple(int(index) for index in values["target_layer_ids"]),
             projector=projector,
-            shift_label=bool(_either(raw, dflash, "shift_label") or False),
+            shift_label=bool(shifted),
             pure_draft_prefix_len=int(_either(raw, dflash, "pure_draft_prefix_len") or 0),
             emb_dim=emb_dim,
             gru_hidden_dim=int(_either(raw, dflash, "gru_hidden_dim") or emb_dim),
             layer_types=tuple(raw.get("layer_types") or ()),
             sliding_window=_sliding_window(raw),
+            is_causal=_boolean(raw, dflash, "is_causal"),
         )
         config.check()
         return config
@@ -114,8 +148,10 @@ class DrafterConfig(DecoderConfig):
         domino = (
             {"projector_type": DOMINO, "pure_draft_prefix_len": self.pure_draft_prefix_len} if self.has_head else {}
         )
+        # How servers spell it: vLLM refuses such a drafter by this key instead of drafting one position late.
+        shifted = {"sample_from_anchor": True} if self.shift_label and not self.has_head else {}
         return {
-            "architectures": ["DominoDraftModel" if self.has_head else "DFlashDraftModel"],
+            "architectures": ["DFlashDraftModel"],
             "model_type": "qwen3",
             "block_size": self.block_size,
             "num_hidden_layers": self.num_hidden_layers,
@@ -142,10 +178,13 @@ class DrafterConfig(DecoderConfig):
             "max_window_layers": self.num_hidden_layers,
             "tie_word_embeddings": False,
             "dtype": "bfloat16",
+            **({} if self.is_causal is None else {"is_causal": self.is_causal}),
+            **shifted,
             "dflash_config": {
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layer_ids),
                 "shift_label": self.shift_label,
+                **shifted,
                 **domino,
                 **head,
             },
@@ -220,6 +259,39 @@ def _either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
             f"dflash_config; make them equal."
         )
     return found[0] if found else None
+
+
+def _boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | None:
+    """As _either, for a key that is true or false."""
+    value = _either(raw, nested, name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
+    return value
+
+
+def _shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
+    """shift_label, which speculators and vLLM spell sample_from_anchor; None where neither stands."""
+    ours, theirs = (_boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
+    if None not in (ours, theirs) and ours != theirs:
+        raise DataError(
+            f"the drafter's config.json gives shift_label {ours} and sample_from_anchor {theirs}, which mean the same:"
+            " slot k predicts the token after its own. Make them equal."
+        )
+    return theirs if ours is None else ours
+
+
+def _refuse_variants(raw: dict[str, Any], nested: dict[str, Any]) -> None:
+    """Raises DataError for a drafter of the same tensors, or nearly, that computes something else."""
+    refuse_values(raw, _VARIANTS)
+    refuse_values(nested, _VARIANTS, "dflash_config.")
+    refuse_unsupported(nested, "dflash_config.")
+    for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+        value = _either(raw, nested, name)
+        if value is not None and value != raw.get(own):
+            raise DataError(
+                f"the drafter's config.json has {name} {quote(value)} and {own} {quote(raw.get(own))}; a drafter with"
+                " another vocabulary or width than its target is not supported."
+            )
 
 
 def _sliding_window(raw: dict[str, Any]) -> int | None:

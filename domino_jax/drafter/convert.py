@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax import hf
+from domino_jax.drafter import formats, speculators
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.errors import DataError
 from domino_jax.safetensors_file import quote
@@ -27,7 +28,6 @@ from domino_jax.target.convert import (
 from domino_jax.target.qwen3 import Qwen3Config
 
 _EMBEDDINGS = {"embed_tokens.weight", "model.embed_tokens.weight", "lm_head.weight"}
-_SPECULATORS = ("speculators_model_type", "transformer_layer_config", "aux_hidden_state_layer_ids")
 _OLD_HEAD_PREFIX = "logit_head."  # early files keep the head's tensors under it
 
 
@@ -62,15 +62,6 @@ def refuse_other_layouts(raw: dict[str, Any], names: Iterable[str]) -> None:
         raw: the parsed config.json.  names: the tensor names of the folder.
     """
     stored = sorted(_EMBEDDINGS & set(names))
-    found = [key for key in _SPECULATORS if key in raw]
-    if found:
-        raise DataError(
-            f"this drafter is in the speculators layout ({', '.join(found)}), not the public Domino one: its layer ids"
-            " are one higher, its shapes are nested, and it stores its own embed_tokens and lm_head.\n"
-            "To convert: move the fields of transformer_layer_config to the top level, write"
-            " dflash_config.target_layer_ids = aux_hidden_state_layer_ids - 1,\n"
-            "and drop embed_tokens and lm_head if they equal the target's."
-        )
     architectures = raw.get("architectures")
     dspark = [name for name in architectures if "DSpark" in str(name)] if isinstance(architectures, list) else []
     if dspark:
@@ -84,7 +75,7 @@ def refuse_other_layouts(raw: dict[str, Any], names: Iterable[str]) -> None:
     if stored:
         raise DataError(
             f"this drafter stores {', '.join(stored)}; the public Domino layout takes embeddings and lm_head from the"
-            " target (DeepSpec and speculators store them).\n"
+            " target (DeepSpec stores them).\n"
             "To convert: check that they equal the target's and drop them; a drafter with its own cannot be used."
         )
 
@@ -117,25 +108,49 @@ def check_fits(config: DrafterConfig, target: Qwen3Config) -> None:
 
 
 def load_drafter(
-    path: str | Path, target: Qwen3Config, dtype: Any, sharding: Sharding = None
+    path: str | Path,
+    target: Qwen3Config,
+    dtype: Any,
+    sharding: Sharding = None,
+    target_path: str | Path | None = None,
 ) -> tuple[DrafterConfig, Params]:
-    """A drafter that fits `target`, from a local folder, a hub id or a train workdir (its `export/`), in `dtype`."""
+    """A drafter that fits `target`, from a local folder, a hub id or a train workdir (its `export/`), in `dtype`.
+
+    target_path: the target's folder or hub id, for drafters in the speculators layout that store its embeddings.
+    """
     folder = hf.resolve_folder(path)
     if (folder / "export" / "config.json").is_file():
         folder = folder / "export"
     raw = hf.read_config(folder)
     tensors = hf.open_tensors(folder)
-    refuse_other_layouts(raw, tensors)
+    skipped: tuple[str, ...] = ()
+    if speculators.is_speculators(raw):
+        raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, target.num_hidden_layers))
+        speculators.check_copies(tensors, target_path)
+        skipped = (*speculators.COPIES, *speculators.UNUSED)
+    else:
+        refuse_other_layouts(raw, tensors)
     config = hf.parse_config(folder, raw, DrafterConfig.from_dict)
     check_fits(config, target)
-    aliases = {_OLD_HEAD_PREFIX + entry.name: entry.name for entry in head_table(config)} if config.has_head else {}
-    return config, load_table(tensors, drafter_table(config), dtype, sharding, aliases=aliases)
+    prefixes = (_OLD_HEAD_PREFIX, speculators.HEAD_PREFIX) if config.has_head else ()
+    aliases = {prefix + entry.name: entry.name for prefix in prefixes for entry in head_table(config)}
+    return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
 
 
-def save_drafter(folder: str | Path, config: DrafterConfig, params: Params, dtype: str = "bfloat16") -> None:
-    """Writes a drafter as a public folder, for SGLang, SpecForge or `load_drafter`.
+def save_drafter(
+    folder: str | Path,
+    config: DrafterConfig,
+    params: Params,
+    dtype: str = "bfloat16",
+    format: str = formats.SERVING,
+    verifier: str | None = None,
+) -> None:
+    """Writes a drafter as a public folder, for SGLang and vLLM, for SpecForge's training, or `load_drafter`.
 
     Every array must be readable by this process: on several hosts, gather the parameters first and write from one.
+
+    Args:
+        format, verifier: as for formats.public_config.
     """
-    raw = {**config.to_dict(), "dtype": np.dtype(dtype).name}
+    raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
     hf.write_folder(folder, deferred_tensors(drafter_table(config), params, dtype), raw)

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.drafter.backbone import Backbone, training_attention
+from domino_jax.drafter.backbone import Backbone, slots_read, training_attention
 from domino_jax.drafter.blocks import slot_positions, states_per_slot
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.drafter.head import DominoHead
@@ -74,9 +74,8 @@ class Drafter(nn.Module):
         context = self.backbone.context_keys_values(features, positions)
 
         def attention(layer):
-            window = self.config.sliding_window if self.config.is_sliding(layer) else None
-            sliced = {"starts": starts, "slice_blocks": self.attention_blocks}
-            return training_attention(context[layer], anchors, keep, slots, window, **sliced)
+            choices = {"causal": self.config.causal(layer), "starts": starts, "slice_blocks": self.attention_blocks}
+            return training_attention(context[layer], anchors, keep, slots, self.config.window(layer), **choices)
 
         block_positions = slot_positions(first, slots).reshape(batch, blocks * slots)
         z, _ = self.backbone(x.reshape(batch, blocks * slots, width), block_positions, attention)
@@ -118,21 +117,18 @@ class Drafter(nn.Module):
     def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
         """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block behind the length).
 
-        Every slot reads the committed context and the whole block. The rows written are never committed: the next
-        `extend_context` overwrites them with the accepted tokens' features.
+        Every slot reads the committed context and its block as in training (`training_attention`). The rows written are
+        never committed: the next `extend_context` overwrites them with the accepted tokens' features.
         """
         size = x.shape[1]
         positions = lengths[:, None] + jnp.arange(size)
         capacity = cache[0][0].shape[2]
-        whole = block_mask(lengths, jnp.ones((size, size), bool), capacity)
-        causal = block_mask(lengths, jnp.tril(jnp.ones((size, size), bool)), capacity)
 
         def attention(layer):
-            mask = whole
-            if self.config.is_sliding(layer):
-                key_slot = jnp.arange(capacity)
-                oldest = positions[:, :, None] - (self.config.sliding_window - 1)
-                mask = causal & ((key_slot >= oldest) | (key_slot >= lengths[:, None, None]))
+            window = self.config.window(layer)
+            mask = block_mask(lengths, slots_read(size, window, self.config.causal(layer)), capacity)
+            if window is not None:
+                mask &= jnp.arange(capacity) >= positions[:, :, None] - (window - 1)
 
             def over_cache(q, k, v):
                 written = append(cache[layer], k, v, positions)

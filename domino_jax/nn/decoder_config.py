@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from domino_jax.errors import DataError
+from domino_jax.safetensors_file import quote
 
 # Far above any public model; a config beyond them is damaged or hostile, and is refused before anything is allocated.
 LIMITS = {
@@ -39,23 +40,76 @@ class DecoderConfig:
     qk_norm: bool = dataclasses.field(default=True, kw_only=True, repr=False)
 
 
-def refuse_unsupported(raw: dict[str, Any]) -> None:
-    """Raises DataError for the fields of a Qwen3- or Llama-like config.json that would change the forward pass."""
-    rope = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling")
-    kinds = {rope.get("rope_type", "default"), (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))}
-    if kinds != {"default"}:
-        raise DataError(f"config.json asks for RoPE scaling {sorted(kinds)}; only rope_type 'default' is supported.")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+# Keys of public Qwen3- and Llama-like config.json files that change what a layer or the logits compute, and the values
+# with which they do not. A missing key and null are neutral too.
+NEUTRAL = {
+    "hidden_act": ("silu",),
+    "hidden_activation": ("silu",),
+    "mlp_bias": (False,),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "partial_rotary_factor": (1.0,),
+    "rotary_pct": (1.0,),
+    "is_neox_style": (True,),
+    "rope_is_neox_style": (True,),
+    "rope_interleaved": (False,),
+    "attn_logit_softcapping": (),
+    "attention_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "query_pre_attn_scalar": (),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "logits_scaling": (1.0,),
+    "logit_scale": (1.0,),
+    "clip_qkv": (),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "use_gemma_norm": (False,),
+    "quantization_config": (),
+}
+# The same inside rope_parameters and rope_scaling; with the default type their other keys have no effect.
+NEUTRAL_ROPE = {"partial_rotary_factor": (1.0,), "rope_dim": (), "mrope_section": ()}
+
+
+def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
+    """Raises DataError for the fields of a Qwen3- or Llama-like config.json that would change the forward pass.
+
+    place: as for refuse_values, when raw is a part of the file.
+    """
+    for part in ("rope_parameters", "rope_scaling"):
+        _refuse_rope(place + part, raw.get(part) or {})
+    refuse_values(raw, NEUTRAL, place)
+
+
+def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "") -> None:
+    """Raises DataError naming the first key of `neutral` that `raw` sets to another than its neutral values.
+
+    place: what stands before the key in the message, as "rope_parameters.".
+    """
+    for key, values in neutral.items():
+        value = raw.get(key)
+        if value is not None and value not in values:
+            only = f"only {' or '.join(map(repr, values))} is supported" if values else "it is not supported"
+            raise DataError(
+                f"config.json has {place}{key} {quote(value)}, which changes what the model computes; {only}."
+            )
+
+
+def _refuse_rope(place: str, rope: dict[str, Any]) -> None:
+    """Only the plain rotation of whole heads, with one theta for all layers."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
         raise DataError(
-            f"config.json has partial_rotary_factor {rope['partial_rotary_factor']!r}; whole heads are rotated here."
+            f"config.json asks for RoPE scaling {quote(kind)} in {place}; only rope_type 'default' is supported."
         )
-    if raw.get("mlp_bias"):
-        raise DataError("config.json has mlp_bias true; a feed-forward with biases is not supported.")
-    if raw.get("num_experts") or raw.get("num_local_experts"):
-        raise DataError("config.json describes a mixture of experts (num_experts); only dense models are supported.")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise DataError(f"config.json has hidden_act {raw['hidden_act']!r}; only 'silu' is supported.")
+    refuse_values(rope, NEUTRAL_ROPE, f"{place}.")
+    per_layer = [key for key, value in rope.items() if isinstance(value, dict)]
+    if per_layer:
+        raise DataError(
+            f"config.json has {place}.{quote(per_layer[0])}, a rotation for some of the layers; only one rope_theta for"
+            " all layers is supported."
+        )
 
 
 def read_rope_theta(raw: dict[str, Any]) -> float:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from domino_jax.errors import DataError
 from domino_jax.nn.attention import attend, attend_causal, attend_prompts
 from domino_jax.nn.cache import Cache, append, init_cache
-from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
+from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
 from domino_jax.nn.decoder_layer import DecoderLayer
 from domino_jax.nn.layers import INIT_STD, Linear, RMSNorm, rotary_angles, with_rows
+from domino_jax.safetensors_file import quote
 from domino_jax.shapes import Hidden, Logits, Mask, Positions, Tokens
 from domino_jax.sharding import constrain, gathered
 
@@ -39,6 +40,12 @@ class Qwen3Config(DecoderConfig):
             )
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
+        refuse_values(raw, {"is_causal": (True,), "use_bidirectional_attention": (False,)})
+        other = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
+        if other:
+            raise DataError(
+                f"config.json has layer_types with {quote(other[0])}; the target supports full_attention only."
+            )
         if raw.get("sliding_window") and raw.get("use_sliding_window"):
             raise DataError(
                 "config.json turns sliding_window on (use_sliding_window true); the target supports full "
