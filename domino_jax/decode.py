@@ -43,7 +43,7 @@ from domino_jax.data.sources import is_remote
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.decode_models import Loader, decode_mesh
-from domino_jax.decode_run import Speech, check_rows, run_lanes
+from domino_jax.decode_run import Speech, check_rows, check_words, run_lanes
 from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator, with_stored_constants
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.measure import Lane
@@ -198,14 +198,14 @@ def read_rows(flags: cli.Flags, decode, loaded: LoadedTarget) -> list[dict[str, 
     path = flags.prompts or decode.prompts
     if not path:
         return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
-    return read_prompt_rows(path, decode.num_prompts)
+    return read_prompt_rows(path, decode.num_prompts, loaded.tokenizer)
 
 
-def read_prompt_rows(path: str, limit: int) -> list[dict[str, Any]]:
-    """Rows of a prompts file without the keys that only tasks have; limit 0: all."""
+def read_prompt_rows(path: str, limit: int, tokenizer: Any) -> list[dict[str, Any]]:
+    """Rows of a prompts file without the keys that only tasks have; limit 0: all. A bad checker is a DataError."""
     return [
         {key: value for key, value in row.items() if key not in ("task", "next_turns")}
-        for row in read_prompts(path, limit or None)
+        for row in read_prompts(path, limit or None, functools.partial(check_words, tokenizer=tokenizer))
     ]
 
 
@@ -231,7 +231,7 @@ def decode_with(
     if not drafter_config.has_head:
         settings = dataclasses.replace(settings, modes=tuple(mode for mode in settings.modes if mode != "domino"))
     source = config.decode.prompts or config.eval.prompts
-    rows = read_prompt_rows(source, config.decode.num_prompts)
+    rows = read_prompt_rows(source, config.decode.num_prompts, loaded.tokenizer)
     target = cast_target(loaded, settings.dtype)
     models = Models(target.model, target.params)
     if needs_drafter(settings.modes):

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.chat import encode_prompt
+from domino_jax.data.prompts import check_text
 from domino_jax.data.tiny_checks import check_answer
 from domino_jax.decode_files import RunFiles, generation_row, read_generation
 from domino_jax.decode_settings import request_of
 from domino_jax.decoding.generate import Clock, Generation
 from domino_jax.decoding.measure import Divergence, Lane, ModeRun, add_clock, baseline_of, divergences, take_turns
-from domino_jax.errors import DataError
+from domino_jax.errors import DataError, quote
 from domino_jax.progress import Progress
 
 BATCHES_IN_A_GROUP = 4
@@ -100,7 +101,7 @@ def check_rows(lanes: Sequence[Lane], rows: Sequence[Mapping[str, Any]], speech:
     """
     generators = list({id(lane.generator): lane.generator for lane in lanes}.values())
     for row in rows:
-        check_words(row, speech)
+        check_words(row, f"prompt {quote(row['id'])[1:-1]}", speech.tokenizer)
         prompt, where = speech.encode(row), f"prompt {row['id']}"
         for generator in generators:
             generator.check_prompt(prompt, where, request_of(row, 0))
@@ -120,23 +121,20 @@ def check_rows(lanes: Sequence[Lane], rows: Sequence[Mapping[str, Any]], speech:
                 )
 
 
-def check_words(row: Mapping[str, Any], speech: Speech) -> None:
-    """Raises DataError for what can be neither encoded nor written, and for a checker that could not judge later."""
-    try:
-        json.dumps(row, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"prompt {row['id']!a} holds half of a surrogate pair ({error.object[error.start]!a}), which is no text;"
-            " correct or remove it."
-        ) from error
-    if speech.tokenizer is None or not has_checker(row):
+def check_words(row: Mapping[str, Any], where: str, tokenizer: Any) -> None:
+    """Raises DataError for what can be neither encoded nor written, and for a checker that could not judge later.
+
+    tokenizer: the target's; without one there is no text to judge.
+    """
+    check_text(row, where)
+    if tokenizer is None or not has_checker(row):
         return
     try:
         check_answer(row, "")
-    except (LookupError, TypeError, ValueError, AttributeError, SyntaxError) as error:
+    except Exception as error:  # it parses the row's code, and what Python's parser raises depends on the code
         raise DataError(
-            f"prompt {row['id']} brings kind {row['kind']!r} and an answer_check that cannot judge"
-            f" ({type(error).__name__}: {error}); correct them, or take answer_check out."
+            f"{where} brings kind {quote(row['kind'])} and an answer_check that cannot judge"
+            f" ({type(error).__name__}: {str(error)[:100]}); correct them, or take answer_check out."
         ) from error
 
 

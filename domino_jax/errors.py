@@ -1,5 +1,7 @@
 """Mistakes a user can make, each with the exit code that the commands document (README, "Exit codes")."""
 
+from typing import Any
+
 
 class DominoError(Exception):
     """A mistake outside the program. The message names the two things that disagree and what to change."""
@@ -17,3 +19,9 @@ class NonFiniteError(DominoError):
     """A loss or gradient that is not finite."""
 
     exit_code = 4
+
+
+def quote(value: Any) -> str:
+    """A value out of a file, fit for a message: escaped, so that it stays on one line, and short."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

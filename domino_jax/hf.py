@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from domino_jax.errors import DataError, DominoError
+from domino_jax.errors import DataError, DominoError, quote
 from domino_jax.safetensors_file import (
     FLOATS,
     Deferred,
     Stored,
     is_finite,
     parse_json,
-    quote,
     read_header,
     read_slice,
     write_file,

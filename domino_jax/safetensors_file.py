@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.errors import DataError
+from domino_jax.errors import DataError, quote
 
 # A 64-layer model's header has 0.1 MB. The limit bounds what a hostile file can make us parse.
 HEADER_LIMIT = 16_000_000
@@ -74,12 +74,6 @@ class Deferred:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-def quote(name: Any) -> str:
-    """A name out of a file, fit for a message: escaped, so that it stays on one line, and short."""
-    text = repr(name)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def parse_json(text: bytes, what: str) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """prompts.py: JSONL and prompt rows; what is wrong is told with file, line and id."""
 
-import pytest
+import gzip
+import tracemalloc
 
-from domino_jax.data.prompts import check_prompt, read_jsonl, read_prompts
+import pytest
+import zstandard
+
+from domino_jax.data.prompts import LINE_LIMIT, check_prompt, read_jsonl, read_prompts
 from domino_jax.errors import DataError, DominoError
 
 
@@ -29,6 +33,36 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, said):
     with pytest.raises(DataError, match=said) as refused:
         list(read_jsonl(write(tmp_path, '{"a": 1}', line)))
     assert refused.value.exit_code == 3
+
+
+HOSTILE = {
+    "nested": ("[" * 100_000, "nested too deeply"),
+    "an int of 5000 digits": ('{"token_ids": [%s]}' % ("9" * 5000), "no JSON object"),
+    "zero bytes": ("\0" * 1000, "no JSON object"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), "no JSON object|holds"),
+    "longer than a row may be": (b'{"a": "' + b"x" * LINE_LIMIT, "rows.jsonl:2: the line has more than 67108864 bytes"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_line_is_one_sentence(tmp_path, line, said):
+    with pytest.raises(DataError, match=said) as refused:
+        list(read_jsonl(write(tmp_path, '{"a": 1}', line, '{"a": 2}')))
+    assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
+
+
+def test_an_archive_of_one_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
+    """300 MB in 10 kB: a piece of an archive is unpacked only as far as it is needed."""
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(300_000_000))
+    assert len(bomb) < 30_000
+    (tmp_path / "rows.jsonl.zst").write_bytes(bomb)
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(bytes(100_000_000), 6))
+    for name in ("rows.jsonl.zst", "rows.jsonl.gz"):
+        tracemalloc.start()
+        with pytest.raises(DataError, match="1: the line has more than 67108864 bytes"):
+            list(read_jsonl(tmp_path / name))
+        assert tracemalloc.get_traced_memory()[1] < 4 * LINE_LIMIT
+        tracemalloc.stop()
 
 
 def test_a_missing_file_is_a_usage_error(tmp_path):
@@ -70,11 +104,20 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
             "rows.jsonl:2: the id a is already that of line 1",
         ),
         ([""], "holds no prompt rows"),
+        (
+            ['{"prompt": "a"}', '{"prompt": "b", "source": "\\ud800"}'],
+            r"rows.jsonl:2 \(id 1\) holds half of a surrogate",
+        ),
+        (['{"prompt": "a", "id": "a\\nb"}'], r"rows.jsonl:1: the id is 'a\\nb'; an id has"),
+        (['{"prompt": "a", "id": "%s"}' % ("x" * 201)], "the id is 'xxxx"),
+        (['{"prompt": [%s]}' % ("1, " * 100_000 + "1")], r"prompt is \[1, 1.*\.\.\., expected a text"),
+        (['{"%s": 1}' % ("k" * 100_000)], r"the row has id, kkk.*; a prompt row"),
     ],
 )
 def test_a_row_that_is_no_prompt_is_refused(tmp_path, lines, said):
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=said) as refused:
         read_prompts(write(tmp_path, *lines))
+    assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
 
 
 def test_a_tool_call_may_have_no_text():

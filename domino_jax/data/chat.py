@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids
+from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids, quote_names
 from domino_jax.data.template_guard import TemplateRefused, render
-from domino_jax.errors import DataError, DominoError
+from domino_jax.errors import DataError, DominoError, quote
 
 SHAREGPT_ROLES = {
     "system": "system",
@@ -68,9 +68,9 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
         return _given_row(row, where)
     found = [key for key in ("messages", "conversations") if key in row]
     if len(found) != 1:
-        have = ", ".join(sorted(row)) or "nothing"
         raise DataError(
-            f"{where}: the row has {have}; a training row has messages, conversations, or token_ids and loss_mask."
+            f"{where}: the row has {quote_names(row)}; a training row has messages, conversations, or token_ids and"
+            " loss_mask."
         )
     if tokenizer is None:
         raise DataError(
@@ -99,8 +99,10 @@ def _from_sharegpt(turns: Any, where: str) -> list[dict]:
     ):
         raise DataError(f'{where}: conversations must be a list of {{"from": speaker, "value": text}}.')
     for turn in turns:
-        if turn["from"] not in SHAREGPT_ROLES:
-            raise DataError(f"{where}: the speaker is {turn['from']!r}, expected one of {', '.join(SHAREGPT_ROLES)}.")
+        if not isinstance(turn["from"], str) or turn["from"] not in SHAREGPT_ROLES:
+            raise DataError(
+                f"{where}: the speaker is {quote(turn['from'])}, expected one of {', '.join(SHAREGPT_ROLES)}."
+            )
     return [{"role": SHAREGPT_ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
 
 

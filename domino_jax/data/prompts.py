@@ -1,14 +1,18 @@
 """JSONL files: any row by its line, and the prompt rows of decode and regenerate."""
 
+import io
+import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from domino_jax.data.sources import is_remote, open_plain, remote_exists
-from domino_jax.errors import DataError, DominoError
+from domino_jax.errors import DataError, DominoError, quote
 
 PROMPT_KEYS = ("messages", "prompt", "token_ids")
+LINE_LIMIT = 1 << 26  # bytes; a row of a million token ids has 7 MB
+ID_LIMIT = 200
 
 
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
@@ -20,13 +24,19 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
     if not (remote_exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
         raise DominoError(f"{path}: there is no such file. Name a JSONL file that exists.")
     with open_plain(name) as lines:
-        for number, line in enumerate(lines, start=1):
+        lines = io.BufferedReader(lines)  # the files of some stores read whole lines only, however long
+        for number in itertools.count(1):
+            line = lines.readline(LINE_LIMIT + 1)
+            if not line:
+                return
             if line.strip():
                 yield number, parse_row(line, f"{path}:{number}")
 
 
 def parse_row(line: bytes, where: str) -> dict:
     """The object of one line of JSONL; anything else is a DataError that names the place."""
+    if len(line) > LINE_LIMIT:
+        raise DataError(f"{where}: the line has more than {LINE_LIMIT} bytes. A JSONL file has one row on each line.")
     try:
         row = json.loads(line)
     except ValueError as error:  # broken JSON or bytes that are no UTF-8
@@ -38,21 +48,34 @@ def parse_row(line: bytes, where: str) -> dict:
     return row
 
 
-def read_prompts(path: str | pathlib.Path, limit: int | None = None) -> list[dict]:
+def read_prompts(
+    path: str | pathlib.Path, limit: int | None = None, check: Callable[[dict, str], None] | None = None
+) -> list[dict]:
     """Prompt rows, each with an "id" (its own, or its place among the rows, from "0") and exactly one of PROMPT_KEYS.
 
     Other keys (a checker's, say) stay in the row. Only the first `limit` rows are read.
+
+    Args:
+        check: what else the caller demands of a row, given with the place that a message names; raises DataError.
     """
     rows, lines = [], {}
     for number, row in read_jsonl(path):
         if limit is not None and len(rows) >= limit:
             break
         row = {**row, "id": str(row["id"]) if "id" in row else str(len(rows))}
-        check_prompt(row, f"{path}:{number} (id {row['id']})")
+        if len(row["id"]) > ID_LIMIT or not row["id"].isprintable():
+            raise DataError(
+                f"{path}:{number}: the id is {quote(row['id'])}; an id has at most {ID_LIMIT} printable characters."
+            )
+        where = f"{path}:{number} (id {row['id']})"
+        check_prompt(row, where)
+        check_text(row, where)
         if row["id"] in lines:
             raise DataError(
                 f"{path}:{number}: the id {row['id']} is already that of line {lines[row['id']]}. Ids are unique."
             )
+        if check:
+            check(row, where)
         lines[row["id"]] = number
         rows.append(row)
     if not rows:
@@ -60,19 +83,35 @@ def read_prompts(path: str | pathlib.Path, limit: int | None = None) -> list[dic
     return rows
 
 
+def check_text(row: dict, where: str) -> None:
+    """Refuse a row with half of a surrogate pair in it, which can be neither encoded nor written."""
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} holds half of a surrogate pair ({error.object[error.start]!a}), which is no text; correct or"
+            " remove it."
+        ) from error
+
+
 def check_prompt(row: dict, where: str) -> None:
     """Refuse a prompt row that does not have exactly one of PROMPT_KEYS, of the right kind."""
     found = [key for key in PROMPT_KEYS if key in row]
     if len(found) != 1:
-        have = ", ".join(found) if found else ", ".join(sorted(row)) or "nothing"
+        have = ", ".join(found) if found else quote_names(row)
         raise DataError(f"{where}: the row has {have}; a prompt row has exactly one of {', '.join(PROMPT_KEYS)}.")
     if found == ["messages"]:
         check_messages(row["messages"], where)
     elif found == ["prompt"]:
         if not isinstance(row["prompt"], str) or not row["prompt"]:
-            raise DataError(f"{where}: prompt is {row['prompt']!r}, expected a text that is not empty.")
+            raise DataError(f"{where}: prompt is {quote(row['prompt'])}, expected a text that is not empty.")
     else:
         check_token_ids(row["token_ids"], where)
+
+
+def quote_names(row: dict) -> str:
+    """The row's keys for a message."""
+    return quote(", ".join(sorted(row)))[1:-1] or "nothing"
 
 
 def check_messages(messages, where: str) -> None:
@@ -86,7 +125,7 @@ def check_messages(messages, where: str) -> None:
         textless = content is None and isinstance(message, dict) and "tool_calls" in message
         if not isinstance(role, str) or not (isinstance(content, str) or textless):
             raise DataError(
-                f'{where}: message {place} is {str(message)[:80]!r}, expected {{"role": text, "content": text}}.'
+                f'{where}: message {place} is {quote(message)}, expected {{"role": text, "content": text}}.'
             )
 
 
@@ -94,4 +133,4 @@ def check_token_ids(token_ids, where: str) -> None:
     """Refuse anything but a list of ids, at least one."""
     fine = isinstance(token_ids, list) and bool(token_ids)
     if not fine or not all(type(entry) is int and entry >= 0 for entry in token_ids):
-        raise DataError(f"{where}: token_ids is {str(token_ids)[:80]}, expected a list of at least one id, 0 or more.")
+        raise DataError(f"{where}: token_ids is {quote(token_ids)}, expected a list of at least one id, 0 or more.")

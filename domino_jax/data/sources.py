@@ -27,6 +27,7 @@ COMPRESSED = (".gz", ".zst")
 # Grain's own naming, alone or in shards: rows.array_record, rows.array_record-00003-of-00016.
 ARRAY_RECORD = re.compile(r"\.array_?record(-\d+-of-\d+)?$")
 PIECE_BYTES = 1 << 16
+ZSTD_BYTES = 1 << 10  # read at once: each may stand for 30,000, and a piece is decompressed whole
 HASHING_THREADS = 4
 
 
@@ -195,7 +196,7 @@ def _zstd_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
         raise DominoError(f"{name}: reading .zst needs a package: pip install zstandard.") from error
     frame = None
     try:
-        while piece := raw.read(PIECE_BYTES):
+        while piece := raw.read(ZSTD_BYTES):
             while piece:  # an archive may be several frames, one behind the other
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(piece)

@@ -9,6 +9,7 @@ Which rows: a dataset with more rows than the paper takes is shuffled with seed 
 the dataset, so a dump of the whole split in its order selects the rows that the hub would.
 """
 
+import collections
 import dataclasses
 import importlib.util
 import pathlib
@@ -18,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.data.prompts import read_jsonl
-from domino_jax.errors import DataError, DominoError
+from domino_jax.data.prompts import quote_names, read_jsonl
+from domino_jax.errors import DataError, DominoError, quote
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SHUFFLE_SEED = 0
@@ -167,15 +168,15 @@ def task_rows(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]], count: i
         own = task.id_field and row.get(task.id_field)
         prompts.append(
             {
-                "id": f"{name}/{place if own is None else own}",
+                "id": f"{name}/{place if own is None else quote(str(own))[1:-1]}",
                 "task": name,
                 "messages": [{"role": "user", "content": turns[0]}],
                 **({"next_turns": turns[1:]} if len(turns) > 1 else {}),
             }
         )
-    ids = [prompt["id"] for prompt in prompts]
-    if len(set(ids)) < len(ids):
-        twice = next(entry for entry in ids if ids.count(entry) > 1)
+    counts = collections.Counter(prompt["id"] for prompt in prompts)
+    twice = next((entry for entry, count in counts.items() if count > 1), None)
+    if twice:
         raise DataError(f"the task {name} has two rows with the {task.id_field} of {twice}; ids are unique.")
     return prompts
 
@@ -193,7 +194,7 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
         if field not in row:
             raise DataError(
                 f"{where}: a row of {name} has {', '.join(task.fields)}, but this one has no {field}"
-                f" (it has {', '.join(sorted(row)) or 'nothing'})."
+                f" (it has {quote_names(row)})."
             )
         value = row[field]
         if task.listed:

@@ -12,16 +12,25 @@ import re
 
 KINDS = ("parameters", "rename", "number", "hint", "comment", "stub", "method", "arithmetic")
 
-_FENCE = re.compile(r"```[a-z]*\n(.*?)\n```", re.DOTALL)
-_EQUATION = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
+_OPENING = re.compile(r"```[a-z]*\n")
+# Texts come from rows and models, so no pattern may backtrack: each number is tried once, from its first digit.
+_EQUATION = re.compile(r"(?<!\d)(\d++) ([+*-]) (\d++) = (\d++)")
 
 
 def prompt_code(row: dict) -> str:
     """The code inside the fenced block of the prompt."""
-    found = _FENCE.search(row["messages"][-1]["content"])
-    if found is None:
-        raise ValueError(f"task {row.get('id')} has no fenced code in its prompt")
-    return found.group(1)
+    code = _inside_fence(row["messages"][-1]["content"])
+    if code is None:
+        raise ValueError("no fenced code in the prompt")
+    return code
+
+
+def _inside_fence(text: str) -> str | None:
+    opening = _OPENING.search(text)
+    if opening is None:
+        return None
+    closing = text.find("\n```", opening.end())
+    return None if closing < 0 else text[opening.end() : closing]
 
 
 def fenced(code: str) -> str:
@@ -64,7 +73,14 @@ def parameters_json(code: str) -> str:
 
 def renamed(code: str, old: str, new: str) -> str:
     """The code with the name `old` replaced wherever it stands as a whole word."""
-    return re.sub(rf"\b{re.escape(old)}\b", new, code)
+    return re.sub(rf"\b{_name(old)}\b", lambda match: new, code)
+
+
+def _name(text: str) -> str:
+    """The text, which has to be a name of Python's, with stars in front or without, as a pattern."""
+    if not text.lstrip("*").isidentifier():
+        raise ValueError(f"{text[:40]!r} is not a name")
+    return re.escape(text)
 
 
 def numbered(code: str) -> str:
@@ -75,9 +91,10 @@ def hinted(code: str, parameter: str | None, hint: str) -> str:
     """The code with a type hint on one parameter of its one-line header, or on the return when `parameter` is None."""
     header, _, body = code.partition("\n")
     if parameter is None:
-        header = re.sub(r"\):$", f") -> {hint}:", header)
+        header = re.sub(r"\):$", lambda match: f") -> {hint}:", header)
     else:
-        header = re.sub(rf"([(\s]){re.escape(parameter)}(?=[,)])", rf"\1{parameter}: {hint}", header, count=1)
+        pattern = rf"(?<=[(\s]){_name(parameter)}(?=[,)])"
+        header = re.sub(pattern, lambda match: f"{parameter}: {hint}", header, count=1)
     return f"{header}\n{body}"
 
 
@@ -128,7 +145,7 @@ def expected_answer(row: dict) -> str:
 def _same_json(text: str, expected: str) -> bool:
     try:
         return json.loads(text) == json.loads(expected)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, an int of thousands of digits, brackets without end
         return False
 
 
@@ -144,8 +161,8 @@ def _same_arithmetic(text: str, expected: str) -> bool:
 
 def _lines(text: str) -> list[str]:
     """Lines without trailing blanks, of the fenced block if there is one."""
-    found = _FENCE.search(text)
-    return [line.rstrip() for line in (found.group(1) if found else text).strip("\n").split("\n")]
+    code = _inside_fence(text)
+    return [line.rstrip() for line in (text if code is None else code).strip("\n").split("\n")]
 
 
 def check_answer(row: dict, text: str) -> bool:

@@ -13,8 +13,7 @@ import numpy as np
 from domino_jax import hf
 from domino_jax.drafter import formats, speculators
 from domino_jax.drafter.config import DrafterConfig
-from domino_jax.errors import DataError
-from domino_jax.safetensors_file import quote
+from domino_jax.errors import DataError, quote
 from domino_jax.target.convert import (
     Entry,
     Params,

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from domino_jax import hf
-from domino_jax.errors import DataError
-from domino_jax.safetensors_file import Deferred, is_finite, quote
+from domino_jax.errors import DataError, quote
+from domino_jax.safetensors_file import Deferred, is_finite
 from domino_jax.target.qwen3 import Qwen3Config
 
 Params = dict[str, Any]
