@@ -123,7 +123,7 @@ def test_the_format_names_the_architecture_and_a_drafter_without_a_server_is_not
     raw["dflash_config"]["pure_draft_prefix_len"] = 0
     (workdir / "drafter_config.json").write_text(json.dumps(raw))
     code, said = start(capsys, workdir, workdir / "out")
-    assert code == 0 and "note: SGLang cannot serve this drafter: it requires pure_draft_prefix_len 1" in said
+    assert code == 0 and "note: SGLang cannot serve this drafter: SGLang requires pure_draft_prefix_len 1" in said
     assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DFlashDraftModel"]
     code, said = start(capsys, workdir, workdir / "out", "--format=onnx")
     assert code == 2 and "--format=onnx: set it to one of serving, specforge." in said

@@ -4,6 +4,7 @@ What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33.
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 from domino_jax.drafter.config import DrafterConfig
@@ -44,24 +45,24 @@ def speculators_keys(config: DrafterConfig, verifier: str) -> dict[str, Any]:
 
 
 def is_hub_id(path: str | None) -> bool:
-    """True for "owner/name"; a revision cannot be written down, so a target with one is none."""
-    return path is not None and _HUB_ID.fullmatch(path) is not None
+    """True for "owner/name" that is no folder here. A revision has no key to be written under, so it makes none."""
+    return path is not None and _HUB_ID.fullmatch(path) is not None and not Path(path).exists()
 
 
 def sglang_refusal(config: DrafterConfig) -> str | None:
     """Why SGLang does not draft with this drafter as it was trained; None when it does."""
     if config.has_head and config.pure_draft_prefix_len != 1:
-        return f"it requires pure_draft_prefix_len 1, and this drafter has {config.pure_draft_prefix_len}"
+        return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {config.pure_draft_prefix_len}"
     if config.shift_label and not config.has_head:
-        return "it reads a plain DFlash drafter as unshifted and would draft one position late"
+        return "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
     return None
 
 
 def vllm_refusal(config: DrafterConfig) -> str | None:
     """Why vLLM does not draft with this drafter as it was trained; None when it does."""
     if config.has_head:
-        return "it has no Domino head"
-    return "it refuses sample_from_anchor for DFlash" if config.shift_label else None
+        return "vLLM has no Domino head"
+    return "vLLM refuses sample_from_anchor for DFlash" if config.shift_label else None
 
 
 def serving_note(config: DrafterConfig) -> str | None:
