@@ -142,10 +142,9 @@ class Preemption:
         """
         if self._reached:
             return True
-        if jax.process_count() > 1:
+        stop = self._signalled and jax.process_count() == 1
+        if not stop and jax.distributed.is_initialized():  # which also kept a signal that came before `with`
             stop = multihost_utils.reached_preemption_sync_point(next(_QUESTIONS))
-        else:
-            stop = self._signalled
         if stop:
             self._reached = True  # from here on the run ends itself
             time.sleep(SETTLE_SECONDS)

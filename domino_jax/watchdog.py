@@ -47,6 +47,12 @@ class Watchdog:
         """A step is done, and the next one begins."""
         self._watched = ("a step", time.monotonic(), self._seconds)
 
+    def renew(self) -> None:
+        """What is being watched went on: its time begins again, with the limit that it has."""
+        watched = self._watched
+        if watched is not None:
+            self._watched = (watched[0], time.monotonic(), watched[2])
+
     @contextlib.contextmanager
     def slow(self, what: str) -> Iterator[None]:
         """What runs here may take SLOW times as long as a step; slow() again within it begins a new watch."""

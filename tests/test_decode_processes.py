@@ -1,6 +1,9 @@
 """decode in several processes, of which this one pretends to be the second: what they agree on, what is refused."""
 
 import pathlib
+import signal
+import subprocess
+import sys
 import types
 
 import jax
@@ -69,3 +72,35 @@ def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(p
     argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", *arguments]
     with pytest.raises(DominoError, match=said):
         decode.main(cli.parse(argv, ("config",), optional))
+
+
+# The command, which blocks in its second group as in a compilation: in C, with the signal kept from the main thread.
+BLOCKED = """
+import ctypes, itertools, signal, sys
+from domino_jax import cli, decode, decode_run
+
+calls, decode_group = itertools.count(1), decode_run.decode_group
+
+def block(*args):
+    if next(calls) == 2:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        print("blocked", flush=True)
+        ctypes.CDLL(None).sleep(120)
+    return decode_group(*args)
+
+decode_run.decode_group = block
+cli.run(decode.main, ("config",), ("output", "distributed"), sys.argv)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_decoding_with_42_behind_its_last_whole_group(tmp_path):
+    argv = [f"--config={ROOT / 'configs' / 'tiny_8.py'}", "--config.decode.num_prompts=2", f"--output={tmp_path}"]
+    argv += ["--config.decode.modes=('autoregressive',)", "--config.decode.max_new_tokens=8"]
+    process = subprocess.Popen([sys.executable, "-c", BLOCKED, *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert any(line == "blocked\n" for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 42, said
+    assert len((tmp_path / "generations.jsonl").read_bytes().splitlines()) == 1
+    assert not (tmp_path / "report.json").exists()

@@ -142,7 +142,7 @@ class TrainingLoop:
         done = self.done
 
         def between() -> None:
-            self.watchdog.beat()
+            self.watchdog.renew()
             self.preemption.poll(done)
 
         with (
