@@ -118,6 +118,7 @@ def _evaluation() -> config_dict.ConfigDict:
     evaluation.prompts = config_dict.placeholder(str)  # held-out prompt rows; needed once every > 0 or final
     evaluation.num_prompts = 64
     evaluation.batch_size = 1
+    evaluation.tensor = 0  # devices that split a weight while it decodes; 0: as many as the key/value heads allow
     evaluation.every = 0
     evaluation.final = False
     return evaluation

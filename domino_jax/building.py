@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from domino_jax.preflight import Plan
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.curriculum import lambda_base
 from domino_jax.training.evaluate import DecodedEvaluation
+from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
@@ -120,19 +122,30 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
     )
 
 
-def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter) -> DecodedEvaluation:
-    """Greedy decoding of the first eval.num_prompts held-out prompts, with as many drafts as a latency run verifies."""
-    rows = itertools.islice(read_prompts(config.eval.prompts), config.eval.num_prompts)
-    prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in rows]
-    generator = Generator(
-        Models(loaded.model, loaded.params, drafter),
-        stop_ids=loaded.stop_ids,
+def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Mesh) -> EvaluationLayout:
+    """Where weights are placed while the recipe's evaluation runs; `mesh` is the training step's."""
+    return EvaluationLayout(mesh, target, drafter, config.eval.tensor, config.decode.mesh.split_head)
+
+
+def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
+    """Greedy decoding as evaluations do it, with as many drafts as a latency run verifies."""
+    return Generator(
+        models,
+        stop_ids=stop_ids,
         cache_slots=config.decode.cache_length,
         max_new_tokens=config.decode.max_new_tokens,
         batch_size=config.eval.batch_size,
         drafting=DraftSettings(num_drafts=config.decode.num_drafts or None),
     )
-    return DecodedEvaluation(generator, prompts)
+
+
+def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter, mesh: Mesh) -> DecodedEvaluation:
+    """Decoding of the first eval.num_prompts held-out prompts, its weights placed for decoding meanwhile."""
+    rows = itertools.islice(read_prompts(config.eval.prompts), config.eval.num_prompts)
+    prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in rows]
+    layout = evaluation_layout_of(config, loaded.model.config, drafter, mesh)
+    models = Models(loaded.model, loaded.params, layout.drafter)
+    return DecodedEvaluation(evaluation_generator(config, models, loaded.stop_ids), prompts, layout)
 
 
 def plan_of(config) -> Plan:

@@ -269,6 +269,7 @@ def _check_evaluation(config) -> None:
     _at_least("checkpoint.keep_every", config.checkpoint.keep_every, 0, "0 is off")
     _at_least("eval.every", config.eval.every, 0, "0 is off")
     _at_least("eval.batch_size", config.eval.batch_size, 1, "a batch has at least one row")
+    _at_least("eval.tensor", config.eval.tensor, 0, "0 is as many devices as the key/value heads allow")
     _at_least("eval.num_prompts", config.eval.num_prompts, 1, "it counts prompts")
 
 

@@ -6,6 +6,7 @@ so the models know one way to run.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,29 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
         )
     # Auto: the compiler propagates shardings; the Explicit default would turn constraints into assertions.
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def decoding_view(mesh: Mesh, kv_heads: Sequence[int], tensor: int = 0) -> Mesh:
+    """The devices of a training mesh as a mesh for decoding: (data, 1, tensor), in the same order.
+
+    A pass of decoding does little work for each weight, so weights that lie over fsdp and are gathered for every pass
+    cost more than the pass. Here their devices split heads, feed-forward and vocabulary instead, and exchange
+    activations.
+
+    Args:
+        kv_heads: K of every model that decodes.
+        tensor: size of that axis; 0: the largest divisor of fsdp × tensor that divides each of kv_heads, so that caches
+            are split as well. The devices that remain split the rows of a batch.
+    Raises:
+        DominoError: tensor does not divide the number of devices.
+    """
+    tensor = tensor or math.gcd(mesh.shape["fsdp"] * mesh.shape["tensor"], *kv_heads)
+    if mesh.size % tensor:
+        raise DominoError(
+            f"eval.tensor is {tensor}, but the mesh has {mesh.size} devices; set a divisor of {mesh.size}, or 0 for "
+            "the largest that divides the key/value heads."
+        )
+    return Mesh(mesh.devices.reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -87,7 +87,7 @@ def main(flags: cli.Flags) -> int | None:
             optimizer = building.optimizer_of(config.train)
             make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
             step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
-            evaluate = building.evaluation_of(config, loaded, drafter) if config.eval.every else None
+            evaluate = building.evaluation_of(config, loaded, drafter, mesh) if config.eval.every else None
 
             # -------------------------------------------------------- state: new, or the newest intact checkpoint
             meta = {"config": recipe, "data": batches.fingerprint}

@@ -20,12 +20,13 @@ from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.model import Drafter
 from domino_jax.training.evaluate import DecodedEvaluation
+from domino_jax.training.evaluation_layout import EvaluationLayout
 from tests.decoding_models import make_generator, random_models, random_prompts, texts
 
 PROMPTS = random_prompts(11)
 MODES = ("autoregressive", "domino", "tree")
 TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
-EVALUATION = "evaluation"  # the name under which a mesh (data, fsdp, tensor) is for the trainer's evaluation
+EVALUATION = "evaluation"  # the name under which meshes (data, fsdp, tensor) are for the trainer's evaluation
 COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
 
 
@@ -65,18 +66,31 @@ def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) ->
         }
 
 
-def evaluate(*mesh_sizes: int) -> dict:
-    """The evaluation of a training run, weights where the trainer has them, over fsdp and tensor."""
+def evaluate(*mesh_sizes: int, tensor: int = 0) -> dict:
+    """Two evaluations of a training run: weights where the trainer has them, over fsdp and tensor.
+
+    Returns:
+        {"found" by the first, "again" by the second, "mesh" that it decoded on, "left": arrays that the second left on
+        the devices}
+    """
     mesh = sharding.make_mesh(*mesh_sizes, devices=jax.devices()[: math.prod(mesh_sizes)])
-    models, kv_heads = random_models(), random_models().target.config.num_key_value_heads
+    models, config = random_models(), random_models().target.config
 
     def put(tree):
-        return jax.device_put(tree, sharding.param_shardings(mesh, tree, kv_heads))
+        return jax.device_put(tree, sharding.param_shardings(mesh, tree, config.num_key_value_heads))
 
     with jax.set_mesh(mesh):
-        models = models.replace(target_params=put(models.target_params), drafter_params=None)
-        evaluation = DecodedEvaluation(make_generator(models, sampling=SamplingParams(1.0)), PROMPTS[:4])
-        return evaluation(put(random_models().drafter_params))
+        layout = EvaluationLayout(mesh, config, models.drafter, tensor)
+        trained, drafter_params = put(models.target_params), put(models.drafter_params)
+        models = Models(models.target, trained, layout.drafter)
+        generator = make_generator(models, batch_size=4, sampling=SamplingParams(1.0))
+        evaluation = DecodedEvaluation(generator, PROMPTS[:4], layout)
+        found = evaluation(drafter_params)
+        before = len(jax.live_arrays())
+        again = evaluation(drafter_params)
+        left = len(jax.live_arrays()) - before
+        assert evaluation.generator.models.target_params is trained
+    return {"found": found, "again": again, "mesh": dict(layout.mesh.shape), "left": left}
 
 
 def command(*arguments: str) -> dict:
@@ -100,7 +114,7 @@ def main() -> None:
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
         distributed.initialize("manual")
     meshes = json.loads(sys.argv[1])
-    kinds = {EVALUATION: evaluate, COMMAND: command}
+    kinds = {EVALUATION: lambda *each: [evaluate(*sizes) for sizes in each], COMMAND: command}
     found = {name: (kinds[name] if name in kinds else run)(*sizes) for name, sizes in meshes.items()}
     print(json.dumps(found))
     distributed.shutdown()

@@ -19,6 +19,8 @@ from tests.models import GOLDEN, load_golden
 
 # Two key/value heads: over 2 they are split, over 4 they lie whole.
 MESHES = {"data": [4, 1], "both": [2, 4], "tied": [2, 2, True]}
+# Meshes of training steps (data, fsdp, tensor) → (data, tensor) that an evaluation decodes on: two key/value heads.
+TRAINED = {(2, 2, 2): (4, 2), (1, 8, 1): (4, 2)}
 PAIR, NEW = "tied_shift", 24
 
 
@@ -67,7 +69,11 @@ def measured() -> dict:
     """What decode_mesh_run.py prints, and the files of the command that it ran: its report and its rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        others = {EVALUATION: [2, 2, 2], "split_head": [1, 2, False, True], COMMAND: arguments(folder)}
+        others = {
+            EVALUATION: [list(sizes) for sizes in TRAINED],
+            "split_head": [1, 2, False, True],
+            COMMAND: arguments(folder),
+        }
         found = read(started(MESHES | others, 8, {}))
         found[COMMAND]["report"] = json.loads((folder / "out" / "report.json").read_text())
         lines = (folder / "out" / "generations.jsonl").read_text().splitlines()
@@ -119,20 +125,44 @@ def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
             assert texts_of[f"p{index}", mode] == case["output"][:NEW]
 
 
-def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device():
+@functools.lru_cache
+def evaluated_on_one_device() -> dict:
     models = random_models()
-    bare = models.replace(drafter_params=None)
-    alone = DecodedEvaluation(make_generator(bare, sampling=SamplingParams(1.0)), PROMPTS[:4])(models.drafter_params)
+    made = make_generator(models.replace(drafter_params=None), batch_size=4, sampling=SamplingParams(1.0))
+    return DecodedEvaluation(made, PROMPTS[:4])(models.drafter_params)
+
+
+@functools.lru_cache
+def evaluated_on_meshes() -> list[dict]:
+    return read(started({EVALUATION: [list(sizes) for sizes in TRAINED]}, 8, {}))[EVALUATION]
+
+
+@pytest.mark.parametrize("trained, decoded", TRAINED.items())
+def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device(trained, decoded):
+    alone = evaluated_on_one_device()
     assert alone["eval_tau"] > 1
-    assert {name: pytest.approx(value) for name, value in alone.items()} == measured()[EVALUATION]
+    found = evaluated_on_meshes()[list(TRAINED).index(trained)]
+    expected = {name: pytest.approx(value) for name, value in alone.items()}
+    assert found["found"] == found["again"] == expected
+    assert found["mesh"] == {"data": decoded[0], "fsdp": 1, "tensor": decoded[1]}
+    assert found["left"] == 0  # copies of weights end with the evaluation
 
 
-@pytest.mark.slow
-def test_texts_of_two_processes_are_those_of_one_device():
+def in_two_processes(meshes: dict) -> list[dict]:
+    """What each of two processes with two devices prints."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-    processes = [started({"both": [2, 2]}, 2, shared | {"JAX_PROCESS_ID": str(number)}) for number in range(2)]
-    for found in map(read, processes):
+    processes = [started(meshes, 2, shared | {"JAX_PROCESS_ID": str(number)}) for number in range(2)]
+    return [read(process) for process in processes]
+
+
+@pytest.mark.slow
+def test_texts_and_evaluations_of_two_processes_are_those_of_one_device():
+    expected = {name: pytest.approx(value) for name, value in evaluated_on_one_device().items()}
+    for found in in_two_processes({"both": [2, 2], EVALUATION: [[1, 4, 1]]}):
         assert {mode: found["both"][mode] for mode in MODES} == dict.fromkeys(MODES, on_one_device())
+        [evaluated] = found[EVALUATION]
+        assert evaluated["found"] == evaluated["again"] == expected
+        assert evaluated["mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}

@@ -1,9 +1,13 @@
 """Evaluation by decoding: τ of the drafter as it is now, on held-out prompts, by the real draft-and-verify loop."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
 
 from domino_jax.decoding.generate import BASELINE, Generation, Generator
 from domino_jax.decoding.measure import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
+from domino_jax.training.evaluation_layout import EvaluationLayout
 
 
 class DecodedEvaluation:
@@ -11,11 +15,16 @@ class DecodedEvaluation:
 
     Teacher-forced accept length counts labels from data at uniform anchors, so it stays above what decoding reaches
     (CONTRACT §2.13); this is the figure that counts.
+
+    Args:
+        generator: its target's parameters are the trainer's, where the training step wants them.
+        layout: where weights are placed while an evaluation runs; None: where they are.
     """
 
-    def __init__(self, generator: Generator, prompts: Sequence[Sequence[int]]):
+    def __init__(self, generator: Generator, prompts: Sequence[Sequence[int]], layout: EvaluationLayout | None = None):
         self.generator = generator
         self.prompts = prompts
+        self.layout = layout
         self._alone: list[Generation] | None = None  # the target's own answers: they never change
 
     def __call__(
@@ -30,7 +39,26 @@ class DecodedEvaluation:
             "eval_identical": share of answers equal to the target's own, token for token,
             "eval_accept_by_position": share of rounds that kept the draft at each position}.
         """
-        self.generator.models = self.generator.models.replace(drafter_params=drafter_params)
+        self.generator.between = between
+        with self._placed(drafter_params):
+            return self._measure()
+
+    @contextlib.contextmanager
+    def _placed(self, drafter_params: dict) -> Iterator[None]:
+        """The generator with all weights where it decodes; both copies end with the block."""
+        trained = self.generator.models.replace(drafter_params=None)
+        target, drafter = trained.target_params, drafter_params
+        if self.layout:
+            target, drafter = self.layout.target_params(target), self.layout.drafter_params(drafter)
+        self.generator.models = trained.replace(target_params=target, drafter_params=drafter)
+        try:
+            with jax.set_mesh(self.layout.mesh) if self.layout else contextlib.nullcontext():
+                yield
+        finally:
+            # The drafter's parameters are the trainer's, which goes on to donate them.
+            self.generator.models = trained
+
+    def _measure(self) -> dict[str, float | list[float]]:
         if self._alone is None:
             self._alone = self.generator.generate(self.prompts, BASELINE)
         backbone = self.generator.generate(self.prompts, "backbone")
@@ -38,8 +66,6 @@ class DecodedEvaluation:
         width = self.generator.drafting.width(config) + 1
         measured = self.generator.generate(self.prompts, "domino") if config.has_head else backbone
         same = sum(ours.token_ids == own.token_ids for ours, own in zip(measured, self._alone, strict=True))
-        # The parameters are the trainer's, which goes on to donate them.
-        self.generator.models = self.generator.models.replace(drafter_params=None)
         return {
             "eval_tau": tau_pooled(measured),
             "eval_tau_per_prompt": tau_per_prompt(measured),

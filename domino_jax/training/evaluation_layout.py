@@ -1,0 +1,66 @@
+"""Where an evaluation's weights are placed: a layout made for decoding, on the devices of the training mesh."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from domino_jax import sharding
+from domino_jax.drafter.config import DrafterConfig
+from domino_jax.drafter.model import Drafter
+from domino_jax.target.qwen3 import Qwen3Config
+
+
+class EvaluationLayout:
+    """Tensor parallel copies of the target and of a drafter, for the time of an evaluation.
+
+    Args:
+        mesh: the training mesh.
+        tensor: devices that split a weight (`sharding.decoding_view`); 0: as many as the key/value heads allow.
+        split_head: as decode.mesh.split_head: the Domino head over those devices too, instead of whole on each.
+    """
+
+    def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: Drafter, tensor: int = 0, split_head: bool = False):
+        config: DrafterConfig = drafter.config
+        self.mesh = sharding.decoding_view(mesh, (target.num_key_value_heads, config.num_key_value_heads), tensor)
+        # What has no place in decoding (slices, recomputation) changes nothing there.
+        self.drafter = drafter.clone(whole_head=self.mesh.size > 1 and not split_head)
+        tied = target.tie_word_embeddings
+        self._target = sharding.decode_placement(self.mesh, target.num_key_value_heads, tied, split_head)
+        self._drafter = sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, split_head)
+
+    def target_params(self, params: Any) -> Any:
+        """The target's parameters where decoding wants them; leaves that are there already are not copied.
+
+        Args:
+            params: arrays, or shapes with their shardings, which give shapes.
+        """
+        return _moved(params, self._target, None)
+
+    def drafter_params(self, params: Any) -> Any:
+        """The same for the drafter's, float32; matrices come in the type that their products cast them to."""
+        return _moved(params, self._drafter, np.dtype(self.drafter.dtype))
+
+
+def _moved(params: Any, place: Callable, matrices: np.dtype | None) -> Any:
+    def one(path: tuple, leaf: Any) -> Any:
+        # Scales of norms enter float32 sums, so they keep their type.
+        dtype = leaf.dtype if matrices is None or leaf.ndim < 2 else matrices
+        where = place([part.key for part in path], leaf.shape)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
+        if leaf.dtype == dtype and leaf.sharding.is_equivalent_to(where, leaf.ndim):
+            return leaf
+        # One at a time: a gathered matrix may be needed on the way, and never more than one.
+        return mover(where, dtype)(leaf)
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+@functools.lru_cache(maxsize=256)
+def mover(where: NamedSharding, dtype: np.dtype) -> Callable[[jax.Array], jax.Array]:
+    """A jitted copy of an array to another place and type; over several processes, too."""
+    return jax.jit(lambda leaf: leaf.astype(dtype), out_shardings=where)
