@@ -36,6 +36,7 @@ def get_config():
 
     config.data.train = str(FOLDER / "prompts_train.jsonl")
     config.data.regenerate = True
+    config.data.held_out = 0  # the prompts to judge by are named below
     config.data.max_length = 128
 
     config.preflight.rows = 8
@@ -52,6 +53,8 @@ def get_config():
     config.checkpoint.every = 150
     config.eval.prompts = str(FOLDER / "prompts_heldout.jsonl")
     config.eval.num_prompts = 8
+    config.eval.batch_size = 1
+    config.eval.every = 0
 
     config.decode.prompts = str(FOLDER / "prompts_heldout.jsonl")
     config.decode.num_prompts = 16

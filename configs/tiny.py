@@ -29,6 +29,7 @@ def get_config():
 
     config.data.train = str(ASSETS / "tiny_qwen3" / "prompts_train.jsonl")
     config.data.regenerate = True
+    config.data.held_out = 0  # the prompts to judge by are named below
     config.data.max_length = 224  # cuts one row in twenty; a step costs what its padded rows cost
 
     config.train.steps = 900
@@ -47,6 +48,7 @@ def get_config():
 
     config.eval.prompts = str(ASSETS / "tiny_qwen3" / "prompts_heldout.jsonl")
     config.eval.num_prompts = 16
+    config.eval.batch_size = 1
     config.eval.every = 300
     config.eval.final = True
 

@@ -1,6 +1,5 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +12,14 @@ from jax.sharding import Mesh
 from domino_jax import sharding
 from domino_jax.config import shifts_labels
 from domino_jax.data.chat import encode_prompt
+from domino_jax.data.held_out import SHARE
 from domino_jax.data.prompts import read_prompts
+from domino_jax.data.rows import TrainingRows
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings
 from domino_jax.drafter.model import Drafter, DrafterConfig
-from domino_jax.errors import DominoError
+from domino_jax.errors import DataError, DominoError
 from domino_jax.loading import LoadedTarget
 from domino_jax.preflight import Plan
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
@@ -139,13 +140,35 @@ def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Gen
     )
 
 
-def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter, mesh: Mesh) -> DecodedEvaluation:
-    """Decoding of the first eval.num_prompts held-out prompts, its weights placed for decoding meanwhile."""
-    rows = itertools.islice(read_prompts(config.eval.prompts), config.eval.num_prompts)
-    prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in rows]
+def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter, mesh: Mesh, rows: TrainingRows) -> DecodedEvaluation:
+    """Decoding of held-out prompts, the weights placed for decoding meanwhile.
+
+    Raises:
+        DominoError, DataError: no prompts, or prompts that do not fit the cache.
+    """
     layout = evaluation_layout_of(config, loaded.model.config, drafter, mesh)
     models = Models(loaded.model, loaded.params, layout.drafter)
-    return DecodedEvaluation(evaluation_generator(config, models, loaded.stop_ids), prompts, layout)
+    generator = evaluation_generator(config, models, loaded.stop_ids)
+    found = evaluation_rows(config, rows)
+    prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in found]
+    for row, prompt in zip(found, prompts, strict=True):
+        # Now, and not at the first evaluation after hours of training.
+        generator.check_prompt(prompt, f"prompt {row['id']}")
+    return DecodedEvaluation(generator, prompts, layout)
+
+
+def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
+    """The first eval.num_prompts rows of eval.prompts; where that is not named, held-out prompts of the data."""
+    if config.eval.prompts is not None:
+        return read_prompts(config.eval.prompts, config.eval.num_prompts)
+    found = rows.held_out_prompts()[: config.eval.num_prompts]
+    if not found:
+        raise DataError(
+            f"{config.data.train} has {rows.num_read} rows: too few to hold any out for evaluation (one prompt in "
+            f"{SHARE}, of at most half of data.max_length {config.data.max_length}).\n"
+            "Name prompts with --config.eval.prompts=PROMPTS.jsonl, or set --config.eval.every=0."
+        )
+    return found
 
 
 def plan_of(config) -> Plan:

@@ -206,6 +206,7 @@ def _check_data(config) -> None:
         )
         _at_least("data.buckets", buckets[0], 2, "a row needs an anchor and a token behind it")
     _at_least("data.window", data.window, 1, "it counts rows")
+    _at_least("data.held_out", data.held_out, 0, "0 is none")
     _at_least("data.workers", data.workers, 0, "0 is no process of its own")
     _at_least("preflight.rows", config.preflight.rows, 0, "0 is none")
     _require(config.preflight.low_logprob <= 0, "preflight.low_logprob", config.preflight.low_logprob, "set it below 0")
@@ -386,14 +387,14 @@ def _check_train_needs(config) -> None:
         config.data.train,
         "name the training rows, as --config.data.train=ROWS.jsonl",
     )
-    if config.eval.every > 0 or config.eval.final:
-        _require(
-            bool(config.eval.prompts),
-            "eval.prompts",
-            config.eval.prompts,
-            f"eval.every {config.eval.every} and eval.final {config.eval.final} ask for held-out prompts; "
-            "name them with --config.eval.prompts=PROMPTS.jsonl or turn both off",
-        )
+    judged = config.eval.every > 0 and not config.data.held_out
+    _require(
+        bool(config.eval.prompts) or not (judged or config.eval.final),
+        "eval.prompts",
+        config.eval.prompts,
+        f"eval.every {config.eval.every} and eval.final {config.eval.final} ask for held-out prompts; name them with "
+        "--config.eval.prompts=PROMPTS.jsonl, or turn both off (eval.every alone can do with data.held_out)",
+    )
     if config.eval.final:
         _check_final_decoding(config.drafter, config.decode)
 

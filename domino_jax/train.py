@@ -87,7 +87,8 @@ def main(flags: cli.Flags) -> int | None:
             optimizer = building.optimizer_of(config.train)
             make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
             step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
-            evaluate = building.evaluation_of(config, loaded, drafter, mesh) if config.eval.every else None
+            judged = config.eval.every > 0
+            evaluate = building.evaluation_of(config, loaded, drafter, mesh, batches.rows) if judged else None
 
             # -------------------------------------------------------- state: new, or the newest intact checkpoint
             meta = {"config": recipe, "data": batches.fingerprint}
@@ -113,6 +114,8 @@ def main(flags: cli.Flags) -> int | None:
                 write_json(workdir / "config.json", recipe)
                 write_json(workdir / "drafter_config.json", drafter_config.to_dict())
                 environment.write_environment(workdir)
+                if batches.rows.num_held_out_prompts:
+                    write_jsonl(workdir / "held_out.jsonl", batches.rows.held_out_prompts())
             if not restored:
                 run_preflight(
                     workdir,
@@ -215,6 +218,7 @@ def batches_of(config, source: str, loaded: LoadedTarget, rows: slice, cache: pa
         seed=config.seed,
         thinking=data.thinking,
         vocab_size=loaded.model.config.vocab_size,
+        held_out=data.held_out,
     )
 
 
@@ -278,6 +282,10 @@ def decode_finally(
 
 def write_json(path: epath.Path, value: dict) -> None:
     write_whole(path, f"{json.dumps(value, indent=2)}\n".encode())
+
+
+def write_jsonl(path: epath.Path, rows: list[dict]) -> None:
+    write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 if __name__ == "__main__":

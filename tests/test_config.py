@@ -77,6 +77,8 @@ BAD = [
     ("checkpoint.keep", 0),
     ("eval.every", -1),
     ("eval.num_prompts", 0),
+    ("eval.tensor", -1),
+    ("data.held_out", -1),
     ("decode.modes", ()),
     ("decode.modes", ("forest",)),
     ("decode.modes", ("domino", "domino")),
@@ -215,7 +217,11 @@ def test_rows_and_heldout_prompts_are_asked_for_by_train_alone():
     with pytest.raises(DominoError, match="config.data.train is None"):
         recipes.check(config, "train")
     config.data.train = "rows.jsonl"
-    config.eval.every = 100
+    recipes.check(config, "train")  # prompts held out of the rows
+    config.data.held_out = 0
+    with pytest.raises(DominoError, match="config.eval.prompts is None"):
+        recipes.check(config, "train")
+    config.data.held_out, config.eval.final = 64, True
     with pytest.raises(DominoError, match="config.eval.prompts is None"):
         recipes.check(config, "train")
 

@@ -60,6 +60,18 @@ def test_the_papers_values_are_in_the_real_recipes():
     assert (train.b1, train.b2, config.data.max_length) == (0.9, 0.999, 3072)
 
 
+def test_the_real_recipes_judge_the_run_on_prompts_held_out_of_their_rows():
+    config = load("qwen3_8b")
+    assert (config.data.held_out, config.eval.num_prompts, config.eval.prompts, config.eval.final) == (64,) * 2 + (
+        None,
+        False,
+    )
+    assert 0 < config.eval.every < config.train.steps / 50
+    assert config.eval.every % config.checkpoint.every == 0  # the state that was judged is one that is kept anyway
+    for name in ("tiny", "smollm2_135m"):
+        assert load(name).data.held_out == 0 and load(name).eval.prompts
+
+
 def test_float_fields_hold_floats_so_that_any_number_is_accepted():
     config = load("qwen3_8b")
     for key in ("gamma", "lambda_start", "lambda_decay_ratio", "learning_rate", "clip_norm", "weight_decay", "eps"):

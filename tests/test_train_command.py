@@ -9,7 +9,7 @@ import pytest
 
 from domino_jax import building, cli, train
 from domino_jax.drafter.convert import load_drafter
-from domino_jax.errors import DominoError
+from domino_jax.errors import DataError, DominoError
 from domino_jax.loading import keep_compiled, load_target
 from domino_jax.metrics import read_rows
 
@@ -130,6 +130,30 @@ def test_every_logged_step_has_the_documented_keys(finished):
 def test_the_curriculum_falls_from_one_to_an_eighth(finished):
     rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
     assert [row["lambda_base"] for row in rows] == [1 - step / STEPS for step in range(STEPS)]
+
+
+def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows(tmp_path, capsys):
+    case = CASES[0]
+    ids = [[first, *case["prompt"][1:], *case["output"]] for first in range(40, 64)]
+    mask = [0] * len(case["prompt"]) + [1] * len(case["output"])
+    rows = write_rows(tmp_path / "rows.jsonl", [{"token_ids": row, "loss_mask": mask} for row in ids])
+    argv = arguments((rows, None), tmp_path / "run", config__data__held_out=8, config__eval__every=2)
+    argv = [entry for entry in argv if not entry.startswith("--config.eval.prompts")]
+    assert start([*argv, "--config.train.steps=2", "--config.preflight.rows=0"]) == 0
+    assert "1 prompts are held out for evaluation, chosen by their hash: 1 rows" in capsys.readouterr().out
+    [held_out] = read_rows(tmp_path / "run" / "held_out.jsonl")
+    assert held_out["token_ids"][1:] == case["prompt"][1:]
+    measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
+    assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
+    with pytest.raises(DataError, match="too few to hold any out"):
+        building.evaluation_rows(cli.parse(argv, ("config", "workdir"), ("distributed",)).config, NoRows())
+
+
+class NoRows:
+    num_read = 3
+
+    def held_out_prompts(self):
+        return []
 
 
 def test_evaluation_rows_carry_tau_by_decoding(finished):

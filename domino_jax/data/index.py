@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.processes import follow_parent
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source, unfinished_name
@@ -85,8 +86,8 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progres
         for file, of_file in zip(files, spans, strict=True)
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
-    # One row per line: tokens, supervised tokens, usable or not; tokens −1 for a blank line.
-    measured = [np.zeros((0, 3), np.int32)]
+    # One row per line, as the fields of Index from `lengths` on; tokens −1 for a blank line.
+    measured = [np.zeros((0, 5), np.int64)]
     total = sum(map(len, spans))
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(Progress("reading rows", total)) if progress and total >= MANY_ROWS else None
@@ -103,9 +104,11 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progres
         counts=np.diff(np.concatenate([[0], np.cumsum(is_row)])[bounds]),
         spans=all_spans[is_row],
         lines=lines[is_row],
-        lengths=values[is_row, 0],
-        supervised=values[is_row, 1],
+        lengths=values[is_row, 0].astype(np.int32),
+        supervised=values[is_row, 1].astype(np.int32),
         usable=values[is_row, 2] > 0,
+        prompts=values[is_row, 3].astype(np.int32),
+        prompt_hashes=values[is_row, 4],
     )
 
 
@@ -150,8 +153,8 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
 
 
 def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> np.ndarray:
-    """int32 [lines, 3] for lines [first, first + len(spans)) of a file."""
-    out = np.zeros((len(spans), 3), np.int32)
+    """int64 [lines, 5] for lines [first, first + len(spans)) of a file."""
+    out = np.zeros((len(spans), 5), np.int64)
     base = int(spans[0, 0])
     block = b"" if file.records else read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):
@@ -160,7 +163,9 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
             out[place, 0] = -1
             continue
         row = encoder(line, f"{file.name}:{first + place + 1}")
-        out[place] = len(row.token_ids), row.loss_mask.sum(), has_anchor(row.loss_mask)
+        prompt = prompt_of(row.loss_mask)
+        kinds = has_anchor(row.loss_mask), prompt, prompt_hash(row.token_ids[:prompt])
+        out[place] = len(row.token_ids), row.loss_mask.sum(), *kinds
     return out
 
 

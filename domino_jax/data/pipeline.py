@@ -50,12 +50,14 @@ def make_batches(
     seed: int,
     thinking: bool,
     vocab_size: int | None = None,
+    held_out: int = 0,
 ) -> "Batches":
     """Everything about the data of a run; `Batches.start` begins to read.
 
     Args:
       sources: one file, a glob, or a mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3" (sources.py).
       vocab_size: rows of the target's embedding; ids past it are refused.
+      held_out: prompts whose rows are not trained on (held_out.py); fewer where the data has few.
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
@@ -68,7 +70,7 @@ def make_batches(
     fingerprint = indexing.fingerprint(found, encoder)
     index = indexing.load_or_build(found, encoder, fingerprint, cache, workers=share.workers, progress=share.progress)
     batches = Batches(
-        rows=_usable_rows(found, index, encoder),
+        rows=_usable_rows(found, index, encoder, held_out),
         fingerprint=fingerprint,
         layout=layout,
         weights=tuple(source.weight for source in found),
@@ -77,8 +79,13 @@ def make_batches(
         process_rows=share.rows or slice(0, layout.batch_size),
         temporary=temporary,
     )
-    read, skipped = batches.rows.num_read, batches.rows.num_skipped
-    share.report(f"{sources}: {read - skipped} of {read} rows are trained on, {skipped} have no anchor")
+    rows = batches.rows
+    share.report(f"{sources}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor")
+    if held_out:
+        share.report(
+            f"{rows.num_held_out_prompts} prompts are held out for evaluation, chosen by their hash: "
+            f"{rows.num_held_out} rows that begin with them are not trained on"
+        )
     share.report(
         f"layout {layout.kind}: {batches.efficiency:.1%} of a batch's tokens are text, {batches.rows_per_item:.3g} "
         "rows in each of its places"
@@ -86,10 +93,17 @@ def make_batches(
     return batches
 
 
-def _usable_rows(found: tuple[Source, ...], index: Index, encoder: RowEncoder) -> TrainingRows:
+def _usable_rows(found: tuple[Source, ...], index: Index, encoder: RowEncoder, held_out: int) -> TrainingRows:
     """The rows, if every source has some to train on."""
-    rows = TrainingRows(found, index, encoder)
+    rows = TrainingRows(found, index, encoder, held_out)
+    whole = TrainingRows(found, index, encoder) if rows.num_held_out else rows
     for place, source in enumerate(found):
+        if len(whole.by_source[place]) and not len(rows.by_source[place]):
+            raise DataError(
+                f"{source.pattern}: all of its {len(whole.by_source[place])} usable rows would be held out for "
+                f"evaluation.\nLower --config.data.held_out (now {held_out}), or set it to 0 and name "
+                "--config.eval.prompts."
+            )
         if not len(rows.by_source[place]):
             raise DataError(
                 f"{source.pattern}: none of its {rows.num_read_of[place]} rows has two supervised tokens in a row "

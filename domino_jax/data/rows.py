@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.chat import Row, encode_training_row
+from domino_jax.data.held_out import hold_out
 from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.errors import DataError, DominoError
@@ -67,6 +68,7 @@ class Index:
 
     counts int64 [F]: rows of each file. spans int64 [N, 2]: where a row lies (`read_span`). lines int64 [N]: its line
     or record, from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
+    prompts int32 [N]: tokens before the first supervised one. prompt_hashes int64 [N]: of those (held_out.prompt_hash).
     """
 
     counts: np.ndarray
@@ -75,22 +77,32 @@ class Index:
     lengths: np.ndarray
     supervised: np.ndarray
     usable: np.ndarray
+    prompts: np.ndarray
+    prompt_hashes: np.ndarray
 
 
 class TrainingRows:
     """The usable rows of all sources, as a sequence; encoded when asked for.
 
-    Usable are rows with an anchor. They are told apart before any shuffling, so that an epoch is every usable row
-    exactly once. A row's id is its number over all files in order, blank lines not counted.
+    Usable are rows with an anchor that are not held out. They are told apart before any shuffling, so that an epoch is
+    every usable row exactly once. A row's id is its number over all files in order, blank lines not counted.
+
+    Args:
+        held_out: prompts to keep from training (held_out.hold_out), each at most half of max_length long.
     """
 
-    def __init__(self, sources: Sequence[Source], index: Index, encoder: RowEncoder):
+    def __init__(self, sources: Sequence[Source], index: Index, encoder: RowEncoder, held_out: int = 0):
         self.lengths = index.lengths
         self._files = [file for source in sources for file in source.files]
         self._starts = np.concatenate([[0], np.cumsum(index.counts)])
         self._index = index
         self._encoder = encoder
-        self._usable = np.flatnonzero(index.usable)
+        left_out, self._held_out = hold_out(
+            index.prompts, index.prompt_hashes, index.usable, held_out, encoder.max_length // 2
+        )
+        #: rows that are left out because their prompt is held out
+        self.num_held_out = int(left_out.sum())
+        self._usable = np.flatnonzero(index.usable & ~left_out)
         bounds = np.cumsum([0, *(len(source.files) for source in sources)])
         edges = np.searchsorted(self._usable, self._starts[bounds])
         #: for each source its rows
@@ -105,7 +117,7 @@ class TrainingRows:
     @property
     def num_skipped(self) -> int:
         """Rows that have no anchor."""
-        return self.num_read - len(self)
+        return self.num_read - self.num_held_out - len(self)
 
     @property
     def num_tokens(self) -> int:
@@ -116,6 +128,18 @@ class TrainingRows:
     def num_supervised(self) -> int:
         """Supervised tokens of the usable rows, after truncation."""
         return int(self._index.supervised[self._usable].sum(dtype=np.int64))
+
+    @property
+    def num_held_out_prompts(self) -> int:
+        return len(self._held_out)
+
+    def held_out_prompts(self) -> list[dict[str, Any]]:
+        """A prompt row {"id": file:line of its first row, "token_ids"} for every held-out prompt."""
+        rows = [(row_id, int(self._index.prompts[row_id])) for row_id in self._held_out.tolist()]
+        return [
+            {"id": self.where(row_id), "token_ids": self.read(row_id).token_ids[:length].tolist()}
+            for row_id, length in rows
+        ]
 
     def __len__(self) -> int:
         return len(self._usable)

@@ -1,6 +1,7 @@
 """Evaluation by decoding: τ of the drafter as it is now, on held-out prompts, by the real draft-and-verify loop."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -37,11 +38,14 @@ class DecodedEvaluation:
         Returns:
             {"eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (pooled, the head left out),
             "eval_identical": share of answers equal to the target's own, token for token,
-            "eval_accept_by_position": share of rounds that kept the draft at each position}.
+            "eval_accept_by_position": share of rounds that kept the draft at each position,
+            "eval_seconds": of all of it, compilation and the target's own answers included, which the first one makes}.
         """
+        begin = time.monotonic()
         self.generator.between = between
         with self._placed(drafter_params):
-            return self._measure()
+            found = self._measure()
+        return found | {"eval_seconds": time.monotonic() - begin}
 
     @contextlib.contextmanager
     def _placed(self, drafter_params: dict) -> Iterator[None]:

@@ -1,0 +1,41 @@
+"""Which rows a run does not train on, so that their prompts can be decoded to judge it.
+
+The choice follows from the rows' prompts alone: every process and every start makes the same one, in whatever order
+the files come, and rows that share a prompt with a chosen one are left out of training too.
+"""
+
+import hashlib
+
+import numpy as np
+
+SHARE = 20  # at most one prompt of so many is held out
+BYTES = 8
+
+
+def prompt_of(loss_mask: np.ndarray) -> int:
+    """Tokens before the first supervised one; all of them when none is supervised. loss_mask: float32 [T]."""
+    supervised = loss_mask > 0.5
+    return int(supervised.argmax()) if supervised.any() else len(supervised)
+
+
+def prompt_hash(token_ids: np.ndarray) -> int:
+    """A number below 2^63 from the ids int32 [T] of a prompt."""
+    digest = hashlib.blake2b(np.ascontiguousarray(token_ids, "<i4").tobytes(), digest_size=BYTES).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def hold_out(
+    prompts: np.ndarray, hashes: np.ndarray, usable: np.ndarray, count: int, longest: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` prompts of the smallest hashes, at most 1 of SHARE.
+
+    Args:
+        prompts: int32 [N], tokens of each row's prompt; longest: of one that can be held out, and it is never empty.
+        hashes: int64 [N] (`prompt_hash`).  usable: bool [N], rows that could be trained on.
+    Returns:
+        (bool [N]: rows to leave out of training, int64 [P]: for each held-out prompt its first row)
+    """
+    fitting = np.flatnonzero(usable & (prompts > 0) & (prompts <= longest))
+    different, first = np.unique(hashes[fitting], return_index=True)  # sorted
+    chosen = min(count, len(different) // SHARE)
+    return usable & np.isin(hashes, different[:chosen]), fitting[first[:chosen]]
