@@ -159,7 +159,7 @@ def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter, mesh: Mesh, ro
 
 def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
     """The first eval.num_prompts rows of eval.prompts; where that is not named, held-out prompts of the data."""
-    if config.eval.prompts is not None:
+    if config.eval.prompts:
         return read_prompts(config.eval.prompts, config.eval.num_prompts)
     found = rows.held_out_prompts()[: config.eval.num_prompts]
     if not found:

@@ -63,6 +63,18 @@ def collectives(text: str) -> dict[str, dict[str, float]]:
     return {kind: dict(found[kind]) for kind in sorted(found)}
 
 
+def gathers_in_loops(text: str) -> list[tuple[int, ...]]:
+    """The shapes that all-gathers in loop bodies give on one device, each gather once."""
+    found: dict[str, tuple[int, ...]] = {}
+    for line in text.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match and match["kind"] == "all-gather" and "while/body" in match["rest"]:
+            # Of a pair of operand and result, as a start gives it, the result is the last.
+            dims = _SHAPE.findall(match["shapes"])[-1][1]
+            found[match["channel"]] = tuple(int(size) for size in dims.split(",") if size)
+    return list(found.values())
+
+
 def array_bytes(kind: str, shape: str) -> int:
     """Bytes of a printed array type, as bf16 [8,128]; 0 for a kind that holds no numbers."""
     sizes = [int(size) for size in shape.split(",") if size]

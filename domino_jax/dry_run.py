@@ -1,10 +1,11 @@
-"""Compile the real training step from shapes alone and say what it costs: no weights, and no hardware but a compiler's.
+"""Compile the real training step, and the evaluations between steps, from shapes alone and say what they cost.
 
     python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=DIR --dry_run --topology=v5e:4x4 \\
         --config.train.batch_size=16
 
-Without --topology it compiles for the devices here. Writes <workdir>/dry_run.json. Every figure is the compiler's or
-arithmetic on shapes, none is measured.
+No weights are needed, and no hardware but a compiler's. Without --topology it compiles for the devices here. Writes
+<workdir>/dry_run.json: the step's figures, and under "evaluation" those of an evaluation, or null with eval.every=0.
+Every figure is the compiler's or arithmetic on shapes, none is measured.
 """
 
 import json
@@ -21,6 +22,8 @@ from jax.sharding import Mesh
 
 from domino_jax import building, cli, compiled, flops, hf, loading, sharding, topologies
 from domino_jax.console import say_bytes
+from domino_jax.dry_run_evaluation import examine_evaluation, on_chip
+from domino_jax.dry_run_evaluation import lines as evaluation_lines
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed (DESIGN §1.3).
@@ -90,7 +93,13 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         "collectives": compiled.collectives(program.as_text()),
         "largest": largest(params, state),
     }
-    return found | measures(program, found, topology)
+    found |= measures(program, found, topology)
+    found["evaluation"] = None
+    if config.eval.every:
+        judged = examine_evaluation(config, target, drafter, mesh, state, params)
+        chip = on_chip(judged, config.eval.every, found["floor_seconds"], topology)
+        found["evaluation"] = judged | chip
+    return found
 
 
 def measures(program: jax.stages.Compiled, found: dict[str, Any], topology: str) -> dict[str, Any]:
@@ -222,6 +231,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         out.append(f"  {kind}: {entry['count']}, {say_bytes(entry['bytes'])}, {entry['in_loops']} of them in loops")
     if not found["collectives"]:
         out.append("  none")
+    if found["evaluation"]:
+        out += evaluation_lines(found["evaluation"], found["chip_bytes"])
     out += ["", "largest arrays"]
     for entry in found["largest"]:
         shape = "×".join(map(str, entry["shape"]))

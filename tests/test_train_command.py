@@ -137,8 +137,7 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     ids = [[first, *case["prompt"][1:], *case["output"]] for first in range(40, 64)]
     mask = [0] * len(case["prompt"]) + [1] * len(case["output"])
     rows = write_rows(tmp_path / "rows.jsonl", [{"token_ids": row, "loss_mask": mask} for row in ids])
-    argv = arguments((rows, None), tmp_path / "run", config__data__held_out=8, config__eval__every=2)
-    argv = [entry for entry in argv if not entry.startswith("--config.eval.prompts")]
+    argv = arguments((rows, ""), tmp_path / "run", config__data__held_out=8, config__eval__every=2)
     assert start([*argv, "--config.train.steps=2", "--config.preflight.rows=0"]) == 0
     assert "1 prompts are held out for evaluation, chosen by their hash: 1 rows" in capsys.readouterr().out
     [held_out] = read_rows(tmp_path / "run" / "held_out.jsonl")
