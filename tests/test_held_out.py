@@ -63,10 +63,7 @@ def test_held_out_prompts_are_not_trained_on_and_the_rest_is(tmp_path):
     assert trained_on(batches, 40) == {100 * k for k in range(40)} - chosen
     left_out = 3 if 700 in chosen else 2
     assert said[0].endswith(f"{41 - left_out} of 41 rows are trained on, 0 have no anchor")
-    assert said[1] == (
-        f"2 prompts are held out for evaluation, chosen by their hash: {left_out} rows that begin with them are not "
-        "trained on"
-    )
+    assert said[1] == f"held out for evaluation by their hash: prompts 2, rows with them {left_out}"
 
 
 def test_rows_that_share_a_held_out_prompt_are_left_out_too(tmp_path):

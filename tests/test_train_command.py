@@ -139,8 +139,8 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     rows = write_rows(tmp_path / "rows.jsonl", [{"token_ids": row, "loss_mask": mask} for row in ids])
     argv = arguments((rows, ""), tmp_path / "run", config__data__held_out=8, config__eval__every=2)
     assert start([*argv, "--config.train.steps=2", "--config.preflight.rows=0"]) == 0
-    assert "1 prompts are held out for evaluation, chosen by their hash: 1 rows" in capsys.readouterr().out
-    [held_out] = read_rows(tmp_path / "run" / "held_out.jsonl")
+    assert "held out for evaluation by their hash: prompts 1, rows with them 1" in capsys.readouterr().out
+    held_out = json.loads((tmp_path / "run" / "held_out.jsonl").read_text())
     assert held_out["token_ids"][1:] == case["prompt"][1:]
     measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0

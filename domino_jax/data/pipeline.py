@@ -83,8 +83,8 @@ def make_batches(
     share.report(f"{sources}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor")
     if held_out:
         share.report(
-            f"{rows.num_held_out_prompts} prompts are held out for evaluation, chosen by their hash: "
-            f"{rows.num_held_out} rows that begin with them are not trained on"
+            f"held out for evaluation by their hash: prompts {rows.num_held_out_prompts}, rows with them "
+            f"{rows.num_held_out}"
         )
     share.report(
         f"layout {layout.kind}: {batches.efficiency:.1%} of a batch's tokens are text, {batches.rows_per_item:.3g} "
