@@ -59,6 +59,7 @@ def compile_entry(entry: dict, folder: pathlib.Path, effort: float) -> None:
         f"--config.train.batch_size={chips(entry['topology'])}",
         f"--config.train.num_anchors={entry['anchors']}",
         f"--config.data.max_length={entry['length']}",
+        "--config.eval.every=0",  # the step alone
     ]
     efforts = {name: str(effort) for name in ("JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "JAX_MEMORY_FITTING_EFFORT")}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | efforts, capture_output=True, text=True)

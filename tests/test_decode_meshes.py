@@ -132,6 +132,21 @@ def evaluated_on_one_device() -> dict:
     return without_time(DecodedEvaluation(made, PROMPTS[:4])(models.drafter_params))
 
 
+def test_an_evaluation_asks_between_groups_of_rounds_and_can_be_ended_there():
+    class Left(Exception):
+        pass
+
+    def leave():
+        raise Left
+
+    models = random_models()
+    trained = models.replace(drafter_params=None)
+    evaluation = DecodedEvaluation(make_generator(trained, batch_size=4, sampling=SamplingParams(1.0)), PROMPTS[:4])
+    with pytest.raises(Left):
+        evaluation(models.drafter_params, leave)
+    assert evaluation.generator.models == trained
+
+
 def without_time(found: dict) -> dict:
     assert found["eval_seconds"] > 0
     return {name: value for name, value in found.items() if name != "eval_seconds"}
