@@ -3,7 +3,9 @@
     python -m domino_jax.train --config=configs/qwen3_14b.py --workdir=WORKDIR --config.data.train=ROWS.jsonl
 
 ROWS.jsonl holds answers of the target itself; domino_jax.regenerate makes them. 64 of its prompts are held out of the
-training; they are decoded every 5,000 steps, and the drafter with the best τ is kept. To expect: no published drafter of this
+training and decoded every 5,000 steps; the drafter with the best τ is kept.
+
+To expect: no published drafter of this
 size exists to compare with; τ (tokens per verification) about 1.2 × that of the backbone alone, as the paper sees on 4B
 and 8B. The target and the optimizer state together need more than one 80 GB device.
 """
