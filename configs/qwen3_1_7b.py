@@ -5,9 +5,8 @@
 ROWS.jsonl holds answers of the target itself; domino_jax.regenerate makes them. 64 of its prompts are held out of the
 training and decoded every 5,000 steps; the drafter with the best τ is kept.
 
-To expect: no published drafter of this
-size exists to compare with; τ (tokens per verification) about 1.2 × that of the backbone alone, as the paper sees on 4B
-and 8B.
+To expect: no published drafter of this size exists to compare with; τ (tokens per verification) about 1.2 × that of the
+backbone alone, as the paper sees on 4B and 8B.
 """
 
 from configs import qwen3

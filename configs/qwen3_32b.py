@@ -5,9 +5,9 @@
 ROWS.jsonl holds answers of the target itself; domino_jax.regenerate makes them. 64 of its prompts are held out of the
 training and decoded every 5,000 steps; the drafter with the best τ is kept.
 
-To expect: no published drafter of this
-size exists to compare with; τ (tokens per verification) about 1.2 × that of the backbone alone, as the paper sees on 4B
-and 8B. The target and the optimizer state together need more than one 80 GB device.
+To expect: no published drafter of this size exists to compare with; τ (tokens per verification) about 1.2 × that of the
+backbone alone, as the paper sees on 4B and 8B. The target and the optimizer state together need more than one 80 GB
+device.
 """
 
 from configs import qwen3

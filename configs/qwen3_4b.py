@@ -5,8 +5,8 @@
 ROWS.jsonl holds answers of the target itself; domino_jax.regenerate makes them. 64 of its prompts are held out of the
 training and decoded every 5,000 steps; the drafter with the best τ is kept.
 
-To expect: 588.3 M weights in the
-layout of the public Domino drafter of this size, and τ about 1.2 × that of its backbone alone, as the paper reports.
+To expect: 588.3 M weights in the layout of the public Domino drafter of this size, and τ about 1.2 × that of its
+backbone alone, as the paper reports.
 """
 
 from configs import qwen3
