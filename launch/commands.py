@@ -5,11 +5,15 @@ one word in every shell on the way.
 """
 
 import argparse
+import contextlib
 import pathlib
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+
+from launch import restarts, signals
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -46,10 +50,42 @@ def show(commands: Sequence[Sequence[str] | str]) -> None:
         print(command if isinstance(command, str) else shlex.join(command))
 
 
+def say(text: str) -> None:
+    """A line of the launcher itself; a closed terminal does not end it."""
+    with contextlib.suppress(OSError):
+        print(f"launch: {text}", file=sys.stderr, flush=True)
+
+
 def run(command: Sequence[str], text: str | None = None) -> int:
-    """Run a command in the repository's root, text on its standard input; its exit code."""
-    print("+", shlex.join(command), flush=True)
-    return subprocess.run(command, cwd=ROOT, input=text, text=True, check=False).returncode
+    """Run a command in the repository's root, text on its standard input; its exit code.
+
+    A signal ends the launcher as soon as the command has left.
+    """
+    say(shlex.join(command))
+    with signals.passed_on() as stop:
+        child = subprocess.Popen(command, cwd=ROOT, stdin=None if text is None else subprocess.PIPE, text=True)
+        if text is not None:
+            with contextlib.suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(text)
+        code = _wait(child, stop)
+        if stop.received:
+            raise SystemExit(code or 128 + stop.received)
+    return code
+
+
+def _wait(child: subprocess.Popen, stop: signals.Stop) -> int:
+    """The child's exit code. A terminal sends Ctrl-C to the child as well, so it gets a second to leave by itself."""
+    passed_on_at, deadline = None, None
+    while (code := child.poll()) is None:
+        if stop.received and deadline is None:
+            passed_on_at, deadline = time.monotonic() + 1, time.monotonic() + restarts.GRACE
+        if passed_on_at and time.monotonic() > passed_on_at:
+            child.send_signal(stop.received)
+            passed_on_at = None
+        if deadline and time.monotonic() > deadline:
+            child.kill()
+        time.sleep(signals.POLL_SECONDS)
+    return restarts.shell_code(code)
 
 
 def read(command: Sequence[str]) -> str | None:

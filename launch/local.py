@@ -3,7 +3,7 @@
     python -m launch.local --processes=2 --devices=2 -- python -m domino_jax.train --config=configs/tiny.py --workdir=w
 
 Each process sees its own --devices CPU devices; they find each other on the loopback. rank-N.log in --log_dir holds the
-output of each; that of rank 0 is shown too. SIGTERM and Ctrl-C are passed on.
+output of each; that of rank 0 is shown too. Ctrl-C, SIGTERM and a closed terminal (SIGHUP) are passed on.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from launch import commands, supervise
+from launch import commands, restarts, supervise
 
 LOOPBACK = "127.0.0.1"
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=int, default=1, help="CPU devices of each process")
     parser.add_argument("--port", type=int, default=0, help="of the coordinator; 0 (default): a free one")
     parser.add_argument("--log_dir", type=pathlib.Path, default=pathlib.Path("logs"))
-    parser.add_argument("--max_restarts", type=int, default=10)
+    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
     parser.add_argument("--grace", type=float, default=30, help="seconds to leave in after a failure or a signal")
     args = commands.parse(parser, argv)
     if args.processes < 1 or args.devices < 1:

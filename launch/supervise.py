@@ -1,7 +1,6 @@
 """Starts the processes of one run, keeps a log of each, and starts all of them again when that can help.
 
-Exit codes (README, "Exit codes"): after 42 (saved, then left) and after death by a signal all processes start again, as
-often as allowed; any other failure ends the launcher with that code. Nothing but its own children is ever signalled.
+The rules are those of launch/restarts.py. Nothing but its own children is ever signalled.
 """
 
 import contextlib
@@ -14,19 +13,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-SAVED = 42
-POLL_SECONDS = 0.05
+from launch import commands, restarts, signals
+
+BEAT_SECONDS = 15
 
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-    """One process to be: its words, what it finds in the environment besides ours, and where its output goes."""
+    """One process to be: its words, what it finds in the environment besides ours, and where its output goes.
+
+    tethered: the command passes its standard input to launch.host --tether on another machine. It gets a line every
+    BEAT_SECONDS, and the end of its input is what stops it.
+    """
 
     command: Sequence[str]
     environment: dict[str, str]
     log: pathlib.Path
+    tethered: bool = False
 
     def __str__(self) -> str:
         """The process as a line of shell."""
@@ -39,7 +44,7 @@ def keep_running(
     ranks: Callable[[], Sequence[Rank]],
     max_restarts: int,
     grace: float,
-    again: Collection[int] = (SAVED,),
+    again: Sequence[int] = restarts.AGAIN,
 ) -> int:
     """Run all ranks until they are done; the exit code for the shell.
 
@@ -47,106 +52,108 @@ def keep_running(
       ranks: makes the processes of one attempt, so that each has a port of its own.
       max_restarts: attempts after the first.
       grace: seconds that the others have to leave by themselves after the first failure, or after a signal to us.
-      again: exit codes after which a new attempt is made; death by a signal is always one.
+      again: exit codes after which a new attempt is made.
     """
+    pauses = restarts.Pauses()
     attempt = 0
-    with _passed_on_signals() as signals:
+    with signals.passed_on() as stop:
         while True:
-            code = _verdict(_run(ranks(), grace, signals), again)
-            if code == 0 or not (code < 0 or code in again) or signals.received or attempt == max_restarts:
-                return 128 - code if code < 0 else code
+            started = time.monotonic()
+            attempted = ranks()
+            if stop.received:
+                return 128 + stop.received
+            code = restarts.verdict(_run(attempted, grace, stop), again)
+            if stop.received or code not in again or attempt == max_restarts:
+                return code
             attempt += 1
-            why = f"signal {-code}" if code < 0 else f"exit code {code}"
-            print(f"launch: ended by {why}; start {attempt} of {max_restarts} again", file=sys.stderr, flush=True)
+            pause = pauses.after(time.monotonic() - started)
+            commands.say(f"ended with exit code {code}; start {attempt} of {max_restarts} again in {pause:g} s")
+            if stop.wait(pause):
+                return code
 
 
-class _Signals:
-    """What came to the launcher, and the children it is passed on to."""
+class _Child:
+    """A running rank."""
 
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self.children: list[subprocess.Popen] = []
+    def __init__(self, rank: Rank, echo: bool) -> None:
+        rank.log.parent.mkdir(parents=True, exist_ok=True)
+        with rank.log.open("ab") as log:
+            # In a separate session: Ctrl-C reaches a process through us alone, and its workers can be ended with it.
+            self.process = subprocess.Popen(
+                rank.command,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **rank.environment},
+                stdin=subprocess.PIPE if rank.tethered else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if echo else log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._beat = time.monotonic()
+        self._echo = threading.Thread(target=_copy, args=(self.process.stdout, rank.log)) if echo else None
+        if self._echo is not None:
+            self._echo.start()
 
-    def __call__(self, number: int, frame: object) -> None:
-        self.received = number
-        for child in self.children:
-            if child.poll() is None:
-                child.send_signal(number)
+    def poll(self) -> int | None:
+        """The exit code, None while it runs; keeps the tether alive."""
+        tether = self.process.stdin
+        if tether and not tether.closed and time.monotonic() > self._beat + BEAT_SECONDS:
+            self._beat = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.write(tether.fileno(), b"\n")
+        code = self.process.poll()
+        return None if code is None else restarts.shell_code(code)
+
+    def stop(self, number: int) -> None:
+        """Pass a signal on; a tethered process is let go first, and only a second signal is for the connection."""
+        tether = self.process.stdin
+        if tether and not tether.closed:
+            with contextlib.suppress(OSError):
+                tether.close()
+        elif self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End what is left of the process and of those that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        if self._echo is not None:
+            self._echo.join()
+        if self.process.stdin:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
 
 
-@contextlib.contextmanager
-def _passed_on_signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before = {number: signal.signal(number, signals) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _run(ranks: Sequence[Rank], grace: float, signals: _Signals) -> list[int]:
-    """One attempt: the exit codes in the order of leaving, without those of processes we had to kill."""
-    children = signals.children = [_start(rank, echo=index == 0) for index, rank in enumerate(ranks)]
+def _run(ranks: Sequence[Rank], grace: float, stop: signals.Stop) -> list[int]:
+    """One attempt: the exit codes in the order of leaving."""
+    children = [_Child(rank, echo=index == 0) for index, rank in enumerate(ranks)]
     codes: dict[int, int] = {}
-    killed: set[int] = set()
     deadline = None
     try:
-        while len(codes) < len(children):
-            for index, child in enumerate(children):
-                if index not in codes and child.poll() is not None:
-                    codes[index] = child.returncode
-            if deadline is None and (signals.received or any(codes.values())):
-                deadline = time.monotonic() + grace
-            if deadline is not None and time.monotonic() > deadline:
-                killed |= {index for index in range(len(children)) if index not in codes}
-                _kill(children)
-            time.sleep(POLL_SECONDS)
+        with stop.to(*(child.stop for child in children)):
+            while len(codes) < len(children):
+                for index, child in enumerate(children):
+                    if index not in codes and (code := child.poll()) is not None:
+                        codes[index] = code
+                if deadline is None and (stop.received or any(codes.values())):
+                    deadline = time.monotonic() + grace
+                if deadline is not None and time.monotonic() > deadline:
+                    for child in children:
+                        child.kill()
+                time.sleep(signals.POLL_SECONDS)
     finally:
-        _kill(children)
-    for child in children:
-        if child.echo is not None:
-            child.echo.join()
-    return [code for index, code in codes.items() if index not in killed]
-
-
-def _verdict(codes: Sequence[int], again: Collection[int]) -> int:
-    """One code for all: a failure that names itself first, for the signals around it are its consequence."""
-    plain = [code for code in codes if code > 0 and code not in again]
-    return next(iter(plain or [code for code in codes if code]), 0)
-
-
-def _start(rank: Rank, echo: bool) -> subprocess.Popen:
-    rank.log.parent.mkdir(parents=True, exist_ok=True)
-    with rank.log.open("ab") as log:
-        # A session of its own: Ctrl-C reaches a process through us alone, and its workers can be ended with it.
-        child = subprocess.Popen(
-            rank.command,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **rank.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE if echo else log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    child.echo = threading.Thread(target=_copy, args=(child.stdout, rank.log)) if echo else None
-    if child.echo is not None:
-        child.echo.start()
-    return child
+        for child in children:
+            child.close()
+    return list(codes.values())
 
 
 def _copy(stream, log: pathlib.Path) -> None:
-    """The first process is seen here as well as in its log."""
+    """The first process is seen here as well as in its log; a closed terminal or pipe ends the former alone."""
     with stream, log.open("ab", buffering=0) as file:
         while piece := stream.read1():
             file.write(piece)
-            with contextlib.suppress(BrokenPipeError):
+            with contextlib.suppress(OSError, ValueError):
                 sys.stdout.buffer.write(piece)
                 sys.stdout.flush()
-
-
-def _kill(children: Sequence[subprocess.Popen]) -> None:
-    """End what is left of our children and of the processes that they started."""
-    for child in children:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()

@@ -59,13 +59,13 @@ def test_the_ranks_share_a_free_port_of_the_loopback(tmp_path):
 ONCE = "first = not os.path.exists(f'{os.environ[\"HERE\"]}/{rank}')\nopen(f'{os.environ[\"HERE\"]}/{rank}', 'w')\n"
 
 
-@pytest.mark.parametrize("end", ["sys.exit(42)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_all_ranks_start_again_after_42_and_after_a_signal(tmp_path, end):
+@pytest.mark.parametrize("end", ["sys.exit(42)", "sys.exit(43)", "sys.exit(134)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_all_ranks_start_again_after_42_43_and_signals(tmp_path, end):
     program = f"print('start')\n{ONCE}\nif first and rank == '1':\n    {end}"
     code, _, error = finished(launched(tmp_path, program))
     assert code == 0
     assert log(tmp_path, 0) == log(tmp_path, 1) == "start\nstart\n"
-    assert "start 1 of 10 again" in error
+    assert "start 1 of 50 again in 1 s" in error
 
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(42)", 42), ("os.kill(os.getpid(), signal.SIGKILL)", 137)])
@@ -93,18 +93,39 @@ SAVES = """
 def save(*_):
     print('saved')
     sys.exit(42)
-signal.signal(signal.SIGTERM, save)
+signal.signal(number, save)
 print('up')
 time.sleep(60)
 """
 
 
-def test_sigterm_reaches_every_rank_and_nothing_starts_again(tmp_path):
-    process = launched(tmp_path, SAVES)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_every_rank_and_nothing_starts_again(tmp_path, number):
+    process = launched(tmp_path, f"number = {int(number)}\n{SAVES}")
+    assert process.stdout.readline() == "up\n"
+    wait_for(lambda: "up" in log(tmp_path, 1))
+    process.send_signal(number)
+    assert finished(process)[0] == 42
+    assert log(tmp_path, 0) == log(tmp_path, 1) == "up\nsaved\n"
+
+
+def test_ranks_that_do_not_leave_are_no_success(tmp_path):
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
+    process = launched(tmp_path, deaf, "--grace=0.5")
     assert process.stdout.readline() == "up\n"
     wait_for(lambda: "up" in log(tmp_path, 1))
     process.send_signal(signal.SIGTERM)
-    assert finished(process)[0] == 42
+    assert finished(process)[0] == 137
+
+
+def test_a_closed_terminal_ends_the_ranks_and_not_their_saving(tmp_path):
+    process = launched(tmp_path, f"number = signal.SIGHUP\n{SAVES}")
+    assert process.stdout.readline() == "up\n"
+    wait_for(lambda: "up" in log(tmp_path, 1))
+    process.stdout.close()
+    process.stderr.close()
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(20) == 42
     assert log(tmp_path, 0) == log(tmp_path, 1) == "up\nsaved\n"
 
 
