@@ -8,6 +8,8 @@ The environment, all of it optional:
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID   the three that place this process by hand
     DOMINO_NUM_PROCESSES, DOMINO_NUM_DEVICES                     what must have come up, or the start is refused
     DOMINO_INIT_SECONDS (50), DOMINO_HEARTBEAT_SECONDS (100)     patience at the start, and with a silent process later
+    DOMINO_RESTARTED                                             set by launchers that start lost processes again:
+                                                                 those that do not come in time count as lost
 """
 
 import contextlib
@@ -239,6 +241,10 @@ def _deadline(seconds: float, message: str) -> Iterator[None]:
 
     def give_up() -> None:
         print(f"error: {message}", file=sys.stderr)
+        if os.environ.get("DOMINO_RESTARTED"):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.abort()
         _leave_now(DominoError.exit_code)
 
     timer = threading.Timer(seconds, give_up)

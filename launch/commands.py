@@ -1,11 +1,14 @@
-"""What every launcher does alike: its own flags before `--`, the train command behind it, commands shown or run.
+"""What every launcher does alike: its own flags before `--`, the train command after it, commands shown or run.
 
 A command is a list of words. It becomes text only here, each word quoted, so a name with a space or a semicolon stays
 one word in every shell on the way.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
+import os
 import pathlib
 import shlex
 import subprocess
@@ -18,16 +21,21 @@ from launch import restarts, signals
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The launcher's flags, with dry_run and train (the words behind `--`) added; a mistake exits with code 2."""
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, stoppable: bool = False) -> argparse.Namespace:
+    """The launcher's flags, with dry_run and train (the words after `--`) added; a mistake exits with code 2.
+
+    stoppable: adds --stop, which needs no train command.
+    """
     parser.add_argument("--dry_run", action="store_true", help="print the exact commands and run none")
     parser.usage = f"python -m launch.{parser.prog} [flags] -- python -m domino_jax.train ..."
+    if stoppable:
+        parser.add_argument("--stop", action="store_true", help="end the run on its machines: it saves and leaves")
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end])
     args.train = words[end + 1 :]
-    if not args.train:
-        parser.error("no command: write it behind --, as -- python -m domino_jax.train --config=... --workdir=...")
+    if not args.train and not (stoppable and args.stop):
+        parser.error("no command: write it after --, as -- python -m domino_jax.train --config=... --workdir=...")
     return args
 
 
@@ -37,6 +45,11 @@ def assignments(texts: Sequence[str]) -> list[str]:
         if not text.partition("=")[0].isidentifier() or "=" not in text:
             raise SystemExit(f"--env={text}: write it as NAME=VALUE.")
     return list(texts)
+
+
+def kubernetes(word: str) -> str:
+    """A word of a container's command: Kubernetes puts variables in the place of $(NAME), and reads $$ as a dollar."""
+    return word.replace("$", "$$")
 
 
 def here_document(command: Sequence[str], text: str, tail: str = "") -> str:
@@ -52,8 +65,14 @@ def show(commands: Sequence[Sequence[str] | str]) -> None:
 
 def say(text: str) -> None:
     """A line of the launcher itself; a closed terminal does not end it."""
+    write(2, f"launch: {text}\n".encode())
+
+
+def write(descriptor: int, text: bytes) -> None:
+    """Write past Python's buffers, which a closed pipe would make fail once more at the end."""
     with contextlib.suppress(OSError):
-        print(f"launch: {text}", file=sys.stderr, flush=True)
+        while text:
+            text = text[os.write(descriptor, text) :]
 
 
 def run(command: Sequence[str], text: str | None = None) -> int:
@@ -89,8 +108,11 @@ def _wait(child: subprocess.Popen, stop: signals.Stop) -> int:
 
 
 def read(command: Sequence[str]) -> str | None:
-    """What a command prints, stripped; None when it fails."""
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    """What a command prints, stripped; None when it fails or is not installed."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
     return done.stdout.strip() if done.returncode == 0 else None
 
 

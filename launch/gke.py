@@ -4,7 +4,7 @@
         --image=REGISTRY/domino:1 -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
 
 The image holds this repository as its working folder and jax[tpu]; the service account may read and write the workdir.
-All pods start again after exit code 42, after signals and after a lost node; a failure of the run itself is final.
+All pods start again after exit codes 42 and 43, after signals and after a lost node; any other failure is final.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import string
 import sys
 from collections.abc import Sequence
 
-from launch import commands
+from launch import commands, restarts
 
 TEMPLATE = commands.ROOT / "launch" / "jobset.yaml"
 APPLY = ("kubectl", "apply", "-f", "-")
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", required=True)
     parser.add_argument("--service_account", default="default")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--max_restarts", type=int, default=50)
+    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
     args = commands.parse(parser, argv)
     text = manifest(args)
     if args.dry_run:
@@ -52,8 +52,10 @@ def manifest(args: argparse.Namespace) -> str:
         "image": args.image,
         "service_account": args.service_account,
         "max_restarts": args.max_restarts,
-        # Kubernetes would put a variable's value in the place of $(NAME); $$ is its way to write a dollar.
-        "command": [word.replace("$(", "$$(") for word in ["env", *commands.assignments(args.env), *args.train]],
+        "restart_codes": list(restarts.AGAIN),
+        "grace": restarts.GRACE,
+        "init_seconds": str(restarts.INIT_SECONDS),
+        "command": [commands.kubernetes(word) for word in ["env", *commands.assignments(args.env), *args.train]],
     }
     filled = {name: json.dumps(value) for name, value in values.items()}
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(filled)

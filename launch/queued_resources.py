@@ -5,19 +5,22 @@
         -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
 
 Copies this commit to --storage, asks for the machines and waits: a resource that was taken away is asked for again and
-continues from the last checkpoint. Ends with the run's exit code, which the machines leave in --storage; the launcher
-itself can be stopped and started again at any time. --nodes above 1 asks for several slices.
+continues from the last checkpoint. Ends with the run's exit code, which each machine leaves in --storage under the
+attempt's name; the launcher itself can be stopped and started again at any time, and --stop ends the run. --nodes above
+1 asks for several slices.
 """
 
 import argparse
+import datetime
+import hashlib
+import json
 import pathlib
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 
-from launch import commands, tpu_vm
+from launch import commands, gcloud, machine_codes, restarts, signals, tpu_vm
 
 STARTUP = "domino-startup.sh"
 LOST = ("SUSPENDED", "FAILED")
@@ -31,77 +34,152 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--zone", required=True)
     parser.add_argument("--type", required=True, help="accelerator type, as v5litepod-256")
     parser.add_argument("--version", required=True, help="TPU software version, as v2-alpha-tpuv5-lite")
-    parser.add_argument("--storage", required=True, help="folder on gs:// for the code and the exit code")
+    parser.add_argument("--storage", required=True, help="folder on gs:// for the code and the exit codes")
     parser.add_argument("--project")
     parser.add_argument("--nodes", type=int, default=1, help="slices")
     parser.add_argument("--capacity", choices=("on-demand", "spot", "reserved", "best-effort"), default="on-demand")
     parser.add_argument("--spot", action="store_const", const="spot", dest="capacity", help="--capacity=spot")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--poll", type=float, default=60, help="seconds between two looks")
+    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS, help="machines to ask for again")
+    parser.add_argument("--replace", action="store_true", help="delete a resource of this name whose run is over")
     parser.add_argument("--delete", action="store_true", help="delete the machines at the end")
-    args = commands.parse(parser, argv)
+    args = commands.parse(parser, argv, stoppable=True)
     if not args.storage.startswith("gs://"):
-        parser.error(f"--storage={args.storage}: the machines read it, so it has to lie on gs://")
+        parser.error(f"--storage={args.storage}: the machines read it, so it has to be on gs://")
     if args.dry_run:
         show(args)
         return 0
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / STARTUP
-        path.write_text(startup(args), encoding="utf-8")
-        code = keep(args, str(path))
+    if args.stop:
+        return commands.run(stop(args))
+    with signals.passed_on():
+        code = keep(args)
     if args.delete:
         commands.run(delete(args))
     return code
 
 
 def show(args: argparse.Namespace) -> None:
+    if args.stop:
+        commands.show([stop(args)])
+        return
+    attempt = "ATTEMPT"
     commands.show(
         [
-            f"{shlex.join(forget(args))} || true",
-            *upload(args),
-            commands.here_document(["cat"], startup(args), f" > {STARTUP}"),
-            create(args, STARTUP),
-            f"# every {args.poll:g} s, until the second one finds a number",
+            "# a resource of this name and the attempt that it belongs to; the next ones only without a resource",
             describe(args),
-            exit_code(args),
-            f"# when the first one says {' or '.join(LOST)}: this, and create again",
+            storage(args, "cat", "attempt"),
+            *upload(args, attempt),
+            commands.here_document(["cat"], startup(args, attempt), f" > {STARTUP}"),
+            create(args, STARTUP),
+            f"# every {args.poll:g} s, until the machines agree on an exit code",
+            storage(args, "cat", f"{attempt}/machines/*"),
+            describe(args),
+            f"# when the second one says {' or '.join(LOST)}: this, and all from the archive on again",
             delete(args),
             *(["# at the end", delete(args)] * args.delete),
         ]
     )
 
 
-def keep(args: argparse.Namespace, startup_file: str) -> int:
-    """Wait for the run's exit code and ask for lost machines again."""
-    there = commands.read(describe(args))
+def keep(args: argparse.Namespace) -> int:
+    """Wait for the run's exit code and ask for lost machines again; the exit code."""
+    attempt = attached(args)
+    pauses = restarts.Pauses()
+    with signals.passed_on() as stopped:
+        for left in range(args.max_restarts, -1, -1):
+            watch = machine_codes.Watch(args.poll)
+            attempt = attempt or start(args)
+            code = None
+            while code is None and (there := state(args)) not in LOST:
+                code = watch.verdict(there, gcloud.ask(storage(args, "cat", f"{attempt}/machines/*")) or "")
+                if code is None and stopped.wait(args.poll):
+                    commands.say("the run goes on by itself; the same command waits for it again, --stop ends it")
+                    raise SystemExit(128 + stopped.received)
+            if code is None:
+                # It may have ended before it was lost.
+                code = machine_codes.final(gcloud.ask(storage(args, "cat", f"{attempt}/machines/*")) or "")
+            if code is not None:
+                commands.run(storage(args, "cp", "-", f"{attempt}/reported"), f"{code}\n")
+                return code
+            commands.run([*describe(args)[:-1], "--format=yaml(state)"])
+            if left == 0:
+                break
+            pause = pauses.after(watch.seconds())
+            commands.say(f"the resource is {there}; asking for it again in {pause:g} s, {left} times left")
+            if stopped.wait(pause):
+                break
+            commands.must([delete(args)])
+            attempt = None
+    return 128 + stopped.received if stopped.received else 1
+
+
+def attached(args: argparse.Namespace) -> str | None:
+    """The attempt of ours that is under way; None when there is no resource. Any other resource is refused."""
+    there = state(args)
     if there is None:
-        commands.run(forget(args))  # of an earlier run of this name; mostly there is none
-        commands.must([*upload(args), create(args, startup_file)])
-    while True:
-        code = commands.read(exit_code(args))
-        if code is not None and code.isdigit():
-            return int(code)
-        there = commands.read(describe(args))
-        if there in LOST:
-            print(f"launch: the resource is {there}", file=sys.stderr)
-            commands.must([delete(args), create(args, startup_file)])
-        time.sleep(args.poll)
+        return None
+    attempt = gcloud.ask(storage(args, "cat", "attempt"))
+    code = gcloud.ask(storage(args, "cat", f"{attempt}/reported")) if attempt else None
+    if attempt and attempt.endswith(fingerprint(args)) and code is None:
+        commands.say(f"attempt {attempt} is under way")
+        return attempt
+    if args.replace:
+        commands.must([delete(args)])
+        return None
+    what = f"its run is over, with exit code {code}" if code else "it was made for another command"
+    gcloud.refuse(
+        f"the queued resource {args.name} exists, and {what}. Choose another --name, or let --replace delete it with "
+        "its machines."
+    )
 
 
-def startup(args: argparse.Namespace) -> str:
+def start(args: argparse.Namespace) -> str:
+    """Copy the code, ask for the machines; the attempt's name."""
+    attempt = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{fingerprint(args)}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / STARTUP
+        path.write_text(startup(args, attempt), encoding="utf-8")
+        commands.must(upload(args, attempt))
+        if commands.run(storage(args, "cp", "-", "attempt"), attempt):
+            raise SystemExit(2)
+        commands.must([create(args, str(path))])
+    return attempt
+
+
+def fingerprint(args: argparse.Namespace) -> str:
+    """Tells one run from another of the same name."""
+    run = [args.train, args.env, args.type, args.version, args.nodes]
+    return hashlib.sha256(json.dumps(run).encode()).hexdigest()[:8]
+
+
+def startup(args: argparse.Namespace, attempt: str) -> str:
     """The start-up script: fetch the code, run, leave the exit code. It runs as root, with hardly an environment."""
-    words = ["env", *commands.assignments(args.env), "bash", "launch/on_tpu.sh", *args.train]
-    source, result = (shlex.quote(place(args, name)) for name in (tpu_vm.ARCHIVE, "exit-code"))
+    host = ["python3", "-m", "launch.host", f"--max_restarts={restarts.MAX_RESTARTS}", "--"]
+    words = [*tpu_vm.settings(args.env), *host, *tpu_vm.on_tpu(args.train)]
+    source, machines = (shlex.quote(place(args, f"{attempt}/{name}")) for name in (tpu_vm.ARCHIVE, "machines"))
     return f"""#!/usr/bin/env bash
-set -euo pipefail
+set -uo pipefail
 export HOME=/root
+again() {{
+  for pause in 5 20 60 120 end; do
+    if "$@"; then return 0; fi
+    if [ "$pause" != end ]; then sleep "$pause"; fi
+  done
+  return 1
+}}
+tell() {{ echo "$(date +%s) $1 $(hostname)" | gcloud storage cp - {machines}/"$(hostname)"; }}
+fetch() {{ gcloud storage cp {source} code.tar.gz && tar -xzf code.tar.gz; }}
 mkdir -p /root/domino_jax
-cd /root/domino_jax
-gcloud storage cp {source} code.tar.gz
-tar -xzf code.tar.gz
+cd /root/domino_jax || exit
+again tell running
 code=0
-{shlex.join(words)} || code=$?
-echo "$code" | gcloud storage cp - {result}
+if again fetch; then
+  {shlex.join(words)} || code=$?
+else
+  code=2
+fi
+again tell "$code"
 """
 
 
@@ -109,30 +187,26 @@ def place(args: argparse.Namespace, name: str) -> str:
     return f"{args.storage.rstrip('/')}/{args.name}/{name}"
 
 
-def upload(args: argparse.Namespace) -> list[list[str]]:
-    return [tpu_vm.archive(), ["gcloud", "storage", "cp", tpu_vm.ARCHIVE, place(args, tpu_vm.ARCHIVE)]]
+def storage(args: argparse.Namespace, verb: str, *words: str) -> list[str]:
+    return ["gcloud", "storage", verb, *words[:-1], place(args, words[-1])]
 
 
-def exit_code(args: argparse.Namespace) -> list[str]:
-    return ["gcloud", "storage", "cat", place(args, "exit-code")]
+def upload(args: argparse.Namespace, attempt: str) -> list[list[str]]:
+    return [tpu_vm.archive(), storage(args, "cp", tpu_vm.ARCHIVE, f"{attempt}/{tpu_vm.ARCHIVE}")]
 
 
-def forget(args: argparse.Namespace) -> list[str]:
-    return ["gcloud", "storage", "rm", place(args, "exit-code")]
-
-
-def gcloud(args: argparse.Namespace, verb: str) -> list[str]:
+def queued(args: argparse.Namespace, verb: str, *words: str) -> list[str]:
     # best-effort capacity is known to the alpha commands alone.
     alpha = ["alpha"] if args.capacity == "best-effort" else []
     project = [f"--project={args.project}"] if args.project else []
     where = [args.name, f"--zone={args.zone}", *project]
-    return ["gcloud", *alpha, "compute", "tpus", "queued-resources", verb, *where]
+    return ["gcloud", *alpha, "compute", "tpus", "queued-resources", verb, *where, *words]
 
 
 def create(args: argparse.Namespace, startup_file: str) -> list[str]:
     several = [f"--node-count={args.nodes}", f"--node-prefix={args.name}"]
     return [
-        *gcloud(args, "create"),
+        *queued(args, "create"),
         *(several if args.nodes > 1 else [f"--node-id={args.name}"]),
         f"--accelerator-type={args.type}",
         f"--runtime-version={args.version}",
@@ -142,11 +216,21 @@ def create(args: argparse.Namespace, startup_file: str) -> list[str]:
 
 
 def describe(args: argparse.Namespace) -> list[str]:
-    return [*gcloud(args, "describe"), "--format=value(state.state)"]
+    return queued(args, "describe", "--format=value(state.state)")
+
+
+def state(args: argparse.Namespace) -> str | None:
+    """ACTIVE, SUSPENDED, …; None when there is no such resource."""
+    return gcloud.ask(describe(args))
+
+
+def stop(args: argparse.Namespace) -> list[str]:
+    script = "cd /root/domino_jax && HOME=/root python3 -m launch.host --stop"
+    return queued(args, "ssh", "--node=all", "--worker=all", f"--command=sudo sh -c {shlex.quote(script)}")
 
 
 def delete(args: argparse.Namespace) -> list[str]:
-    return [*gcloud(args, "delete"), "--force", "--quiet"]
+    return queued(args, "delete", "--force", "--quiet")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ Launchers written in Python import it; gke, xpk and skypilot hand its numbers on
 it. Codes are a shell's: 128 + n is death by signal n. README, "Exit codes", says what the others mean.
 """
 
+from __future__ import annotations
+
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 SAVED = 42  # stopped by SIGTERM, with a checkpoint
 HUNG = 43  # a step hung, and the watchdog ended the process
@@ -37,13 +39,13 @@ def starts_again(code: int) -> bool:
     return code in AGAIN
 
 
-def verdict(codes: Iterable[int], again: Iterable[int] = AGAIN) -> int:
+def verdict(codes: Iterable[int], again: Callable[[int], bool] = starts_again) -> int:
     """One exit code for all processes, given in the order of leaving.
 
     The first final failure wins: the restartable ones around it are its consequence.
     """
     failures = [code for code in codes if code]
-    return next((code for code in failures if code not in again), next(iter(failures), 0))
+    return next((code for code in failures if not again(code)), next(iter(failures), 0))
 
 
 class Pauses:

@@ -6,6 +6,8 @@ with signals.passed_on() as stop:
         ...                 # until child.poll() says that it is gone; stop.received says whether a signal came
 """
 
+from __future__ import annotations
+
 import contextlib
 import signal
 import time

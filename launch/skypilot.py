@@ -3,7 +3,7 @@
     python -m launch.skypilot --name=domino --nodes=2 --gpus=H100:8 \\
         -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
 
-A managed job: SkyPilot finds the machines and replaces lost ones.
+A managed job: SkyPilot finds the machines and replaces lost ones; on them the run starts again by itself.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python -m launch.ssh --hosts=gpu-0,gpu-1 -- python -m domino_jax.train --config=... --workdir=...
 
-Every machine needs this repository in --folder (below the home), its environment, and the workdir on shared storage.
-The first host is the coordinator: the others must reach its --port, so keep that network closed to strangers. All start
-again after exit code 42 and when a connection is lost. Ending the launcher ends the run at its last checkpoint.
+Every machine needs this repository in --folder (below the home), its environment in --venv, and the workdir on shared
+storage. The first host is the coordinator: the others must reach its --port, so keep that network closed to strangers.
+All start again after exit codes 42 and 43, after signals and when a connection is lost. Ctrl-C, SIGTERM, a closed
+terminal and the launcher's death end the run on every machine: it saves and leaves.
 """
 
 import argparse
@@ -13,25 +14,30 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from launch import commands, supervise
+from launch import commands, restarts, supervise
 
-# ssh's own code for a lost connection, and for a command that a signal ended.
+# ssh's own code for a lost connection.
 LOST = 255
+# A connection that carries nothing for a minute is lost. No terminal: a run would draw its progress bar into the log.
+OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+# All machines start in the same second, but an earlier run may still be leaving one of them.
+INIT_SECONDS = 300
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("ssh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--hosts", required=True, help="joined by commas, the coordinator first; user@host is fine")
     parser.add_argument("--folder", default="domino_jax", help="the repository on every machine")
-    parser.add_argument("--address", help="the coordinator's address for the others, by default the first host's name")
+    parser.add_argument("--venv", default=".venv", help="the environment on every machine, below --folder or absolute")
+    parser.add_argument("--address", help="the coordinator's address for the others; by default as ssh finds it")
     parser.add_argument("--port", type=int, default=8476)
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--log_dir", type=pathlib.Path, default=pathlib.Path("logs"))
-    parser.add_argument("--max_restarts", type=int, default=10)
+    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
     parser.add_argument("--grace", type=float, default=120, help="seconds for the others to leave after a failure")
     args = commands.parse(parser, argv)
     hosts = args.hosts.split(",")
-    address = args.address or hosts[0].rpartition("@")[2]
+    address = args.address or host_name(hosts[0])
 
     def ranks() -> list[supervise.Rank]:
         return [rank(args, host, f"{address}:{args.port}", len(hosts), process) for process, host in enumerate(hosts)]
@@ -39,18 +45,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run:
         commands.show([*map(str, ranks()), "wait"])
         return 0
-    return supervise.keep_running(ranks, args.max_restarts, args.grace, again=(supervise.SAVED, LOST))
+    return supervise.keep_running(
+        ranks, args.max_restarts, args.grace, again=lambda code: code == LOST or restarts.starts_again(code)
+    )
+
+
+def host_name(host: str) -> str:
+    """The name behind a host, which may be an alias of ~/.ssh/config that no other machine knows."""
+    settings = commands.read(["ssh", "-G", "--", host]) or ""
+    names = [line.partition(" ")[2] for line in settings.splitlines() if line.startswith("hostname ")]
+    return names[0] if names else host.rpartition("@")[2]
 
 
 def rank(args: argparse.Namespace, host: str, address: str, count: int, process: int) -> supervise.Rank:
     place = (f"JAX_COORDINATOR_ADDRESS={address}", f"JAX_NUM_PROCESSES={count}", f"JAX_PROCESS_ID={process}")
-    words = ["env", *place, *commands.assignments(args.env), *args.train]
-    remote = f"cd {shlex.quote(args.folder)} && exec {shlex.join(words)}"
-    # -tt: with a terminal the remote process ends when the connection does, and does not train on unseen.
+    words = [*place, f"DOMINO_INIT_SECONDS={INIT_SECONDS}", *commands.assignments(args.env)]
+    words += ["python", "-m", "launch.host", "--tether", "--", *args.train]
+    venv = shlex.quote(args.venv) if args.venv.startswith("/") else f'"$PWD"/{shlex.quote(args.venv)}'
+    remote = f'cd {shlex.quote(args.folder)} && exec env PATH={venv}/bin:"$PATH" {shlex.join(words)}'
     # -- : a host's name is never read as an option.
-    return supervise.Rank(
-        ["ssh", "-tt", "-o", "BatchMode=yes", "--", host, remote], {}, args.log_dir / f"rank-{process}.log"
-    )
+    command = ["ssh", "-T", "-o", "BatchMode=yes", *OPTIONS, "--", host, remote]
+    return supervise.Rank(command, {}, args.log_dir / f"rank-{process}.log", tethered=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 The rules are those of launch/restarts.py. Nothing but its own children is ever signalled.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import os
@@ -10,7 +12,6 @@ import pathlib
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,7 +45,7 @@ def keep_running(
     ranks: Callable[[], Sequence[Rank]],
     max_restarts: int,
     grace: float,
-    again: Sequence[int] = restarts.AGAIN,
+    again: Callable[[int], bool] = restarts.starts_again,
 ) -> int:
     """Run all ranks until they are done; the exit code for the shell.
 
@@ -52,7 +53,7 @@ def keep_running(
       ranks: makes the processes of one attempt, so that each has a port of its own.
       max_restarts: attempts after the first.
       grace: seconds that the others have to leave by themselves after the first failure, or after a signal to us.
-      again: exit codes after which a new attempt is made.
+      again: whether a new attempt is made after this exit code.
     """
     pauses = restarts.Pauses()
     attempt = 0
@@ -63,7 +64,7 @@ def keep_running(
             if stop.received:
                 return 128 + stop.received
             code = restarts.verdict(_run(attempted, grace, stop), again)
-            if stop.received or code not in again or attempt == max_restarts:
+            if stop.received or not (code and again(code)) or attempt == max_restarts:
                 return code
             attempt += 1
             pause = pauses.after(time.monotonic() - started)
@@ -154,6 +155,4 @@ def _copy(stream, log: pathlib.Path) -> None:
     with stream, log.open("ab", buffering=0) as file:
         while piece := stream.read1():
             file.write(piece)
-            with contextlib.suppress(OSError, ValueError):
-                sys.stdout.buffer.write(piece)
-                sys.stdout.flush()
+            commands.write(1, piece)

@@ -3,21 +3,25 @@
     python -m launch.tpu_vm --name=domino --zone=us-west4-a --type=v5litepod-16 --version=v2-alpha-tpuv5-lite --spot \\
         -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
 
-A machine that is gone is created again, and the same command continues from the last checkpoint: keep the workdir on
-gs://. The run ends with this terminal's connection; a long one belongs in launch.queued_resources. The VM stays until
-it is deleted, unless --delete.
+A machine that is taken away is created again, and the same command continues from the last checkpoint: keep the workdir
+on gs://. The run ends with this launcher: Ctrl-C, SIGTERM, a closed terminal and a lost connection make it save and
+leave. A long run belongs in launch.queued_resources. The VM stays until it is deleted, unless --delete.
 """
 
 import argparse
+import pathlib
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 
-from launch import commands
+from launch import commands, gcloud, restarts, signals, supervise
+from launch.ssh import LOST, OPTIONS
 
 ARCHIVE = "domino_jax.tar.gz"
 FOLDER = "domino_jax"
+TAKEN_AWAY = ("PREEMPTED", "TERMINATED")
+ON_THE_WAY = ("CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING")
+POLL_SECONDS = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,82 +33,146 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--project")
     parser.add_argument("--spot", action="store_true")
     parser.add_argument(
-        "--autocheckpoint", action="store_true", help="SIGTERM, and minutes to save, before maintenance"
+        "--autocheckpoint", action="store_true", help="SIGTERM, and minutes to save, before maintenance (gcloud alpha)"
     )
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--max_restarts", type=int, default=50, help="machines to create after a lost one")
+    parser.add_argument("--log_dir", type=pathlib.Path, default=pathlib.Path("logs"))
+    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
+    parser.add_argument("--replace", action="store_true", help="delete a VM of this name that does not run")
     parser.add_argument("--delete", action="store_true", help="delete the VM at the end")
-    args = commands.parse(parser, argv)
-    prepare = [create(args), archive(), copy(args), unpack(args)]
+    args = commands.parse(parser, argv, stoppable=True)
     if args.dry_run:
-        again = f"# when the machine is lost, at most {args.max_restarts} times: this, then all of the above"
-        commands.show([*prepare, run(args), again, delete(args), *(["# at the end", delete(args)] * args.delete)])
+        show(args)
         return 0
-    code = keep(args, prepare)
+    if args.stop:
+        return commands.run(stop(args))
+    with signals.passed_on():
+        code = keep(args)
     if args.delete:
         commands.run(delete(args))
     return code
 
 
-def keep(args: argparse.Namespace, prepare: Sequence[Sequence[str]]) -> int:
-    """Create, run, and begin again as long as machines are lost; the exit code of the run."""
-    for attempt in range(args.max_restarts + 1):
-        there = state(args)
-        if there != "READY":
-            if there:
-                commands.run(delete(args))
-            commands.must(prepare)
-        elif attempt == 0:
-            commands.must(prepare[1:])
-        code = commands.run(run(args))
-        # on_tpu.sh has started again by itself what can be: a failure on a machine that is still there is final.
-        if code == 0 or (there := state(args)) == "READY":
-            return code
-        print(f"launch: the machine is {there or 'gone'}", file=sys.stderr)
-        time.sleep(10)
-    return code
+def show(args: argparse.Namespace) -> None:
+    if args.stop:
+        commands.show([stop(args)])
+        return
+    commands.show(
+        [
+            create(args),
+            *prepare(args),
+            describe(args),
+            "# the second word is the number of machines; for each of them:",
+            str(rank(args, 0)),
+            "wait",
+            f"# when the machines are {' or '.join(TAKEN_AWAY)}, this, then all of the above:",
+            delete(args),
+            *(["# at the end", delete(args)] * args.delete),
+        ]
+    )
 
 
-def gcloud(args: argparse.Namespace, verb: str, *words: str) -> list[str]:
-    project = [f"--project={args.project}"] if args.project else []
-    return ["gcloud", "compute", "tpus", "tpu-vm", verb, *words, f"--zone={args.zone}", *project]
+def keep(args: argparse.Namespace) -> int:
+    """Create, run, and begin again as the table says and when machines are taken away; the exit code of the run."""
+    first = state(args)
+    if first and first != "READY" and first not in ON_THE_WAY and not args.replace:
+        gcloud.refuse(
+            f"the VM {args.name} exists and is {first}. Choose another --name, or let --replace delete it and what is "
+            "on its disks."
+        )
+    started = []
+
+    def ranks() -> list[supervise.Rank]:
+        count = ready(args, first=not started)
+        started.append(count)
+        return [rank(args, worker) for worker in range(count)]
+
+    def again(code: int) -> bool:
+        # A machine that goes away leaves whichever code gcloud has for it.
+        return code == LOST or restarts.starts_again(code) or state(args) in TAKEN_AWAY
+
+    return supervise.keep_running(ranks, args.max_restarts, restarts.GRACE, again)
+
+
+def ready(args: argparse.Namespace, first: bool) -> int:
+    """Bring the VM into being, with this commit on it; the number of its machines."""
+    if not first and state(args) is None:
+        gcloud.refuse(f"the VM {args.name} was deleted; run the same command again to continue.")
+    with signals.passed_on() as stop:
+        while (there := state(args)) in ON_THE_WAY:
+            commands.say(f"the VM is {there}")
+            if stop.wait(POLL_SECONDS):
+                raise SystemExit(128 + stop.received)
+    if there and there != "READY":
+        if there not in TAKEN_AWAY and not args.replace:
+            gcloud.refuse(f"the VM {args.name} is {there}: start it, or let --replace delete it.")
+        commands.must([delete(args)])
+    if there != "READY":
+        commands.must([create(args)])
+    if first or there != "READY":
+        commands.must(prepare(args))
+    return int((gcloud.ask(describe(args)) or "READY\t1").split()[1])
 
 
 def state(args: argparse.Namespace) -> str | None:
     """READY, PREEMPTED, …; None when there is no such VM."""
-    return commands.read([*gcloud(args, "describe", args.name), "--format=value(state)"])
+    shown = gcloud.ask(describe(args))
+    return shown.split()[0] if shown else None
+
+
+def tpu_vm(args: argparse.Namespace, verb: str, *words: str, alpha: bool = False) -> list[str]:
+    project = [f"--project={args.project}"] if args.project else []
+    track = ["alpha"] if alpha else []
+    return ["gcloud", *track, "compute", "tpus", "tpu-vm", verb, *words, f"--zone={args.zone}", *project]
+
+
+def describe(args: argparse.Namespace) -> list[str]:
+    return [*tpu_vm(args, "describe", args.name), "--format=value(state,networkEndpoints.len())"]
 
 
 def create(args: argparse.Namespace) -> list[str]:
     kind = [f"--accelerator-type={args.type}", f"--version={args.version}"]
     spot = ["--spot"] if args.spot else []
     save = ["--autocheckpoint-enabled"] if args.autocheckpoint else []
-    return [*gcloud(args, "create", args.name), *kind, *spot, *save]
+    return [*tpu_vm(args, "create", args.name, alpha=args.autocheckpoint), *kind, *spot, *save]
 
 
 def archive() -> list[str]:
     return ["git", "archive", "--format=tar.gz", f"--output={ARCHIVE}", "HEAD"]
 
 
-def copy(args: argparse.Namespace) -> list[str]:
-    return [*gcloud(args, "scp", ARCHIVE, f"{args.name}:{ARCHIVE}"), "--worker=all"]
+def prepare(args: argparse.Namespace) -> list[list[str]]:
+    copy = [*tpu_vm(args, "scp", ARCHIVE, f"{args.name}:{ARCHIVE}"), "--worker=all"]
+    unpack = f"mkdir -p {FOLDER} && tar -xzf {ARCHIVE} -C {FOLDER}"
+    return [archive(), copy, on_all(args, unpack)]
 
 
 def on_all(args: argparse.Namespace, script: str) -> list[str]:
-    return [*gcloud(args, "ssh", args.name), "--worker=all", f"--command={script}"]
+    return [*tpu_vm(args, "ssh", args.name), "--worker=all", f"--command={script}"]
 
 
-def unpack(args: argparse.Namespace) -> list[str]:
-    return on_all(args, f"mkdir -p {FOLDER} && tar -xzf {ARCHIVE} -C {FOLDER}")
+def rank(args: argparse.Namespace, worker: int) -> supervise.Rank:
+    words = [*settings(args.env), "python3", "-m", "launch.host", "--tether", "--", *on_tpu(args.train)]
+    remote = f"cd {FOLDER} && exec {shlex.join(words)}"
+    command = [*tpu_vm(args, "ssh", args.name), f"--worker={worker}", f"--command={remote}", "--", *OPTIONS]
+    return supervise.Rank(command, {}, args.log_dir / f"rank-{worker}.log", tethered=True)
 
 
-def run(args: argparse.Namespace) -> list[str]:
-    words = ["env", *commands.assignments(args.env), "bash", f"{FOLDER}/launch/on_tpu.sh", *args.train]
-    return on_all(args, shlex.join(words))
+def settings(env: Sequence[str]) -> list[str]:
+    """`env` with what a run needs whose machines may come late and are started again."""
+    return ["env", *(f"{name}={value}" for name, value in restarts.ENVIRONMENT.items()), *commands.assignments(env)]
+
+
+def on_tpu(train: Sequence[str]) -> list[str]:
+    return ["bash", "launch/on_tpu.sh", *train]
+
+
+def stop(args: argparse.Namespace) -> list[str]:
+    return on_all(args, f"cd {FOLDER} && python3 -m launch.host --stop")
 
 
 def delete(args: argparse.Namespace) -> list[str]:
-    return [*gcloud(args, "delete", args.name), "--quiet"]
+    return [*tpu_vm(args, "delete", args.name), "--quiet"]
 
 
 if __name__ == "__main__":

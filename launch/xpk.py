@@ -3,8 +3,8 @@
     python -m launch.xpk --name=domino --cluster=tpus --type=v5litepod-256 --image=REGISTRY/domino:1 \\
         -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
 
-The image holds this repository as its working folder and jax[tpu]. xpk starts a workload again after exit code 42 and
-after signals, and leaves it at any other code.
+The image holds this repository as its working folder and jax[tpu]. A workload starts again after exit codes 42 and 43
+and, as xpk has it, after 127 to 255 (signals); any other code is final.
 """
 
 import argparse
@@ -12,10 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from launch import commands
-
-# A pod may pull the image while the others wait for it.
-INIT_SECONDS = 900
+from launch import commands, restarts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--zone")
     parser.add_argument("--project")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--max_restarts", type=int, default=50)
+    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
     args = commands.parse(parser, argv)
     command = create(args)
     if args.dry_run:
@@ -38,7 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create(args: argparse.Namespace) -> list[str]:
-    words = ["env", f"DOMINO_INIT_SECONDS={INIT_SECONDS}", *commands.assignments(args.env), *args.train]
+    settings = [f"{name}={value}" for name, value in restarts.ENVIRONMENT.items()]
+    # exec: xpk's script sends SIGTERM to the shell that runs the command.
+    words = ["exec", "env", *settings, *commands.assignments(args.env), *args.train]
     return [
         *("xpk", "workload", "create"),
         f"--workload={args.name}",
@@ -47,10 +46,12 @@ def create(args: argparse.Namespace) -> list[str]:
         f"--num-slices={args.slices}",
         f"--docker-image={args.image}",
         f"--max-restarts={args.max_restarts}",
-        "--termination-grace-period-seconds=300",
+        f"--termination-grace-period-seconds={restarts.GRACE}",
+        # xpk knows 42 and everything from 127 on by itself.
+        f"--restart-on-exit-codes={restarts.HUNG}",
         *([f"--zone={args.zone}"] if args.zone else []),
         *([f"--project={args.project}"] if args.project else []),
-        f"--command={shlex.join(words)}",
+        f"--command={commands.kubernetes(shlex.join(words))}",
     ]
 
 

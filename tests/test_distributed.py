@@ -236,6 +236,13 @@ def test_a_process_whose_peer_never_comes_gives_up_with_exit_2(process):
     assert "raise DOMINO_INIT_SECONDS" in said
 
 
+def test_a_peer_that_comes_too_late_counts_as_lost_where_a_launcher_starts_again():
+    environment = by_hand(distributed.free_port(), 2, 0)
+    code, _, error = run(**environment, DOMINO_INIT_SECONDS="2", DOMINO_RESTARTED="1")
+    assert code == -signal.SIGABRT
+    assert "waited 2 s for all processes" in error
+
+
 def test_the_patience_at_the_start_is_below_a_minute():
     assert distributed.INIT_SECONDS < 60
 

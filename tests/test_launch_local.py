@@ -59,7 +59,9 @@ def test_the_ranks_share_a_free_port_of_the_loopback(tmp_path):
 ONCE = "first = not os.path.exists(f'{os.environ[\"HERE\"]}/{rank}')\nopen(f'{os.environ[\"HERE\"]}/{rank}', 'w')\n"
 
 
-@pytest.mark.parametrize("end", ["sys.exit(42)", "sys.exit(43)", "sys.exit(134)", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize(
+    "end", ["sys.exit(42)", "sys.exit(43)", "sys.exit(134)", "os.kill(os.getpid(), signal.SIGKILL)"]
+)
 def test_all_ranks_start_again_after_42_43_and_signals(tmp_path, end):
     program = f"print('start')\n{ONCE}\nif first and rank == '1':\n    {end}"
     code, _, error = finished(launched(tmp_path, program))

@@ -1,6 +1,18 @@
 """The table of restart rules, and every launcher held against it."""
 
-from launch import restarts
+import pathlib
+import re
+import shlex
+import sys
+
+import jax
+import yaml
+
+from domino_jax import preemption, watchdog
+from launch import gke, restarts, xpk
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GKE = ["--name=n", "--accelerator=a", "--topology=4x4", "--hosts=4", "--image=i"]
 
 
 def test_saved_hung_and_killed_runs_start_again_and_no_others():
@@ -17,7 +29,7 @@ def test_the_first_final_failure_stands_for_all():
     assert restarts.verdict([]) == restarts.verdict([0, 0]) == 0
     assert restarts.verdict([134, 0, 137]) == 134
     assert restarts.verdict([134, 3, 137, 2]) == 3
-    assert restarts.verdict([255, 42], again=(255, 42)) == 255
+    assert restarts.verdict([255, 42], again=lambda code: code == 255) == 42
 
 
 def test_pauses_double_up_to_a_minute_and_begin_again_after_a_run_that_lasted():
@@ -29,3 +41,46 @@ def test_pauses_double_up_to_a_minute_and_begin_again_after_a_run_that_lasted():
 def test_fifty_runs_that_end_at_once_take_minutes_and_not_a_second():
     pauses = restarts.Pauses()
     assert sum(pauses.after(0.0) for _ in range(restarts.MAX_RESTARTS)) > 40 * 60
+
+
+# ---------------------------------------------------------------- launchers that hand the table on
+
+
+def test_the_jobset_restarts_what_the_table_says_and_its_rule_has_a_name(capsys):
+    gke.main([*GKE, "--dry_run", "--", "train"])
+    spec = yaml.safe_load(capsys.readouterr().out.split("\n", 1)[1].removesuffix("END\n"))["spec"]
+    assert spec["failurePolicy"]["rules"][0]["name"]
+    assert spec["failurePolicy"]["maxRestarts"] == restarts.MAX_RESTARTS
+    (rule,) = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
+    codes = rule["onExitCodes"]
+    # Kubernetes asks for ordered values, and leaves 0 out of NotIn by itself.
+    assert (rule["action"], codes["operator"], codes["values"]) == ("FailJob", "NotIn", sorted(restarts.AGAIN))
+
+
+def test_xpk_is_told_the_code_of_the_table_that_it_does_not_know(capsys):
+    xpk.main(["--name=n", "--cluster=c", "--type=t", "--image=i", "--dry_run", "--", "train"])
+    words = shlex.split(capsys.readouterr().out)
+    known = {42, *range(127, 256)}
+    told = {int(word.partition("=")[2]) for word in words if word.startswith("--restart-on-exit-codes=")}
+    assert set(restarts.AGAIN) <= known | told
+    assert not told - set(restarts.AGAIN)
+    assert f"--max-restarts={restarts.MAX_RESTARTS}" in words
+
+
+def test_skypilot_repeats_only_a_saved_run_and_the_machine_does_the_rest():
+    task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
+    assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [restarts.SAVED]}
+    assert f"launch.host --max_restarts={restarts.MAX_RESTARTS} -- " in task["run"]
+    assert all(f"{name}={value}" in task["run"] for name, value in restarts.ENVIRONMENT.items())
+
+
+def test_the_codes_are_those_of_the_program():
+    assert (restarts.SAVED, restarts.HUNG) == (preemption.PREEMPTED, watchdog.HUNG)
+
+
+def test_the_machines_get_the_jax_that_the_tests_run_with():
+    pins = [(ROOT / "requirements-tpu.txt").read_text(), (ROOT / "launch" / "skypilot.yaml").read_text()]
+    scripts = [(ROOT / "launch" / name).read_text() for name in ("on_tpu.sh", "skypilot.yaml")]
+    assert all("--python 3.11 " in script for script in scripts)
+    if sys.version_info[:2] == (3, 11):
+        assert all(re.search(rf"jax\[\w+\]=={re.escape(jax.__version__)}\b", pin) for pin in pins)

@@ -1,0 +1,41 @@
+"""What launch.tpu_vm and launch.queued_resources ask gcloud, and what they do when it has no answer."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from launch import commands, restarts, signals
+
+TRIES = 10
+
+
+def ask(command: Sequence[str]) -> str | None:
+    """What gcloud prints; None when what it looks for does not exist.
+
+    Another failure (no network, no login, a service that is down) is tried again for some minutes; then it ends the
+    launcher with exit code 2, and the run itself goes on.
+    """
+    pauses = restarts.Pauses()
+    with signals.passed_on() as stop:
+        for tried in range(1, TRIES + 1):
+            done = subprocess.run(command, cwd=commands.ROOT, capture_output=True, text=True, check=False)
+            if done.returncode == 0:
+                return done.stdout.strip()
+            if is_missing(done.stderr):
+                return None
+            pause = pauses.after(0)
+            commands.say(f"gcloud failed, try {tried} of {TRIES}: {done.stderr.strip()[-500:]}")
+            if tried < TRIES and stop.wait(pause):
+                raise SystemExit(128 + stop.received)
+    sys.exit(2)
+
+
+def is_missing(error: str) -> bool:
+    """Whether gcloud's message says that there is no such resource or object."""
+    return "NOT_FOUND" in error or "matched no objects" in error
+
+
+def refuse(text: str) -> None:
+    """End the launcher before anything is changed."""
+    print(f"error: {text}", file=sys.stderr)
+    raise SystemExit(2)

@@ -1,0 +1,122 @@
+"""The run on one machine of several, for launch.ssh, launch.tpu_vm and launch.queued_resources.
+
+    python3 -m launch.host [--tether] [--max_restarts=N] -- COMMAND
+    python3 -m launch.host --stop
+
+Only one run at a time is on a machine: a second one waits for the end of the first, and gives up with exit code 2.
+Signals are passed on to the command. With --tether the standard input is the launcher's: when it ends, or is silent
+for two minutes, the command gets SIGTERM, saves and leaves. What it prints is also kept in --log, and a connection that
+breaks does not disturb it. --stop sends SIGTERM to this machine's run and waits for its end.
+
+Needs Python 3.8 and no package: it also sets the environment up (launch/on_tpu.sh).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import pathlib
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from launch import commands, restarts, signals, supervise
+
+PATIENCE = 8 * supervise.BEAT_SECONDS
+LEAVING = PATIENCE + restarts.GRACE  # a run whose launcher is gone has left after this many seconds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--stop"]:
+        return stop()
+    parser = argparse.ArgumentParser("host", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tether", action="store_true", help="end the command when the standard input ends")
+    parser.add_argument("--max_restarts", type=int, default=0, help="0: the launcher starts again, not this machine")
+    parser.add_argument("--wait", type=float, default=LEAVING, help="seconds for an earlier run to leave")
+    parser.add_argument("--log", type=pathlib.Path, default=pathlib.Path("logs/host.log"))
+    args = commands.parse(parser, words)
+    rank = supervise.Rank(args.train, {}, args.log)
+    if args.dry_run:
+        commands.show([str(rank)])
+        return 0
+    with signals.passed_on() as received:
+        if args.tether:
+            threading.Thread(target=watch, args=(sys.stdin.fileno(),), daemon=True).start()
+        with alone(args.wait, received) as is_alone:
+            if not is_alone:
+                return 128 + received.received if received.received else 2
+            return supervise.keep_running(lambda: [rank], args.max_restarts, restarts.GRACE)
+
+
+def watch(tether: int) -> None:
+    """Ask ourselves to stop when the launcher is gone: its end of the tether is closed or silent."""
+    while select.select([tether], [], [], PATIENCE)[0] and os.read(tether, 4096):
+        pass
+    commands.say("the launcher is gone, stopping")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def alone(seconds: float, received: signals.Stop) -> Iterator[bool]:
+    """Hold this machine's lock while the block runs; False when another run keeps it for this long."""
+    with lock_path().open("a+") as file:
+        end = time.monotonic() + seconds
+        waits = not _try_lock(file)
+        if waits:
+            commands.say(
+                f"process {_holder(file)} has a run on this machine; waiting {seconds:g} s for it to leave. "
+                "python3 -m launch.host --stop ends it."
+            )
+        while waits and not received.wait(0.2) and time.monotonic() < end:
+            waits = not _try_lock(file)
+        if not waits:
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+        elif not received.received:
+            commands.say(f"process {_holder(file)} still has a run on this machine: not started")
+        yield not waits
+
+
+def stop() -> int:
+    """End this machine's run and wait until it has left: 0, or 1 when it did not."""
+    with lock_path().open("a+") as file:
+        if _try_lock(file):
+            commands.say("no run on this machine")
+            return 0
+        os.kill(int(_holder(file)), signal.SIGTERM)
+        end = time.monotonic() + restarts.GRACE + 10
+        while not _try_lock(file):
+            if time.monotonic() > end:
+                commands.say(f"process {_holder(file)} did not leave")
+                return 1
+            time.sleep(0.2)
+    commands.say("the run has left")
+    return 0
+
+
+def lock_path() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("DOMINO_LOCK", pathlib.Path.home() / ".domino_jax.lock"))
+
+
+def _try_lock(file) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(file) -> str:
+    file.seek(0)
+    return file.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
