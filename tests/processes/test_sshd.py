@@ -138,7 +138,7 @@ def test_however_the_launcher_ends_both_machines_save(server, folder, number):
 def test_after_a_reset_of_one_connection_the_run_saves_and_starts_again_only_then(server, folder):
     process = launched(server, folder, WAITS, "--grace=5")
     both_up(folder)
-    shown = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     (client,) = [
         int(line.split()[0]) for line in shown.splitlines() if f" -F {server}/ssh_config " in line and "gpu-1" in line
     ]
