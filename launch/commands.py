@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from launch import restarts, signals
 
@@ -43,7 +44,7 @@ def assignments(texts: Sequence[str]) -> list[str]:
     """NAME=VALUE texts as they are, each checked; for `env` in front of a command."""
     for text in texts:
         if not text.partition("=")[0].isidentifier() or "=" not in text:
-            raise SystemExit(f"--env={text}: write it as NAME=VALUE.")
+            refuse(f"--env={text}: write it as NAME=VALUE.")
     return list(texts)
 
 
@@ -61,6 +62,12 @@ def show(commands: Sequence[Sequence[str] | str]) -> None:
     """Print commands as shell, one below the other; a text is printed as it is."""
     for command in commands:
         print(command if isinstance(command, str) else shlex.join(command))
+
+
+def refuse(text: str) -> NoReturn:
+    """End the launcher because of the user's mistake, before anything is changed."""
+    print(f"error: {text}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def say(text: str) -> None:

@@ -33,9 +33,3 @@ def ask(command: Sequence[str]) -> str | None:
 def is_missing(error: str) -> bool:
     """Whether gcloud's message says that there is no such resource or object."""
     return "NOT_FOUND" in error or "matched no objects" in error
-
-
-def refuse(text: str) -> None:
-    """End the launcher before anything is changed."""
-    print(f"error: {text}", file=sys.stderr)
-    raise SystemExit(2)

@@ -5,7 +5,7 @@ Each machine has a file with one line, which its later lines replace: "SECONDS r
 
 import time
 
-from launch import commands, gcloud, restarts
+from launch import commands, restarts
 
 BEGIN_SECONDS = 1800  # for a machine to boot and to leave its first line
 GONE_LOOKS = 3  # in a row without the resource: it was deleted
@@ -49,7 +49,7 @@ class Watch:
         if code or (code == 0 and (not running or self._unchanged >= 1)):
             return code
         if self._gone == GONE_LOOKS:
-            gcloud.refuse("the queued resource was deleted; run the same command again to continue.")
+            commands.refuse("the queued resource was deleted; run the same command again to continue.")
         if state == "ACTIVE" and left and self._unchanged >= self._patience:
             return restarts.verdict(left)  # it was stopped, or has started again as often as it may
         if state == "ACTIVE" and not text:

@@ -128,7 +128,7 @@ def attached(args: argparse.Namespace) -> str | None:
         commands.must([delete(args)])
         return None
     what = f"its run is over, with exit code {code}" if code else "it was made for another command"
-    gcloud.refuse(
+    commands.refuse(
         f"the queued resource {args.name} exists, and {what}. Choose another --name, or let --replace delete it with "
         "its machines."
     )

@@ -76,7 +76,7 @@ def keep(args: argparse.Namespace) -> int:
     """Create, run, and begin again as the table says and when machines are taken away; the exit code of the run."""
     first = state(args)
     if first and first != "READY" and first not in ON_THE_WAY and not args.replace:
-        gcloud.refuse(
+        commands.refuse(
             f"the VM {args.name} exists and is {first}. Choose another --name, or let --replace delete it and what is "
             "on its disks."
         )
@@ -97,7 +97,7 @@ def keep(args: argparse.Namespace) -> int:
 def ready(args: argparse.Namespace, first: bool) -> int:
     """Bring the VM into being, with this commit on it; the number of its machines."""
     if not first and state(args) is None:
-        gcloud.refuse(f"the VM {args.name} was deleted; run the same command again to continue.")
+        commands.refuse(f"the VM {args.name} was deleted; run the same command again to continue.")
     with signals.passed_on() as stop:
         while (there := state(args)) in ON_THE_WAY:
             commands.say(f"the VM is {there}")
@@ -105,7 +105,7 @@ def ready(args: argparse.Namespace, first: bool) -> int:
                 raise SystemExit(128 + stop.received)
     if there and there != "READY":
         if there not in TAKEN_AWAY and not args.replace:
-            gcloud.refuse(f"the VM {args.name} is {there}: start it, or let --replace delete it.")
+            commands.refuse(f"the VM {args.name} is {there}: start it, or let --replace delete it.")
         commands.must([delete(args)])
     if there != "READY":
         commands.must([create(args)])
