@@ -19,14 +19,15 @@ ON_TPU = ROOT / "launch" / "on_tpu.sh"
 CLOUD = ["--name=n", "--zone=z", "--type=v5litepod-16", "--version=v"]
 # States are looked at one after the other; the last one stays. "-": there is no such VM. ssh runs what a test says.
 GCLOUD = """
-case "$*" in
+words=$*
+case $words in
   *" describe "*)
     state=$(head -n 1 "$HERE/states"); [ "$(wc -l < "$HERE/states")" = 1 ] || sed -i 1d "$HERE/states"
     [ "$state" != - ] || { echo "ERROR: NOT_FOUND: no VM n" >&2; exit 1; }
     printf '%s\\t2\\n' "$state" ;;
   *--worker=[0-9]*)
-    worker=${*##*--worker=}; worker=${worker%% *}
-    command=${*##*--command=}; command=${command%% -- -o *}
+    worker=${words##*--worker=}; worker=${worker%% *}
+    command=${words##*--command=}; command=${command%% -- -o *}
     source "$HERE/remote" ;;
 esac
 """

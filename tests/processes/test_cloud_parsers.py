@@ -47,6 +47,7 @@ def test_gcloud_knows_every_word(launcher, flags, capsys, tmp_path):
     assert lines
     # A new folder for its settings: no account, so that nothing can be reached.
     environment = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path / "config"), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    environment["CLOUDSDK_CORE_CHECK_GCE_METADATA"] = "false"
     for line in lines:
         done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, "active account" in done.stderr) == (1, True), (line, done.stderr)
