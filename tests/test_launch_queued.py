@@ -64,7 +64,8 @@ def refused(*flags, **train):
 
 
 def verbs(cloud):
-    return [line.split()[3] for line in calls(cloud, "gcloud") if line.split()[3] in ("create", "delete")]
+    words = [word for line in calls(cloud, "gcloud") for word in line.split()[3:4]]
+    return [word for word in words if word in ("create", "delete")]
 
 
 def stored(cloud):
