@@ -67,7 +67,8 @@ class TorchDrafter(nn.Module):
         folder = pathlib.Path(folder)
         raw = json.loads((folder / "config.json").read_text())
         choices = {**raw, **raw["dflash_config"]}
-        if choices.get("projector_type") != "domino" or "sliding_attention" in choices["layer_types"]:
+        masked = "sliding_attention" in choices["layer_types"] or choices.get("is_causal")
+        if choices.get("projector_type") != "domino" or masked:
             raise SystemExit(f"{folder}: this yardstick knows Domino drafters with full attention only.")
         config = Qwen3Config.from_pretrained(folder)
         width, state, rank = config.hidden_size, choices["gru_hidden_dim"], choices["emb_dim"]
