@@ -60,7 +60,9 @@ def passed_on() -> Iterator[Stop]:
         return
     stop = Stop()
     _active.append(stop)
-    before = {number: signal.signal(number, stop) for number in NUMBERS}
+    # What nohup or the shell had ignored stays ignored.
+    heard = [number for number in NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield stop
     finally:

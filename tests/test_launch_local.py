@@ -131,6 +131,20 @@ def test_a_closed_terminal_ends_the_ranks_and_not_their_saving(tmp_path):
     assert log(tmp_path, 0) == log(tmp_path, 1) == "up\nsaved\n"
 
 
+def test_under_nohup_a_closed_terminal_is_ignored(tmp_path):
+    release = tmp_path / "release"
+    program = f"print('up', flush=True)\nwhile not os.path.exists({str(release)!r}):\n    time.sleep(0.05)"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited, as from nohup
+    try:
+        process = launched(tmp_path, program)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGHUP)
+    release.touch()
+    assert finished(process)[0] == 0
+
+
 def wait_for(condition, seconds=10):
     end = time.monotonic() + seconds
     while not condition():
