@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domino_jax.errors import DataError, DominoError
+from domino_jax.errors import DataError, DominoError, unwritable
 from domino_jax.report import write_text
 
 
@@ -51,7 +51,11 @@ class Place(tuple):
 
 
 class AnswerFiles:
-    """The files of one output. All processes make the same calls in the same order: open, append…, finish."""
+    """The files of one output. All processes make the same calls in the same order: opened, append…, finish.
+
+    Between the entry and the end of opened() each process holds a lock on its own file, and the first process one on
+    every file that is none of this run's, so that no other run changes them meanwhile.
+    """
 
     def __init__(self, output: Path, ids: Sequence[str], made_with: Mapping[str, Any], share: Share = ALONE):
         self.output = output
@@ -59,9 +63,7 @@ class AnswerFiles:
         self.made_with = dict(made_with)
         self.share = share
         self.meta = output.with_name(output.name + ".meta.json")
-        self.part = output
-        if share.count > 1:
-            self.part = output.with_name(f"{output.name}.part-{share.index}-of-{share.count}.jsonl")
+        self.part = self._part(share.index)
 
     def is_finished(self) -> bool:
         """Whether the output holds every row in order already, made with the same settings; changes nothing."""
@@ -70,29 +72,44 @@ class AnswerFiles:
         self.check_settings()
         return not torn_bytes(self.output) and list(read_places([self.output])) == list(self.ids)
 
-    def open(self) -> set[str]:
-        """Gets the files ready and returns the ids of the rows that are there."""
-        try:
-            self.output.parent.mkdir(parents=True, exist_ok=True)
-            started = any(file.stat().st_size for file in self.files())
-            if started:
-                self.check_settings()
-            self.share.barrier("regenerate-seen")  # nothing changes before every process has looked
-            if self.share.index == 0:
-                for file in self.files():
-                    cut_torn_line(file)
-                if not started:
-                    write_text(self.meta, json.dumps(self.made_with, indent=2) + "\n")
-        except OSError as error:
-            raise DominoError(f"--output={self.output} cannot be written: {error.strerror}.") from error
-        self.share.barrier("regenerate-open")
-        return set(read_places(self.files()))
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[set[str]]:
+        """Locks the files, gets them ready and gives the ids of the rows that are there."""
+        with contextlib.ExitStack() as locks:
+            try:
+                self._prepare(locks)
+            except OSError as error:
+                raise unwritable(f"--output={self.output}", error) from error
+            self.share.barrier("regenerate-open")
+            yield set(read_places(self.files()))
+
+    def _prepare(self, locks: contextlib.ExitStack) -> None:
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        started = any(file.stat().st_size for file in self.files())
+        if started:
+            self.check_settings()
+        locks.enter_context(locked(self.part))  # before a byte changes: another run may be writing
+        self.share.barrier("regenerate-seen")  # nothing changes before every process has looked
+        if self.share.index:
+            return
+        ours = [self._part(index).name for index in range(self.share.count)]
+        for file in self.files():
+            if file.name not in ours:
+                locks.enter_context(locked(file))
+        for file in self.files():
+            cut_torn_line(file)
+        if not started:
+            write_text(self.meta, json.dumps(self.made_with, indent=2) + "\n")
+
+    def _part(self, index: int) -> Path:
+        if self.share.count == 1:
+            return self.output
+        return self.output.with_name(f"{self.output.name}.part-{index}-of-{self.share.count}.jsonl")
 
     @contextlib.contextmanager
     def appending(self) -> Iterator[Callable[[Sequence[Mapping[str, Any]]], None]]:
         """A function that adds rows to this process' file and returns when they are on the disk."""
         with self.part.open("ab") as file:
-            lock(file, self.part)
 
             def append(rows: Sequence[Mapping[str, Any]]) -> None:
                 file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
@@ -163,14 +180,32 @@ class AnswerFiles:
             )
 
 
-def lock(file: Any, path: Path) -> None:
-    """Two runs that append to one file would answer every row twice."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DominoError(f"another process is writing {path}; wait for it, or choose another --output.") from None
-    except OSError:
-        return  # a file system without locks
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file, made when there is none and removed when it stays empty.
+
+    A DominoError while another process holds it. On a file system without locks nothing is held.
+    """
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(path) from None
+        except OSError:
+            pass
+        else:
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise _in_use(path)  # whoever held the lock has just merged the files
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # merged: it is gone
+                if not path.stat().st_size:
+                    path.unlink()
+
+
+def _in_use(path: Path) -> DominoError:
+    return DominoError(f"another process is writing {path}; wait for it, or choose another --output.")
 
 
 def read_places(files: Collection[Path]) -> dict[str, Place]:

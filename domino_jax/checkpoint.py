@@ -6,6 +6,7 @@ recipe that changed in between.
 <workdir>/checkpoints/<step>/manifest.json   written last (manifest.py); step_folders.py says what else lies there
 """
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -302,10 +303,18 @@ class Checkpoints:
         """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about step
         numbers of its own, from two threads, and removes old steps before the new one has its manifest."""
         if self._orbax is None:
+            # Orbax and its event loop log the traceback of each failure, also of those that its caller handles.
+            for name in ("absl", "asyncio"):
+                logging.getLogger(name).addFilter(_is_no_failed_save)
             # Not in the background: a folder that cannot be made should be an error here, not a time-out there.
             options = ocp.AsyncOptions(create_directories_asynchronously=False)
             self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
         return self._orbax
+
+
+def _is_no_failed_save(record: logging.LogRecord) -> bool:
+    """False for Orbax's own report of an error, which reaches save() or wait() as well."""
+    return record.levelno < logging.ERROR or "orbax" not in f"{record.pathname} {record.getMessage()}"
 
 
 def _absolute(workdir: str | os.PathLike) -> epath.Path:

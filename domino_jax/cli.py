@@ -6,20 +6,29 @@ Each command ends with
         cli.run(main, required=("config", "workdir"), optional=("allow_config_change",))
 
 and takes one argument, the Flags. Nothing here touches a device: a misspelt flag is told before jax starts.
+
+What happens from outside has one rule for all commands. Ctrl-C leaves with 130. A standard output or standard error
+whose reader is gone (a closed pipe or terminal) loses its text and nothing else. A disk that is full or read-only is
+one sentence (errors.py). SIGTERM and SIGHUP end a command at once, except for train, which saves (preemption.py): rows
+of decode and regenerate are on the disk as they are answered.
 """
 
 import dataclasses
 import difflib
+import errno
+import io
+import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
 
+import domino_jax
 from domino_jax import config as recipes
-from domino_jax.errors import DominoError
+from domino_jax.errors import FULL, REFUSED, DominoError, unwritable
 
 HELP = {
     "config": "recipe file, for example configs/tiny.py; --config.SECTION.KEY=VALUE changes one value of it",
@@ -67,6 +76,8 @@ def run(
 ) -> None:
     """Parse, call main and leave with its exit code: 0 done, a DominoError's own code, 130 after Ctrl-C.
 
+    A full disk is exit code 3, and a file that may not be written is 2, wherever the error comes from.
+
     The processes of one run leave together when main returns, and each by itself when it fails (distributed.py).
     An exception that is no DominoError is a bug of ours and keeps its traceback.
 
@@ -76,22 +87,70 @@ def run(
       optional: flags the command also reads; any other is unknown to it.
       argv: the program's name and its arguments, sys.argv by default.
     """
+    command = sys.stdout is sys.__stdout__  # not so in a test or a notebook that calls run()
+    place, error, done = "a file", None, False
     try:
-        code = main(parse(sys.argv if argv is None else argv, required, optional))
-    except DominoError as error:
-        print(f"error: {error}", file=sys.stderr)
-        _fail(error.exit_code, error)
-    except KeyboardInterrupt:
-        _fail(130)
-    if DISTRIBUTED in sys.modules:
-        sys.modules[DISTRIBUTED].shutdown()
-    sys.exit(code or 0)
-
-
-def _fail(code: int, error: BaseException | None = None) -> NoReturn:
-    if DISTRIBUTED in sys.modules:
+        if command:
+            _take_signals_and_streams()
+        flags = parse(sys.argv if argv is None else argv, required, optional)
+        place = flags.output or flags.workdir or place
+        code = main(flags) or 0
+        if DISTRIBUTED in sys.modules:
+            sys.modules[DISTRIBUTED].shutdown()
+        done = True
+    except DominoError as refusal:
+        code, error = _report(refusal), refusal
+    except KeyboardInterrupt as interrupt:
+        code, error = 130, interrupt
+    except OSError as failure:
+        if failure.errno not in FULL + REFUSED:
+            raise
+        code, error = _report(unwritable(failure.filename or place, failure)), failure
+    if command:
+        # Ctrl-C while threads and libraries end must not replace the code by a traceback.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+    if not done and DISTRIBUTED in sys.modules:
         sys.modules[DISTRIBUTED].leave(code, error)
     sys.exit(code)
+
+
+def _report(error: DominoError) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _take_signals_and_streams() -> None:
+    if signal.getsignal(signal.SIGINT) is domino_jax.leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.stdout is not None:
+        sys.stdout = _lasting(sys.stdout)
+    if sys.stderr is not None:
+        sys.stderr = _lasting(sys.stderr)
+
+
+def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, which goes on when nobody reads it any more."""
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_LastingFile(stream.fileno(), "wb", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _LastingFile(io.FileIO):
+    """A standard stream: what it cannot take is dropped, as the files of a run hold everything that matters."""
+
+    def write(self, data: bytes) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EIO):  # a closed pipe, a closed terminal: for good
+                with open(os.devnull, "wb") as nothing:
+                    os.dup2(nothing.fileno(), self.fileno())
+            return len(data)
 
 
 def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> Flags:

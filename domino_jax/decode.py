@@ -50,7 +50,7 @@ from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
 from domino_jax.describe import describe, run_identity, timings
 from domino_jax.drafter.model import Drafter, DrafterConfig
-from domino_jax.errors import DominoError
+from domino_jax.errors import DominoError, refuse_read_only
 from domino_jax.export import EXPORT_DTYPE
 from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter
 from domino_jax.preemption import Preemption
@@ -77,7 +77,7 @@ def main(flags: cli.Flags) -> None:
     check_flags(flags)
     over = config.decode.mesh
     if (over.data, over.tensor) != (1, 1):
-        distributed.initialize(flags.distributed)
+        distributed.initialize(flags.distributed, preemptible=False)
     mesh = decode_mesh(over.data, over.tensor, settings.batch_size)
     if config.decode.tune:
         check_tuning(settings.modes, config.decode.compare)
@@ -140,6 +140,7 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
     }
     if told_by_primary(shown_already(output, named, COMPARISON if compare else REPORT)):
         return
+    refuse_read_only(output)
     loaded = loader.target()
     rows = read_rows(flags, config.decode, loaded)
     if compare:

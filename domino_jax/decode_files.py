@@ -8,14 +8,16 @@ A group counts once its line here is whole. What stands behind the last whole gr
 dropped when the run goes on.
 """
 
+import contextlib
 import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from domino_jax.answer_files import locked
 from domino_jax.decoding.generate import Generation
-from domino_jax.errors import DominoError
+from domino_jax.errors import DominoError, unwritable
 
 GENERATIONS = "generations.jsonl"
 PROGRESS = "progress.jsonl"
@@ -37,12 +39,18 @@ class RunFiles:
 
     def __init__(self, folder: Path, run: Mapping[str, Mapping[str, Any] | None], anew: bool = False):
         self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._generations = (folder / GENERATIONS).open("ab")
-            self._progress = (folder / PROGRESS).open("ab")
-        except OSError as error:
-            raise DominoError(f"--output={folder} cannot be written: {error.strerror}.") from error
+        with contextlib.ExitStack() as files:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                files.enter_context(locked(folder / PROGRESS))  # before a byte changes: another run may be writing
+                self._generations = files.enter_context((folder / GENERATIONS).open("ab"))
+                self._progress = files.enter_context((folder / PROGRESS).open("ab"))
+                self._begin(run, anew)
+            except OSError as error:
+                raise unwritable(f"--output={folder}", error) from error
+            self._files = files.pop_all()
+
+    def _begin(self, run: Mapping[str, Mapping[str, Any] | None], anew: bool) -> None:
         self.sittings, self.records = 0, []
         run = json.loads(json.dumps(run))
         if anew and not self._begun_with(run):
@@ -95,8 +103,7 @@ class RunFiles:
         return self
 
     def __exit__(self, *exception) -> None:
-        self._generations.close()
-        self._progress.close()
+        self._files.close()
 
 
 def generation_row(

@@ -41,13 +41,15 @@ OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 PEER = re.compile(r"\bGloo\b|\bNCCL\b|\bnccl[A-Z]|[Bb]arrier|[Cc]oordination ?[Ss]ervice|[Hh]eartbeat")
 
 
-def initialize(mode: str = "auto") -> None:
+def initialize(mode: str = "auto", preemptible: bool = True) -> None:
     """Connect this process with the others of its run and check what came up; a second call does nothing.
 
     Args:
       mode: off: this process alone, without JAX's services. manual: the three JAX_ variables name address, number and
         place. auto: the same if one of them is set, else what JAX detects (Cloud TPU, Slurm, Open MPI, Kubernetes),
         else one process on the loopback.
+      preemptible: JAX keeps SIGTERM until it is asked about it (preemption.py). False: it ends the process, as is right
+        for a command that never asks.
 
     Raises:
       DominoError: a variable is missing or wrong, the port is taken, another process or the device asked for is
@@ -57,6 +59,7 @@ def initialize(mode: str = "auto") -> None:
         raise DominoError(f"--distributed={mode}: set it to one of {', '.join(MODES)}.")
     if jax.distributed.is_initialized():
         return
+    jax.config.update("jax_enable_preemption_service", preemptible)
     if mode != "off":
         _connect(mode)
     devices = _devices()
@@ -132,7 +135,7 @@ def is_loss(error: BaseException | None) -> bool:
     Everything that catches errors of collective work (steps, barriers, broadcasts, saves) asks here before it explains
     them in another way.
     """
-    while error is not None:
+    while error is not None and not isinstance(error, KeyboardInterrupt):
         if isinstance(error, jax.errors.JaxRuntimeError):
             return not str(error).startswith(OWN_FAULTS)
         if isinstance(error, ValueError | RuntimeError | TimeoutError) and PEER.search(str(error)):

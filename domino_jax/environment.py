@@ -14,6 +14,7 @@ import jax
 from etils import epath
 
 import domino_jax
+from domino_jax.manifest import write_whole
 
 # Variables that change what is computed or where, and none that could hold a secret.
 VARIABLES = (
@@ -55,7 +56,7 @@ def environment() -> dict[str, Any]:
 def write_environment(workdir: str | os.PathLike) -> None:
     """Writes <workdir>/env.json anew, for the start at hand; the primary process alone should call it."""
     text = json.dumps(environment(), indent=2, ensure_ascii=False) + "\n"
-    (epath.Path(workdir) / "env.json").write_text(text)
+    write_whole(epath.Path(workdir) / "env.json", text.encode())
 
 
 def packages() -> dict[str, str]:

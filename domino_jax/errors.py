@@ -1,6 +1,11 @@
 """Mistakes a user can make, each with the exit code that the commands document (README, "Exit codes")."""
 
+import errno
+import os
 from typing import Any
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class DominoError(Exception):
@@ -25,3 +30,27 @@ def quote(value: Any) -> str:
     """A value out of a file, fit for a message: escaped, so that it stays on one line, and short."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:
+    """What a user is told of a file or folder that could not be written: 3 on a full disk, else 2."""
+    if error.errno in FULL:
+        return DataError(
+            f"{place} cannot be written: {os.strerror(error.errno)}.\n"
+            "Make room and start again: everything that was written whole is kept."
+        )
+    return DominoError(
+        f"{place} cannot be written: {error.strerror or error}.\nName another place, or give this user access to it."
+    )
+
+
+def refuse_read_only(place: str | os.PathLike) -> None:
+    """Refuse a local file or folder that cannot be written, before any work is done for it; nothing is created."""
+    if "://" in os.fspath(place):
+        return
+    there = os.path.abspath(os.path.expanduser(place))
+    while not os.path.exists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    if not os.access(there, os.W_OK):
+        number = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+        raise unwritable(place, OSError(number, os.strerror(number)))

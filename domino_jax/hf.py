@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from domino_jax.errors import DataError, DominoError, quote
+from domino_jax.errors import DataError, DominoError, quote, unwritable
 from domino_jax.safetensors_file import (
     FLOATS,
     Deferred,
@@ -287,7 +287,7 @@ def write_folder(
             if _LEFTOVER.fullmatch(entry.name) and entry.name not in temporary:
                 entry.unlink()
     except OSError as error:
-        raise DominoError(f"{folder} cannot be written: {error.strerror or error}.") from None
+        raise unwritable(folder, error) from None
     finally:
         for path in temporary.values():
             path.unlink(missing_ok=True)
@@ -319,7 +319,7 @@ def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
         os.rename(fresh, folder)
         _remove_left(folder, "old")  # only now: it may be the one whole copy that a killed writing left
     except OSError as error:
-        raise DominoError(f"{folder} cannot be replaced: {error.strerror or error}; name another folder.") from error
+        raise unwritable(folder, error) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

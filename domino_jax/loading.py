@@ -2,8 +2,10 @@
 
 import dataclasses
 import hashlib
+import os
 import pathlib
 import stat
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,13 +80,22 @@ def use_exact_matmuls(dtype: str) -> None:
 def keep_compiled(folder: pathlib.Path) -> None:
     """Keeps compiled programs in `folder`, so that a restart and the final decoding find what was compiled before.
 
-    Whoever can write there can run code here, so the folder is the user's alone; one that others may write is refused.
+    Whoever can write there can run code here. A folder that others may write is refused, and one that belongs to
+    somebody else is not used, with a warning: on a network disk the user may be another one than here.
     A cache that the environment names already (JAX_COMPILATION_CACHE_DIR) stays in use.
     """
     if jax.config.jax_compilation_cache_dir:
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = stat.S_IMODE(folder.stat().st_mode)
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        print(
+            f"warning: {folder} belongs to user {found.st_uid} and this is user {os.geteuid()}: compiled programs are"
+            " not kept. To keep them, name a folder of yours in JAX_COMPILATION_CACHE_DIR.",
+            file=sys.stderr,
+        )
+        return
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DominoError(
             f"{folder} holds compiled programs and others may write there (mode {mode:o}); run chmod 700 {folder}."

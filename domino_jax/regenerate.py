@@ -33,7 +33,7 @@ from domino_jax.conversations import Answerer, Conversation, batches, converse, 
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.sampling import SamplingParams
-from domino_jax.errors import DominoError
+from domino_jax.errors import DominoError, refuse_read_only
 from domino_jax.loading import (
     LoadedTarget,
     load_models,
@@ -75,6 +75,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     if files.is_finished():
         tell(share, f"{output} holds all {len(rows)} answers already.")
         return
+    refuse_read_only(output)
     drafter_path = needed_drafter(config.drafter.path) if config.regenerate.use_drafter else None
     with local_mesh(config.target.path, config.target.dtype) as sharding:
         loaded = load_target(config.target.path, config.target.dtype, sharding)
@@ -155,20 +156,21 @@ def regenerate_rows(
     if files.is_finished():
         tell(share, f"{output} holds all {len(rows)} answers already.")
         return
-    done = files.open()
-    if not all(row["id"] in done for row in rows):
-        models = Models(loaded.model, loaded.params)
-        if drafter_path is not None:
-            mesh = jax.sharding.get_mesh()
-            everywhere = None if mesh.empty else replicated(mesh)
-            # Mode backbone takes any drafter; with a head Answerer uses that too.
-            models = load_models(loaded, drafter_path, ("backbone",), everywhere)
-        answerer = Answerer(models, loaded.stop_ids, batch_size, max_new_tokens, sampling, seed)
-        started = [start_conversation(row, place, loaded.tokenizer, thinking) for place, row in enumerate(rows)]
-        for conversation in started:
-            answerer.check(conversation)
-        answer(list(own_batches(started, batch_size, done, share)), files, answerer, loaded.tokenizer, thinking, done)
-    files.finish()
+    with files.opened() as done:
+        if not all(row["id"] in done for row in rows):
+            models = Models(loaded.model, loaded.params)
+            if drafter_path is not None:
+                mesh = jax.sharding.get_mesh()
+                everywhere = None if mesh.empty else replicated(mesh)
+                # Mode backbone takes any drafter; with a head Answerer uses that too.
+                models = load_models(loaded, drafter_path, ("backbone",), everywhere)
+            answerer = Answerer(models, loaded.stop_ids, batch_size, max_new_tokens, sampling, seed)
+            started = [start_conversation(row, place, loaded.tokenizer, thinking) for place, row in enumerate(rows)]
+            for conversation in started:
+                answerer.check(conversation)
+            work = list(own_batches(started, batch_size, done, share))
+            answer(work, files, answerer, loaded.tokenizer, thinking, done)
+        files.finish()
     tell(share, f"{output} holds {len(rows)} answers.")
 
 

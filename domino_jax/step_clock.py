@@ -46,7 +46,10 @@ class StepClock:
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
         starts = [row["started"] for row in earlier if row.get("started") is not None]
-        self._started = min(starts, default=time.time())
+        now = time.time()
+        self._started = min(starts, default=now)
+        # The wall clock is read once: while the process runs it may be set, and the monotonic one may not.
+        self._before, self._start = max(now - self._started, 0.0), time.monotonic()
         self._productive = max((row["productive_seconds"] for row in kept if "productive_seconds" in row), default=0.0)
         self._row_flops = functools.cache(row_flops) if row_flops else None
         self._peak = peak_flops
@@ -116,7 +119,7 @@ class StepClock:
             }
             if self._peak and self._row_flops:
                 rates["mfu"] = self._flops / working / self._peak
-        wall = max(time.time() - self._started, self._productive, 1e-9)
+        wall = max(self._before + time.monotonic() - self._start, self._productive, 1e-9)
         self._begin_interval()
         return {
             **rates,

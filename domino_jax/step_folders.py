@@ -12,6 +12,8 @@ it sets aside. No step is renamed on the way, so buckets (gs://), where renaming
 """
 
 import json
+import os
+import re
 import threading
 from collections.abc import Callable
 
@@ -65,7 +67,11 @@ class StepFolders:
     def remove(self, step: int) -> None:
         """Remove a step, finished or not, so that being cut off here leaves nothing that looks finished."""
         try:
-            self._marker(step).write_bytes(b"")
+            try:
+                self._marker(step).write_bytes(b"")
+            except OSError:  # a full disk, where a step without a manifest is the one to remove
+                if (self.path(step) / manifest.NAME).exists():
+                    raise
             (self.path(step) / manifest.NAME).unlink(missing_ok=True)
             self.path(step).rmtree(missing_ok=True)
             self._clear_marks(step)
@@ -194,6 +200,12 @@ class StepFolders:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception as a part of a one-line message: its class and the first 200 characters it says."""
+    """An exception as a part of a one-line message: its class and the first 200 characters it says.
+
+    Of an error of the operating system, also one inside a text of tensorstore, only what the system says.
+    """
     text = str(error).strip()
+    number = re.search(r"\[os_error_code='(\d+)'\]", text)
+    if number or (isinstance(error, OSError) and error.errno):
+        return os.strerror(int(number[1]) if number else error.errno)
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

@@ -24,7 +24,7 @@ from domino_jax.data.arrange import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.drafter import formats
 from domino_jax.drafter.config import DrafterConfig
-from domino_jax.errors import DataError
+from domino_jax.errors import DataError, refuse_read_only
 from domino_jax.finished import mark_finished, read_marker
 from domino_jax.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 from domino_jax.manifest import write_whole
@@ -55,6 +55,7 @@ def main(flags: cli.Flags) -> int | None:
     refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
+    refuse_read_only(workdir)
     started = time.monotonic()
 
     # ---------------------------------------------------------------- devices

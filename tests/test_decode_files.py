@@ -84,6 +84,18 @@ def test_a_folder_begun_with_other_settings_is_refused_and_left_alone(tmp_path):
     assert (tmp_path / PROGRESS).read_bytes() == before
 
 
+def test_a_second_run_on_the_same_folder_is_refused_before_it_cuts_anything(tmp_path):
+    with RunFiles(tmp_path, RUN) as files:
+        files.append(*GROUPS[0])
+        with (tmp_path / GENERATIONS).open("ab") as rows:
+            rows.write(b'{"id": "p1"')  # the first run is writing its second group
+        before = (tmp_path / GENERATIONS).read_bytes(), (tmp_path / PROGRESS).read_bytes()
+        for anew in (False, True):
+            with pytest.raises(DominoError, match="another process is writing"):
+                RunFiles(tmp_path, RUN, anew)
+        assert ((tmp_path / GENERATIONS).read_bytes(), (tmp_path / PROGRESS).read_bytes()) == before
+
+
 def test_a_folder_begun_with_other_weights_can_be_begun_anew_and_one_with_the_same_goes_on(tmp_path):
     write(tmp_path)
     other = {**RUN, "weights": {"drafters": ["b"]}}

@@ -321,6 +321,13 @@ def test_a_survivor_leaves_within_30_seconds_when_its_peer_is_killed():
     assert time.monotonic() - started < 30
 
 
+def test_a_command_that_is_not_preemptible_is_ended_by_sigterm():
+    program = PROGRAM.replace("distributed.initialize(flags.distributed)", "distributed.initialize(preemptible=False)")
+    program = program.replace("ACT", "os.kill(os.getpid(), 15); time.sleep(20)")
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60)
+    assert ended.returncode == -signal.SIGTERM
+
+
 def test_the_flag_offers_the_modes():
     assert set(cli.CHOICES["distributed"]) == set(distributed.MODES)
 

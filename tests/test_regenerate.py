@@ -4,13 +4,14 @@ import concurrent.futures
 import dataclasses
 import fcntl
 import json
+import os
 import pathlib
 import threading
 
 import pytest
 
 from domino_jax import cli, conversations, regenerate
-from domino_jax.answer_files import AnswerFiles, Share, local_output
+from domino_jax.answer_files import AnswerFiles, Share, local_output, locked
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding.generate import Generation
@@ -368,6 +369,31 @@ def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(DominoError, match="another process is writing"):
             regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_second_run_is_refused_before_it_cuts_the_row_that_the_first_one_is_writing(tmp_path, first, second):
+    def files(count):
+        return AnswerFiles(tmp_path / "rows.jsonl", ["a", "b"], {"seed": 1}, Share(0, count))
+
+    torn = b'{"id": "a"}\n{"id": "b", "token_'
+    running = files(first)
+    with running.opened():
+        running.part.write_bytes(torn)
+        with pytest.raises(DominoError, match="another process is writing"), files(second).opened():
+            pass
+        assert running.part.read_bytes() == torn
+    with files(second).opened() as done:
+        assert done == {"a"} and running.part.read_bytes() == b'{"id": "a"}\n'
+
+
+def test_a_lock_taken_on_a_file_that_a_merge_has_just_replaced_does_not_count(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    path.touch()
+    (tmp_path / "merged").touch()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: os.replace(tmp_path / "merged", path))
+    with pytest.raises(DominoError, match="another process is writing"), locked(path):
+        pass
 
 
 def test_an_object_store_is_refused():

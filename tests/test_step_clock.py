@@ -117,6 +117,17 @@ def test_the_first_start_is_remembered_when_all_its_steps_were_lost(tmp_path, cl
     assert second["goodput"] == pytest.approx(9 / 32)
 
 
+@pytest.mark.parametrize("jump", [-3e8, 3e8])
+def test_goodput_does_not_follow_a_wall_clock_that_is_set_during_the_run(tmp_path, clock_time, monkeypatch, jump):
+    now = time.time
+    clock = StepClock()
+    for _ in range(8):
+        clock_time.passes(4)
+        clock.step_done(1, 1, 1)
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    assert clock.rates()["goodput"] == pytest.approx(7 / 8)
+
+
 def test_goodput_never_passes_one(tmp_path, clock_time):
     clock = StepClock([], [{"productive_seconds": 1e6}])
     run_steps(clock, clock_time, 2)

@@ -121,6 +121,15 @@ def test_a_cache_of_programs_that_others_may_write_is_refused(tmp_path, monkeypa
         keep_compiled(tmp_path / "cache")
 
 
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(jax.config, "update", lambda *setting: pytest.fail(f"changed {setting}"))
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    keep_compiled(tmp_path / "cache")
+    assert "belongs to user" in capsys.readouterr().err
+
+
 def test_every_logged_step_has_the_documented_keys(finished):
     rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
