@@ -9,8 +9,7 @@ and takes one argument, the Flags. Nothing here touches a device: a misspelt fla
 
 What happens from outside has one rule for all commands. Ctrl-C leaves with 130. A standard output or standard error
 whose reader is gone (a closed pipe or terminal) loses its text and nothing else. A disk that is full or read-only is
-one sentence (errors.py). SIGTERM and SIGHUP end a command at once, except for train, which saves (preemption.py): rows
-of decode and regenerate are on the disk as they are answered.
+one sentence (errors.py). SIGTERM and SIGHUP end a command at once; those that save leave with 42 (preemption.py).
 """
 
 import dataclasses
