@@ -266,6 +266,7 @@ def test_workers_go_on_when_a_signal_reaches_the_whole_group(reader):
     process, workers = reader
     for pid in workers:
         os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGHUP)
         os.kill(pid, signal.SIGINT)
     out, _ = process.communicate("go on\n", timeout=120)
     assert out == "read\n" and process.returncode == 0
