@@ -15,6 +15,7 @@ import pytest
 
 from domino_jax import cli
 from domino_jax.errors import DataError, DominoError, refuse_read_only, unwritable
+from tests.test_train_command import arguments, training_rows, write_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 COMMANDS = ("train", "decode", "regenerate", "export", "tune")
@@ -115,9 +116,10 @@ def test_a_command_that_saves_nothing_is_ended_by_the_signal_without_a_word(tmp_
 
 
 @contextlib.contextmanager
-def read_only(folder):
-    """A file system that cannot be written: root, which ignores mode bits, is refused as well."""
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], capture_output=True).returncode:
+def disk(folder, option):
+    """A file system of its own, read-only ("ro") or small ("size=…"): root, who ignores mode bits, meets it as well."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", option, "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
     try:
         yield
@@ -142,9 +144,8 @@ def test_a_read_only_disk_is_one_sentence_and_exit_code_2_before_any_work(tmp_pa
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "a", "token_ids": [1, 2]}\n')
     folder = tmp_path / "disk"
-    folder.mkdir()
     command, *flags = [part.format(folder).replace(f"{ROOT}/assets/none.jsonl", str(prompts)) for part in arguments]
-    with read_only(folder):
+    with disk(folder, "ro"):
         process = start(
             "-m", f"domino_jax.{command}", "--config=configs/tiny.py", f"--config.target.path={GOLDEN}/target", *flags
         )
@@ -187,3 +188,21 @@ def test_another_error_of_the_system_keeps_its_traceback():
 
     with pytest.raises(FileNotFoundError):
         cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", [100, 200, 400, 900, 1_500, 2_200])
+def test_a_run_on_a_full_disk_ends_with_3_in_one_sentence_and_continues_when_there_is_room(tmp_path, kilobytes):
+    """By the size the start-up files, TensorBoard, a checkpoint or the export finds no room; none may hang."""
+    rows, folder = write_rows(tmp_path / "rows.jsonl", training_rows()), tmp_path / "disk"
+    changes = {"distributed": "auto", "config.checkpoint.every": 2, "config.train.steps": 30}
+    flags = arguments((rows, rows), folder / "run", **changes)[1:]
+    with disk(folder, f"size={kilobytes}k"):
+        process = start("-m", "domino_jax.train", *flags)
+        said = "".join(process.communicate(timeout=300))
+        assert (process.returncode, "Traceback" in said) == (3, False), said
+        assert len(said[said.rindex("error: ") :].splitlines()) <= 5
+        subprocess.run(["mount", "-o", "remount,size=100m", folder], check=True)
+        process = start("-m", "domino_jax.train", *flags)
+        said = "".join(process.communicate(timeout=300))
+        assert process.returncode == 0, said
