@@ -42,6 +42,7 @@ HELP = {
     "dry_run": "compile the step from shapes alone, print its memory and cost, train nothing",
     "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
 }
+LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
 # Where it was never imported no process is connected, and importing it here would start jax.
@@ -114,7 +115,10 @@ def run(
 
 
 def _report(error: DominoError) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    # Names and values in a message may come out of a file: none may fill the terminal or command it.
+    lines = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in str(error).split("\n")]
+    text = "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
+    print(f"error: {text}", file=sys.stderr)
     return error.exit_code
 
 

@@ -222,3 +222,14 @@ def test_flags_are_checked_before_jax_starts_and_from_any_folder(tmp_path):
         check=True,
     )
     assert json.loads(done.stdout) == [False, str(ROOT / "assets" / "tiny_qwen3")]
+
+
+def test_an_error_message_neither_fills_the_terminal_nor_commands_it(capsys):
+    def main(flags):
+        raise DataError("the name is \x1b[2J" + "x" * 100_000 + "\nremove it")
+
+    with pytest.raises(SystemExit) as left:
+        cli.run(main, argv=["command"])
+    error = capsys.readouterr().err
+    assert left.value.code == 3 and error.startswith("error: the name is ?[2Jxxx") and error.endswith("…\nremove it\n")
+    assert len(error) < 1_100

@@ -249,6 +249,28 @@ def test_two_places_that_disagree_are_refused(extra):
         DrafterConfig.from_dict({**PUBLIC_8B, **extra})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_size", 1e308),
+        ("block_size", 2**31),
+        ("block_size", 2**30),
+        ("block_size", "8"),
+        ("num_target_layers", True),
+    ],
+)
+def test_a_number_that_is_no_small_integer_is_refused(key, value):
+    with pytest.raises(DataError, match=f"{key} .*(expected an integer|larger than)"):
+        DrafterConfig.from_dict({**PUBLIC_8B, key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("mask_token_id", 0.5), ("target_layer_ids", [1, 2.5])])
+def test_a_fraction_is_not_cut_to_an_integer(key, value):
+    nested = {**PUBLIC_8B["dflash_config"], key: value}
+    with pytest.raises(DataError, match=f"{key} .*expected an integer"):
+        DrafterConfig.from_dict({**PUBLIC_8B, "dflash_config": nested})
+
+
 def test_causal_v5_is_the_old_name_of_domino():
     raw = {**PUBLIC_8B, "dflash_config": {**PUBLIC_8B["dflash_config"], "projector_type": "causal_v5"}}
     assert DrafterConfig.from_dict(raw) == DrafterConfig.from_dict(PUBLIC_8B)

@@ -3,9 +3,8 @@
 import dataclasses
 from typing import Any
 
-from domino_jax.errors import DataError
+from domino_jax.errors import DataError, quote
 from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
-from domino_jax.safetensors_file import quote
 from domino_jax.target.qwen3 import Qwen3Config
 
 DOMINO = "domino"
@@ -30,6 +29,9 @@ _VARIANTS = {
     "norm_before_fc": (False,),
     "fc_norm": (False,),
 }
+
+LARGEST = 2**31 - 1
+LARGEST_BLOCK = 4_096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,18 +104,18 @@ class DrafterConfig(DecoderConfig):
                 f"dflash_config;"
                 " these are never guessed: add the values it was trained with."
             )
-        emb_dim = int(values.get("emb_dim") or 0)
+        emb_dim = _integer("emb_dim", values.get("emb_dim") or 0)
         config = cls(
             **read_decoder_fields(raw),
-            num_target_layers=int(raw["num_target_layers"]),
-            block_size=int(values["block_size"]),
-            mask_token_id=int(values["mask_token_id"]),
-            target_layer_ids=tuple(int(index) for index in values["target_layer_ids"]),
+            num_target_layers=_integer("num_target_layers", raw["num_target_layers"]),
+            block_size=_integer("block_size", values["block_size"]),
+            mask_token_id=_integer("mask_token_id", values["mask_token_id"]),
+            target_layer_ids=tuple(_integer("target_layer_ids", index) for index in values["target_layer_ids"]),
             projector=projector,
             shift_label=bool(shifted),
-            pure_draft_prefix_len=int(_either(raw, dflash, "pure_draft_prefix_len") or 0),
+            pure_draft_prefix_len=_integer("pure_draft_prefix_len", _either(raw, dflash, "pure_draft_prefix_len") or 0),
             emb_dim=emb_dim,
-            gru_hidden_dim=int(_either(raw, dflash, "gru_hidden_dim") or emb_dim),
+            gru_hidden_dim=_integer("gru_hidden_dim", _either(raw, dflash, "gru_hidden_dim") or emb_dim),
             layer_types=tuple(raw.get("layer_types") or ()),
             sliding_window=_sliding_window(raw),
             is_causal=_boolean(raw, dflash, "is_causal"),
@@ -194,6 +196,10 @@ class DrafterConfig(DecoderConfig):
         """Raises DataError for values that contradict each other."""
         last = self.num_target_layers - 1
         problems = [
+            (
+                self.block_size > LARGEST_BLOCK,
+                f"block_size {self.block_size} is larger than {LARGEST_BLOCK}, far beyond any public drafter's",
+            ),
             (self.block_size < 2, f"block_size {self.block_size} leaves nothing to draft; it must be at least 2"),
             (
                 len(set(self.target_layer_ids)) != len(self.target_layer_ids) or not self.target_layer_ids,
@@ -235,6 +241,12 @@ class DrafterConfig(DecoderConfig):
         for wrong, message in problems:
             if wrong:
                 raise DataError(f"drafter config: {message}.")
+
+
+def _integer(name: str, value: Any) -> int:
+    if type(value) is not int or abs(value) > LARGEST:
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an integer up to {LARGEST}.")
+    return value
 
 
 def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:

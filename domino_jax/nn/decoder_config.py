@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-from domino_jax.errors import DataError
-from domino_jax.safetensors_file import quote
+from domino_jax.errors import DataError, quote
 
 # Far above any public model; a config beyond them is damaged or hostile, and is refused before anything is allocated.
 LIMITS = {
@@ -15,7 +14,10 @@ LIMITS = {
     "num_attention_heads": 1_024,
     "num_key_value_heads": 1_024,
     "head_dim": 1_024,
+    "max_position_embeddings": 1 << 31,
 }
+# Outside of these a norm or a rotation gives NaN, or nothing that was ever trained.
+RANGES = {"rms_norm_eps": (1e-12, 1.0), "rope_theta": (1.0, 1e12)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +142,13 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
     """
     derived = llama and raw.get("head_dim") is None
     shapes = [name for name in LIMITS if not (derived and name == "head_dim")]
-    missing = [name for name in [*shapes, "rms_norm_eps", "max_position_embeddings"] if raw.get(name) is None]
+    missing = [name for name in [*shapes, "rms_norm_eps"] if raw.get(name) is None]
     if missing:
         raise DataError(f"config.json lacks {', '.join(missing)}; these are never guessed.")
     for name in shapes:
         value, limit = raw[name], LIMITS[name]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
-            raise DataError(f"config.json has {name} = {value!r}; expected an integer from 1 to {limit}.")
+            raise DataError(f"config.json has {name} = {quote(value)}; expected an integer from 1 to {limit}.")
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
         raise DataError(
             f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
@@ -160,8 +162,22 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
     return {
         **{name: raw[name] for name in shapes},
         "head_dim": raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"],
-        "rms_norm_eps": float(raw["rms_norm_eps"]),
-        "rope_theta": read_rope_theta(raw),
-        "attention_bias": bool(raw.get("attention_bias", False)),
-        "max_position_embeddings": int(raw["max_position_embeddings"]),
+        "rms_norm_eps": _in_range("rms_norm_eps", raw["rms_norm_eps"]),
+        "rope_theta": _in_range("rope_theta", read_rope_theta(raw)),
+        "attention_bias": read_switch(raw, "attention_bias"),
     }
+
+
+def _in_range(name: str, value: Any) -> float:
+    least, most = RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise DataError(f"config.json has {name} = {quote(value)}; expected a number from {least:g} to {most:g}.")
+    return float(value)
+
+
+def read_switch(raw: dict[str, Any], name: str) -> bool:
+    """A key that is true or false, and false where it is absent or null; a text such as "false" would count as true."""
+    value = raw.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"config.json has {name} = {quote(value)}; expected true or false.")
+    return bool(value)

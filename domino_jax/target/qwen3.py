@@ -11,13 +11,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.errors import DataError
+from domino_jax.errors import DataError, quote
 from domino_jax.nn.attention import attend, attend_causal, attend_prompts
 from domino_jax.nn.cache import Cache, append, init_cache
-from domino_jax.nn.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
+from domino_jax.nn.decoder_config import (
+    DecoderConfig,
+    read_decoder_fields,
+    read_switch,
+    refuse_unsupported,
+    refuse_values,
+)
 from domino_jax.nn.decoder_layer import DecoderLayer
 from domino_jax.nn.layers import INIT_STD, Linear, RMSNorm, rotary_angles, with_rows
-from domino_jax.safetensors_file import quote
 from domino_jax.shapes import Hidden, Logits, Mask, Positions, Tokens
 from domino_jax.sharding import constrain, gathered
 
@@ -35,8 +40,8 @@ class Qwen3Config(DecoderConfig):
         """Reads a parsed config.json; raises DataError for a missing field or one that changes the maths."""
         if raw.get("model_type") not in MODEL_TYPES:
             raise DataError(
-                f"config.json says model_type {raw.get('model_type')!r}, but the target must be dense and 'qwen3' or "
-                f"'llama'. Choose a Qwen3 or a Llama checkpoint."
+                f"config.json says model_type {quote(raw.get('model_type'))}, but the target must be dense and 'qwen3'"
+                " or 'llama'. Choose a Qwen3 or a Llama checkpoint."
             )
         llama = raw["model_type"] == "llama"
         refuse_unsupported(raw)
@@ -53,7 +58,7 @@ class Qwen3Config(DecoderConfig):
             )
         return cls(
             **read_decoder_fields(raw, llama=llama),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            tie_word_embeddings=read_switch(raw, "tie_word_embeddings"),
             qk_norm=not llama,
         )
 
