@@ -60,9 +60,13 @@ class StepFolders:
     def finish(self, step: int) -> None:
         """Behind the last file of a step: hash them all. From here on it counts."""
         manifest.write(self.path(step), step)
-        if not (self.folder.parent / FIRST).exists():
-            manifest.write_whole(self.folder.parent / FIRST, json.dumps({"step": step}).encode())
         self._marker(step).unlink()
+        first = self.folder.parent / FIRST
+        try:
+            if not first.exists():
+                manifest.write_whole(first, json.dumps({"step": step}).encode())
+        except OSError as error:  # a disk that had just enough room for the checkpoint
+            self._report(f"warning: {first} could not be written ({first_line(error)})")
 
     def remove(self, step: int) -> None:
         """Remove a step, finished or not, so that being cut off here leaves nothing that looks finished."""

@@ -3,9 +3,11 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
 from domino_jax import train
+from domino_jax.checkpoint import Checkpoints
 from domino_jax.metrics import read_rows
 from tests.test_train_command import CASES, arguments, losses, start, training_rows, write_rows
 
@@ -171,3 +173,13 @@ def test_a_run_killed_before_its_first_checkpoint_says_so_and_starts_again(
     assert start(command(files, workdir)) == 0
     assert "starts from step 0: step 2 was reached" in capsys.readouterr().out
     assert losses(workdir) == losses(whole)
+
+
+def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_room(tmp_path):
+    (tmp_path / "first_checkpoint.json.part").mkdir()  # nothing can be written there
+    said = []
+    with Checkpoints(tmp_path, keep=2, report=said.append) as checkpoints:
+        checkpoints.save(4, {"w": np.zeros(2)}, {}, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [4]
+    assert len(said) == 1 and "first_checkpoint.json could not be written" in said[0]

@@ -24,7 +24,7 @@ BASELINE = "autoregressive"
 TREE = "tree"
 MODES = (BASELINE, "backbone", "domino", TREE)
 SMALLEST_BUCKET = 16
-POLLED_ROUNDS = 32  # rounds of a dispatch where something is to be asked between dispatches: well below a second each
+POLLED_ROUNDS = 32  # rounds of a dispatch where something is asked between dispatches: seconds of work at most
 
 
 @dataclasses.dataclass(frozen=True)
