@@ -165,10 +165,14 @@ class AnswerFiles:
             )
         try:
             was = json.loads(self.meta.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{self.meta} is no JSON ({error}); remove it and the rows beside it to start anew."
             ) from error
+        if not isinstance(was, dict):
+            raise DataError(
+                f"{self.meta} holds a {type(was).__name__}; remove it and the rows beside it to start anew."
+            )
         now = self.made_with
         keys = [key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)]
         if keys:
@@ -219,7 +223,7 @@ def read_places(files: Collection[Path]) -> dict[str, Place]:
         for number, start, line in whole_lines(path):
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}:{number}: the line is no JSON object ({error}). Remove it.") from error
             name = row["id"] if isinstance(row, dict) and "id" in row else None
             if name in seen or not isinstance(name, str):

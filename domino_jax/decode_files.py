@@ -170,7 +170,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         for line in file:
             try:
                 value = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return
             if not line.endswith(b"\n") or not _is_progress(value):
                 return

@@ -147,7 +147,7 @@ def read_json(path: epath.Path) -> dict[str, Any]:
         raise DataError(f"{path} does not exist: {path.parent} is not the workdir of a training run.")
     try:
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON ({error}).") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, expected a JSON object.")

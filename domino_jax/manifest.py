@@ -105,7 +105,7 @@ def _parse(written: bytes) -> dict | None:
     """The manifest, None when a single bit of it is not as _render() made it."""
     try:
         manifest = json.loads(written)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(manifest, dict):
         return None

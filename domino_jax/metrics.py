@@ -282,7 +282,7 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{file}:{number}: the line is no JSON ({error}). Remove it, or start in another workdir."
             ) from error

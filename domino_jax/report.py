@@ -245,7 +245,7 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON ({error}); remove it, or choose another folder.") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} holds a {type(found).__name__}, not a report; remove it, or choose another folder.")

@@ -187,7 +187,7 @@ class StepFolders:
             return {int(step): float(tau) for step, tau in json.loads((self.folder / TAU).read_bytes()).items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             self._report(f"warning: {self.folder / TAU} is unreadable ({first_line(error)}): the best starts anew")
             return {}
 

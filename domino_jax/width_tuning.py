@@ -225,7 +225,7 @@ def _read_chosen(file: Path) -> dict[str, Any]:
         if not fine or not set(found["modes"]) <= set(MODES) or (TREE in found["modes"]) != bool(tree):
             raise ValueError("values of other kinds")
         return found
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(f"{file} is not what decode.tune writes; remove it, and the widths are timed again.") from error
 
 
