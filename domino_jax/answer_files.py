@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.errors import DataError, DominoError, unwritable
+from domino_jax.remote import is_remote
 from domino_jax.report import write_text
 
 
@@ -36,7 +37,7 @@ ALONE = Share()
 
 def local_output(output: str | os.PathLike) -> Path:
     """The path of an output that rows can be appended to."""
-    if "://" in str(output):
+    if is_remote(output):
         raise DominoError(
             f"{output}: rows are appended as they are answered, which no object store can do.\n"
             "Write to a folder that all processes share, and copy the file when it is whole."

@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from domino_jax import preemption
 from domino_jax.distributed import barrier, is_loss, is_primary
 from domino_jax.errors import DataError, DominoError
+from domino_jax.remote import is_remote, open_path
 from domino_jax.step_folders import StepFolders, first_line
 
 # What Orbax and tensorstore raise for files that are missing, cut or of another shape: there is no class of their own.
@@ -319,8 +320,8 @@ def _is_no_failed_save(record: logging.LogRecord) -> bool:
 
 def _absolute(workdir: str | os.PathLike) -> epath.Path:
     """Orbax asks for absolute paths; an address with a scheme (gs://) is one."""
-    path = epath.Path(workdir)
-    return path if "://" in os.fspath(workdir) else path.expanduser().resolve()
+    path = open_path(workdir)
+    return path if is_remote(workdir) else path.expanduser().resolve()
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -27,6 +27,7 @@ from ml_collections import config_dict, config_flags
 
 import domino_jax
 from domino_jax import config as recipes
+from domino_jax import remote
 from domino_jax.errors import FULL, REFUSED, DominoError, unwritable
 
 HELP = {
@@ -45,6 +46,7 @@ HELP = {
 LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
+NOT_READ = ("config", "prompt", "output")  # flags whose text is no address to read from
 # Where it was never imported no process is connected, and importing it here would start jax.
 DISTRIBUTED = "domino_jax.distributed"
 # The formats are those of drafter.formats (a test holds them together): importing that one would start jax.
@@ -73,6 +75,7 @@ def run(
     required: Sequence[str] = (),
     optional: Sequence[str] = (),
     argv: Sequence[str] | None = None,
+    writes: Sequence[str] = (),
 ) -> None:
     """Parse, call main and leave with its exit code: 0 done, a DominoError's own code, 130 after Ctrl-C.
 
@@ -86,6 +89,7 @@ def run(
       required: flags that must be given.
       optional: flags the command also reads; any other is unknown to it.
       argv: the program's name and its arguments, sys.argv by default.
+      writes: flags that name a folder to write to; one in a bucket is tried before main.
     """
     command = sys.stdout is sys.__stdout__  # not so in a test or a notebook that calls run()
     place, error, done = "a file", None, False
@@ -93,6 +97,7 @@ def run(
         if command:
             _take_signals_and_streams()
         flags = parse(sys.argv if argv is None else argv, required, optional)
+        check_addresses(flags, writes)
         place = flags.output or flags.workdir or place
         code = main(flags) or 0
         if DISTRIBUTED in sys.modules:
@@ -154,6 +159,16 @@ class _LastingFile(io.FileIO):
                 with open(os.devnull, "wb") as nothing:
                     os.dup2(nothing.fileno(), self.fileno())
             return len(data)
+
+
+def check_addresses(flags: Flags, writes: Sequence[str]) -> None:
+    """Refuses a bucket (gs://) among the flags and in the recipe that cannot be reached, before anything is loaded."""
+    values = {
+        field.name: getattr(flags, field.name) for field in dataclasses.fields(flags) if field.name not in NOT_READ
+    }
+    recipe = flags.config.to_dict() if flags.config is not None else {}
+    written = [name for flag in writes for name in remote.addresses(getattr(flags, flag))]
+    remote.check(remote.addresses([recipe, values]), written)
 
 
 def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> Flags:

@@ -39,7 +39,6 @@ from domino_jax.compare import COMPARISON, LATEX, PAGE, compare_drafters, drafte
 from domino_jax.concurrency import measure_concurrency
 from domino_jax.cores import kept_to
 from domino_jax.data.prompts import read_prompts
-from domino_jax.data.sources import is_remote
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.decode_models import Loader, decode_mesh
@@ -54,6 +53,7 @@ from domino_jax.errors import DominoError, refuse_read_only
 from domino_jax.export import EXPORT_DTYPE
 from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter
 from domino_jax.preemption import Preemption
+from domino_jax.remote import is_remote
 from domino_jax.report import (
     REPORT,
     build_report,
@@ -247,7 +247,7 @@ def decode_with(
         "prompts": {"source": recipes.portable(source), "text": None, "limit": limit, "tasks": []},
     }
     with kept_to(settings.cores):
-        if not is_remote(os.fspath(output)):
+        if not is_remote(output):
             # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
             return decode_rows(models, target, rows, settings, Path(output), named, anew=True)
         # A bucket's files can be neither continued nor cut: decoded here, and copied when it is whole.

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 
 from domino_jax import building, cli, compiled, flops, hf, loading, sharding, topologies
 from domino_jax.console import say_bytes
 from domino_jax.dry_run_evaluation import examine_evaluation, on_chip
 from domino_jax.dry_run_evaluation import lines as evaluation_lines
+from domino_jax.remote import open_path
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed (DESIGN §1.3).
@@ -36,7 +36,7 @@ def main(flags: cli.Flags) -> None:
     config = flags.config
     devices = topologies.devices_of(flags.topology) if flags.topology else jax.devices()
     found = examine(config, devices, flags.topology or devices[0].device_kind)
-    folder = epath.Path(flags.workdir).expanduser()
+    folder = open_path(flags.workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "dry_run.json").write_text(json.dumps(found, indent=2) + "\n")
     print("\n".join(lines(found)), flush=True)

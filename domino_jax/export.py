@@ -30,6 +30,7 @@ from domino_jax.drafter.convert import save_drafter
 from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DataError, DominoError
 from domino_jax.model_card import model_card
+from domino_jax.remote import is_remote, open_path
 from domino_jax.training.state import TrainState, init_drafter_params
 
 # What public drafters are stored in.
@@ -41,7 +42,7 @@ OWN_NAMES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|co
 def main(flags: cli.Flags) -> None:
     # An export needs memory, not an accelerator, which a training run may hold.
     jax.config.update("jax_platforms", "cpu")
-    workdir = epath.Path(flags.workdir).expanduser()
+    workdir = open_path(flags.workdir).expanduser()
     if not workdir.is_dir():
         raise DominoError(f"--workdir={workdir} is no folder; name the folder of a training run.")
     config = DrafterConfig.from_dict(read_json(workdir / DRAFTER_CONFIG))
@@ -100,10 +101,10 @@ def write_export(
         save_drafter(fresh, config, params, EXPORT_DTYPE, format, recipe["target"]["path"])
         (fresh / "README.md").write_text(card, encoding="utf-8")
 
-    if "://" in os.fspath(folder):
+    if is_remote(folder):
         with tempfile.TemporaryDirectory() as local:
             fill(Path(local))
-            upload(Path(local), epath.Path(folder))
+            upload(Path(local), open_path(folder))
     else:
         with hf.whole_folder(folder, OWN_NAMES) as fresh:
             fill(fresh)
@@ -211,4 +212,4 @@ def refuse_other_shapes(params: Mapping[str, Any], shapes: Mapping[str, Any]) ->
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("workdir", "output"), optional=("format",))
+    cli.run(main, required=("workdir", "output"), optional=("format",), writes=("output",))

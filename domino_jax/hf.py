@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from domino_jax.errors import DataError, DominoError, quote, unwritable
+from domino_jax.remote import exists, fetch_folder, is_remote
 from domino_jax.safetensors_file import (
     FLOATS,
     Deferred,
@@ -27,6 +28,7 @@ from domino_jax.safetensors_file import (
     write_file,
 )
 
+FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 JSON_LIMIT = 16_000_000  # bytes; the index of a 64-layer model has 0.1 MB
@@ -43,14 +45,16 @@ Config = TypeVar("Config")
 
 
 def resolve_folder(path: str | Path) -> Path:
-    """A local folder, or the local copy of a hub model given as "owner/name" or "owner/name@revision".
+    """A local folder, or the local copy of a hub model given as "owner/name" or "owner/name@revision", or of a folder
+    in a bucket (gs://; of a train workdir there its export/).
 
     What starts with / . ~ or exists here is local and never asked of a hub. With HF_HUB_OFFLINE=1 only the
     cache is asked.
     """
     path = str(path)
-    if "://" in path:
-        raise DominoError(f"{quote(path)} is no local folder and no hub id; copy the folder here first.")
+    if is_remote(path):
+        exported = f"{path.rstrip('/')}/export"
+        return fetch_folder(exported if exists(f"{exported}/config.json") else path, FOLDER_FILES)
     local = Path(os.path.expanduser(path))
     if path.startswith(("/", ".", "~")) or (path and local.exists()):
         if not local.is_dir():
@@ -62,10 +66,9 @@ def resolve_folder(path: str | Path) -> Path:
     import huggingface_hub
 
     name, _, revision = path.partition("@")
-    patterns = ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
     try:
         found = huggingface_hub.snapshot_download(
-            name, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"]
+            name, revision=revision or None, allow_patterns=list(FOLDER_FILES), ignore_patterns=["*/*"]
         )
     except (OSError, ValueError, RuntimeError) as error:  # what the hub's and the HTTP library's errors derive from
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
@@ -262,7 +265,7 @@ def write_folder(
     Every file is first written whole under a temporary name and then renamed, config.json last, so that a reader
     never meets half a file. Weights in other shards and temporary files of an earlier writing are removed.
     """
-    if "://" in str(folder):
+    if is_remote(folder):
         raise DominoError(f"{quote(str(folder))} is no local folder; write to a local one and copy it.")
     folder = Path(os.path.expanduser(folder))
     deferred = {name: _defer(tensor) for name, tensor in tensors.items()}

@@ -15,6 +15,8 @@ import os
 
 from etils import epath
 
+from domino_jax.remote import BucketError, is_remote, list_files
+
 NAME = "manifest.json"
 FORMAT = 1
 CHUNK = 4 << 20  # bytes read at a time: a checkpoint is larger than the host's memory may be
@@ -38,6 +40,8 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
         written = (folder / NAME).read_bytes()
     except FileNotFoundError:
         return f"{NAME}: missing"
+    except BucketError:  # a store that does not answer says nothing about the file
+        raise
     except OSError as error:
         return f"{NAME}: {error.strerror or error}"
     manifest = _parse(written)
@@ -54,6 +58,9 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
 
 def write_whole(path: epath.Path, data: bytes) -> None:
     """Write a file that a reader, and a start after a crash, sees complete or not at all."""
+    if is_remote(path):  # an object appears when it is complete
+        path.write_bytes(data)
+        return
     part = path.with_name(f"{path.name}.part")
     part.write_bytes(data)
     part.replace(path)
@@ -62,6 +69,8 @@ def write_whole(path: epath.Path, data: bytes) -> None:
 def _files(folder: epath.Path) -> list[str]:
     """Names of the files below `folder`, relative to it, with forward slashes."""
     root = os.fspath(folder)
+    if is_remote(root):  # walk() names its files without gs:// there
+        return list_files(root)
     return [
         os.path.relpath(os.path.join(os.fspath(above), name), root).replace(os.sep, "/")
         for above, _, names in folder.walk()
@@ -88,6 +97,8 @@ def _compare(folder: epath.Path, name: str, expected: dict) -> str | None:
         size, digest = measure(path)
     except FileNotFoundError:
         return f"{name}: missing"
+    except BucketError:  # a store that does not answer says nothing about the file
+        raise
     except OSError as error:  # a sector that cannot be read
         return f"{name}: {error.strerror or error}"
     if (size, digest) != (expected["bytes"], expected["sha256"]):

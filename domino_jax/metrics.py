@@ -1,21 +1,19 @@
 """What a run says: metrics.jsonl, TensorBoard, and a progress bar on a terminal or plain lines in a log."""
 
-import io
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import rich.console
-import tensorboardX
-from etils import epath
-from tensorboardX.record_writer import register_writer_factory
 
+from domino_jax import tensorboard
+from domino_jax.appending import AppendingThread
 from domino_jax.errors import DataError
 from domino_jax.progress import TrainingBar, duration
+from domino_jax.remote import is_remote, open_path
 from domino_jax.step_clock import StepClock
 from domino_jax.weights_and_biases import WandbLog
 
@@ -59,7 +57,8 @@ class MetricsWriter:
     that no step is ever told twice; it does so when it writes its first row, and a start that has nothing to write
     touches nothing. Rows may come from any thread.
 
-    `workdir` may be remote (gs://): its file cannot be appended to and is written anew with each row.
+    Files are written by a thread of their own (appending.py): at once on a disk, every ten seconds or less often in a
+    bucket (gs://). A disk that is full or a store that does not answer costs a warning, never a step.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class MetricsWriter:
             primary: False in every process but the first: nothing is written or shown then.
             wandb: a Weights & Biases project, "" for none; `recipe` is told to it.
         """
-        self._folder = epath.Path(workdir)
+        self._folder = open_path(workdir)
         self._path = self._folder / "metrics.jsonl"
         self._primary = primary
         self._start_step, self._total_steps = start_step, total_steps
@@ -89,9 +88,9 @@ class MetricsWriter:
         self._earlier_seconds = max((row["seconds"] for row in self._kept if "seconds" in row), default=0.0)
         self._start = time.monotonic()
         self._rate = _Rate(start_step, self._start)
-        self._file: _RowFile | None = None
-        self._board: tensorboardX.SummaryWriter | None = None
-        self._lock = threading.Lock()
+        self._files = AppendingThread(self._folder, self.say)
+        self._events = tensorboard.file_name()
+        self._drawn = False
         self._latest: dict[str, float] = {}
         self._bar = None
         if primary:
@@ -106,38 +105,36 @@ class MetricsWriter:
         return StepClock(self._rows, self._kept, row_flops=row_flops, peak_flops=peak_flops)
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
-        """Log one step: to disk at once, so that a run that dies leaves what it said."""
+        """Log one step; returns at once. flush() waits until it is written."""
         if not self._primary:
             return
         numbers = {key: _plain(value) for key, value in values.items()}
         seconds = self._earlier_seconds + time.monotonic() - self._start
         row = {"step": int(step), **numbers, "seconds": round(seconds, 3)}
-        with self._lock:
-            self._open()
-            self._file.append(json.dumps({key: _json(value) for key, value in row.items()}, allow_nan=False))
-            for key, value in numbers.items():
-                if key not in NO_CURVE:
-                    self._draw(key, value, int(step))
+        line = json.dumps({key: _json(value) for key, value in row.items()}, allow_nan=False)
+        self._files.append("metrics.jsonl", f"{line}\n".encode(), self._drop_later_rows)
+        self._draw(int(step), numbers)
         if self._wandb:
             self._wandb.write(row)
         self._show(int(step), {key: value for key, value in numbers.items() if not isinstance(value, list)})
 
-    def _open(self) -> None:
-        """The files, at the first row: a start that writes none leaves everything as it was."""
-        if self._file:
-            return
-        self._file = _RowFile(self._path, truncate_rows(self._path, self._start_step))
-        register_writer_factory("gs", _RemoteEvents)
-        self._board = tensorboardX.SummaryWriter(
-            os.fspath(self._folder / "tensorboard"), purge_step=self._start_step + 1
-        )
+    def _drop_later_rows(self) -> None:
+        truncate_rows(self._path, self._start_step)
 
-    def _draw(self, key: str, value: float | list[float], step: int) -> None:
-        if isinstance(value, list):
-            for place, number in enumerate(value, start=1):
-                self._board.add_scalar(f"{key}/{place}", number, global_step=step)
-        else:
-            self._board.add_scalar(key, value, global_step=step)
+    def _draw(self, step: int, numbers: Mapping[str, float | list[float]]) -> None:
+        points = {}
+        for key, value in numbers.items():
+            if isinstance(value, list):
+                points |= {f"{key}/{place}": number for place, number in enumerate(value, start=1)}
+            elif key not in NO_CURVE:
+                points[key] = value
+        start = b"" if self._drawn else tensorboard.first_records(self._start_step + 1)
+        self._drawn = True
+        self._files.append(f"tensorboard/{self._events}", start + tensorboard.record(step, points))
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until every row is written, for at most `seconds`; whether they are."""
+        return self._files.flush(seconds)
 
     def has(self, step: int, key: str) -> bool:
         """Whether an earlier start logged this value of this step; False in every process but the first."""
@@ -162,14 +159,10 @@ class MetricsWriter:
             self.say(f"step {step}/{self._total_steps}  {_line(numbers)}  left {duration(left)}")
 
     def close(self) -> None:
-        """Stop the bar and write what is still in memory."""
+        """Stop the bar and write what is still in memory, in bounded time."""
         if self._bar:
             self._bar.stop()
-        with self._lock:
-            if self._file:
-                self._board.close()
-                self._file.close()
-                self._file = None
+        self._files.close()
         if self._wandb:
             self._wandb.close()
             self._wandb = None
@@ -215,65 +208,9 @@ class _Rate:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def is_remote(path: str | os.PathLike) -> bool:
-    """True for gs:// and the like, where a file is written whole or not at all."""
-    return "://" in os.fspath(path)
-
-
-class _RowFile:
-    """metrics.jsonl while a run writes it: appended to on a disk, written anew where nothing can be appended to."""
-
-    def __init__(self, path: epath.Path, kept: Sequence[Mapping[str, Any]]):
-        self._path = path
-        self._remote = is_remote(path)
-        if self._remote:
-            self._lines = [json.dumps(row) + "\n" for row in kept]
-        else:
-            self._file = open(os.fspath(path), "a", encoding="utf-8")
-
-    def append(self, line: str) -> None:
-        if self._remote:
-            self._lines.append(line + "\n")
-            self._path.write_text("".join(self._lines))
-        else:
-            self._file.write(line + "\n")
-            self._file.flush()
-
-    def close(self) -> None:
-        if not self._remote:
-            self._file.close()
-
-
-class _RemoteEvents:
-    """TensorBoard's event file on gs://, by the same library as all other files there.
-
-    tensorboardX asks a factory for `open` and `directory_check`; its own would need another package.
-    """
-
-    def __init__(self, path: str):
-        self._path, self._buffer = epath.Path(path), io.BytesIO()
-
-    @classmethod
-    def open(cls, path: str) -> "_RemoteEvents":
-        return cls(path)
-
-    @staticmethod
-    def directory_check(path: str) -> None:
-        """Nothing to make: such a store has no folders."""
-
-    def write(self, data: bytes) -> None:
-        self._buffer.write(data)
-
-    def flush(self) -> None:
-        self._path.write_bytes(self._buffer.getvalue())
-
-    def close(self) -> None:
-        self.flush()
-
-
 def read_rows(path: str | os.PathLike) -> list[dict]:
     """The rows of a metrics.jsonl, none when there is no file. A torn last line, left by a kill, is not a row."""
-    file = epath.Path(path)
+    file = open_path(path)
     if not file.exists():
         return []
     lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
@@ -294,10 +231,12 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
 
 def truncate_rows(path: str | os.PathLike, last_step: int) -> list[dict]:
     """Drop the rows behind last_step (and a torn line) from a metrics.jsonl; returns those that stay."""
-    file = epath.Path(path)
+    file = open_path(path)
     kept = [row for row in read_rows(file) if row["step"] <= last_step]
     if file.exists():
         text = "".join(json.dumps(row) + "\n" for row in kept)
+        if file.read_text() == text:
+            return kept
         if is_remote(file):
             file.write_text(text)  # whole or not at all
         else:

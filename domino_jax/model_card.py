@@ -8,6 +8,7 @@ from typing import Any
 
 from domino_jax.drafter import formats
 from domino_jax.drafter.config import DrafterConfig
+from domino_jax.remote import is_remote
 from domino_jax.report import versions
 from domino_jax.tables import width_note
 
@@ -139,7 +140,7 @@ def share(ratio: float | str) -> str:
 
 def public_name(path: str) -> str:
     """A hub id as it is, a path's last part: where files lie on one machine or in one bucket is nothing to publish."""
-    return Path(path).name if path.startswith(("/", ".", "~")) or "://" in path else path
+    return Path(path).name if path.startswith(("/", ".", "~")) or is_remote(path) else path
 
 
 def public_sources(sources: str) -> str:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from domino_jax.decoding.generate import BASELINE
+from domino_jax.manifest import write_whole
 from domino_jax.metrics import read_rows
 
 # One colour a mode in every picture; told apart also by people who see no red or no green.
@@ -61,9 +62,7 @@ def save(folder: str | os.PathLike, pictures: Mapping[str, Figure]) -> list[str]
     for name, figure in pictures.items():
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=144)
-        temporary = folder / f".{name}.{os.getpid()}.tmp"
-        temporary.write_bytes(picture.getvalue())
-        temporary.replace(folder / name)
+        write_whole(folder / name, picture.getvalue())
     return list(pictures)
 
 

@@ -22,6 +22,7 @@ from etils import epath
 
 from domino_jax import manifest
 from domino_jax.errors import DataError
+from domino_jax.remote import move_folder
 
 UNFINISHED = "unfinished-"
 CORRUPT = "corrupt"
@@ -155,8 +156,7 @@ class StepFolders:
             number += 1
             target = target.with_name(f"{step}-{number}")
         try:
-            target.parent.mkdir(exist_ok=True)
-            self.path(step).rename(target)
+            move_folder(self.path(step), target)
         except OSError as error:
             raise DataError(
                 f"the checkpoint of step {step} is damaged ({reason}) and cannot be moved to {target}:\n"

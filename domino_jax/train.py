@@ -10,7 +10,6 @@ process of a pod. A workdir that holds a run is continued; a finished one is sho
 
 import contextlib
 import json
-import os
 import pathlib
 import time
 
@@ -32,6 +31,7 @@ from domino_jax.metrics import MetricsWriter, read_rows
 from domino_jax.plots import plot_run
 from domino_jax.preemption import PREEMPTED, Preempted, Preemption
 from domino_jax.preflight import run_preflight
+from domino_jax.remote import cache_folder, is_remote, open_path
 from domino_jax.report import console_table, read_report, refuse_obstacles
 from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.loop import Intervals, TrainingLoop
@@ -50,7 +50,7 @@ def main(flags: cli.Flags) -> int | None:
         from domino_jax import dry_run  # sets the environment that the compilers want, before jax starts
 
         return dry_run.main(flags)
-    workdir = epath.Path(flags.workdir).expanduser()
+    workdir = open_path(flags.workdir).expanduser()
     recipe = recipes.resolved(config)
     refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
     if is_finished(workdir, config, recipe, flags.allow_config_change):
@@ -64,9 +64,8 @@ def main(flags: cli.Flags) -> int | None:
         preemption = stack.enter_context(Preemption(say))
         with preemption.nothing_to_lose():  # up to the first step a signal ends the process at once
             workdir.mkdir(parents=True, exist_ok=True)
-            local = None if "://" in os.fspath(workdir) else pathlib.Path(workdir)
-            if local:
-                keep_compiled(local / ".xla_cache")
+            local = None if is_remote(workdir) else pathlib.Path(workdir)
+            keep_compiled((local or cache_folder()) / ".xla_cache")
             mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
             sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
             rows = sharding.process_rows(mesh, config.train.batch_size)
@@ -83,7 +82,16 @@ def main(flags: cli.Flags) -> int | None:
             loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
             mask_token_id = building.find_mask_token(config.drafter.mask_token_id, loaded)
             drafter_config = building.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
-            batches = batches_of(config, source, loaded, rows, local and local / "data")
+            share = ProcessShare(
+                rows,
+                config.data.workers,
+                local / "data" if local else cache_folder() / "data",
+                bucket=None if local else f"{workdir}/data",
+                primary_first=distributed.primary_first,
+                report=say,
+                progress=distributed.is_primary(),
+            )
+            batches = batches_of(config, source, loaded, share)
             drafter = building.drafter_of(drafter_config, config.train)
             optimizer = building.optimizer_of(config.train)
             make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
@@ -209,13 +217,13 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def batches_of(config, source: str, loaded: LoadedTarget, rows: slice, cache: pathlib.Path | None) -> Batches:
+def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -> Batches:
     data = config.data
     return make_batches(
         source,
         loaded.tokenizer,
         Layout(data.layout, data.max_length, config.train.batch_size, tuple(data.buckets), data.window),
-        ProcessShare(rows, data.workers, cache, report=say, progress=distributed.is_primary()),
+        share,
         seed=config.seed,
         thinking=data.thinking,
         vocab_size=loaded.model.config.vocab_size,
@@ -294,4 +302,5 @@ if __name__ == "__main__":
         main,
         required=("config", "workdir"),
         optional=("allow_config_change", "distributed", "dry_run", "topology"),
+        writes=("workdir",),
     )

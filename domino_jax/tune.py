@@ -29,6 +29,7 @@ from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DominoError
 from domino_jax.loading import load_models, load_target
 from domino_jax.progress import Progress
+from domino_jax.remote import is_remote
 from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, check_writable, drafter_folder, store
 
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
@@ -70,6 +71,11 @@ def main(flags: cli.Flags) -> None:
         raise DominoError(
             "config.decode.temperature is 0: a greedy choice has no noise to share; name the temperature to tune for,"
             " as --config.decode.temperature=1.0."
+        )
+    if is_remote(config.drafter.path or ""):
+        raise DominoError(
+            f"config.drafter.path is {config.drafter.path}, and constants are stored with a local drafter only;"
+            " copy the folder here first."
         )
     source = flags.prompts or decode.prompts or config.eval.prompts
     if not source:

@@ -10,6 +10,7 @@ from typing import Any
 from etils import epath
 
 from domino_jax.errors import DominoError
+from domino_jax.remote import is_remote
 
 WAITING_ROWS = 10_000  # rows kept for a slow connection; those beyond are dropped and counted
 SECONDS_TO_FINISH = 60.0
@@ -34,7 +35,7 @@ class WandbLog:
     def __init__(self, project: str, workdir: epath.Path, recipe: Mapping[str, Any], say=print):
         require_wandb(project)
         # A remote workdir has no place for the package's own files; it then takes its default.
-        folder = None if "://" in str(workdir) else str(workdir)
+        folder = None if is_remote(workdir) else str(workdir)
         self._settings = {"project": project, "id": _run_id(workdir), "dir": folder, "config": dict(recipe)}
         self._say = say
         self._rows: queue.Queue = queue.Queue(WAITING_ROWS)

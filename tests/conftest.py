@@ -10,6 +10,7 @@ import os
 import random
 import tempfile
 import time
+import uuid
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile the same programs again and again: they share one cache, gone when the session ends.
@@ -20,6 +21,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 import jax
 import pytest
 
+from tests.bucket_server import bucket_server, make_bucket, variables
 from tests.models import GOLDEN_SETS, Golden, load_golden
 
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -52,3 +54,18 @@ def pytest_runtest_setup(item):
     minutes = item.config.getoption("--minutes")
     if minutes is not None and time.monotonic() - item.config.started > 60 * minutes:
         pytest.skip(f"not reached in {minutes:g} minutes: {item.nodeid}")
+
+
+@pytest.fixture(scope="session")
+def storage_url():
+    """The URL of a Google Cloud Storage server, to which gcsfs and tensorstore are led."""
+    with bucket_server() as url, pytest.MonkeyPatch.context() as environment:
+        for name, value in variables(url).items():
+            environment.setenv(name, value)
+        yield url
+
+
+@pytest.fixture
+def bucket(storage_url) -> str:
+    """gs:// and a new, empty bucket of that server."""
+    return make_bucket(storage_url, f"domino-{uuid.uuid4().hex[:12]}")

@@ -335,3 +335,23 @@ def test_the_flag_offers_the_modes():
 def test_processes_that_are_done_wait_for_one_that_still_writes():
     ends = pair("if jax.process_index() == 0: time.sleep(3)")
     assert [code for code, _, _ in ends] == [0, 0]
+
+
+WORKS = """
+    def work():
+        time.sleep(1 - jax.process_index())
+        print(f"worked at {time.time()}")
+        if OUTCOME: raise DataError("row 3 is broken")
+        return jax.process_index()
+    from domino_jax.errors import DataError
+    print("result", distributed.primary_first(work), distributed.primary_first(lambda: "twice"))
+"""
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 3)])
+def test_the_first_process_works_before_the_others_also_when_it_fails(fails, code):
+    ends = pair(WORKS.replace("OUTCOME", str(fails)).strip(), DOMINO_HEARTBEAT_SECONDS="5")
+    moments = [float(re.search(r"worked at (\S+)", out)[1]) for _, out, _ in ends]
+    assert moments[0] < moments[1] and ends[0][0] == code
+    if not fails:
+        assert [re.search("result (.*)", out)[1] for _, out, _ in ends] == ["0 twice", "1 twice"]

@@ -294,7 +294,7 @@ def test_local_folders_never_ask_a_hub(tmp_path, no_hub, monkeypatch):
         assert hf.resolve_folder(path).resolve() == (tmp_path / "owner" / "name").resolve()
 
 
-@pytest.mark.parametrize("path", ["./nope", "../nope", "/nope/x", "~/nope", "gs://bucket/model"])
+@pytest.mark.parametrize("path", ["./nope", "../nope", "/nope/x", "~/nope", "s3://bucket/model"])
 def test_a_local_path_that_does_not_exist_is_a_usage_error(no_hub, path):
     with pytest.raises(DominoError) as error:
         hf.resolve_folder(path)

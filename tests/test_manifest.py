@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from etils import epath
 
 from domino_jax import manifest
+from domino_jax.remote import BucketError
 
 
 @pytest.fixture
@@ -94,3 +96,19 @@ def test_a_manifest_is_written_whole_or_not_at_all(folder, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         manifest.write(folder, 7)
     assert (folder / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "extra"])
+def test_a_store_that_does_not_answer_is_no_damage(folder, monkeypatch, name):
+    """Else one outage would set a whole checkpoint aside."""
+    real = type(epath.Path(folder)).open, type(epath.Path(folder)).read_bytes
+
+    def silent(path, *given, method):
+        if path.name == name:
+            raise BucketError("gs://b cannot be used: no answer")
+        return real[method](path, *given)
+
+    monkeypatch.setattr(type(epath.Path(folder)), "open", lambda path, *given: silent(path, *given, method=0))
+    monkeypatch.setattr(type(epath.Path(folder)), "read_bytes", lambda path: silent(path, method=1))
+    with pytest.raises(BucketError):
+        manifest.damage(folder, 7)

@@ -1,6 +1,7 @@
 """pipeline.py: fixed shapes, each usable row once an epoch, and what a process reads of the global batches."""
 
 import collections
+import io
 import json
 import pathlib
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 import transformers
 
+from domino_jax import remote
 from domino_jax.data import index
-from domino_jax.data.rows import has_anchor
+from domino_jax.data.rows import RowEncoder, has_anchor
 from domino_jax.errors import DataError
 from tests.data_files import batches_of, row, rows_of, take, write_rows
 
@@ -198,15 +200,94 @@ def test_a_damaged_index_is_built_again(file, tmp_path):
 
 
 def test_an_index_of_worker_processes_equals_one_of_this_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "MANY_ROWS", 1)
-    monkeypatch.setattr(index, "LINES_PER_TASK", 3)
     file = write_rows(tmp_path, rows_of([3 + place % 5 for place in range(20)]))
-    alone, shared = batches_of(file), batches_of(file, workers=2)
-    np.testing.assert_array_equal(alone.rows.lengths, shared.rows.lengths)
-    assert alone.fingerprint == shared.fingerprint
+    alone = batches_of(file, cache=tmp_path / "alone")
+    monkeypatch.setattr(index, "LINES_PER_TASK", 3)
+    monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
+    pools = []
+
+    class Pool(index.concurrent.futures.ProcessPoolExecutor):
+        def __init__(self, count, *rest, **options):
+            pools.append(count)
+            super().__init__(count, *rest, **options)
+
+    monkeypatch.setattr(index.concurrent.futures, "ProcessPoolExecutor", Pool)
+    shared = batches_of(file, cache=tmp_path / "shared", workers=2)
+    assert pools == [2] and alone.fingerprint == shared.fingerprint
+    one, two = (np.load(next((tmp_path / name).glob("index-*.npz"))) for name in ("alone", "shared"))
+    assert set(one) == set(two) and all(np.array_equal(one[name], two[name]) for name in one)
     broken = write_rows(tmp_path, [*rows_of([3] * 12), {"token_ids": []}, *rows_of([3] * 4), {"x": 1}], "broken.jsonl")
     with pytest.raises(DataError, match=r"broken.jsonl:13: token_ids is \[\]"):  # the first, whichever ends first
         batches_of(broken, workers=2)
+
+
+@pytest.mark.parametrize(("cores", "rows", "workers"), [(8, 20, 5), (2, 20, 2), (1, 20, 1), (8, 7, 1)])
+def test_as_many_processes_read_rows_as_there_are_cores_and_work_for(tmp_path, monkeypatch, cores, rows, workers):
+    monkeypatch.setattr(index, "LINES_PER_TASK", 1)
+    monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
+    monkeypatch.setattr(index, "usable", lambda: cores)
+    started = []
+    start = lambda count, *_, **__: started.append(count) or Here()  # noqa: E731
+    monkeypatch.setattr(index.concurrent.futures, "ProcessPoolExecutor", start)
+    batches_of(write_rows(tmp_path, rows_of([3] * rows)))
+    assert started == ([workers] if workers > 1 else [])
+
+
+class Here:
+    """Stands in for a pool of processes."""
+
+    def map(self, work, tasks):
+        return (index._measure(RowEncoder(None, 8, False, None), *task) for task in tasks)
+
+    def shutdown(self, cancel_futures):
+        pass
+
+
+# ---------------------------------------------------------------- the index, shared by machines
+
+
+def bucket_index(bucket):
+    return remote.open_path(next(f"gs://{name}" for name in remote.filesystem(bucket).find(bucket) if "index-" in name))
+
+
+def test_machines_share_the_index_through_the_bucket(file, tmp_path, bucket, monkeypatch):
+    first = batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "_measure", None)  # no row is read again
+        for name in ("two", "two"):
+            again = batches_of(file, cache=tmp_path / name, bucket=f"{bucket}/run/data")
+            np.testing.assert_array_equal(again.rows.lengths, first.rows.lengths)
+    # A start that has its own copy leaves it to the others.
+    bucket_index(bucket).unlink()
+    batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
+    assert bucket_index(bucket).exists()
+
+
+def test_a_damaged_index_in_the_bucket_is_built_and_put_there_again(file, tmp_path, bucket):
+    first = batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
+    whole = bucket_index(bucket).read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damaged in (whole[: len(whole) // 2], flipped):
+        bucket_index(bucket).write_bytes(bytes(damaged))
+        again = batches_of(file, cache=tmp_path / str(len(damaged)), bucket=f"{bucket}/run/data")
+        np.testing.assert_array_equal(again.rows.lengths, first.rows.lengths)
+        assert index._load(io.BytesIO(bucket_index(bucket).read_bytes())) is not None
+
+
+def test_the_first_process_builds_and_the_others_find_what_it_left(file, tmp_path, monkeypatch):
+    order = []
+    measure = index._measure
+    monkeypatch.setattr(index, "_measure", lambda *given: (order.append("row read"), measure(*given))[1])
+
+    def second(work):
+        order.append("waits")
+        batches_of(file, cache=tmp_path / "cache")  # the first process, meanwhile
+        order.append("goes on")
+        return work()
+
+    assert len(batches_of(file, cache=tmp_path / "cache", primary_first=second).rows) == 8
+    assert order == ["waits", "row read", "goes on"]
 
 
 def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):

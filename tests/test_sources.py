@@ -6,9 +6,8 @@ import pathlib
 
 import numpy as np
 import pytest
-from etils.epath import backend
-from fsspec.implementations.memory import MemoryFileSystem
 
+from domino_jax import remote
 from domino_jax.data import sources
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.data.sources import find_files, open_sources, parse_sources
@@ -18,27 +17,15 @@ from tests.data_files import batches_of, jsonl, rows_of, take, write_rows
 FORMS = ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.array_record", "rows.array_record-00000-of-00001")
 
 
-class Bucket(MemoryFileSystem):
-    """Stands in for gs://: epath's own path to fsspec, with files in memory behind it."""
-
-    protocol = "gcs"
-    store: dict = {}
-    pseudo_dirs = [""]
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.removeprefix("gs://"))
-
-    def glob(self, path, **options):
-        return [name.removeprefix("/") for name in super().glob(path, **options)]
-
-
 @pytest.fixture
-def bucket(monkeypatch):
-    """A function that puts a file at a gs:// path."""
-    monkeypatch.setattr(backend.fsspec_backend, "fs", lambda path: Bucket())
-    monkeypatch.setattr(Bucket, "store", {})
-    return lambda name, data: Bucket().pipe_file(name, data)
+def put(bucket):
+    """A function that makes an object of that bucket, and returns its gs:// address."""
+
+    def write(name, data):
+        remote.filesystem(bucket).pipe_file(f"{bucket}/{name}", data)
+        return f"{bucket}/{name}"
+
+    return write
 
 
 # ---------------------------------------------------------------- what data.train may say
@@ -222,55 +209,42 @@ def test_a_damaged_prompt_file_is_named(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_bucket_is_copied_once_and_read_like_a_folder(tmp_path, bucket, monkeypatch, name):
+def test_a_bucket_is_copied_once_and_read_like_a_folder(tmp_path, put, monkeypatch, name):
     rows = rows_of([3, 8, 4, 5, 7])
     local = write_rows(tmp_path, rows, name)
-    bucket(f"gs://b/data/{name}", local.read_bytes())
-    near, far = batches_of(local), batches_of(f"gs://b/data/{name}", cache=tmp_path / "cache")
+    address = put(f"data/{name}", local.read_bytes())
+    near, far = batches_of(local), batches_of(address, cache=tmp_path / "cache")
     assert far.fingerprint == near.fingerprint
-    assert far.rows.where(4) == f"gs://b/data/{name}:5"
+    assert far.rows.where(4) == f"{address}:5"
     for expected, given in zip(take(near, 3), take(far, 3), strict=True):
         np.testing.assert_array_equal(expected["tokens"], given["tokens"])
     monkeypatch.setattr(sources.shutil, "copyfileobj", None)
-    assert len(batches_of(f"gs://b/data/{name}", cache=tmp_path / "cache").rows) == 5
+    assert len(batches_of(address, cache=tmp_path / "cache").rows) == 5
 
 
-def test_a_bucket_is_globbed_and_mixed(bucket, tmp_path):
+def test_a_bucket_is_globbed_and_mixed(bucket, put, tmp_path):
     for place, name in enumerate(("x/b.jsonl", "x/a.jsonl", "y/c.jsonl")):
-        bucket(f"gs://b/{name}", jsonl(rows_of([3 + place])))
-    assert find_files("gs://b/x/*.jsonl") == ["gs://b/x/a.jsonl", "gs://b/x/b.jsonl"]
-    rows = batches_of("gs://b/x/*.jsonl=0.5,gs://b/y/c.jsonl=0.5", cache=tmp_path).rows
+        put(name, jsonl(rows_of([3 + place])))
+    assert find_files(f"{bucket}/x/*.jsonl") == [f"{bucket}/x/a.jsonl", f"{bucket}/x/b.jsonl"]
+    rows = batches_of(f"{bucket}/x/*.jsonl=0.5,{bucket}/y/c.jsonl=0.5", cache=tmp_path).rows
     assert rows.lengths.tolist() == [4, 3, 5]
 
 
-def test_a_file_that_was_replaced_in_its_bucket_is_copied_again(bucket, tmp_path):
-    bucket("gs://b/a.jsonl", jsonl(rows_of([3])))
-    assert batches_of("gs://b/a.jsonl", cache=tmp_path).rows.lengths.tolist() == [3]
-    bucket("gs://b/a.jsonl", jsonl(rows_of([4, 5])))
-    assert batches_of("gs://b/a.jsonl", cache=tmp_path).rows.lengths.tolist() == [4, 5]
+def test_a_file_that_was_replaced_in_its_bucket_is_copied_again(put, tmp_path):
+    address = put("a.jsonl", jsonl(rows_of([3])))
+    assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [3]
+    put("a.jsonl", jsonl(rows_of([4])))  # the same size, in the same second
+    assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [4]
 
 
-def test_prompts_may_lie_in_a_bucket(bucket):
-    bucket("gs://b/prompts.jsonl", b'{"prompt": "a"}\n')
-    assert list(read_jsonl("gs://b/prompts.jsonl")) == [(1, {"prompt": "a"})]
-    with pytest.raises(DominoError, match="gs://b/none.jsonl: there is no such file"):
-        list(read_jsonl("gs://b/none.jsonl"))
-
-
-def test_a_missing_client_or_permission_is_told_with_the_remedy(monkeypatch):
-    def refuse(name):
-        raise kind("no way")
-
-    monkeypatch.setattr(sources, "_remote_path", refuse)
-    kind = ImportError
-    with pytest.raises(DominoError, match="gs://b/a.jsonl: .*pip install gcsfs"):
-        find_files("gs://b/a.jsonl")
-    kind = PermissionError
-    with pytest.raises(DominoError, match="gs://b/a.jsonl cannot be read: no way. Check the path and .*access"):
-        find_files("gs://b/a.jsonl")
+def test_prompts_may_be_in_a_bucket(bucket, put):
+    address = put("prompts.jsonl", b'{"prompt": "a"}\n')
+    assert list(read_jsonl(address)) == [(1, {"prompt": "a"})]
+    with pytest.raises(DominoError, match=f"{bucket}/none.jsonl: there is no such file"):
+        list(read_jsonl(f"{bucket}/none.jsonl"))
 
 
 def test_no_client_of_a_bucket_is_imported_for_local_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_remote_path", None)
+    monkeypatch.setattr(remote, "connect", None)
     assert len(batches_of(write_rows(tmp_path, rows_of([3]))).rows) == 1
     assert pathlib.Path(find_files(f"{tmp_path}/rows.jsonl")[0]).name == "rows.jsonl"

@@ -37,6 +37,9 @@ class Played:
     def write(self, step, values):
         self.events.append(f"{'evaluated' if 'eval_tau' in values else 'log'} {step}")
 
+    def flush(self, seconds):
+        self.events.append("flush")
+
     def advance(self, step):
         pass
 

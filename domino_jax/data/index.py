@@ -1,4 +1,4 @@
-"""One pass over the data: where each row lies, how long it is, whether it can be trained on. Kept for later starts."""
+"""One pass over the data: where each row is, how long it is, whether it can be trained on. Kept for later starts."""
 
 import concurrent.futures
 import contextlib
@@ -8,11 +8,14 @@ import json
 import multiprocessing
 import pathlib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
+from domino_jax import remote
+from domino_jax.cores import usable
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.processes import follow_parent
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
@@ -23,7 +26,8 @@ from domino_jax.progress import Progress
 FORMAT = 1
 LINES_PER_TASK = 256
 READ_BYTES = 1 << 26
-MANY_ROWS = 4_096  # fewer are done before a bar could be read, or a process has started
+MANY_ROWS = 4_096  # fewer are done before a bar could be read
+ROWS_PER_WORKER = 4_096  # a process takes seconds to start: fewer rows are sooner read without it
 # What a tokenizer makes of this tells two of one vocabulary apart that cut texts differently.
 PROBE = "Don't  panic:\n\n\tdef f(x): return 3.14159 + 2_000  # naïve Ünïcode, 你好, ١٢٣, 🙂 </think>\r\n "
 
@@ -47,20 +51,46 @@ def _tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def load_or_build(
-    sources: Sequence[Source], encoder: RowEncoder, digest: str, cache: pathlib.Path, *, workers: int, progress: bool
-) -> Index:
-    """The index kept in `cache` for data of this fingerprint, or a new one that is kept there.
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """Where the index is kept, and who builds it.
 
-    Processes that start together and find none each build their own: they agree, and the last one moved in place stays.
+    cache: a folder of this machine, or one that all processes see. bucket: a gs:// folder where machines without a
+    common disk find it; None for none. primary_first: calls what it is given in the first process of the run, and in
+    the others only when that one is done, so that they find what it left.
     """
-    kept = cache / f"index-{digest[:24]}-{encoder.vocab_size}.npz"
-    found = _load(kept)
-    if found is not None:
-        return found
+
+    cache: pathlib.Path
+    bucket: str | None = None
+    primary_first: Callable[[Callable[[], Index]], Index] = lambda work: work()
+
+
+def load_or_build(
+    sources: Sequence[Source], encoder: RowEncoder, digest: str, storage: Storage, *, workers: int, progress: bool
+) -> Index:
+    """The index kept for data of this fingerprint, or a new one, which is then kept.
+
+    Args:
+      digest: fingerprint().  workers: processes that read rows; 0: one for every core.
+    """
+    name = f"index-{digest[:24]}-{encoder.vocab_size}.npz"
     files = [file for source in sources for file in source.files]
-    index = _build(files, encoder, workers, progress)
-    cache.mkdir(parents=True, exist_ok=True)
+
+    def find_or_build() -> Index:
+        kept, shared = storage.cache / name, storage.bucket and remote.open_path(f"{storage.bucket}/{name}")
+        index = _load(kept) or (_fetch(shared, kept) if shared else None)
+        if index is None:
+            index = _build(files, encoder, workers or usable(), progress)
+            _keep(index, kept)
+        if shared and not shared.exists():
+            shared.write_bytes(kept.read_bytes())
+        return index
+
+    return storage.primary_first(find_or_build)
+
+
+def _keep(index: Index, kept: pathlib.Path) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
     unfinished = unfinished_name(kept)
     try:
         with unfinished.open("wb") as out:
@@ -68,7 +98,27 @@ def load_or_build(
         unfinished.replace(kept)
     finally:
         unfinished.unlink(missing_ok=True)
-    return index
+
+
+def _fetch(shared: epath.Path, kept: pathlib.Path) -> Index | None:
+    """The index that another machine left in the bucket, copied to `kept`; None when there is none.
+
+    A damaged one is removed.
+    """
+    if not shared.exists():
+        return None
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = unfinished_name(kept)
+    try:
+        unfinished.write_bytes(shared.read_bytes())
+        index = _load(unfinished)
+        if index is None:
+            shared.unlink()
+        else:
+            unfinished.replace(kept)
+        return index
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _load(path: pathlib.Path) -> Index | None:
@@ -135,7 +185,8 @@ def _row_spans(file: DataFile) -> np.ndarray:
 @contextlib.contextmanager
 def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Iterator[np.ndarray]]:
     """The measures of every task, in order: the first mistake told is the first of the data, with workers too."""
-    if not workers or len(tasks) * LINES_PER_TASK < MANY_ROWS:
+    workers = min(workers, len(tasks) * LINES_PER_TASK // ROWS_PER_WORKER)
+    if workers < 2:
         yield (_measure(encoder, *task) for task in tasks)
         return
     pool = concurrent.futures.ProcessPoolExecutor(
@@ -145,8 +196,8 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
         yield pool.map(_measure_in_worker, tasks)
     except concurrent.futures.process.BrokenProcessPool as error:
         raise DominoError(
-            "a process that reads rows ended before it was done (out of memory?); lower data.workers "
-            f"{workers} or start again."
+            f"one of {workers} processes that read rows ended before it was done (out of memory?); set data.workers to "
+            "a smaller number, or start again."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

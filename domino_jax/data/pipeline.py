@@ -30,13 +30,16 @@ class ProcessShare:
     """What this process does of the reading, and how.
 
     rows: of the global batch, those that it supplies; None: all. workers: processes that read and encode for it; 0:
-    threads of its own. cache: a local folder for the index and for unpacked files; None: a temporary one. report: takes
-    the lines about the data. progress: shows how far the pass over a large file is; of many processes one is enough.
+    threads of its own. cache: a local folder for the index and for unpacked files; None: a temporary one. bucket: a
+    gs:// folder that shares the index between machines. primary_first: index.Storage. report: takes the lines about the
+    data. progress: shows how far the pass over a large file is; of many processes one is enough.
     """
 
     rows: slice | None = None
     workers: int = 0
     cache: pathlib.Path | None = None
+    bucket: str | None = None
+    primary_first: Callable[[Callable[[], Any]], Any] = lambda work: work()
     report: Callable[[str], None] = print
     progress: bool = True
 
@@ -68,7 +71,8 @@ def make_batches(
     found = open_sources(sources, cache)
     encoder = RowEncoder(tokenizer, layout.max_length, thinking, vocab_size)
     fingerprint = indexing.fingerprint(found, encoder)
-    index = indexing.load_or_build(found, encoder, fingerprint, cache, workers=share.workers, progress=share.progress)
+    storage = indexing.Storage(cache, share.bucket, share.primary_first)
+    index = indexing.load_or_build(found, encoder, fingerprint, storage, workers=share.workers, progress=share.progress)
     batches = Batches(
         rows=_usable_rows(found, index, encoder, held_out),
         fingerprint=fingerprint,

@@ -7,7 +7,8 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 
-from domino_jax.data.sources import is_remote, open_plain, remote_exists
+from domino_jax import remote
+from domino_jax.data.sources import open_plain
 from domino_jax.errors import DataError, DominoError, quote
 
 PROMPT_KEYS = ("messages", "prompt", "token_ids")
@@ -21,7 +22,7 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
     The file may be compressed (.gz, .zst) and may lie in a bucket (gs://).
     """
     name = os.fspath(path)
-    if not (remote_exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
+    if not (remote.exists(name) if remote.is_remote(name) else pathlib.Path(name).expanduser().is_file()):
         raise DominoError(f"{path}: there is no such file. Name a JSONL file that exists.")
     with open_plain(name) as lines:
         lines = io.BufferedReader(lines)  # the files of some stores read whole lines only, however long

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from domino_jax import remote
 from domino_jax.errors import DataError, DominoError
 
 COMPRESSED = (".gz", ".zst")
@@ -106,7 +107,7 @@ def find_files(pattern: str) -> list[str]:
     found = _matches(pattern)
     if found:
         return found
-    if not is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
+    if not remote.is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
         raise DominoError(f"{pattern} is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl.")
     if glob.has_magic(pattern):
         raise DominoError(f"{pattern}: no file matches. Name JSONL or ArrayRecord files that exist.")
@@ -114,7 +115,7 @@ def find_files(pattern: str) -> list[str]:
 
 
 def _matches(pattern: str) -> list[str]:
-    if is_remote(pattern):
+    if remote.is_remote(pattern):
         return _remote_matches(pattern)
     path = os.path.expanduser(pattern)
     if os.path.isfile(path):
@@ -123,54 +124,22 @@ def _matches(pattern: str) -> list[str]:
 
 
 def _remote_matches(pattern: str) -> list[str]:
-    with _storage(pattern):
+    with remote.access(pattern):
         if not glob.has_magic(pattern):
-            return [pattern] if remote_exists(pattern) else []
+            return [pattern] if remote.exists(pattern) else []
         parts = pattern.split("/")
         fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
-        base = _remote_path("/".join(parts[:fixed]))
+        base = remote.open_path("/".join(parts[:fixed]))
         return sorted(os.fspath(path) for path in base.glob("/".join(parts[fixed:])))
-
-
-def is_remote(name: str) -> bool:
-    return "://" in name
-
-
-def remote_exists(name: str) -> bool:
-    with _storage(name):
-        return _remote_path(name).exists()
-
-
-def _remote_path(name: str):
-    # Imported here: a run on local files needs no client of a storage service.
-    from etils import epath
-
-    return epath.Path(name)
-
-
-@contextlib.contextmanager
-def _storage(name: str) -> Iterator[None]:
-    """Every storage client fails with exceptions of its own; here they become one message."""
-    try:
-        yield
-    except DominoError:
-        raise
-    except ImportError as error:
-        raise DominoError(f"{name}: its client is not installed ({error}); for gs:// run pip install gcsfs.") from error
-    except Exception as error:  # each store's client raises classes of its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise DominoError(
-            f"{name} cannot be read: {reason}. Check the path and this machine's access to it."
-        ) from error
 
 
 @contextlib.contextmanager
 def open_plain(name: str) -> Iterator[BinaryIO]:
     """The decompressed bytes of a local or remote file; a damaged archive is a DataError that names it."""
     with contextlib.ExitStack() as stack:
-        if is_remote(name):
-            stack.enter_context(_storage(name))
-            raw = stack.enter_context(_remote_path(name).open("rb"))
+        if remote.is_remote(name):
+            stack.enter_context(remote.access(name))
+            raw = stack.enter_context(remote.open_path(name).open("rb"))
         else:
             raw = stack.enter_context(open(os.path.expanduser(name), "rb"))
         if name.endswith(COMPRESSED):
@@ -231,7 +200,7 @@ class _PieceReader(io.RawIOBase):
 
 def _bring(name: str, cache: pathlib.Path) -> DataFile:
     """A copy that can be read at random, made unless it is there already."""
-    local = _fetched(name, cache) if is_remote(name) else name
+    local = _fetched(name, cache) if remote.is_remote(name) else name
     digest = _digest(local)
     if name.endswith(COMPRESSED):
         # Named by its bytes: a file that was replaced is unpacked again, whatever its date says.
@@ -240,13 +209,14 @@ def _bring(name: str, cache: pathlib.Path) -> DataFile:
 
 
 def _fetched(name: str, cache: pathlib.Path) -> str:
-    with _storage(name):
-        remote = _remote_path(name)
-        stat = remote.stat()
-        key = hashlib.sha256(f"{name} {stat.length} {stat.mtime}".encode()).hexdigest()[:32]
+    with remote.access(name):
+        address = remote.open_path(name)
+        found = remote.filesystem(name).info(name)
+        # The generation is new with every writing, also of the same size in the same second.
+        key = hashlib.sha256(f"{name} {found['size']} {found['generation']}".encode()).hexdigest()[:32]
 
         def copy(target: pathlib.Path) -> None:
-            with remote.open("rb") as source, target.open("wb") as out:
+            with address.open("rb") as source, target.open("wb") as out:
                 shutil.copyfileobj(source, out, 1 << 22)
 
         return _made(cache / "fetched" / f"{key}-{name.rsplit('/', 1)[-1]}", copy)

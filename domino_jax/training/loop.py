@@ -15,7 +15,7 @@ import jax
 from domino_jax import console
 from domino_jax.checkpoint import Checkpoints
 from domino_jax.metrics import MetricsWriter
-from domino_jax.preemption import Preempted, Preemption
+from domino_jax.preemption import ANNOUNCE_SECONDS, Preempted, Preemption
 from domino_jax.step_clock import StepClock
 from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.profile import Profile
@@ -165,3 +165,4 @@ class TrainingLoop:
 
     def _log_hang(self, seconds: float) -> None:
         self.metrics.write(self.done, {"hang": 1.0, "hang_seconds": seconds})
+        self.metrics.flush(ANNOUNCE_SECONDS)  # the process may be ended next
