@@ -115,7 +115,7 @@ def upload(local: Path, folder: epath.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
     names = sorted(file.name for file in local.iterdir())
-    for left in folder.iterdir():
+    for left in folder.iterdir() if folder.exists() else ():  # without an object there is no folder
         if OWN_NAMES.fullmatch(left.name) and left.name not in names:
             left.unlink()
     for name in sorted(names, key=lambda name: name == "config.json"):
