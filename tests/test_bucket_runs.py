@@ -4,9 +4,11 @@ newest checkpoint damaged, decoded. gcsfs and tensorstore both speak to that ser
 
 import json
 
+import jax
 import pytest
 
 from domino_jax import cli, decode, export, remote, train
+from domino_jax.checkpoint import Checkpoints
 from domino_jax.metrics import MetricsWriter, read_rows
 from tests.test_train_command import GOLDEN, STEPS, arguments, files, losses, start  # noqa: F401
 
@@ -101,3 +103,26 @@ def test_a_dry_run_writes_to_a_bucket(stored):
     with pytest.raises(SystemExit) as left:
         cli.run(train.main, ("config", "workdir"), ("distributed", "dry_run"), [*argv, "--dry_run"], ("workdir",))
     assert not left.value.code and json.loads((workdir / "dry_run.json").read_text())["chips"] >= 1
+
+
+def test_checkpoints_in_a_bucket_are_kept_found_and_set_aside_like_local_ones(bucket, capsys):
+    def state(value):
+        return {"w": jax.numpy.full((4,), value, "float32")}
+
+    with Checkpoints(f"{bucket}/run", keep=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state(step), {"item": step}, {}, tau=2.0 if step == 1 else None)
+            checkpoints.wait()
+        assert checkpoints.steps() == [1, 2, 3]  # two, and the best
+    store = remote.filesystem(bucket)
+    written = store.find(f"{bucket}/run/checkpoints/3/state", detail=True)
+    large = max(written.values(), key=lambda file: file["size"])
+    data = bytearray(store.cat(large["name"]))
+    data[len(data) // 2] ^= 1
+    store.pipe_file(large["name"], bytes(data))
+    with Checkpoints(f"{bucket}/run", keep=2) as checkpoints:
+        restored = checkpoints.restore_latest(jax.eval_shape(lambda: state(0)))
+        assert checkpoints.steps() == [1, 2] and checkpoints.best() == (1, 2.0)
+    assert restored.step == 2 and restored.state["w"].tolist() == [2.0] * 4 and restored.data_state == {"item": 2}
+    assert "the checkpoint of step 3 is damaged" in capsys.readouterr().out
+    assert "manifest.json" in remote.list_files(f"{bucket}/run/checkpoints/corrupt/3")
