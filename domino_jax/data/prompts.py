@@ -14,6 +14,7 @@ from domino_jax.errors import DataError, DominoError, quote
 PROMPT_KEYS = ("messages", "prompt", "token_ids")
 LINE_LIMIT = 1 << 26  # bytes; a row of a million token ids has 7 MB
 ID_LIMIT = 200
+LARGEST_ID = 2**31 - 1  # ids are int32 on devices
 
 
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
@@ -133,5 +134,7 @@ def check_messages(messages, where: str) -> None:
 def check_token_ids(token_ids, where: str) -> None:
     """Refuse anything but a list of ids, at least one."""
     fine = isinstance(token_ids, list) and bool(token_ids)
-    if not fine or not all(type(entry) is int and entry >= 0 for entry in token_ids):
-        raise DataError(f"{where}: token_ids is {quote(token_ids)}, expected a list of at least one id, 0 or more.")
+    if not fine or not all(type(entry) is int and 0 <= entry <= LARGEST_ID for entry in token_ids):
+        raise DataError(
+            f"{where}: token_ids is {quote(token_ids)}, expected a list of at least one id from 0 to {LARGEST_ID}."
+        )
