@@ -101,26 +101,27 @@ def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1
     )
 
 
+WHOLE = ["wait", "flush"]  # what was saved and logged is in its files
 COMPILES = ["nothing to lose", "something to lose"]
 
 
 def test_steps_are_logged_then_saved_and_the_last_checkpoint_is_waited_for():
     played = Played([8] * 4)
     loop_of(played).run()
-    assert played.events == [*COMPILES, "log 1", "log 2", "save 2", "log 3", "log 4", "save 4", "wait"]
+    assert played.events == [*COMPILES, "log 1", "log 2", "save 2", "log 3", "log 4", "save 4", *WHOLE]
 
 
 def test_another_shape_is_compiled_after_a_checkpoint():
     played = Played([8, 8, 8, 16])
     loop_of(played, save=4).run()
-    assert played.events[2:] == ["log 1", "log 2", "log 3", "save 3", "wait", *COMPILES, "log 4", "save 4", "wait"]
+    assert played.events[2:] == ["log 1", "log 2", "log 3", "save 3", *WHOLE, *COMPILES, "log 4", "save 4", *WHOLE]
 
 
 def test_an_evaluation_begins_after_its_checkpoint_and_ends_with_its_row():
     played = Played([8] * 4)
     loop_of(played, evaluate=2, taus=(2.0, 1.0)).run()
-    first = ["save 2", "save 2", "wait", "nothing to lose", "export 2", "best 2", "evaluated 2", "something to lose"]
-    last = ["save 4", "wait", "save 4", "wait", "nothing to lose", "evaluated 4", "something to lose"]
+    first = ["save 2", "save 2", *WHOLE, "nothing to lose", "export 2", "best 2", "evaluated 2", "something to lose"]
+    last = ["save 4", *WHOLE, "save 4", *WHOLE, "nothing to lose", "evaluated 4", "something to lose"]
     assert played.events[2:] == ["log 1", "log 2", *first, "log 3", "log 4", *last]
 
 
@@ -136,7 +137,7 @@ def test_sigterm_saves_the_step_and_ends_the_run():
     played = Played([8] * 4, stop_at=3)
     with pytest.raises(Preempted):
         loop_of(played).run()
-    assert played.events[-3:] == ["log 3", "save 3", "wait"]
+    assert played.events[-4:] == ["log 3", "save 3", *WHOLE]
     assert "log 4" not in played.events
 
 
@@ -144,7 +145,7 @@ def test_sigterm_in_an_evaluation_leaves_no_trace_of_it():
     played = Played([8] * 4, stop_at="evaluation 2")
     with pytest.raises(Preempted):
         loop_of(played, evaluate=2).run()
-    assert played.events[-2:] == ["wait", "nothing to lose"]
+    assert played.events[-3:] == [*WHOLE, "nothing to lose"]
 
 
 def test_a_finished_state_takes_no_step():

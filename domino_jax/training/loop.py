@@ -24,6 +24,7 @@ from domino_jax.watchdog import Watchdog
 
 # An evaluation asks for the signal every few rounds; only its compilations are longer, and those are left at once.
 EVALUATION_PATIENCE = 5.0
+FLUSH_SECONDS = 30.0  # for the rows of metrics.jsonl; a store that takes longer costs rows, not the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +133,7 @@ class TrainingLoop:
             self.checkpoints.save(self.done, self.state, self.stream.state(), self.meta)
             if finish:
                 self.checkpoints.wait()
+                self.metrics.flush(FLUSH_SECONDS)  # the process may leave at once from here on
 
     def _evaluate(self) -> None:
         """Decode held-out prompts, and export the drafter where it is the best so far.
