@@ -25,7 +25,7 @@ from domino_jax import hf, loading, simulated, topologies
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
-from domino_jax.decoding.round_times import round_split, turn_seconds
+from domino_jax.decoding.round_times import copy_stopwatch, round_split, turn_seconds
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.decoding.tree import propose_tree
 from domino_jax.decoding.verify import verify
@@ -109,7 +109,9 @@ def measure(choices: argparse.Namespace) -> dict[str, float]:
     loading.use_exact_matmuls(choices.dtype)
     models = models_of(choices.size, choices.dtype, choices.layers, choices.head)
     shape = {"stop_ids": (), "cache_slots": choices.slots, "max_new_tokens": choices.slots // 4}
-    shape |= {"simulated_tau": choices.tau}
+    temperature, top_k, top_p, min_p = choices.sampling
+    sampling = SamplingParams(temperature, int(top_k), top_p, min_p)
+    shape |= {"simulated_tau": choices.tau, "sampling": sampling}
     drafting = DraftSettings(scale=float("inf"))
     generator = Generator(models, **shape, drafting=drafting)
     state = generator.start([list(range(choices.slots // 4))], [0])
@@ -138,9 +140,8 @@ def must_bytes(models, state: DecodeState, names) -> dict[str, int]:
 
 def copy_bandwidth(megabytes: int, repeats: int) -> float:
     """Bytes/s that the device reads and writes together when it copies."""
-    x = jnp.ones(megabytes * 2**20 // 2, jnp.bfloat16)
-    timed = stopwatch(lambda _, __, x: jax.lax.optimization_barrier(x + 1), lambda x: x, None, x)
-    return 2 * x.nbytes / turn_seconds({"copy": timed}, repeats)["copy"]
+    timed, copied = copy_stopwatch(megabytes)
+    return copied / turn_seconds({"copy": timed}, repeats)["copy"]
 
 
 def report(choices: argparse.Namespace) -> dict:
@@ -204,6 +205,8 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 32, 64, 128], help="rows of verify and of trees")
     parser.add_argument("--head", type=int, nargs=2, default=[256, 1024], help="emb_dim and gru_hidden_dim")
+    kept = ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P")
+    parser.add_argument("--sampling", type=float, nargs=4, default=[0, 0, 1, 0], metavar=kept, help="greedy by default")
     parser.add_argument("--cpu-tiny", action="store_true", help="the tiny shape in float32, few and narrow")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
     choices = parser.parse_args(argv)

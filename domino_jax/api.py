@@ -95,6 +95,11 @@ class Decoder:
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
             yield TextPiece(shown, **dataclasses.asdict(piece))
 
+    def fits(self, prompt: Prompt) -> bool:
+        """Whether there is room for the prompt and an answer of max_new_tokens."""
+        room = self.generator.limits.room(self.generator.max_new_tokens)
+        return len(self.encode(prompt, "the prompt")) <= room
+
     def encode(self, prompt: Prompt, where: str) -> list[int]:
         """The prompt's token ids as `generate` takes them."""
         if isinstance(prompt, str) and not prompt.strip():
@@ -126,7 +131,7 @@ def load(
     Args:
         dtype: float32 (texts equal but for shown near ties) or bfloat16.
         cache_length: slots of the caches: a prompt, its answer and one block must fit.
-        max_new_tokens: the most that a call may ask for; at most half of the cache.
+        max_new_tokens: the most that a call may ask for; at most half of the cache and of the target's positions.
         batch_size: prompts of `generate` in flight at a time.
         draft_scale, num_drafts, tabulate_gates: how to draft (draft_scale, num_drafts, gate_table of the recipes).
         tree: with it calls may ask for mode "tree" (docs/tree.md), and do where they name none.
@@ -143,11 +148,12 @@ def load(
     models = load_models(loaded, drafter, ("backbone",) if drafter else (BASELINE,))
     if tabulate_gates and models.drafter and models.drafter.config.has_head:
         models = models.replace(gates=gate_table(models))
+    most = min(cache_length, loaded.model.config.max_position_embeddings) // 2
     generator = Generator(
         models,
         stop_ids=loaded.stop_ids,
         cache_slots=cache_length,
-        max_new_tokens=min(max_new_tokens, cache_length // 2),
+        max_new_tokens=min(max_new_tokens, most),
         batch_size=batch_size,
         drafting=DraftSettings(scale=draft_scale, num_drafts=num_drafts, tree=tree),
     )

@@ -100,7 +100,7 @@ class Answerer:
         if models.drafter is not None:
             self.mode = "domino" if models.drafter.config.has_head else "backbone"
         self.limit = models.target.config.max_position_embeddings
-        self.generators: dict[int, Generator] = {}
+        self.generators: dict[tuple[int, bool], Generator] = {}
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """The same with and without a drafter: whether a turn is asked must not depend on it."""
@@ -116,13 +116,20 @@ class Answerer:
             )
         self.generator(length).check_prompt(conversation.prompt, where)
 
+    def drafts(self, longest: int) -> bool:
+        """Whether prompts of this length are drafted for: past its own positions a drafter is no help."""
+        drafter = self.models.drafter
+        return drafter is not None and longest + self.max_new_tokens <= drafter.config.max_position_embeddings
+
     def generator(self, longest: int) -> Generator:
         """The one whose cache, a power of two, holds prompts of this length, their answers and a block of drafts."""
-        block = self.models.drafter.config.num_drafts if self.models.drafter is not None else 0
+        drafts = self.drafts(longest)
+        models = self.models if drafts else Models(self.models.target, self.models.target_params)
+        block = models.drafter.config.num_drafts if drafts else 0
         slots = max(SMALLEST_CACHE, 1 << (longest + self.max_new_tokens + block).bit_length())
-        if slots not in self.generators:
-            self.generators[slots] = Generator(
-                self.models,
+        if (slots, drafts) not in self.generators:
+            self.generators[slots, drafts] = Generator(
+                models,
                 stop_ids=self.stop_ids,
                 cache_slots=slots,
                 max_new_tokens=self.max_new_tokens,
@@ -132,7 +139,7 @@ class Answerer:
                 # Greedy drafts: measured better than coupled ones on the tiny models.
                 drafting=DraftSettings(scale=float("inf")),
             )
-        return self.generators[slots]
+        return self.generators[slots, drafts]
 
     def seconds(self) -> float:
         """Time spent generating so far, compilation left out."""
@@ -141,8 +148,9 @@ class Answerer:
 
     def answer(self, conversations: Sequence[Conversation]) -> list[Generation]:
         prompts = [one.prompt for one in conversations]
-        generator = self.generator(max(map(len, prompts)))
-        return generator.generate(prompts, self.mode, [one.request for one in conversations])
+        longest = max(map(len, prompts))
+        mode = self.mode if self.drafts(longest) else BASELINE
+        return self.generator(longest).generate(prompts, mode, [one.request for one in conversations])
 
 
 def batches(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:

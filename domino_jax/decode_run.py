@@ -111,11 +111,13 @@ def check_rows(lanes: Sequence[Lane], rows: Sequence[Mapping[str, Any]], speech:
         silent = row
         for turn in later:
             silent = next_row(silent, "", turn)
+        said, answers = len(speech.encode(silent)), len(later) + 1
         for generator in generators:
-            longest = len(speech.encode(silent)) + (len(later) + 1) * generator.max_new_tokens + generator.block_rows()
+            generator.limits.check_positions(said, answers * generator.max_new_tokens, f"{where}, of {answers} turns,")
+            longest = said + answers * generator.max_new_tokens + generator.block_rows()
             if longest > generator.cache_slots:
                 raise DataError(
-                    f"{where} has {len(later) + 1} turns, which may need {longest} cache rows with"
+                    f"{where} has {answers} turns, which may need {longest} cache rows with"
                     f" {generator.max_new_tokens} new tokens each, but decode.cache_length is {generator.cache_slots};"
                     " raise it, or lower max_new_tokens."
                 )

@@ -13,7 +13,7 @@ from domino_jax import cli, distributed
 from domino_jax.api import Decoder, Prompt, TextPiece
 from domino_jax.decode_models import Loader
 from domino_jax.decode_settings import new_generator, with_stored_constants
-from domino_jax.errors import DominoError
+from domino_jax.errors import DataError, DominoError
 
 # Rounds take turns, so that the eye sees how much of the text came at once.
 COLOURS = ("cyan", "green")
@@ -125,7 +125,10 @@ def chat(
     read: Callable[[str], str] = input,
     **sampling,
 ) -> None:
-    """Asks for messages and answers them with the whole conversation as context, until an empty line or "exit".
+    """Asks for messages and answers them with the conversation as context, until an empty line or "exit".
+
+    When the conversation no longer fits, its oldest turns are left out, and a line says so. A message that does not fit
+    by itself is refused, and the chat goes on.
 
     A tokenizer without a chat template has no turns: each line is then a text to continue, for itself.
     """
@@ -144,5 +147,31 @@ def chat(
         if not line or line in LEAVE:
             return
         messages.append({"role": "user", "content": line})
-        answer = show(decoder, messages if turns else line, mode, console, chunk_rounds, **sampling)
+        try:
+            forgotten = drop_oldest(decoder, messages) if turns else 0
+            if forgotten:
+                console.print(
+                    f"The conversation no longer fits; its oldest turns are left out from here on: {forgotten}."
+                )
+            answer = show(decoder, messages if turns else line, mode, console, chunk_rounds, **sampling)
+        except DataError as error:
+            console.print(str(error), highlight=False, soft_wrap=True)
+            messages.pop()
+            continue
         messages.append({"role": "assistant", "content": answer})
+
+
+def drop_oldest(decoder: Decoder, messages: list[dict[str, str]]) -> int:
+    """Takes as few of the oldest turns out of `messages` as make the rest fit; returns how many.
+
+    A system message at the front and the newest message stay. None goes if these two do not fit by themselves.
+    """
+    first = int(messages[0]["role"] == "system")
+    rest, turns = list(messages), 0
+    while not decoder.fits(rest):
+        if len(rest) <= first + 1:
+            return 0
+        del rest[first : first + 2]
+        turns += 1
+    messages[:] = rest
+    return turns

@@ -3,12 +3,14 @@
 import io
 import pathlib
 import re
+import types
 
 import pytest
 import rich.console
 
 from domino_jax import cli, decode, talk
 from domino_jax.api import TextPiece
+from domino_jax.errors import DataError
 from tests.test_api import PROMPT, answer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -69,6 +71,40 @@ def test_a_line_that_is_no_utf_8_is_left_out_and_the_chat_goes_on(errors):
 
     talk.chat(decoder, "domino", rich.console.Console(file=shown), 1, read=read)
     assert set(decoder.asked) == {"café"} and shown.getvalue().count("no UTF-8") == 1
+
+
+class Forgetful(Answering):
+    """Has room for 12 letters of messages; a longer prompt is refused as a real one is."""
+
+    tokenizer = types.SimpleNamespace(chat_template="there is one")
+
+    def fits(self, messages):
+        return sum(len(message["content"]) for message in messages) <= 12
+
+    def stream(self, prompt, **_):
+        if not self.fits(prompt):
+            raise DataError("the prompt has too many letters.")
+        return super().stream([message["content"] for message in prompt])
+
+
+def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
+    decoder, shown = Forgetful(), io.StringIO()
+    lines = iter(["first", "second", "a line that is far too long", "third", "exit"])
+    talk.chat(decoder, "domino", rich.console.Console(file=shown), 1, read=lambda _: next(lines))
+    assert decoder.asked[::2] == [["first"], ["second"], ["third"]]  # each is asked twice, once to compile
+    assert shown.getvalue().count("oldest turns are left out from here on: 1.") == 2
+    assert shown.getvalue().count("the prompt has too many letters.") == 1
+
+
+def test_a_system_message_is_never_left_out_of_a_chat():
+    def message(role, text):
+        return {"role": role, "content": text}
+
+    messages = [message("system", "be"), message("user", "one"), message("assistant", "yes"), message("user", "second")]
+    assert talk.drop_oldest(Forgetful(), messages) == 1
+    assert [one["content"] for one in messages] == ["be", "second"]
+    alone = [message("system", "be"), message("user", "one"), message("assistant", "y"), message("user", "x" * 11)]
+    assert talk.drop_oldest(Forgetful(), alone) == 0 and len(alone) == 4
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.propose import DraftSettings, draft_base, draft_positions, propose
-from domino_jax.decoding.sampling import SamplingParams, choose
+from domino_jax.decoding.sampling import RowSampling, SamplingParams, choose
 from tests.decoding_models import make_generator, random_models
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
@@ -88,6 +88,22 @@ def test_a_head_that_says_nothing_drafts_what_the_backbone_drafts(sampling):
     with_head = drafted(models, state, sampling)[0]
     without = drafted(models, state, sampling, DraftSettings(use_head=False))[0]
     assert with_head.tolist() == without.tolist()
+
+
+QWEN3 = SamplingParams(0.6, top_k=20, top_p=0.95)
+
+
+def test_a_greedy_draft_is_the_same_program_whatever_is_sampled():
+    """Top-k and top-p over a vocabulary cost more than the rest of the head's rollout, and change no draft."""
+    models, state = started("shifted, prefix 1")
+    greedy = DraftSettings(scale=float("inf"))
+
+    def program(sampling, settings=greedy):
+        return str(jax.make_jaxpr(lambda models, state: propose(models, state, sampling, settings))(models, state))
+
+    mixed = RowSampling.of([QWEN3, GREEDY])
+    assert program(GREEDY) == program(QWEN3) == program(mixed) == program(GREEDY, DraftSettings())
+    assert program(QWEN3) != program(QWEN3, DraftSettings()) and "top_k" in program(QWEN3, DraftSettings())
 
 
 def test_drafts_stand_right_after_the_anchor():

@@ -9,7 +9,14 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from domino_jax.decoding.sampling import SamplingParams, choose, position_noise, process_logits, request_keys
+from domino_jax.decoding.sampling import (
+    RowSampling,
+    SamplingParams,
+    choose,
+    position_noise,
+    process_logits,
+    request_keys,
+)
 from tests.decoding_models import chi_square, make_generator, random_models, total_variation, uncached
 
 VOCAB, DRAWS = 32, 100_000
@@ -230,6 +237,19 @@ def test_a_draft_with_scale_one_and_the_targets_logits_is_the_targets_choice():
     arguments = (jnp.asarray(LOGITS)[None, None], request_keys(0, jnp.arange(1)), jnp.zeros((1, 1), jnp.int32))
     params = SamplingParams(1.0)
     assert choose(*arguments, params, scale=1.0).tolist() == choose(*arguments, params).tolist()
+
+
+def test_no_processing_moves_the_argmax_that_a_greedy_draft_is():
+    """Logits with many ties, near 0 and far from it; one setting for all rows, and another for each."""
+    random = np.random.default_rng(2)
+    rows = [SamplingParams(), SamplingParams(7.0), *LAWS, SamplingParams(0.6, top_k=1, top_p=1e-6, min_p=1.0)]
+    keys, positions = request_keys(0, jnp.arange(len(rows))), jnp.zeros((len(rows), 8), jnp.int32)
+    for offset in (0.0, -40.0, 1e4):
+        logits = jnp.asarray(np.round(random.normal(0, 2, (len(rows), 8, VOCAB)), 1) + offset, jnp.float32)
+        expected = np.asarray(logits).argmax(-1)
+        for params in (*rows, RowSampling.of(rows)):
+            assert (choose(logits, keys, positions, params, float("inf")) == expected).all()
+            assert (jnp.argmax(process_logits(logits, params), -1) == expected).all()
 
 
 @pytest.mark.parametrize("scale", [1e6, float("inf")])

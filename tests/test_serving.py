@@ -84,6 +84,18 @@ def test_requests_of_different_kinds_share_a_batch_and_keep_their_texts():
         assert own.generate([PROMPTS[index]], "domino", [index])[0].token_ids == together[index].token_ids, sampling
 
 
+def test_what_requests_sample_is_compared_once_and_not_at_each_admission(monkeypatch):
+    """Two rows serve ten requests, one of which samples otherwise."""
+    compared = []
+    equal = SamplingParams.__eq__
+    requests = [Request(index, max_new_tokens=2, sampling=GREEDY) for index in range(9)]
+    requests.append(Request(9, max_new_tokens=2, sampling=MIXED[1]))
+    made = make_generator(random_models(), batch_size=2)
+    monkeypatch.setattr(SamplingParams, "__eq__", lambda one, two: compared.append(1) or equal(one, two))
+    answers = made.generate([[7]] * 10, "autoregressive", requests)
+    assert all(len(answer.token_ids) == 2 for answer in answers) and len(compared) <= 10
+
+
 def test_a_request_for_more_than_the_buffer_is_refused():
     with pytest.raises(DataError, match="asks for 17 new tokens, but the buffer holds 1 to 16"):
         generator(1).generate([[7]], "domino", [Request(0, max_new_tokens=17)])

@@ -12,13 +12,14 @@ import numpy as np
 
 from domino_jax import sharding
 from domino_jax.decoding.autoregressive import autoregressive_round
+from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.loop import DecodeState, prefill, put_row, run_rounds
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings
-from domino_jax.decoding.sampling import RowSampling, SamplingParams, request_keys
+from domino_jax.decoding.sampling import RowSampling, SamplingKind, SamplingParams, request_keys
 from domino_jax.decoding.speculative import speculative_round
 from domino_jax.decoding.tree import check_tree
-from domino_jax.errors import DataError, DominoError
+from domino_jax.errors import DominoError
 
 BASELINE = "autoregressive"
 TREE = "tree"
@@ -116,6 +117,7 @@ class Generator:
         self.compiled: dict[tuple, jax.stages.Compiled] = {}
         self.clock = Clock()
         self._check_width()
+        self.limits = Limits.of(models, max_new_tokens, cache_slots, self.block_rows())
 
     def block_rows(self) -> int:
         """Cache rows that a round writes behind the committed length: the block, or the anchor and the drafts."""
@@ -150,9 +152,9 @@ class Generator:
 
     def _serve(self, prompts, asked: list[Request], mode: str, first: list[int], waiting: deque, answers: list) -> None:
         """Answers the prompts `first`, and those that wait as rows become free; until no row has anything to do."""
-        plain = self._plain(mode)
+        plain, kind = self._plain(mode), self._sampling_kind(asked)
         rows: list[int | None] = [*first, *[None] * (self.batch_size - len(first))]
-        state = self.start([prompts[index] for index in first], [asked[index] for index in first], plain, asked)
+        state = self._start([prompts[index] for index in first], [asked[index] for index in first], plain, kind)
         while any(index is not None for index in rows):
             idle = sum(index is None for index in rows) if waiting else len(rows) - 1
             # A round emits at least one token per unfinished row, so this many rounds always suffice.
@@ -167,7 +169,7 @@ class Generator:
                 self.clock.decode_tokens += len(answers[index].token_ids) - 1
                 rows[slot] = waiting.popleft() if waiting else None
                 if rows[slot] is not None:
-                    state = self.admit(state, slot, prompts[rows[slot]], asked[rows[slot]], plain, asked)
+                    state = self.admit(state, slot, prompts[rows[slot]], asked[rows[slot]], plain, kind)
 
     def stream(
         self, prompt: Sequence[int], mode: str, chunk_rounds: int = 1, request: int | Request = 0
@@ -197,19 +199,22 @@ class Generator:
         prompts: Sequence[Sequence[int]],
         requests: Sequence[int | Request],
         plain: bool = False,
-        together: Sequence[Request] = (),
         rows: int | None = None,
     ) -> DecodeState:
         """Prefills one batch of `rows` (batch_size); rows without a prompt are done once they have a single token.
 
-        Args:
-            plain: leave the drafter's context out, which autoregressive decoding has no use for.
-            together: all requests that the batch will serve, so that their sampling is of one kind.
+        plain: leave the drafter's context out, which autoregressive decoding has no use for.
         """
         asked = [self.request(request) for request in requests]
+        return self._start(prompts, asked, plain, self._sampling_kind(asked), rows)
+
+    def _start(
+        self, prompts, asked: list[Request], plain: bool, kind: SamplingKind | None, rows: int | None = None
+    ) -> DecodeState:
+        """kind: that of all requests which the batch will serve, so that one program serves them."""
         missing = (rows or self.batch_size) - len(prompts)
         tokens = [*prompts, *[prompts[0]] * missing]
-        asked += [dataclasses.replace(asked[0], max_new_tokens=1)] * missing
+        asked = [*asked, *[dataclasses.replace(asked[0], max_new_tokens=1)] * missing]
         lengths = np.array([len(row) for row in tokens], np.int32)
         bucket = self.bucket(int(lengths.max()))
         padded = np.zeros((len(tokens), bucket), np.int32)
@@ -218,7 +223,7 @@ class Generator:
         limits = np.array([request.max_new_tokens for request in asked], np.int32)
         seeds = np.array([request.seed for request in asked], np.int32)
         keys = request_keys(seeds, jnp.asarray([request.noise for request in asked], jnp.int32))
-        sampling = self._row_sampling(asked, together)
+        sampling = kind and RowSampling.of([request.sampling for request in asked], kind)
         arguments = (self.models, padded, lengths, limits, keys, self.stop_ids, sampling)
         if plain:
             arguments = (Models(self.models.target, self.models.target_params), *arguments[1:])
@@ -226,10 +231,16 @@ class Generator:
         return self._timed("prefill_seconds", key, self._prefill, arguments)
 
     def admit(
-        self, state: DecodeState, slot: int, prompt: Sequence[int], request: Request, plain: bool, together
+        self,
+        state: DecodeState,
+        slot: int,
+        prompt: Sequence[int],
+        request: Request,
+        plain: bool,
+        kind: SamplingKind | None,
     ) -> DecodeState:
         """The state with a new prompt in place of the row `slot`, which is done; the state passed in is donated."""
-        row = self.start([prompt], [request], plain, together, rows=1)
+        row = self._start([prompt], [request], plain, kind, rows=1)
         key = ("admit", plain, _kind(row.sampling))
         return self._timed("prefill_seconds", key, put_row, (state, row, np.int32(slot)), donate=(0,))
 
@@ -302,33 +313,15 @@ class Generator:
         missing = {name: value for name, value in own.items() if getattr(request, name) is None}
         return dataclasses.replace(request, **missing)
 
-    def _row_sampling(self, asked: Sequence[Request], together: Sequence[Request]) -> RowSampling | None:
+    def _sampling_kind(self, asked: Sequence[Request]) -> SamplingKind | None:
         """None where all requests sample as the generator does, which is then a constant of the program."""
-        every = [request.sampling for request in [*asked, *together]]
-        if all(sampling == self.sampling for sampling in every):
+        if all(request.sampling == self.sampling for request in asked):
             return None
-        return RowSampling.of([request.sampling for request in asked], every)
+        return SamplingKind.of([request.sampling for request in asked])
 
     def check_prompt(self, prompt: Sequence[int], name: str, request: int | Request = 0) -> None:
-        """Raises DataError when the prompt is empty, holds an id outside the vocabulary, or does not fit the cache."""
-        if not len(prompt):
-            raise DataError(f"{name} is empty; give it at least one token.")
-        vocab = self.models.target.config.vocab_size
-        wrong = [token for token in prompt if not 0 <= token < vocab]
-        if wrong:
-            raise DataError(f"{name} holds token id {wrong[0]}, but the target has {vocab} embedding rows.")
-        most = self.request(request).max_new_tokens
-        if not 1 <= most <= self.max_new_tokens:
-            raise DataError(
-                f"{name} asks for {most} new tokens, but the buffer holds 1 to {self.max_new_tokens}"
-                " (max_new_tokens); change one of them."
-            )
-        needed = len(prompt) + most + self.block_rows()
-        if needed > self.cache_slots:
-            raise DataError(
-                f"{name} needs {needed} cache rows ({len(prompt)} prompt + {most} new + {self.block_rows()} block),"
-                f" but decode.cache_length is {self.cache_slots}; raise it, or shorten the prompt or max_new_tokens."
-            )
+        """Raises DataError for a prompt that cannot be answered (limits.py)."""
+        self.limits.check_prompt(prompt, self.request(request).max_new_tokens, name)
 
     def _plain(self, mode: str) -> bool:
         # In fixed shape plain decoding starts from the very cache that a round would start from.

@@ -54,40 +54,61 @@ class SamplingParams:
         return self.temperature, self.top_k, self.top_p, self.min_p
 
 
+@dataclasses.dataclass(frozen=True)
+class SamplingKind:
+    """What requests ask for together, so that no program pays for more; the fields as in SamplingParams."""
+
+    greedy: bool
+    pool: int
+    nucleus: bool
+    searched: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams]) -> "SamplingKind":
+        return cls(
+            greedy=all(one.greedy for one in params),
+            pool=max(one.pool for one in params),
+            nucleus=any(one.nucleus for one in params),
+            searched=any(one.searched for one in params),
+        )
+
+
 @flax.struct.dataclass
 class RowSampling:
     """The SamplingParams of every row of a batch, for requests that ask for different ones; arrays [B].
 
-    greedy, pool, nucleus, searched: static, what the rows ask for together, so that no program pays for more.
+    kind: static, what programs differ by.
     """
 
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
     min_p: jax.Array
-    greedy: bool = flax.struct.field(pytree_node=False)
-    pool: int = flax.struct.field(pytree_node=False)
-    nucleus: bool = flax.struct.field(pytree_node=False)
-    searched: bool = flax.struct.field(pytree_node=False)
-
-    @property
-    def kind(self) -> tuple:
-        """What programs differ by."""
-        return self.greedy, self.pool, self.nucleus, self.searched
+    kind: SamplingKind = flax.struct.field(pytree_node=False)
 
     @classmethod
-    def of(cls, rows: Sequence[SamplingParams], like: Sequence[SamplingParams] = ()) -> "RowSampling":
-        """One row for each of `rows`; `like`: all params that the program has to serve, `rows` themselves if empty."""
-        like = like or rows
+    def of(cls, rows: Sequence[SamplingParams], kind: SamplingKind | None = None) -> "RowSampling":
+        """One row for each of `rows`; kind: of all params that the program has to serve, of `rows` when None."""
         columns = [np.array(column) for column in zip(*(row.columns() for row in rows), strict=True)]
-        kinds = (np.float32, np.int32, np.float32, np.float32)
-        return cls(
-            *(column.astype(kind) for column, kind in zip(columns, kinds, strict=True)),
-            greedy=all(row.greedy for row in like),
-            pool=max(row.pool for row in like),
-            nucleus=any(row.nucleus for row in like),
-            searched=any(row.searched for row in like),
-        )
+        dtypes = (np.float32, np.int32, np.float32, np.float32)
+        columns = [column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
+        return cls(*columns, kind=kind or SamplingKind.of(rows))
+
+    @property
+    def greedy(self) -> bool:
+        return self.kind.greedy
+
+    @property
+    def pool(self) -> int:
+        return self.kind.pool
+
+    @property
+    def nucleus(self) -> bool:
+        return self.kind.nucleus
+
+    @property
+    def searched(self) -> bool:
+        return self.kind.searched
 
     def columns(self) -> tuple:
         return tuple(column[:, None, None] for column in (self.temperature, self.top_k, self.top_p, self.min_p))
@@ -196,19 +217,20 @@ def choose(
 ) -> jax.Array:
     """argmax(scale · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at positions int32 [B, T].
 
-    scale is 1 for the target. A draft may use its own constant c: 1 couples it with the target, large c is the greedy
-    draft.
+    scale is 1 for the target. A draft may use its own constant c: 1 couples it with the target, and an infinite c is
+    the greedy draft. That one, like temperature 0, is the argmax of the logits as they are: temperature, top-k, top-p
+    and min-p never change which token is the likeliest, so none of them is computed.
 
     Args:
         depths: int32 [B, T] for the nodes of a tree: node t stands at positions[depths[t]], and nodes of one depth
             share one row of noise; positions are then [B, M+1].
     """
+    if params.greedy or math.isinf(scale):
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     values = process_logits(logits, params)
-    if not params.greedy and not math.isinf(scale):
-        log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
-        noise = position_noise(keys, positions, logits.shape[-1])
-        if depths is not None:
-            noise = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
-        noisy = scale * log_p + noise
-        values = jnp.where(params.columns()[0] > 0, noisy, values)
+    log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
+    noise = position_noise(keys, positions, logits.shape[-1])
+    if depths is not None:
+        noise = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
+    values = jnp.where(params.columns()[0] > 0, scale * log_p + noise, values)
     return jnp.argmax(values, axis=-1).astype(jnp.int32)

@@ -22,15 +22,6 @@ def init_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: int
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
 
 
-def grow(cache: Cache, slots: int) -> Cache:
-    """The same rows with room for `slots` positions; the new ones are zeros."""
-
-    def pad(array: jax.Array) -> jax.Array:
-        return jnp.pad(array, ((0, 0), (0, 0), (0, slots - array.shape[2]), (0, 0)))
-
-    return tuple((pad(k), pad(v)) for k, v in cache)
-
-
 def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> LayerCache:
     """Writes k, v [B, K, T, H] at `slots` int32 [B, T], which follow one another: slots[:, 0] and the T - 1 behind it.
 

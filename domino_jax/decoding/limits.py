@@ -1,0 +1,73 @@
+"""What a prompt and its answer must fit: the vocabulary, the token buffer, the models' positions, the caches."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from domino_jax.decoding.models import Models
+from domino_jax.errors import DataError, DominoError
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """The limits of one generator.
+
+    vocab: rows of the target's embedding.  max_new_tokens: of the token buffer.  cache_slots: of the caches.
+    block_rows: cache rows that a round writes after the committed ones.
+    positions: the smaller max_position_embeddings of target and drafter.  model: whose that is.
+    """
+
+    vocab: int
+    max_new_tokens: int
+    cache_slots: int
+    block_rows: int
+    positions: int
+    model: str
+
+    @classmethod
+    def of(cls, models: Models, max_new_tokens: int, cache_slots: int, block_rows: int) -> "Limits":
+        """Raises DominoError for a max_new_tokens that leaves no position for a prompt."""
+        modules = {"target": models.target, "drafter": models.drafter}
+        positions = {name: one.config.max_position_embeddings for name, one in modules.items() if one is not None}
+        model = min(positions, key=positions.__getitem__)
+        if max_new_tokens >= positions[model]:
+            raise DominoError(
+                f"max_new_tokens is {max_new_tokens}, but the {model}'s max_position_embeddings is {positions[model]},"
+                " so no prompt fits; lower max_new_tokens."
+            )
+        vocab = models.target.config.vocab_size
+        return cls(vocab, max_new_tokens, cache_slots, block_rows, positions[model], model)
+
+    def room(self, new_tokens: int) -> int:
+        """The most tokens that a prompt with `new_tokens` of answer may have."""
+        return min(self.positions, self.cache_slots - self.block_rows) - new_tokens
+
+    def check_positions(self, prompt_tokens: int, new_tokens: int, name: str) -> None:
+        """Raises DataError when these tokens together have more positions than a model knows.
+
+        The slots of a round's block after the last token may lie beyond: nothing of them is emitted.
+        """
+        if prompt_tokens + new_tokens > self.positions:
+            raise DataError(
+                f"{name} has {prompt_tokens} tokens and asks for {new_tokens} more, but the {self.model}'s"
+                f" max_position_embeddings is {self.positions}; shorten the prompt or lower max_new_tokens."
+            )
+
+    def check_prompt(self, prompt: Sequence[int], new_tokens: int, name: str) -> None:
+        """Raises DataError when the prompt is empty, holds an id outside the vocabulary, or does not fit."""
+        if not len(prompt):
+            raise DataError(f"{name} is empty; give it at least one token.")
+        wrong = [token for token in prompt if not 0 <= token < self.vocab]
+        if wrong:
+            raise DataError(f"{name} holds token id {wrong[0]}, but the target has {self.vocab} embedding rows.")
+        if not 1 <= new_tokens <= self.max_new_tokens:
+            raise DataError(
+                f"{name} asks for {new_tokens} new tokens, but the buffer holds 1 to {self.max_new_tokens}"
+                " (max_new_tokens); change one of them."
+            )
+        self.check_positions(len(prompt), new_tokens, name)
+        needed = len(prompt) + new_tokens + self.block_rows
+        if needed > self.cache_slots:
+            raise DataError(
+                f"{name} needs {needed} cache rows ({len(prompt)} prompt + {new_tokens} new + {self.block_rows} block),"
+                f" but decode.cache_length is {self.cache_slots}; raise it, or shorten the prompt or max_new_tokens."
+            )
