@@ -13,7 +13,7 @@ from domino_jax.decoding.generate import BASELINE, Generator
 from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.round_times import round_split, straight_step_seconds
+from domino_jax.decoding.round_times import round_split, step_bounds
 from domino_jax.loading import LoadedTarget
 
 
@@ -88,9 +88,9 @@ def _weights_fingerprint(params: dict) -> str:
 def timings(
     generator: Generator, lanes: Mapping[str, Lane], rows: Sequence[Mapping[str, Any]], speech: Speech
 ) -> dict[str, Any]:
-    """{"split": by drafting mode the seconds of a round's parts, "straight_step": seconds of a bare step}."""
+    """{"split": by drafting mode the seconds of a round's parts, "step": the lower bounds of a plain step}."""
     first = rows[: generator.batch_size]
     state = generator.start([speech.encode(row) for row in first], list(range(len(first))))
     drafting = [mode for mode in lanes if mode != BASELINE]
     split = round_split(generator, state, drafting) if drafting else {}
-    return {"split": split, "straight_step": straight_step_seconds(generator, state)}
+    return {"split": split, "step": step_bounds(generator, state)}

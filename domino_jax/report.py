@@ -11,6 +11,10 @@ Definitions, the same wherever a figure is shown:
   time_split       of a round, in milliseconds (decoding/round_times.py): draft + head + verify + other = round; commit
                    is the part of other that was timed too; head_share is what leaving the head out saves, as a share of
                    the round; loop_overhead is round / (draft + head + verify + commit)
+  step_bounds      lower bounds of an autoregressive step (decoding/round_times.py): bare_step_ms is the target's pass
+                   in a jitted loop without sampling and bookkeeping; bytes_at_copy_bandwidth_ms is the bytes of
+                   weights and cache on a device over the bandwidth of a copy in the same run. Weights that fit into a
+                   processor's caches are read faster than that.
 """
 
 import datetime
@@ -32,6 +36,7 @@ from domino_jax import intervals
 from domino_jax.cores import usable
 from domino_jax.decoding.generate import BASELINE
 from domino_jax.decoding.measure import ModeRun, accept_rates, full_histogram
+from domino_jax.decoding.round_times import StepBounds
 from domino_jax.errors import DataError, DominoError
 from domino_jax.plots import write_plots
 from domino_jax.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
@@ -45,7 +50,15 @@ PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 TIMED = ("draft", "head", "verify", "commit")
 SPLIT = ("draft", "head", "verify", "other", "round", "commit", "without_head")
 # What a report of an older version lacks.
-LATER = {"simulated": None, "tasks": {}, "average": {}, "concurrency": {}, "sittings": 1, "interval_of": {}}
+LATER = {
+    "simulated": None,
+    "tasks": {},
+    "average": {},
+    "concurrency": {},
+    "sittings": 1,
+    "interval_of": {},
+    "step_bounds": None,
+}
 
 
 def build_report(
@@ -54,7 +67,7 @@ def build_report(
     tasks: Mapping[str, Mapping[str, ModeRun]] | None = None,
     batch_size: int,
     split: Mapping[str, Mapping[str, float]],
-    straight_step: float,
+    step: StepBounds,
     facts: Mapping[str, Any],
     concurrency: Mapping[str, Any] | None = None,
     sittings: int = 1,
@@ -65,7 +78,7 @@ def build_report(
         runs: by mode, what was kept of all its answers.          tasks: the same by task, where there are tasks.
         batch_size: rows decoded together.
         split: by mode, seconds of a round's parts (round_times.round_split).
-        straight_step: seconds of one single-token forward without a loop.
+        step: lower bounds of an autoregressive step.
         facts: what else the report says at top level, "round_widths" above all (by mode, tokens a round can emit at
             most), and "simulated", the acceptance length that was forced, None for a real run.
         concurrency: figures by batch size (concurrency.py).
@@ -78,8 +91,7 @@ def build_report(
     for name, own in (tasks or {}).items():
         for mode, found in identical_outputs(own).items():
             by_task[name][mode]["identical"] = found
-    step = modes[BASELINE]["milliseconds_per_step"] if BASELINE in modes else None
-    straight = straight_step * 1e3
+    step_ms = modes[BASELINE]["milliseconds_per_step"] if BASELINE in modes else None
     over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -93,9 +105,8 @@ def build_report(
         "tasks": by_task,
         "average": averages(by_task),
         "concurrency": dict(concurrency or {}),
-        "straight_step_ms": straight,
-        "autoregressive_step_ms": step,
-        "autoregressive_over_straight": ratio(step, straight),
+        "autoregressive_step_ms": step_ms,
+        "step_bounds": _step_bounds(step, step_ms),
         "interval_of": {
             "level": intervals.LEVEL,
             "resamples": intervals.RESAMPLES,
@@ -174,6 +185,19 @@ def averages(tasks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, 
 def ratio(above: float | None, below: float | None) -> float | None:
     """None where there is nothing to divide by."""
     return above / below if above is not None and below else None
+
+
+def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
+    seconds = ratio(step.bytes, step.bandwidth)
+    bytes_ms = None if seconds is None else seconds * 1e3
+    return {
+        "bare_step_ms": step.bare * 1e3,
+        "step_over_bare": ratio(step_ms, step.bare * 1e3),
+        "bytes": step.bytes,
+        "copy_bytes_per_second": step.bandwidth,
+        "bytes_at_copy_bandwidth_ms": bytes_ms,
+        "step_over_bytes": ratio(step_ms, bytes_ms),
+    }
 
 
 def _time_split(parts: Mapping[str, float]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import jax
 from domino_jax import cli, decode, distributed, sharding
 from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.round_times import StepBounds
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.model import Drafter
 from domino_jax.training.evaluate import DecodedEvaluation
@@ -105,7 +106,7 @@ def command(*arguments: str) -> dict:
         return decode_rows(models, *rest)
 
     decode.decode_rows = looked_at
-    decode.timings = lambda *arguments: {"split": {}, "straight_step": 1e-3}
+    decode.timings = lambda *arguments: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)}
     decode.main(cli.parse(["decode", *arguments], ("config", "output"), ("prompts", "distributed")))
     return found
 

@@ -12,6 +12,7 @@ from etils import epath
 from domino_jax import cli, compare, decode, hf
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decode_run import is_right
+from domino_jax.decoding.round_times import StepBounds
 from domino_jax.describe import describe
 from domino_jax.errors import DominoError
 from domino_jax.loading import check_head, load_models, load_target
@@ -72,7 +73,7 @@ def finished(tmp_path_factory):
 def untimed(monkeypatch):
     """The parts of a round are timed in the run above; elsewhere that would only compile programs."""
     for module in (decode, compare):
-        monkeypatch.setattr(module, "timings", lambda *arguments: {"split": {}, "straight_step": 1e-3})
+        monkeypatch.setattr(module, "timings", lambda *arguments: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
 
 
 def generations(output):
@@ -111,7 +112,7 @@ def test_the_report_measures_what_the_generations_hold(finished):
     assert set(domino["time_split"]) == {"unit", *times, "head_share", "loop_overhead"}
     low, high = domino["intervals"]["tau_pooled"]
     assert low < domino["tau_pooled"] < high
-    assert domino["speedup"] > 0 and domino["compile_seconds"] > 0 and report["straight_step_ms"] > 0
+    assert domino["speedup"] > 0 and domino["compile_seconds"] > 0 and report["step_bounds"]["bare_step_ms"] > 0
     assert domino["answers_right"] is None and report["template_sha256"] is None and report["thinking"] is False
     assert report["prompts"]["count"] == 9 and report["settings"]["max_new_tokens"] == NEW
 

@@ -8,9 +8,10 @@ import rich.console
 
 from domino_jax.decoding.generate import Clock, Generation
 from domino_jax.decoding.measure import ModeRun, accept_histogram, accept_rates
+from domino_jax.decoding.round_times import StepBounds
 from domino_jax.errors import DataError
 from domino_jax.report import LATER, build_report, console_table, read_report, write_report
-from domino_jax.tables import markdown
+from domino_jax.tables import markdown, notes_of
 
 FACTS = {
     "settings": {"temperature": 0.0},
@@ -65,8 +66,12 @@ SPLIT = {
 }
 
 
+# An autoregressive step of two_runs takes 2 s.
+BOUNDS = StepBounds(bare=1.6, bytes=3_000, bandwidth=2_000.0)
+
+
 def report_of(runs, **changes):
-    arguments = {"batch_size": 1, "split": {"domino": SPLIT}, "straight_step": 1.6, "facts": FACTS}
+    arguments = {"batch_size": 1, "split": {"domino": SPLIT}, "step": BOUNDS, "facts": FACTS}
     return build_report(runs, **{**arguments, **changes})
 
 
@@ -113,14 +118,28 @@ def test_a_mode_without_rounds_has_no_tau():
 def test_nobody_counts_the_steps_of_a_batch_whose_rows_are_replaced():
     report = report_of(two_runs(), batch_size=2)
     assert report["modes"]["autoregressive"]["milliseconds_per_step"] is None
-    assert report["autoregressive_step_ms"] is None and report["autoregressive_over_straight"] is None
+    bounds = report["step_bounds"]
+    assert report["autoregressive_step_ms"] is bounds["step_over_bare"] is bounds["step_over_bytes"] is None
 
 
-def test_the_yardstick_is_shown_beside_a_straight_line_step():
+def test_the_yardstick_is_shown_beside_its_lower_bounds():
     report = report_of(two_runs())
     assert report["autoregressive_step_ms"] == 2000.0
-    assert report["straight_step_ms"] == 1600.0
-    assert report["autoregressive_over_straight"] == 1.25
+    assert report["step_bounds"] == {
+        "bare_step_ms": 1600.0,
+        "step_over_bare": 1.25,
+        "bytes": 3_000,
+        "copy_bytes_per_second": 2_000.0,
+        "bytes_at_copy_bandwidth_ms": 1500.0,
+        "step_over_bytes": pytest.approx(4 / 3),
+    }
+    assert "takes 2000.00 ms; without sampling and bookkeeping 1600.00 ms (1.25 ×); its 0.00 GB" in notes_of(report)[0]
+
+
+def test_a_bound_that_was_too_fast_to_time_is_left_out():
+    report = report_of(two_runs(), step=StepBounds(0.0, 3_000, 0.0))
+    assert report["step_bounds"]["bytes_at_copy_bandwidth_ms"] is report["step_bounds"]["step_over_bare"] is None
+    assert notes_of(report)[0] == "The yardstick: an autoregressive step takes 2000.00 ms."
 
 
 def test_divergences_are_counted_as_near_ties_or_violations():

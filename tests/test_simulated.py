@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from domino_jax import cli, decode
+from domino_jax.decoding.round_times import StepBounds
 from domino_jax.target.convert import target_config_dict
 from tests.decoding_models import random_target
 
@@ -42,7 +43,7 @@ def start(argv) -> int:
 
 
 def test_a_simulated_run_says_so_in_every_place_and_measures_the_tau_that_was_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(decode, "timings", lambda *_: {"split": {}, "straight_step": 1e-3})
+    monkeypatch.setattr(decode, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
     assert start(arguments(tmp_path)) == 0
     said, page = capsys.readouterr().out, (tmp_path / "out" / "report.md").read_text()
     report = json.loads((tmp_path / "out" / "report.json").read_text())

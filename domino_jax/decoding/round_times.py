@@ -1,7 +1,8 @@
-"""Where a round's time goes: its parts in timed loops of their own, beside the whole round and a plain step."""
+"""Where a round's time goes: its parts in timed loops of their own, beside the whole round; bounds of a plain step."""
 
 import copy
 import dataclasses
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.decoding.loop import DecodeState, emit, record_round
+from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, draft_base, draft_positions, roll_out_head
 from domino_jax.decoding.sampling import Sampling, choose
 from domino_jax.decoding.verify import accept_chain, verify
@@ -160,21 +162,65 @@ def _verified(models, state: DecodeState, cache, tokens: jax.Array, sampling: Sa
     return choose(out.logits, state.keys, draft_positions(state, tokens.shape[1]), sampling), out
 
 
-def straight_step_seconds(generator: Generator, state: DecodeState, repeats: int = 31) -> float:
-    """Median seconds of one jitted single-token forward with cache, no loop: what an autoregressive step may cost."""
+@dataclasses.dataclass(frozen=True)
+class StepBounds:
+    """Two lower bounds of an autoregressive step, measured in one run.
 
-    def step(models, cache, tokens, lengths):
-        out = verify(models, cache, tokens, lengths)
-        return jnp.argmax(out.logits, -1), out.cache
+    bare: seconds of the target's pass and an argmax in a jitted loop: no sampling, no stop ids, no token buffer.
+    bytes: weights that a step multiplies with and the whole cache, on one device.
+    bandwidth: bytes/s that a device reads and writes together in a copy; 0 when too fast to time.
+    """
 
-    program = jax.jit(step, donate_argnums=1)
-    cache = jax.tree.map(jnp.copy, state.target_cache)
-    tokens, times = state.anchors[:, None], []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        _, cache = jax.block_until_ready(program(generator.models, cache, tokens, state.lengths))
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
+    bare: float
+    bytes: int
+    bandwidth: float
+
+
+def step_bounds(generator: Generator, state: DecodeState, repeats: int = 7) -> StepBounds:
+    """The bounds of steps from `state`; the two loops are timed alternately with as many turns."""
+    megabytes = 64 if jax.default_backend() == "cpu" else 1024  # more than the caches of either hold
+    copy, copied = copy_stopwatch(megabytes)
+    timed = {"bare": bare_stopwatch(generator, state), "copy": copy}
+    seconds = turn_seconds(timed, repeats)
+    bandwidth = copied / seconds["copy"] if seconds["copy"] else 0.0
+    return StepBounds(seconds["bare"], step_bytes(generator, state), bandwidth)
+
+
+def bare_stopwatch(generator: Generator, state: DecodeState) -> Callable[[int], float]:
+    """turns → seconds of so many single-token passes of the target, each fed with the likeliest token of the last."""
+
+    def bare(models, state, turns):
+        def turn(_, carry):
+            anchors, cache = carry
+            out = verify(models, cache, anchors[:, None], _moved(state, anchors).lengths)
+            return jnp.argmax(out.logits[:, 0], -1).astype(jnp.int32), out.cache
+
+        return jax.lax.fori_loop(0, turns, turn, (state.anchors, state.target_cache))
+
+    plain = Models(generator.models.target, generator.models.target_params)
+    return _stopwatch(jax.jit(bare), plain, endless(state))
+
+
+def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
+    """turns → seconds of so many copies of an array, and the bytes that one of them reads and writes."""
+    x = jnp.ones(megabytes * 2**20 // 2, jnp.bfloat16)
+
+    def copies(x, turns):
+        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.optimization_barrier(x + 1), x)
+
+    return _stopwatch(jax.jit(copies), x), 2 * x.nbytes
+
+
+def step_bytes(generator: Generator, state: DecodeState) -> int:
+    """Bytes on one device that every step reads: the cache and the target's weights.
+
+    An embedding that is not the lm_head too does not count: one row of it is read.
+    """
+    params = generator.models.target_params
+    if not generator.models.target.config.tie_word_embeddings:
+        params = {name: part for name, part in params.items() if name != "embed_tokens"}
+    leaves = jax.tree.leaves((params, state.target_cache))
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def turn_seconds(timed: Mapping[str, Callable[[int], float]], repeats: int) -> dict[str, float]:
