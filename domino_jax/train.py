@@ -9,6 +9,7 @@ process of a pod. A workdir that holds a run is continued; a finished one is sho
 """
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import time
@@ -283,7 +284,12 @@ def decode_finally(
     if jax.process_count() > 1:
         say(f"decode in one process: python -m domino_jax.decode --config.drafter.path={workdir} --output=DIR")
         return
-    report = decode.decode_with(config, loaded, drafter, state.best_params, workdir / "report")
+    trained = building.drafter_of(drafter, config.train)
+    layout = building.evaluation_layout_of(config, loaded.model.config, trained, jax.sharding.get_mesh())
+    with jax.set_mesh(layout.mesh):
+        placed = dataclasses.replace(loaded, params=layout.target_params(loaded.params))
+        params = layout.drafter_params(state.best_params)
+        report = decode.decode_with(config, placed, drafter, params, workdir / "report")
     # Again, for the model card: it now has the τ to show.
     export_run(workdir, drafter, recipe, state, step, report=report)
     console_table(report)

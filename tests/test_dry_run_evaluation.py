@@ -14,6 +14,7 @@ import pytest
 from configs import qwen3
 from domino_jax import building, compiled, dry_run_evaluation, sharding
 from domino_jax.dry_run import bytes_per_chip, target_shapes
+from domino_jax.errors import DominoError
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from tests.decoding_models import random_models
 
@@ -103,6 +104,12 @@ def test_one_device_is_its_own_layout(tensor, expected):
     placed = jax.device_put(models.target_params, sharding.replicated(mesh))
     kept = layout.target_params(placed)
     assert all(a is b for a, b in zip(jax.tree.leaves(placed), jax.tree.leaves(kept), strict=True))
+
+
+def test_a_tensor_size_that_does_not_divide_the_devices_is_refused():
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+    with pytest.raises(DominoError, match="eval.tensor is 2, but the mesh has 1 devices"):
+        sharding.decoding_view(mesh, (2, 2), 2)
 
 
 COMPILE = """
