@@ -1,7 +1,10 @@
 """train.py end to end on a golden target: what a workdir holds, resuming, refusing, and the chain from loss to τ."""
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -300,3 +303,19 @@ def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
     # The last round of an answer is cut by its end and says nothing about the drafter.
     rounds = [n for row in rows if row["mode"] == "domino" for n in row["accept_lengths"][:-1]]
     assert len(rounds) > 100 and np.mean(rounds) > 0.9 * 9
+
+
+@pytest.mark.slow
+def test_a_run_over_fsdp_evaluates_and_decodes_at_the_end_with_the_targets_texts(files, tmp_path):
+    few = {"config__train__steps": 1, "config__preflight__rows": 0, "config__decode__max_new_tokens": 8}
+    modes = "('autoregressive','domino')"
+    judged = {"config__eval__every": 1, "config__eval__final": True, "config__decode__modes": modes}
+    argv = arguments(files, tmp_path / "run", config__mesh__fsdp=-1, **few, **judged)[1:]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "domino_jax.train", *argv]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    [row] = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
+    report = json.loads((tmp_path / "run" / "report" / "report.json").read_text())
+    assert row["eval_identical"] == 1.0
+    assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 2
