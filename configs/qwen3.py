@@ -120,8 +120,8 @@ def _evaluation() -> config_dict.ConfigDict:
     evaluation.num_prompts = 64
     evaluation.batch_size = 16  # prompts decoded together; τ does not depend on it, the time does
     evaluation.tensor = 0  # devices that split a weight while it decodes; 0: as many as the key/value heads allow
-    # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: at 1.3 s a step
-    # an evaluation of 130 s takes 2 % of the time. --dry_run estimates it, metrics.jsonl has eval_seconds.
+    # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: one that takes as
+    # long as 100 steps costs 2 % of the time. --dry_run estimates that share, metrics.jsonl has eval_seconds.
     evaluation.every = 5_000
     evaluation.final = False  # True: one process decodes eval.prompts in all modes at the end, into report/
     return evaluation
