@@ -6,9 +6,12 @@ recipe that changed in between.
 <workdir>/checkpoints/<step>/manifest.json   written last (manifest.py); step_folders.py says what else lies there
 """
 
+import functools
 import logging
 import os
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -304,18 +307,29 @@ class Checkpoints:
         """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about step
         numbers of its own, from two threads, and removes old steps before the new one has its manifest."""
         if self._orbax is None:
-            # Orbax and its event loop log the traceback of each failure, also of those that its caller handles.
-            for name in ("absl", "asyncio"):
-                logging.getLogger(name).addFilter(_is_no_failed_save)
+            _silence_failed_saves()
             # Not in the background: a folder that cannot be made should be an error here, not a time-out there.
             options = ocp.AsyncOptions(create_directories_asynchronously=False)
             self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
         return self._orbax
 
 
-def _is_no_failed_save(record: logging.LogRecord) -> bool:
-    """False for Orbax's own report of an error, which reaches save() or wait() as well."""
-    return record.levelno < logging.ERROR or "orbax" not in f"{record.pathname} {record.getMessage()}"
+@functools.cache
+def _silence_failed_saves() -> None:
+    """Drop the tracebacks that Orbax and tensorstore print of a save that fails: save() or wait() raises its error."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        trace = traceback.format_tb(record.exc_info[2]) if record.exc_info else []
+        return record.levelno < logging.ERROR or "orbax" not in f"{record.pathname} {record.getMessage()} {trace}"
+
+    def report(found, report=sys.unraisablehook) -> None:
+        # The writes that were still on their way answer an event loop of Orbax that is over.
+        if not (isinstance(found.exc_value, RuntimeError) and str(found.exc_value) == "Event loop is closed"):
+            report(found)
+
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(is_other)
+    sys.unraisablehook = report
 
 
 def _absolute(workdir: str | os.PathLike) -> epath.Path:

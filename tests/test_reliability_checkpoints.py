@@ -289,6 +289,36 @@ def test_a_full_disk_at_the_last_save_stops_with_3_and_keeps_the_one_before(tmp_
         assert resume(tmp_path)[0].step == 1
 
 
+FILLS = """
+import gc, sys
+import numpy as np
+from domino_jax.checkpoint import Checkpoints
+from domino_jax.errors import DataError
+
+checkpoints = Checkpoints(sys.argv[1], keep=10)
+try:
+    for step in (1, 2, 3):
+        arrays = {f"w{i}": np.random.default_rng(i).standard_normal(4_000) for i in range(30)}
+        checkpoints.save(step, arrays, {}, {})
+    checkpoints.close()
+except DataError as error:
+    print(error)
+gc.collect()
+"""
+
+
+def test_a_full_disk_is_reported_without_a_traceback(tmp_path):
+    with small_disk(tmp_path):
+        ended = subprocess.run(
+            [sys.executable, "-c", FILLS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 4 and lines[2] == (
+        "the checkpoint of step 3 could not be written (No space left on device)."
+    ), lines
+
+
 def test_no_room_for_the_manifest_costs_that_checkpoint(tmp_path, monkeypatch):
     lines = []
 
