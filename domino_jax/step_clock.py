@@ -21,8 +21,9 @@ class StepClock:
         with clock.aside():
             evaluate and save
 
-    Working time is the loop's time behind its first step, without what `aside` covers. The first step holds the
-    compilation and counts nowhere; its own time is `first_step_seconds`.
+    Working time is the loop's time after its first step, without what `aside` covers. The first step holds the
+    compilation and counts nowhere; its own time is `first_step_seconds`. The loop puts a later step that compiles, for
+    batches of another shape, `aside` as well.
 
     Goodput is the share of the wall time since the run's first start (the first that wrote a row of rates; all waits
     and down times in between included) that was spent in steps that count: working time without waiting for data, of

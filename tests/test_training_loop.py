@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.errors import NonFiniteError
 from domino_jax.preemption import Preempted
 from domino_jax.step_clock import StepClock
 from domino_jax.training.loop import Intervals, TrainingLoop
@@ -17,11 +18,12 @@ from domino_jax.watchdog import Watchdog
 class Played:
     """Checkpoints, metrics, preemption, guard and data at once: writes down what the loop asks of them."""
 
-    def __init__(self, lengths, stop_at=None, best=None):
-        self.events, self.stop_at = [], stop_at
-        self._lengths, self._best = iter(lengths), best
+    def __init__(self, lengths, stop_at=None, best=None, poisoned=None):
+        self.events, self.stop_at, self._poisoned = [], stop_at, poisoned
+        self._lengths, self._best, self._taken = iter(lengths), best, 0
 
-    def save(self, step, *_):
+    def save(self, step, state, position, meta):
+        assert position == {"batches": step}, f"step {step} is saved with the data position {position}"
         self.events.append(f"save {step}")
 
     def wait(self):
@@ -63,26 +65,33 @@ class Played:
         pass
 
     def check(self, values):
-        pass
+        if self._poisoned is not None and values["step"] >= self._poisoned:
+            raise NonFiniteError
 
     def state(self):
-        return {}
+        return {"batches": self._taken}
 
     def __next__(self):
+        self._taken += 1
         return {"tokens": np.zeros((1, next(self._lengths)), np.int32), "row_ids": np.zeros(1, np.int32)}
 
 
-def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1.0, 1.0)):
+def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1.0, 1.0), log=1, step=None):
     taus = iter(taus)
+    played._taken = done
 
     def measure(params, between):
         between()
         return {"eval_tau": next(taus)}
 
+    def take(state, batch):
+        number = state.step + 1
+        return state.replace(step=number), {"anchors": jnp.float32(1.0), "loss": jnp.float32(1.0), "step": number}
+
     zero = jnp.zeros((), jnp.int32)
     return TrainingLoop(
-        Intervals(steps, 1, save, evaluate),
-        step=lambda state, batch: (state, {"anchors": jnp.float32(1.0), "loss": jnp.float32(1.0)}),
+        Intervals(steps, log, save, evaluate),
+        step=step or take,
         evaluate=measure,
         export=lambda state, step, tau: played.events.append(f"export {step}"),
         checkpoints=played,
@@ -95,7 +104,7 @@ def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1
         stream=played,
         batch_size=1,
         meta={},
-        state=TrainState(zero, {}, (), {}, zero, zero),
+        state=TrainState(zero + done, {}, (), {}, zero, zero),
         done=done,
         evaluated=evaluated,
     )
@@ -115,6 +124,29 @@ def test_another_shape_is_compiled_after_a_checkpoint():
     played = Played([8, 8, 8, 16])
     loop_of(played, save=4).run()
     assert played.events[2:] == ["log 1", "log 2", "log 3", "save 3", *WHOLE, *COMPILES, "log 4", "save 4", *WHOLE]
+
+
+def test_a_step_that_is_not_finite_is_not_saved_before_another_shape_is_compiled():
+    played = Played([8, 8, 16, 8], poisoned=2)
+    with pytest.raises(NonFiniteError):
+        loop_of(played, save=4, log=4).run()
+    assert played.events == COMPILES
+
+
+def test_the_compilation_of_another_shape_counts_in_no_rate(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    shapes, rates = set(), []
+
+    def step(state, batch):
+        now[0] += 1.0 if batch["tokens"].shape in shapes else 100.0
+        shapes.add(batch["tokens"].shape)
+        return state, {"anchors": jnp.float32(1.0), "step": jnp.int32(0)}
+
+    played = Played([8, 8, 16, 8])
+    played.write = lambda number, values: rates.append(values)
+    loop_of(played, save=4, log=4, step=step).run()
+    assert rates[0]["rows_per_second"] == 1.0 and rates[0]["productive_seconds"] == 2.0
 
 
 def test_an_evaluation_begins_after_its_checkpoint_and_ends_with_its_row():

@@ -76,7 +76,7 @@ class TrainingLoop:
         Raises:
             Preempted: SIGTERM ended the steps before, or an evaluation; what was done is saved as well.
         """
-        first, shapes, intervals = self.done, set(), self.intervals
+        first, measured, shapes, intervals = self.done, None, set(), self.intervals
         self.watchdog.on_hang = self._log_hang
         try:
             while True:
@@ -85,15 +85,17 @@ class TrainingLoop:
                 if self.done >= intervals.steps:
                     return self.state
                 self.profile.before(self.done + 1)
+                position = self.stream.state()
                 with self.clock.waiting_for_data():
                     batch = next(self.stream)
                 self.guard.remember(self.done + 1, batch["row_ids"])
                 compiles = batch["tokens"].shape not in shapes  # jit compiles once for each
                 shapes.add(batch["tokens"].shape)
-                if compiles and self.done > first:
-                    self._save(finish=True)
+                if compiles and measured is not None:
+                    self._read(measured)
+                    self._save(finish=True, position=position)
                 with self._compiling() if compiles else contextlib.nullcontext():
-                    measured = self._step(batch, wait=compiles)
+                    measured = self._step(batch, compiles)
                 if self.done == first + 1:
                     self.metrics.say(console.first_step_line(self.clock.first_step_seconds))
                 self._after_step(measured)
@@ -101,14 +103,24 @@ class TrainingLoop:
         finally:
             self.watchdog.on_hang = None
 
-    def _step(self, batch: Mapping, wait: bool) -> dict[str, jax.Array]:
-        self.state, measured = self.step(self.state, batch)
-        if wait:
-            jax.block_until_ready(measured)
+    def _step(self, batch: Mapping, compiles: bool) -> dict[str, jax.Array]:
+        # The clock knows the first step by itself; each later compilation would count as working time.
+        compiles_again = compiles and self.clock.first_step_seconds is not None
+        with self.clock.aside() if compiles_again else contextlib.nullcontext():
+            self.state, measured = self.step(self.state, batch)
+            if compiles:
+                jax.block_until_ready(measured)
         self.done += 1
-        self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
+        if not compiles_again:
+            self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
         self.profile.after(self.done, measured)
         return measured
+
+    def _read(self, measured: Mapping[str, jax.Array]) -> dict[str, float]:
+        """A step's metrics on the host; a NonFiniteError before anything that is not finite is saved."""
+        values = {name: float(value) for name, value in jax.device_get(measured).items()}
+        self.guard.check(values)
+        return values
 
     def _after_step(self, measured: Mapping[str, jax.Array]) -> None:
         """What is due after a step, and its end where SIGTERM was agreed on."""
@@ -116,9 +128,8 @@ class TrainingLoop:
         log = intervals.is_due(intervals.log, self.done)
         save = intervals.is_due(intervals.save, self.done) or intervals.is_due(intervals.evaluate, self.done)
         stop = self.preemption.reached(self.done)
-        if log or save or stop:  # the only host reads of the loop
-            values = {name: float(value) for name, value in jax.device_get(measured).items()}
-            self.guard.check(values)
+        if log or save or stop:  # besides compilations the only host reads of the loop
+            values = self._read(measured)
         if log:
             self.metrics.write(self.done, {**values, **self.clock.rates()})
         self.metrics.advance(self.done)
@@ -127,10 +138,16 @@ class TrainingLoop:
         if stop:
             raise Preempted
 
-    def _save(self, finish: bool) -> None:
-        """A checkpoint of the state as it is; finish: return only when it counts."""
+    def _save(self, finish: bool, position: Mapping | None = None) -> None:
+        """A checkpoint of the state as it is.
+
+        Args:
+            finish: return only when it counts.
+            position: of the data after the batches that `state` was trained on; None: where the stream is.
+        """
+        position = self.stream.state() if position is None else position
         with self.clock.aside(), self.watchdog.slow("a checkpoint"):
-            self.checkpoints.save(self.done, self.state, self.stream.state(), self.meta)
+            self.checkpoints.save(self.done, self.state, position, self.meta)
             if finish:
                 self.checkpoints.wait()
                 self.metrics.flush(FLUSH_SECONDS)  # the process may leave at once from here on
