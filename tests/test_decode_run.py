@@ -10,6 +10,7 @@ from domino_jax import decode, decode_run
 from domino_jax.decode_files import GENERATIONS, RunFiles
 from domino_jax.decode_run import Speech, check_rows, fingerprint, plan_groups, run_lanes
 from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.measure import Divergence, Lane
 from domino_jax.errors import DataError
 
@@ -41,8 +42,9 @@ class Answering:
 
     max_new_tokens, cache_slots = 4, 200
 
-    def __init__(self, odd=None):
+    def __init__(self, odd=None, positions=1_000):
         self.clock, self.odd, self.asked, self.most = Clock(), odd, [], 0
+        self.limits = Limits(256, self.max_new_tokens, self.cache_slots, self.block_rows(), positions, "target")
 
     def block_rows(self):
         return 1
@@ -262,6 +264,10 @@ def test_a_conversation_has_to_fit_at_its_longest():
         DataError, match="prompt talk has 13 turns, which may need 205 cache rows .*cache_length is 200"
     ):
         check_rows(lanes_of(generator), [row("talk", next_turns=["More"] * 12)], SPEECH)
+    with pytest.raises(
+        DataError, match="prompt talk, of 10 turns, has .* asks for 40 more, but the target's .* is 150; shorten"
+    ):
+        check_rows(lanes_of(Answering(positions=150)), [row("talk", next_turns=["More"] * 9)], SPEECH)
 
 
 def test_prompts_that_changed_behind_their_name_are_told_apart():
