@@ -3,7 +3,8 @@
     python3 -m launch.host [--tether] [--max_restarts=N] -- COMMAND
     python3 -m launch.host --stop
 
-Only one run at a time is on a machine: a second one waits for the end of the first, and gives up with exit code 2.
+Only one run at a time is on a machine: a second one waits for the end of the first, and gives up with exit code 2. The
+lock is ~/.domino_jax.HOST.lock, or the file that DOMINO_LOCK names.
 Signals are passed on to the command. With --tether the standard input is the launcher's: when it ends, or is silent
 for two minutes, the command gets SIGTERM, saves and leaves. What it prints is also kept in --log, and a connection that
 breaks does not disturb it. --stop sends SIGTERM to this machine's run and waits for its end.
@@ -20,10 +21,12 @@ import os
 import pathlib
 import select
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from launch import commands, restarts, signals, supervise
 
@@ -65,47 +68,71 @@ def watch(tether: int) -> None:
 @contextlib.contextmanager
 def alone(seconds: float, received: signals.Stop) -> Iterator[bool]:
     """Hold this machine's lock while the block runs; False when another run keeps it for this long."""
-    with lock_path().open("a+") as file:
+    with open_lock() as file:
         end = time.monotonic() + seconds
         waits = not _try_lock(file)
         if waits:
             commands.say(
-                f"process {_holder(file)} has a run on this machine; waiting {seconds:g} s for it to leave. "
+                f"{_name(file)} has a run on this machine; waiting {seconds:g} s for it to leave. "
                 "python3 -m launch.host --stop ends it."
             )
         while waits and not received.wait(0.2) and time.monotonic() < end:
             waits = not _try_lock(file)
-        if not waits:
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-        elif not received.received:
-            commands.say(f"process {_holder(file)} still has a run on this machine: not started")
-        yield not waits
+        if waits:
+            if not received.received:
+                commands.say(f"{_name(file)} still has a run on this machine: not started")
+            yield False
+            return
+        _write_holder(file, str(os.getpid()))
+        try:
+            yield True
+        finally:
+            _write_holder(file, "")
 
 
 def stop() -> int:
     """End this machine's run and wait until it has left: 0, or 1 when it did not."""
-    with lock_path().open("a+") as file:
-        if _try_lock(file):
-            commands.say("no run on this machine")
-            return 0
-        os.kill(int(_holder(file)), signal.SIGTERM)
+    asked = False
+    with open_lock() as file:
         end = time.monotonic() + restarts.GRACE + 10
         while not _try_lock(file):
+            # A run that begins or ends has no number in the file, and after a crash it may be the last run's.
+            if not asked and (holder := _holder(file)):
+                asked = _terminate(holder)
             if time.monotonic() > end:
-                commands.say(f"process {_holder(file)} did not leave")
+                commands.say(f"{_name(file)} did not leave")
                 return 1
             time.sleep(0.2)
-    commands.say("the run has left")
+    commands.say("the run has left" if asked else "no run on this machine")
     return 0
 
 
+def open_lock() -> TextIO:
+    path = lock_path()
+    try:
+        return path.open("a+")
+    except OSError as error:
+        commands.refuse(f"{path} cannot be opened: {error.strerror}. Let DOMINO_LOCK name another file.")
+
+
 def lock_path() -> pathlib.Path:
-    return pathlib.Path(os.environ.get("DOMINO_LOCK", pathlib.Path.home() / ".domino_jax.lock"))
+    """The lock's file, with this machine's name: a home on NFS shares its files and their locks with other machines."""
+    default = pathlib.Path.home() / f".domino_jax.{socket.gethostname()}.lock"
+    return pathlib.Path(os.environ.get("DOMINO_LOCK") or default)
 
 
-def _try_lock(file) -> bool:
+def _terminate(process: int) -> bool:
+    """Send SIGTERM; False when there is no such process."""
+    try:
+        os.kill(process, signal.SIGTERM)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        commands.refuse(f"process {process} belongs to another user: stop it as that user.")
+    return True
+
+
+def _try_lock(file: TextIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -113,9 +140,22 @@ def _try_lock(file) -> bool:
     return True
 
 
-def _holder(file) -> str:
+def _write_holder(file: TextIO, text: str) -> None:
+    file.truncate(0)
+    file.write(text)
+    file.flush()
+
+
+def _holder(file: TextIO) -> int | None:
+    """The process whose run this is; None when the file does not say."""
     file.seek(0)
-    return file.read()
+    text = file.read()
+    return int(text) if text.isdecimal() else None
+
+
+def _name(file: TextIO) -> str:
+    holder = _holder(file)
+    return f"process {holder}" if holder else "another process"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """launch.host with small programs in place of training: one run on a machine, its tether, its signals, its end."""
 
+import fcntl
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
+
+from launch import host as launch_host
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SAVES = """
@@ -112,6 +116,46 @@ def test_stop_lets_the_run_save_and_waits_for_it(host, tmp_path):
     again = host("--stop")
     assert again.wait(20) == 0
     assert "no run on this machine" in again.stderr.read()
+
+
+@pytest.mark.parametrize("content", ["", "no number", "dead"])
+def test_stop_waits_for_a_run_that_does_not_say_which_process_it_is(host, tmp_path, content):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(content.replace("dead", str(dead.pid)))
+        lock.flush()
+        stopping = host("--stop")
+        with pytest.raises(subprocess.TimeoutExpired):
+            stopping.wait(1)
+    assert stopping.wait(10) == 0
+
+
+def test_a_run_that_has_left_leaves_no_number_behind(host, tmp_path):
+    process = up(host(*saving(tmp_path)))
+    assert (tmp_path / "lock").read_text() == str(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 42
+    assert (tmp_path / "lock").read_text() == ""
+
+
+def test_machines_that_share_a_home_have_their_own_locks(monkeypatch):
+    monkeypatch.delenv("DOMINO_LOCK", raising=False)
+    paths = set()
+    for name in ("gpu-0", "gpu-1"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        paths.add(launch_host.lock_path())
+    assert len(paths) == 2
+    assert {path.parent for path in paths} == {pathlib.Path.home()}
+
+
+def test_a_lock_that_cannot_be_opened_is_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DOMINO_LOCK", str(tmp_path / "missing" / "lock"))
+    with pytest.raises(SystemExit) as left:
+        launch_host.main(["--stop"])
+    assert left.value.code == 2
+    assert "DOMINO_LOCK" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -128,9 +127,12 @@ def test_stop_asks_every_machine(cloud):
 # ---------------------------------------------------------------- what a machine does
 
 
+REQUIREMENTS = ("requirements.txt", "requirements-gcs.txt", "requirements-tpu.txt")
+
+
 def ready(folder, monkeypatch):
     """An environment that on_tpu.sh finds made."""
-    names = ("requirements.txt", "requirements-gcs.txt", "requirements-tpu.txt", "launch/on_tpu.sh")
+    names = (*REQUIREMENTS, "launch/on_tpu.sh")
     digest = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in names)).hexdigest()
     (folder / "venv" / "bin").mkdir(parents=True)
     (folder / "venv" / "ready").write_text(f"{digest}  -\n")
@@ -140,7 +142,7 @@ def ready(folder, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_however_the_launcher_ends_both_machines_save(cloud, monkeypatch, number):
     ready(cloud, monkeypatch)
-    (cloud / "domino_jax").symlink_to(ROOT)
+    repository = copied(cloud)
     states(cloud, "READY")
     remote(cloud, 'cd "$HERE"; export DOMINO_LOCK=$HERE/lock-$worker WORKER=$worker; exec sh -c "$command"')
     train = cloud / "train.sh"
@@ -153,7 +155,16 @@ def test_however_the_launcher_ends_both_machines_save(cloud, monkeypatch, number
     process.send_signal(number)
     assert process.wait(20) == (-signal.SIGKILL if number == signal.SIGKILL else 42)
     wait_for(lambda: (cloud / "saved-0").exists() and (cloud / "saved-1").exists())
-    shutil.rmtree(ROOT / "logs", ignore_errors=True)
+    assert (repository / "logs" / "host.log").exists()
+
+
+def copied(cloud):
+    """The repository as the machines have it: their logs go into this folder and not into the developer's."""
+    folder = cloud / "domino_jax"
+    folder.mkdir()
+    for name in ("launch", *REQUIREMENTS):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
 
 
 def wait_for(condition, seconds=20):
