@@ -48,6 +48,11 @@ def assignments(texts: Sequence[str]) -> list[str]:
     return list(texts)
 
 
+def settings(env: Sequence[str]) -> list[str]:
+    """NAME=VALUE words for a run whose machines may come late and are started again; env, checked, comes after."""
+    return [*(f"{name}={value}" for name, value in restarts.ENVIRONMENT.items()), *assignments(env)]
+
+
 def kubernetes(word: str) -> str:
     """A word of a container's command: Kubernetes puts variables in the place of $(NAME), and reads $$ as a dollar."""
     return word.replace("$", "$$")

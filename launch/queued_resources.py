@@ -15,6 +15,7 @@ import datetime
 import hashlib
 import json
 import pathlib
+import secrets
 import shlex
 import sys
 import tempfile
@@ -136,7 +137,7 @@ def attached(args: argparse.Namespace) -> str | None:
 
 def start(args: argparse.Namespace) -> str:
     """Copy the code, ask for the machines; the attempt's name."""
-    attempt = f"{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}-{fingerprint(args)}"
+    attempt = attempt_name(args)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / STARTUP
         path.write_text(startup(args, attempt), encoding="utf-8")
@@ -145,6 +146,12 @@ def start(args: argparse.Namespace) -> str:
             raise SystemExit(2)
         commands.must([create(args, str(path))])
     return attempt
+
+
+def attempt_name(args: argparse.Namespace) -> str:
+    """A name that no other attempt has, also of the same second; it ends with the run's fingerprint."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}-{fingerprint(args)}"
 
 
 def fingerprint(args: argparse.Namespace) -> str:
@@ -156,7 +163,7 @@ def fingerprint(args: argparse.Namespace) -> str:
 def startup(args: argparse.Namespace, attempt: str) -> str:
     """The start-up script: fetch the code, run, leave the exit code. It runs as root, with hardly an environment."""
     host = ["python3", "-m", "launch.host", f"--max_restarts={restarts.MAX_RESTARTS}", "--"]
-    words = [*tpu_vm.settings(args.env), *host, *tpu_vm.on_tpu(args.train)]
+    words = ["env", *commands.settings(args.env), *host, *tpu_vm.on_tpu(args.train)]
     source, machines = (shlex.quote(place(args, f"{attempt}/{name}")) for name in (tpu_vm.ARCHIVE, "machines"))
     return f"""#!/usr/bin/env bash
 set -uo pipefail

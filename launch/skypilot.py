@@ -11,7 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from launch import commands
+from launch import commands, restarts
 
 TASK = "launch/skypilot.yaml"
 
@@ -40,6 +40,8 @@ def create(args: argparse.Namespace) -> list[str]:
         *([f"--gpus={args.gpus}"] if args.gpus else []),
         *([f"--infra={args.infra}"] if args.infra else []),
         f"--env=DOMINO_COMMAND={shlex.join(words)}",
+        f"--env=DOMINO_MAX_RESTARTS={restarts.MAX_RESTARTS}",
+        *(f"--env={name}={value}" for name, value in restarts.ENVIRONMENT.items()),
         TASK,
     ]
 

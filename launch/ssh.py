@@ -20,8 +20,6 @@ from launch import commands, restarts, supervise
 LOST = 255
 # A connection that carries nothing for a minute is lost. No terminal: a run would draw its progress bar into the log.
 OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
-# All machines start in the same second, but an earlier run may still be leaving one of them.
-INIT_SECONDS = 300
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,8 +57,7 @@ def host_name(host: str) -> str:
 
 def rank(args: argparse.Namespace, host: str, address: str, count: int, process: int) -> supervise.Rank:
     place = (f"JAX_COORDINATOR_ADDRESS={address}", f"JAX_NUM_PROCESSES={count}", f"JAX_PROCESS_ID={process}")
-    words = [*place, f"DOMINO_INIT_SECONDS={INIT_SECONDS}", *commands.assignments(args.env)]
-    words += ["python", "-m", "launch.host", "--tether", "--", *args.train]
+    words = [*place, *commands.settings(args.env), "python", "-m", "launch.host", "--tether", "--", *args.train]
     venv = shlex.quote(args.venv) if args.venv.startswith("/") else f'"$PWD"/{shlex.quote(args.venv)}'
     remote = f'cd {shlex.quote(args.folder)} && exec env PATH={venv}/bin:"$PATH" {shlex.join(words)}'
     # -- : a host's name is never read as an option.

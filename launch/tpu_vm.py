@@ -152,15 +152,10 @@ def on_all(args: argparse.Namespace, script: str) -> list[str]:
 
 
 def rank(args: argparse.Namespace, worker: int) -> supervise.Rank:
-    words = [*settings(args.env), "python3", "-m", "launch.host", "--tether", "--", *on_tpu(args.train)]
+    words = ["env", *commands.settings(args.env), "python3", "-m", "launch.host", "--tether", "--", *on_tpu(args.train)]
     remote = f"cd {FOLDER} && exec {shlex.join(words)}"
     command = [*tpu_vm(args, "ssh", args.name), f"--worker={worker}", f"--command={remote}", "--", *OPTIONS]
     return supervise.Rank(command, {}, args.log_dir / f"rank-{worker}.log", tethered=True)
-
-
-def settings(env: Sequence[str]) -> list[str]:
-    """`env` with what a run needs whose machines may come late and are started again."""
-    return ["env", *(f"{name}={value}" for name, value in restarts.ENVIRONMENT.items()), *commands.assignments(env)]
 
 
 def on_tpu(train: Sequence[str]) -> list[str]:

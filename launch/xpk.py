@@ -35,9 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create(args: argparse.Namespace) -> list[str]:
-    settings = [f"{name}={value}" for name, value in restarts.ENVIRONMENT.items()]
     # exec: xpk's script sends SIGTERM to the shell that runs the command.
-    words = ["exec", "env", *settings, *commands.assignments(args.env), *args.train]
+    words = ["exec", "env", *commands.settings(args.env), *args.train]
     return [
         *("xpk", "workload", "create"),
         f"--workload={args.name}",

@@ -71,7 +71,7 @@ UNWRAP = {
     "queued_resources": lambda text: shlex.split(one_line(text, "on_tpu.sh").partition(" || code=")[0]),
     "xpk": lambda text: shlex.split(expanded(flag(text, "--command"))),
     "gke": lambda text: [expanded(word) for word in job_pod(manifest(text))["containers"][0]["command"]],
-    "skypilot": lambda text: shlex.split(flag(text, "--env").partition("=")[2]),
+    "skypilot": lambda text: shlex.split(flag(text, "--env=DOMINO_COMMAND")),
     "slurm": lambda text: shlex.split(text),
 }
 
@@ -154,12 +154,13 @@ def test_the_scripts_in_the_skypilot_task_parse(name):
 def test_the_skypilot_task_recovers_saved_runs_and_places_every_process(tmp_path):
     task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
     assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [42]}
-    assert task["envs"] == {"DOMINO_COMMAND": None}
     program = "import os, sys; print([os.environ[n] for n in sorted(os.environ) if n[:4] == 'JAX_'], sys.argv[1:])"
     done = subprocess.run(
         ["bash", "-c", task["run"]],
+        cwd=tmp_path,
         env={
             **{"PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)},
+            **{"PYTHONPATH": str(ROOT), "DOMINO_MAX_RESTARTS": "50"},
             **{"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "1"},
             "DOMINO_COMMAND": shlex.join([sys.executable, "-c", program, "a b", "c;d"]),
         },

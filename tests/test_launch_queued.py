@@ -87,9 +87,17 @@ def test_a_name_whose_run_is_over_is_refused_with_its_code_and_runs_again_when_r
     assert "its run is over, with exit code 3" in capsys.readouterr().err
     assert verbs(cloud) == ["create"]
     on_create(cloud, 'echo "9 0 h0" > $machines/h0')
-    time.sleep(1)  # attempts are named by the second
     assert run("--replace") == 0
     assert verbs(cloud) == ["create", "delete", "create"]
+
+
+def test_attempts_of_one_second_have_different_names(monkeypatch):
+    seen = []
+    monkeypatch.setattr(queued_resources, "keep", lambda args: seen.append(args) or 0)
+    run()
+    names = {queued_resources.attempt_name(seen[0]) for _ in range(20)}
+    assert len(names) == 20
+    assert all(name.endswith(queued_resources.fingerprint(seen[0])) for name in names)
 
 
 def test_a_resource_that_was_made_for_another_command_is_refused(cloud, capsys):

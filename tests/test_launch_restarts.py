@@ -6,10 +6,11 @@ import shlex
 import sys
 
 import jax
+import pytest
 import yaml
 
 from domino_jax import preemption, watchdog
-from launch import gke, restarts, xpk
+from launch import gke, queued_resources, restarts, skypilot, ssh, tpu_vm, xpk
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GKE = ["--name=n", "--accelerator=a", "--topology=4x4", "--hosts=4", "--image=i"]
@@ -70,8 +71,34 @@ def test_xpk_is_told_the_code_of_the_table_that_it_does_not_know(capsys):
 def test_skypilot_repeats_only_a_saved_run_and_the_machine_does_the_rest():
     task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
     assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [restarts.SAVED]}
-    assert f"launch.host --max_restarts={restarts.MAX_RESTARTS} -- " in task["run"]
-    assert all(f"{name}={value}" in task["run"] for name, value in restarts.ENVIRONMENT.items())
+    assert 'launch.host --max_restarts="$DOMINO_MAX_RESTARTS" -- ' in task["run"]
+
+
+def test_skypilot_gives_the_task_every_variable_that_it_asks_for(capsys):
+    task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
+    skypilot.main(["--name=n", "--dry_run", "--", "train"])
+    words = [word.removeprefix("--env=") for word in shlex.split(capsys.readouterr().out) if word.startswith("--env=")]
+    given = dict(word.split("=", 1) for word in words)
+    assert set(task["envs"]) == set(given)
+    assert not any(task["envs"].values())
+    table = {"DOMINO_MAX_RESTARTS": str(restarts.MAX_RESTARTS), **restarts.ENVIRONMENT}
+    assert given == {"DOMINO_COMMAND": "env train", **table}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "flags"),
+    [
+        (ssh, ["--hosts=a,b"]),
+        (xpk, ["--name=n", "--cluster=c", "--type=t", "--image=i"]),
+        (tpu_vm, ["--name=n", "--zone=z", "--type=t", "--version=v"]),
+        (queued_resources, ["--name=n", "--zone=z", "--type=t", "--version=v", "--storage=gs://b/l"]),
+        (skypilot, ["--name=n"]),
+    ],
+)
+def test_processes_wait_for_late_machines_and_take_them_for_lost(launcher, flags, capsys):
+    launcher.main([*flags, "--dry_run", "--", "train"])
+    shown = capsys.readouterr().out
+    assert all(f"{name}={value}" in shown for name, value in restarts.ENVIRONMENT.items())
 
 
 def test_the_codes_are_those_of_the_program():

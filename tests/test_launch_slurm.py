@@ -19,6 +19,9 @@ for i in 0 1; do SLURM_PROCID=$i "$@" || code=143; done
 exit $code"""
 
 
+OTHER = {"DOMINO_INIT_SECONDS": "60", "DOMINO_RESTARTED": ""}
+
+
 def batch(folder, *command, state="RUNNING None", **environment):
     stand_in(folder, "srun", SRUN)
     stand_in(folder, "scontrol", "")
@@ -52,6 +55,16 @@ def test_the_first_final_code_of_a_task_stands_for_the_job(tmp_path, codes, left
 def test_only_a_job_that_was_not_cancelled_goes_back_into_the_queue(tmp_path, state, again):
     assert batch(tmp_path, "bash", "-c", "exit 42", state=state) == 42
     assert bool(calls(tmp_path, "scontrol")) == again
+
+
+@pytest.mark.parametrize(("given", "seen"), [({}, restarts.ENVIRONMENT), (OTHER, OTHER)])
+def test_tasks_wait_for_late_nodes_and_take_them_for_lost_unless_told_otherwise(tmp_path, monkeypatch, given, seen):
+    for name in restarts.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    command = 'echo "DOMINO_INIT_SECONDS=$DOMINO_INIT_SECONDS DOMINO_RESTARTED=$DOMINO_RESTARTED" > seen'
+    assert batch(tmp_path, "bash", "-c", command, **given) == 0
+    words = (tmp_path / "seen").read_text().rstrip("\n").split(" ")
+    assert dict(word.split("=") for word in words) == seen
 
 
 def test_a_job_that_never_gets_anywhere_leaves_the_queue_at_last(tmp_path):

@@ -7,6 +7,7 @@ stops after parsing, xpk runs dry, SkyPilot's task is read only.
 
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -77,7 +78,7 @@ print(task.num_nodes, resources.job_recovery, sorted(task.envs))
 """
     python = pathlib.Path(SKY).resolve().parent / "python"
     environment = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
-    task = (ROOT / "launch" / "skypilot.yaml").read_text().replace("DOMINO_COMMAND: null", "DOMINO_COMMAND: 'true'")
+    task = re.sub(r"(DOMINO_\w+): null", r"\1: 'true'", (ROOT / "launch" / "skypilot.yaml").read_text())
     done = subprocess.run(
         [str(python), "-c", program, "/dev/stdin"],
         input=task,
