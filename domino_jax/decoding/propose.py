@@ -74,7 +74,7 @@ class DraftSettings:
 
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:
     """Draft tokens int32 [B, M], and the draft cache with the block's rows behind the committed length."""
-    z, base, cache = draft_base(models, state, settings.num_drafts)
+    z, base, cache = draft_base(models, state, settings.num_drafts, settings.use_head)
     if settings.use_head:
         return roll_out_head(models, state, z, base, sampling, settings), cache
     keys = draft_keys(state, settings)
@@ -93,7 +93,9 @@ def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
     return state.lengths[:, None] + 1 + jnp.arange(drafts)
 
 
-def draft_base(models: Models, state: DecodeState, num_drafts: int | None = None) -> tuple[Hidden, Logits, Cache]:
+def draft_base(
+    models: Models, state: DecodeState, num_drafts: int | None = None, use_head: bool = True
+) -> tuple[Hidden, Logits, Cache]:
     """One backbone pass → (z [B, M, D] of the predicting slots, base logits float32 [B, M, V], the cache).
 
     Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
@@ -104,10 +106,13 @@ def draft_base(models: Models, state: DecodeState, num_drafts: int | None = None
     block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
     z, cache = models.run_drafter("draft_hidden", state.draft_cache, models.embed(block), state.lengths)
     z = z[:, config.first_slot :][:, :num_drafts]
-    # A head that is whole everywhere reads whole rows of logits, one after another: better one exchange now than one
-    # per draft. One that is split reads its own share of them.
-    share = () if models.drafter.whole_head else (None, "vocab")
-    return z, constrain(models.unembed(z), "batch", *share), cache
+    # Split at first, so that the compiler never gathers the lm_head instead of its product.
+    base = constrain(models.unembed(z), "batch", None, "vocab")
+    if use_head and models.drafter.whole_head:
+        # A head that is whole everywhere reads whole rows of logits, one after another: better one exchange now than
+        # one per draft. One that is split reads its own share of them.
+        base = constrain(base, "batch")
+    return z, base, cache
 
 
 def roll_out_head(
