@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from launch import restarts, signals
@@ -87,6 +87,17 @@ def write(descriptor: int, text: bytes) -> None:
             text = text[os.write(descriptor, text) :]
 
 
+@contextlib.contextmanager
+def refusing_to_start(program: str) -> Iterator[None]:
+    """End the launcher with one sentence when the program that the block starts cannot be started."""
+    try:
+        yield
+    except FileNotFoundError:
+        refuse(f"{program} is not installed, or not on the PATH.")
+    except OSError as error:
+        refuse(f"{program} cannot be started: {error.strerror}.")
+
+
 def run(command: Sequence[str], text: str | None = None) -> int:
     """Run a command in the repository's root, text on its standard input; its exit code.
 
@@ -94,7 +105,8 @@ def run(command: Sequence[str], text: str | None = None) -> int:
     """
     say(shlex.join(command))
     with signals.passed_on() as stop:
-        child = subprocess.Popen(command, cwd=ROOT, stdin=None if text is None else subprocess.PIPE, text=True)
+        with refusing_to_start(command[0]):
+            child = subprocess.Popen(command, cwd=ROOT, stdin=None if text is None else subprocess.PIPE, text=True)
         if text is not None:
             with contextlib.suppress(BrokenPipeError), child.stdin:
                 child.stdin.write(text)

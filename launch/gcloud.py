@@ -18,7 +18,8 @@ def ask(command: Sequence[str]) -> str | None:
     pauses = restarts.Pauses()
     with signals.passed_on() as stop:
         for tried in range(1, TRIES + 1):
-            done = subprocess.run(command, cwd=commands.ROOT, capture_output=True, text=True, check=False)
+            with commands.refusing_to_start(command[0]):
+                done = subprocess.run(command, cwd=commands.ROOT, capture_output=True, text=True, check=False)
             if done.returncode == 0:
                 return done.stdout.strip()
             if is_missing(done.stderr):

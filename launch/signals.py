@@ -39,7 +39,7 @@ class Stop:
         try:
             yield
         finally:
-            del self._targets[-len(targets) :]
+            del self._targets[len(self._targets) - len(targets) :]
 
     def wait(self, seconds: float) -> bool:
         """Wait, but no longer than until a signal; whether one came."""

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 from launch import commands, restarts, signals
 
@@ -61,6 +62,8 @@ def keep_running(
         while True:
             started = time.monotonic()
             attempted = ranks()
+            if not attempted:
+                commands.refuse("there is no machine to run on.")
             if stop.received:
                 return 128 + stop.received
             code = restarts.verdict(_run(attempted, grace, stop), again)
@@ -77,8 +80,7 @@ class _Child:
     """A running rank."""
 
     def __init__(self, rank: Rank, echo: bool) -> None:
-        rank.log.parent.mkdir(parents=True, exist_ok=True)
-        with rank.log.open("ab") as log:
+        with _open_log(rank.log) as log, commands.refusing_to_start(rank.command[0]):
             # In a separate session: Ctrl-C reaches a process through us alone, and its workers can be ended with it.
             self.process = subprocess.Popen(
                 rank.command,
@@ -129,10 +131,12 @@ class _Child:
 
 def _run(ranks: Sequence[Rank], grace: float, stop: signals.Stop) -> list[int]:
     """One attempt: the exit codes in the order of leaving."""
-    children = [_Child(rank, echo=index == 0) for index, rank in enumerate(ranks)]
+    children: list[_Child] = []
     codes: dict[int, int] = {}
     deadline = None
     try:
+        for rank in ranks:  # when one of them cannot start, the others are ended
+            children.append(_Child(rank, echo=not children))
         with stop.to(*(child.stop for child in children)):
             while len(codes) < len(children):
                 for index, child in enumerate(children):
@@ -150,9 +154,17 @@ def _run(ranks: Sequence[Rank], grace: float, stop: signals.Stop) -> list[int]:
     return list(codes.values())
 
 
-def _copy(stream, log: pathlib.Path) -> None:
-    """The first process is seen here as well as in its log; a closed terminal or pipe ends the former alone."""
+def _open_log(path: pathlib.Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError as error:
+        commands.refuse(f"{path} cannot be written: {error.strerror}. Name another folder or file for the logs.")
+
+
+def _copy(stream: BinaryIO, log: pathlib.Path) -> None:
+    """The first process is seen here as well as in its log; a closed terminal, pipe or full disk ends one alone."""
     with stream, log.open("ab", buffering=0) as file:
         while piece := stream.read1():
-            file.write(piece)
+            commands.write(file.fileno(), piece)
             commands.write(1, piece)
