@@ -8,11 +8,13 @@ venv=${DOMINO_VENV:-${HOME:-/root}/domino-venv}
 # Made again when one of these changes.
 wanted=$(cat requirements.txt requirements-gcs.txt requirements-tpu.txt launch/on_tpu.sh | sha256sum)
 
-# uv brings the Python that the tests ran with: the images' may be too old. The chain stops at the first failure.
+# uv brings the Python that the tests ran with: the images' may be too old. It goes into a separate folder, because pip
+# refuses to install into a Python that the distribution manages (Ubuntu 24.04), and python3-venv may not be there. The
+# chain stops at the first failure.
 set_up() {
-  python3 -m pip install --quiet --user uv &&
-    python3 -m uv venv --quiet --clear --python 3.11 "$venv" &&
-    python3 -m uv pip install --quiet --python "$venv/bin/python" -r requirements-tpu.txt -r requirements-gcs.txt &&
+  python3 -m pip install --quiet --upgrade --target "$venv-uv" uv &&
+    "$venv-uv/bin/uv" venv --quiet --clear --python 3.11 "$venv" &&
+    "$venv-uv/bin/uv" pip install --quiet --python "$venv/bin/python" -r requirements-tpu.txt -r requirements-gcs.txt &&
     echo "$wanted" > "$venv/ready"
 }
 

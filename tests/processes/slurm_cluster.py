@@ -12,6 +12,8 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from launch.local import free_port
+
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
 CONFIG = """
 ClusterName=loopback
@@ -109,9 +111,3 @@ def running(folder: pathlib.Path) -> Iterator[Cluster]:
             daemon.terminate()
         for daemon in daemons:
             daemon.wait(30)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
