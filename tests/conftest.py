@@ -8,6 +8,7 @@ that runs that are cut short reach other files each time.
 
 import os
 import random
+import signal
 import tempfile
 import time
 import uuid
@@ -17,6 +18,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 COMPILED = tempfile.TemporaryDirectory(prefix="domino-tests-")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED.name)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+# Under nohup, or in the background of a script, signals are ignored, and the commands that tests start would inherit
+# that. A handler of this process is not inherited.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
 
 import jax
 import pytest
