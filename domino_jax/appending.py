@@ -55,6 +55,8 @@ class BucketFile:
         self._path = os.fspath(path)
         self._store = remote.filesystem(self._path)
         self.size, self._generation = self._look()
+        self._expected: int | None = None  # the size after a join that was not answered
+        self._present = 0  # of the bytes that the caller tries to append: those that are in the file
 
     def _look(self) -> tuple[int, str]:
         try:
@@ -64,21 +66,43 @@ class BucketFile:
         return found["size"], found["generation"]
 
     def append(self, data: bytes) -> None:
+        """As Appendable; after an error the next call has to begin with the same bytes."""
+        self._settle()
+        rest = data[self._present :]
         if not self.size:
-            self._store.pipe_file(self._path, data)
+            self._store.pipe_file(self._path, rest)
             self.size, self._generation = self._look()
-            return
-        part, size = f"{self._path}.part", self.size + len(data)
+        elif rest:
+            self._join(rest)
+        self._present = 0
+
+    def _join(self, data: bytes) -> None:
+        part = f"{self._path}.part"
         self._store.pipe_file(part, data)
+        self._expected = self.size + len(data)
         try:
             # Only onto the bytes that this process knows: a request that is repeated must not append twice.
             self.size, self._generation = self._store.join(self._path, part, self._generation)
         except OSError:
-            self.size, self._generation = self._look()
-            if self.size != size:  # else it was done, and only the answer was lost
+            if not self._settle():
                 raise
+        self._expected = None
         with contextlib.suppress(OSError):  # the next append overwrites it
             self._store.rm_file(part)
+
+    def _settle(self) -> bool:
+        """Finds out what became of a join without an answer: True when its bytes are in the file.
+
+        OSError while the store does not answer; the next append asks again.
+        """
+        if self._expected is None:
+            return False
+        size, generation = self._look()
+        joined = size == self._expected
+        if joined:
+            self._present += size - self.size
+        self.size, self._generation, self._expected = size, generation, None
+        return joined
 
 
 def open_file(path: str | os.PathLike) -> Appendable:

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from domino_jax import cli, hf
+from domino_jax import cli, hf, tuned_constants
 from domino_jax.checkpoint import UNREADABLE, Checkpoints
 from domino_jax.drafter import formats
 from domino_jax.drafter.convert import save_drafter
@@ -36,7 +36,11 @@ from domino_jax.training.state import TrainState, init_drafter_params
 # What public drafters are stored in.
 EXPORT_DTYPE = "bfloat16"
 DRAFTER_CONFIG = "drafter_config.json"
-OWN_NAMES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.\d+\.tmp")
+# What an export replaces. Tuned constants go with the weights that they were measured with.
+OWN_NAMES = re.compile(
+    r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.[0-9a-f]+\.tmp|"
+    + re.escape(tuned_constants.FILE)
+)
 
 
 def main(flags: cli.Flags) -> None:

@@ -48,6 +48,35 @@ def test_an_append_whose_answer_is_lost_is_not_done_twice(bucket, monkeypatch):
     assert remote.open_path(f"{bucket}/rows").read_bytes() == b"one\ntwo\n"
 
 
+def test_an_append_whose_answer_is_lost_in_an_outage_is_not_repeated_after_it(bucket, monkeypatch):
+    file = BucketFile(f"{bucket}/rows")
+    file.append(b"one\n")
+    join = file._store.join
+
+    def joins_and_fails(*given):
+        join(*given)
+        raise remote.BucketError("no answer")
+
+    def fail(*given):
+        raise remote.BucketError("no answer")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(file._store, "join", joins_and_fails)
+        outage.setattr(file._store, "info", fail)
+        with pytest.raises(OSError):
+            file.append(b"two\n")
+        with pytest.raises(OSError):
+            file.append(b"two\nthree\n")
+    with monkeypatch.context() as outage:  # what is known to be there by now is remembered over another failure
+        outage.setattr(file._store, "join", fail)
+        with pytest.raises(OSError):
+            file.append(b"two\nthree\n")
+    file.append(b"two\nthree\nfour\n")
+    file.append(b"five\n")
+    assert remote.open_path(f"{bucket}/rows").read_bytes() == b"one\ntwo\nthree\nfour\nfive\n"
+    assert file.size == 24
+
+
 def test_an_append_that_fails_names_the_generation_it_knew_and_leaves_the_file(bucket, monkeypatch):
     file, asked = BucketFile(f"{bucket}/rows"), []
     file.append(b"one\n")

@@ -11,13 +11,15 @@ import optax
 import pytest
 from etils import epath
 
-from domino_jax import cli, export
+from domino_jax import cli, export, tuned_constants
 from domino_jax.checkpoint import Checkpoints
+from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafter.convert import load_drafter
 from domino_jax.errors import DominoError
 from domino_jax.loading import load_target
 from domino_jax.model_card import model_card, public_sources
 from domino_jax.training.state import TrainState
+from domino_jax.tuned_constants import CHAINS, Coupling
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
@@ -216,6 +218,17 @@ def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_firs
         "model.safetensors",
     ]
     assert_same(exported(tmp_path / "out")[1], scaled(params, 2.0))
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_a_later_export_replaces_the_constants_that_were_tuned_for_the_weights_before(drafter, tmp_path, request, place):
+    folder = tmp_path / "out" if place == "disk" else f"{request.getfixturevalue('bucket')}/export"
+    export.write_export(folder, *drafter, RECIPE, 1)
+    tuned_constants.store(tmp_path, CHAINS, SamplingParams(1.0), Coupling(2.0), 3.25, 8)
+    epath.Path(tmp_path / "decoding.json").copy(epath.Path(folder) / "decoding.json")
+    export.write_export(folder, *drafter, RECIPE, 2)
+    names = sorted(file.name for file in epath.Path(folder).iterdir())
+    assert names == ["README.md", "config.json", "model.safetensors"]
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(drafter, tmp_path):
