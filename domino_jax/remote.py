@@ -179,7 +179,12 @@ def _list_one(name: str) -> None:
     """One request for at most one name: it fails for a missing bucket, while a missing folder is an empty list."""
     key = name.removeprefix(SCHEME).partition("/")[2]
     fixed = re.split(r"[*?\[]", key, maxsplit=1)[0]
-    filesystem(name).call("GET", "b/{}/o", _bucket(name), prefix=fixed, maxResults=1, json_out=True)
+    try:
+        filesystem(name).call("GET", "b/{}/o", _bucket(name), prefix=fixed, maxResults=1, json_out=True)
+    except FileNotFoundError as error:
+        raise BucketError(
+            f"{name} cannot be used: the bucket {SCHEME}{_bucket(name)} does not exist. Create it, or correct its name."
+        ) from error
 
 
 def _write_one(name: str) -> None:
@@ -210,8 +215,7 @@ def access(name: str) -> Iterator[None]:
 def _advice(name: str, reason: str, error: BaseException) -> str:
     code = getattr(error, "code", None)
     if isinstance(error, FileNotFoundError):
-        bucket = f"{SCHEME}{_bucket(name)}"
-        return f"{name} cannot be used: the bucket {bucket} does not exist. Create it, or correct its name."
+        return f"{name} cannot be used: there is no such object. Correct the address, or copy the file there."
     if code in (401, "401") or "anonymous caller" in reason.lower() or "credentials" in reason.lower():
         return (
             f"{name} cannot be used: there are no valid credentials ({reason}).\n"

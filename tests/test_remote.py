@@ -65,6 +65,13 @@ def test_a_missing_bucket_is_named(storage_url):
     assert "the bucket gs://no-such-bucket does not exist" in refused([], ["gs://no-such-bucket/run"])
 
 
+def test_a_missing_object_in_a_bucket_that_exists_is_not_taken_for_a_missing_bucket(bucket):
+    with pytest.raises(DominoError, match=f"^{bucket}/rows.jsonl cannot be used: there is no such object") as error:
+        with remote.access(f"{bucket}/rows.jsonl"):
+            remote.open_path(f"{bucket}/rows.jsonl").read_bytes()
+    assert error.value.exit_code == 2 and "bucket" not in str(error.value).partition(": ")[2]
+
+
 def test_a_missing_package_names_the_file_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs.core", None)
     remote._register.cache_clear()
