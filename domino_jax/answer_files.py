@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.errors import DataError, DominoError, unwritable
-from domino_jax.remote import is_remote
-from domino_jax.report import write_text
+from domino_jax.files import is_remote, replacing, write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +99,7 @@ class AnswerFiles:
         for file in self.files():
             cut_torn_line(file)
         if not started:
-            write_text(self.meta, json.dumps(self.made_with, indent=2) + "\n")
+            write_whole(self.meta, json.dumps(self.made_with, indent=2) + "\n")
 
     def _part(self, index: int) -> Path:
         if self.share.count == 1:
@@ -136,12 +135,8 @@ class AnswerFiles:
             )
         parts = self.parts()
         if parts or list(places) != list(self.ids):
-            temporary = self.output.with_name(f".{self.output.name}.{os.getpid()}.tmp")
-            try:
-                copy_rows(temporary, [places[name] for name in self.ids])
-                os.replace(temporary, self.output)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with replacing(self.output) as fresh:
+                copy_rows(fresh, [places[name] for name in self.ids])
             sync_folder(self.output.parent)  # the rows have their new name for good before the old ones go
         for part in parts:
             part.unlink()

@@ -13,8 +13,9 @@ from domino_jax.decoding.measure import Lane
 from domino_jax.decoding.models import Models
 from domino_jax.describe import describe, run_identity, timings
 from domino_jax.errors import DominoError
+from domino_jax.files import write_whole
 from domino_jax.loading import LoadedTarget
-from domino_jax.report import build_report, write_json, write_report, write_text
+from domino_jax.report import build_report, write_json, write_report
 from domino_jax.tables import comparison_lines, latex_table, markdown_table, paper_table
 
 COMPARISON = "compare.json"
@@ -99,8 +100,8 @@ def write_comparison(
     table = paper_table(list(reports.values()))
     page = ["# Drafters side by side", "", *markdown_table(table).splitlines(), ""]
     page += [*comparison_lines(reports), "", *(f"- [{name}]({name}/report.md)" for name in reports)]
-    write_text(output / PAGE, "\n".join(page) + "\n")
-    write_text(output / LATEX, latex_table(table))
+    write_whole(output / PAGE, "\n".join(page) + "\n")
+    write_whole(output / LATEX, latex_table(table))
     comparison = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **named,

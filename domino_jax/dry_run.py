@@ -23,6 +23,7 @@ from domino_jax import building, cli, compiled, flops, hf, loading, sharding, to
 from domino_jax.console import say_bytes
 from domino_jax.dry_run_evaluation import examine_evaluation, on_chip
 from domino_jax.dry_run_evaluation import lines as evaluation_lines
+from domino_jax.files import write_whole
 from domino_jax.remote import open_path
 from domino_jax.target.qwen3 import Qwen3, Qwen3Config
 
@@ -38,7 +39,7 @@ def main(flags: cli.Flags) -> None:
     found = examine(config, devices, flags.topology or devices[0].device_kind)
     folder = open_path(flags.workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "dry_run.json").write_text(json.dumps(found, indent=2) + "\n")
+    write_whole(folder / "dry_run.json", json.dumps(found, indent=2) + "\n")
     print("\n".join(lines(found)), flush=True)
 
 

@@ -14,7 +14,7 @@ import jax
 from etils import epath
 
 import domino_jax
-from domino_jax.manifest import write_whole
+from domino_jax.files import write_whole
 
 # Variables that change what is computed or where, and none that could hold a secret.
 VARIABLES = (

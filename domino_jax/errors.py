@@ -4,6 +4,8 @@ import errno
 import os
 from typing import Any
 
+from domino_jax.files import is_remote
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -46,7 +48,7 @@ def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:
 
 def refuse_read_only(place: str | os.PathLike) -> None:
     """Refuse a local file or folder that cannot be written, before any work is done for it; nothing is created."""
-    if "://" in os.fspath(place):
+    if is_remote(place):
         return
     there = os.path.abspath(os.path.expanduser(place))
     while not os.path.exists(there) and there != os.path.dirname(there):

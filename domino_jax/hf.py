@@ -38,7 +38,7 @@ LISTED = 10  # names in one message
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5", ".msgpack")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja")
 # What an earlier writing may have left: weights in other shards, and temporary files when it was killed.
-_LEFTOVER = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.\d+\.tmp")
+_LEFTOVER = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.[0-9a-f]+\.tmp")
 
 log = logging.getLogger(__name__)
 Config = TypeVar("Config")

@@ -15,7 +15,8 @@ import os
 
 from etils import epath
 
-from domino_jax.remote import BucketError, is_remote, list_files
+from domino_jax.files import is_remote, write_whole
+from domino_jax.remote import BucketError, list_files
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -54,16 +55,6 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         found = pool.map(lambda item: _compare(folder, *item), manifest["files"].items())
         return next((reason for reason in found if reason), None)
-
-
-def write_whole(path: epath.Path, data: bytes) -> None:
-    """Write a file that a reader, and a start after a crash, sees complete or not at all."""
-    if is_remote(path):  # an object appears when it is complete
-        path.write_bytes(data)
-        return
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(data)
-    part.replace(path)
 
 
 def _files(folder: epath.Path) -> list[str]:

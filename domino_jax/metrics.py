@@ -12,8 +12,9 @@ import rich.console
 from domino_jax import tensorboard
 from domino_jax.appending import AppendingThread
 from domino_jax.errors import DataError
+from domino_jax.files import write_whole
 from domino_jax.progress import TrainingBar, duration
-from domino_jax.remote import is_remote, open_path
+from domino_jax.remote import open_path
 from domino_jax.step_clock import StepClock
 from domino_jax.weights_and_biases import WandbLog
 
@@ -229,19 +230,9 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
     return rows
 
 
-def truncate_rows(path: str | os.PathLike, last_step: int) -> list[dict]:
-    """Drop the rows behind last_step (and a torn line) from a metrics.jsonl; returns those that stay."""
+def truncate_rows(path: str | os.PathLike, last_step: int) -> None:
+    """Drop the rows after last_step, and a torn line, from a metrics.jsonl."""
     file = open_path(path)
-    kept = [row for row in read_rows(file) if row["step"] <= last_step]
-    if file.exists():
-        text = "".join(json.dumps(row) + "\n" for row in kept)
-        if file.read_text() == text:
-            return kept
-        if is_remote(file):
-            file.write_text(text)  # whole or not at all
-        else:
-            # Written beside it and renamed: a kill here must not cost the history.
-            fresh = file.with_suffix(".jsonl.tmp")
-            fresh.write_text(text)
-            os.replace(fresh, file)
-    return kept
+    rows = "".join(json.dumps(row) + "\n" for row in read_rows(file) if row["step"] <= last_step).encode()
+    if file.exists() and file.read_bytes() != rows:  # as bytes: a flipped one may be no UTF-8
+        write_whole(file, rows)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from domino_jax.decoding.generate import BASELINE
-from domino_jax.manifest import write_whole
+from domino_jax.files import write_whole
 from domino_jax.metrics import read_rows
 
 # One colour a mode in every picture; told apart also by people who see no red or no green.

@@ -21,6 +21,7 @@ from domino_jax.data.chat import Row
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.drafter.convert import check_fits
 from domino_jax.errors import DataError
+from domino_jax.files import write_whole
 from domino_jax.loading import LoadedTarget
 from domino_jax.preflight_estimates import Plan, device_memory, memory_per_device, run_length
 from domino_jax.preflight_scores import mean_logprobs
@@ -270,10 +271,10 @@ def save(workdir: epath.Path, found: Mapping[str, Any]) -> None:
     """preflight.json for programs, preflight.md for people."""
     workdir.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
-    (workdir / "preflight.json").write_text(text + "\n")
+    write_whole(workdir / "preflight.json", text + "\n")
     lines = ["# Pre-flight", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in facts(found)]
     lines += ["", *[f"**Warning:** {warning}\n" for warning in found["warnings"]]]
     lines += [f"A row ({found['example']['where']}), its supervised part in [[ ]]:", ""]
     lines += [f"    {line}" for line in found["example"]["text"].splitlines()]
-    (workdir / "preflight.md").write_text("\n".join(lines) + "\n")
+    write_whole(workdir / "preflight.md", "\n".join(lines) + "\n")

@@ -12,8 +12,6 @@ import logging
 import os
 import pathlib
 import re
-import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +19,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from domino_jax.errors import DominoError
+from domino_jax.files import is_remote, make_once
 
 SCHEME = "gs://"
 CHECK_SECONDS = 60.0  # for the look at every bucket of a command before it starts
@@ -30,11 +29,6 @@ SILENT_SECONDS = 60.0  # a connection that carries nothing for this long has fai
 
 class BucketError(DominoError, OSError):
     """A request to a bucket that failed for good. As an OSError it is handled wherever a failing disk is."""
-
-
-def is_remote(path: str | os.PathLike) -> bool:
-    """True for gs:// and every other address with a scheme."""
-    return "://" in os.fspath(path)
 
 
 def open_path(path: str | os.PathLike):
@@ -97,22 +91,13 @@ def fetch_folder(name: str, patterns: Sequence[str]) -> pathlib.Path:
             raise DominoError(f"{name} holds none of {', '.join(patterns)}; name the folder of a model in that bucket.")
         known = sorted((entry["name"], entry["size"], entry["generation"]) for entry in found)
         digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
-        target = cache_folder() / "folders" / digest / name.rstrip("/").rpartition("/")[2]
-        if target.is_dir():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = pathlib.Path(tempfile.mkdtemp(prefix=".unfinished-", dir=target.parent))
-        try:
+
+        def copy(fresh: pathlib.Path) -> None:
+            fresh.mkdir()
             for entry in found:
                 store.get_file(entry["name"], fresh / entry["name"].rpartition("/")[2])
-            try:
-                fresh.rename(target)
-            except OSError:
-                if not target.is_dir():  # else another process was faster
-                    raise
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-    return target
+
+        return make_once(cache_folder() / "folders" / digest / name.rstrip("/").rpartition("/")[2], copy)
 
 
 def _entries(store, name: str) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from domino_jax.decoding.generate import BASELINE
 from domino_jax.decoding.measure import ModeRun, accept_rates, full_histogram
 from domino_jax.decoding.round_times import StepBounds
 from domino_jax.errors import DataError, DominoError
+from domino_jax.files import write_whole
 from domino_jax.plots import write_plots
 from domino_jax.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
 
@@ -239,21 +240,14 @@ def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [*write_plots(folder / PLOTS, report), *([TREES] if (folder / PLOTS / TREES).exists() else [])]
     table = paper_table([report])
-    write_text(folder / "table.md", markdown_table(table))
-    write_text(folder / "table.tex", latex_table(table))
-    write_text(folder / "report.md", markdown(report, [f"{PLOTS}/{name}" for name in pictures]))
+    write_whole(folder / "table.md", markdown_table(table))
+    write_whole(folder / "table.tex", latex_table(table))
+    write_whole(folder / "report.md", markdown(report, [f"{PLOTS}/{name}" for name in pictures]))
     write_json(folder / REPORT, report)
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file under another name first and renames it, so that no reader meets half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any] | None:

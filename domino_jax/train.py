@@ -25,9 +25,9 @@ from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.drafter import formats
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.errors import DataError, refuse_read_only
+from domino_jax.files import write_whole
 from domino_jax.finished import mark_finished, read_marker
 from domino_jax.loading import LoadedTarget, keep_compiled, load_target, read_target_config
-from domino_jax.manifest import write_whole
 from domino_jax.metrics import MetricsWriter, read_rows
 from domino_jax.plots import plot_run
 from domino_jax.preemption import PREEMPTED, Preempted, Preemption

@@ -14,7 +14,7 @@ from typing import Any
 from domino_jax import hf
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.errors import DataError, DominoError
-from domino_jax.report import write_text
+from domino_jax.files import write_whole
 
 FILE = "decoding.json"
 CHAINS, TREES = "tuned", "trees"
@@ -59,7 +59,7 @@ def store(folder: Path, kind: str, sampling: SamplingParams, best: Coupling, tau
     rows[kind] = [*(other for other in rows[kind] if not _same(other, sampling)), row]
     held = {each: some for each, some in rows.items() if some}
     try:
-        write_text(folder / FILE, json.dumps(held, indent=2) + "\n")
+        write_whole(folder / FILE, json.dumps(held, indent=2) + "\n")
     except OSError as error:
         keys = "config.decode" if kind == CHAINS else "config.decode.tree"
         by_hand = " ".join(f"--{keys}.{name}={value}" for name, value in shown.items())

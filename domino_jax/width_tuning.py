@@ -25,8 +25,8 @@ from domino_jax.decoding.propose import TreeSettings
 from domino_jax.decoding.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.drafter.config import DrafterConfig
 from domino_jax.errors import DataError, DominoError
+from domino_jax.files import write_whole
 from domino_jax.loading import needs_drafter, shortened
-from domino_jax.report import write_text
 from domino_jax.tree_replay import record, replayed_tau
 
 TUNED = "tune.json"
@@ -212,7 +212,7 @@ def _write(file: Path, settings: DecodeSettings, timed: Sequence[Timed]) -> None
     measured = [{**dataclasses.asdict(one.option), **{name: getattr(one, name) for name in figures}} for one in timed]
     file.parent.mkdir(parents=True, exist_ok=True)
     held = {"chosen": {name: values[name] for name in CHOSEN}, "measured": measured}
-    write_text(file, json.dumps(held, indent=2) + "\n")
+    write_whole(file, json.dumps(held, indent=2) + "\n")
 
 
 def _read_chosen(file: Path) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_firs
 
 
 @pytest.mark.parametrize("place", ["disk", "bucket"])
-def test_a_later_export_replaces_the_constants_that_were_tuned_for_the_weights_before(drafter, tmp_path, request, place):
+def test_a_later_export_replaces_the_constants_tuned_for_the_weights_before(drafter, tmp_path, request, place):
     folder = tmp_path / "out" if place == "disk" else f"{request.getfixturevalue('bucket')}/export"
     export.write_export(folder, *drafter, RECIPE, 1)
     tuned_constants.store(tmp_path, CHAINS, SamplingParams(1.0), Coupling(2.0), 3.25, 8)

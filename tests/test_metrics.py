@@ -75,7 +75,7 @@ def test_a_resumed_run_drops_the_rows_behind_its_step_and_goes_on_counting_time(
 def test_a_line_torn_by_a_kill_is_not_a_row(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2, "lo')
-    assert truncate_rows(file, last_step=5) == [{"step": 1}]
+    truncate_rows(file, last_step=5)
     assert file.read_text() == '{"step": 1}\n'
 
 
@@ -89,7 +89,7 @@ def test_a_broken_row_in_the_middle_is_named_by_its_line(tmp_path, line):
 
 def test_no_file_is_no_rows(tmp_path):
     assert read_rows(tmp_path / "metrics.jsonl") == []
-    assert truncate_rows(tmp_path / "metrics.jsonl", 3) == []
+    truncate_rows(tmp_path / "metrics.jsonl", 3)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_measuring_and_with_t
     def full(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tuned_constants, "write_text", full)
+    monkeypatch.setattr(tuned_constants, "write_whole", full)
     with pytest.raises(DominoError, match="--config.decode.tree.draft_scale=3.0 --config.decode.tree.spread=2.0 by"):
         store(tmp_path, TREES, WARM, Coupling(3.0, 2.0), 4.0, 8)
 

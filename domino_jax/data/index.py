@@ -19,8 +19,9 @@ from domino_jax.cores import usable
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.processes import follow_parent
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
-from domino_jax.data.sources import DataFile, Source, unfinished_name
+from domino_jax.data.sources import DataFile, Source
 from domino_jax.errors import DataError, DominoError
+from domino_jax.files import replacing, write_whole
 from domino_jax.progress import Progress
 
 FORMAT = 1
@@ -91,13 +92,8 @@ def load_or_build(
 
 def _keep(index: Index, kept: pathlib.Path) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = unfinished_name(kept)
-    try:
-        with unfinished.open("wb") as out:
-            np.savez(out, **{field.name: getattr(index, field.name) for field in dataclasses.fields(Index)})
-        unfinished.replace(kept)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(kept) as fresh, fresh.open("wb") as out:
+        np.savez(out, **{field.name: getattr(index, field.name) for field in dataclasses.fields(Index)})
 
 
 def _fetch(shared: epath.Path, kept: pathlib.Path) -> Index | None:
@@ -108,17 +104,11 @@ def _fetch(shared: epath.Path, kept: pathlib.Path) -> Index | None:
     if not shared.exists():
         return None
     kept.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = unfinished_name(kept)
-    try:
-        unfinished.write_bytes(shared.read_bytes())
-        index = _load(unfinished)
-        if index is None:
-            shared.unlink()
-        else:
-            unfinished.replace(kept)
-        return index
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(kept, shared.read_bytes())
+    index = _load(kept)
+    if index is None:
+        shared.unlink()
+    return index
 
 
 def _load(path: pathlib.Path) -> Index | None:

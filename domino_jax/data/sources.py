@@ -18,11 +18,12 @@ import pathlib
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from domino_jax import remote
 from domino_jax.errors import DataError, DominoError
+from domino_jax.files import make_once
 
 COMPRESSED = (".gz", ".zst")
 # Grain's own naming, alone or in shards: rows.array_record, rows.array_record-00003-of-00016.
@@ -200,15 +201,15 @@ class _PieceReader(io.RawIOBase):
 
 def _bring(name: str, cache: pathlib.Path) -> DataFile:
     """A copy that can be read at random, made unless it is there already."""
-    local = _fetched(name, cache) if remote.is_remote(name) else name
+    local = os.fspath(_fetched(name, cache)) if remote.is_remote(name) else name
     digest = _digest(local)
     if name.endswith(COMPRESSED):
         # Named by its bytes: a file that was replaced is unpacked again, whatever its date says.
-        local = _made(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, name, target))
+        local = make_once(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, name, target))
     return DataFile(name, os.path.abspath(os.path.expanduser(local)), bool(ARRAY_RECORD.search(name)), digest)
 
 
-def _fetched(name: str, cache: pathlib.Path) -> str:
+def _fetched(name: str, cache: pathlib.Path) -> pathlib.Path:
     with remote.access(name):
         address = remote.open_path(name)
         found = remote.filesystem(name).info(name)
@@ -219,7 +220,7 @@ def _fetched(name: str, cache: pathlib.Path) -> str:
             with address.open("rb") as source, target.open("wb") as out:
                 shutil.copyfileobj(source, out, 1 << 22)
 
-        return _made(cache / "fetched" / f"{key}-{name.rsplit('/', 1)[-1]}", copy)
+        return make_once(cache / "fetched" / f"{key}-{name.rsplit('/', 1)[-1]}", copy)
 
 
 def _unpack(local: str, name: str, target: pathlib.Path) -> None:
@@ -228,24 +229,6 @@ def _unpack(local: str, name: str, target: pathlib.Path) -> None:
             shutil.copyfileobj(plain, out, 1 << 22)
     except OSError as error:
         raise DominoError(f"{name} cannot be unpacked to {target.parent}: {error}. Free some space there.") from error
-
-
-def _made(target: pathlib.Path, make: Callable[[pathlib.Path], None]) -> str:
-    """`target`, made under another name and then moved in place unless it exists."""
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = unfinished_name(target)
-        try:
-            make(unfinished)
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    return str(target)
-
-
-def unfinished_name(target: pathlib.Path) -> pathlib.Path:
-    """A name beside `target` that no other process, on this machine or another, writes to."""
-    return target.with_name(f".{target.name}.{os.urandom(6).hex()}.tmp")
 
 
 def _digest(local: str) -> str:
