@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from domino_jax import train
+from domino_jax import manifest, train
 from domino_jax.checkpoint import Checkpoints
 from domino_jax.metrics import read_rows
 from tests.test_train_command import CASES, arguments, losses, start, training_rows, write_rows
@@ -175,8 +175,16 @@ def test_a_run_killed_before_its_first_checkpoint_says_so_and_starts_again(
     assert losses(workdir) == losses(whole)
 
 
-def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_room(tmp_path):
-    (tmp_path / "first_checkpoint.json.part").mkdir()  # nothing can be written there
+def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_room(
+    tmp_path, monkeypatch
+):
+    def full(path, content):
+        if path.name == "first_checkpoint.json":
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    write = manifest.write_whole
+    monkeypatch.setattr(manifest, "write_whole", full)
     said = []
     with Checkpoints(tmp_path, keep=2, report=said.append) as checkpoints:
         checkpoints.save(4, {"w": np.zeros(2)}, {}, {})
