@@ -97,8 +97,8 @@ def test_killed_around_the_first_best_export_a_run_continues(files, whole, tmp_p
 
 
 def delete_manifests(workdir):
-    for manifest in (workdir / "checkpoints").glob("*/manifest.json"):
-        manifest.unlink()
+    for path in (workdir / "checkpoints").glob("*/manifest.json"):
+        path.unlink()
 
 
 def delete_checkpoints(workdir):
@@ -175,9 +175,7 @@ def test_a_run_killed_before_its_first_checkpoint_says_so_and_starts_again(
     assert losses(workdir) == losses(whole)
 
 
-def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_room(
-    tmp_path, monkeypatch
-):
+def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_room(tmp_path, monkeypatch):
     def full(path, content):
         if path.name == "first_checkpoint.json":
             raise OSError(28, "No space left on device")
