@@ -30,7 +30,7 @@ def test_every_file_in_the_tree_exists():
     named = set(re.findall(r"\b\w+\.py\b", tree))
     there = {
         path.name
-        for folder in ("domino_jax", "configs", "benchmarks", "assets")
+        for folder in ("domino_jax", "configs", "benchmarks", "assets", "launch")
         for path in (ROOT / folder).rglob("*.py")
     }
     assert named <= there
