@@ -46,15 +46,14 @@ Config = TypeVar("Config")
 
 def resolve_folder(path: str | Path) -> Path:
     """A local folder, or the local copy of a hub model given as "owner/name" or "owner/name@revision", or of a folder
-    in a bucket (gs://; of a train workdir there its export/).
+    in a bucket (gs://).
 
     What starts with / . ~ or exists here is local and never asked of a hub. With HF_HUB_OFFLINE=1 only the
     cache is asked.
     """
     path = str(path)
     if is_remote(path):
-        exported = f"{path.rstrip('/')}/export"
-        return fetch_folder(exported if exists(f"{exported}/config.json") else path, FOLDER_FILES)
+        return fetch_folder(path, FOLDER_FILES)
     local = Path(os.path.expanduser(path))
     if path.startswith(("/", ".", "~")) or (path and local.exists()):
         if not local.is_dir():
@@ -77,6 +76,15 @@ def resolve_folder(path: str | Path) -> Path:
             "Name a local folder (./NAME), or fetch it first and set HF_HUB_OFFLINE=1."
         ) from None
     return Path(found)
+
+
+def drafter_folder(path: str | Path) -> Path:
+    """As resolve_folder, but of a train workdir, here or in a bucket, its export/."""
+    if is_remote(path):
+        exported = f"{str(path).rstrip('/')}/export"
+        return resolve_folder(exported if exists(f"{exported}/config.json") else path)
+    folder = resolve_folder(path)
+    return folder / "export" if (folder / "export" / "config.json").is_file() else folder
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import rich.console
 import rich.table
 
-from domino_jax import cli
+from domino_jax import cli, hf
 from domino_jax import config as recipes
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
@@ -30,7 +30,7 @@ from domino_jax.errors import DominoError
 from domino_jax.loading import load_models, load_target
 from domino_jax.progress import Progress
 from domino_jax.remote import is_remote
-from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, check_writable, drafter_folder, store
+from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, check_writable, store
 
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 TREE_SCALES = (1.0, 2.0, 3.0, 5.0)
@@ -93,7 +93,11 @@ def main(flags: cli.Flags) -> None:
         "seed": decode.seed,
         "sampling": sampling,
     }
-    drafts, tree, folder = decode.num_drafts or None, TreeSettings(**decode.tree), drafter_folder(config.drafter.path)
+    drafts, tree, folder = (
+        decode.num_drafts or None,
+        TreeSettings(**decode.tree),
+        hf.drafter_folder(config.drafter.path),
+    )
     check_writable(folder)
     for mode in modes:
         ways = ways_of(mode)

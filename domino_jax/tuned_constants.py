@@ -77,14 +77,8 @@ def stored(drafter_path: str | None, kind: str, sampling: SamplingParams) -> Cou
     """
     if not drafter_path or sampling.greedy:
         return Coupling()
-    found = [row for row in _rows(drafter_folder(drafter_path), kind) if _same(row, sampling)]
+    found = [row for row in _rows(hf.drafter_folder(drafter_path), kind) if _same(row, sampling)]
     return Coupling(*(float(found[0][name]) for name in NUMBERS[kind])) if found else Coupling()
-
-
-def drafter_folder(drafter_path: str) -> Path:
-    """The drafter's own folder; of a train workdir that of its export."""
-    folder = hf.resolve_folder(drafter_path)
-    return folder / "export" if (folder / "export").is_dir() else folder
 
 
 def _same(row: dict[str, Any], sampling: SamplingParams) -> bool:

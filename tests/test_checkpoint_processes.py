@@ -177,7 +177,9 @@ def test_whoever_loses_its_peer_in_collective_work_leaves_by_a_signal_and_blames
     with two_processes(code, tmp_path, subprocess.PIPE, DOMINO_HEARTBEAT_SECONDS="10") as both:
         for process in both:
             assert "ready\n" in iter(process.stdout.readline, "")
-        time.sleep(random.uniform(0, 1.5))
+        moment = random.uniform(0, 1.5)
+        print(f"killed after {moment} s")
+        time.sleep(moment)
         both[victim].kill()
         said = both[1 - victim].communicate(timeout=60)[1]
     assert both[1 - victim].returncode == -signal.SIGABRT, said

@@ -51,7 +51,9 @@ def start(*command, **how):
 def test_an_interrupt_while_a_command_is_imported_leaves_with_130_and_says_nothing(command):
     process = start("-m", f"domino_jax.{command}", "--config=configs/tiny.py", "--workdir=/nowhere")
     wait_for_package(process)
-    time.sleep(random.uniform(0, 1.5))
+    moment = random.uniform(0, 1.5)
+    print(f"interrupted after {moment} s")
+    time.sleep(moment)
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said[1], said

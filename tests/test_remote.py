@@ -200,7 +200,7 @@ def test_a_model_in_a_bucket_is_copied_once_and_again_when_it_changes(bucket, tm
     store.pipe_file(f"{bucket}/drafter/model.safetensors", b"two")
     assert (hf.resolve_folder(f"{bucket}/drafter") / "model.safetensors").read_bytes() == b"two"
     store.pipe_file(f"{bucket}/run/export/config.json", b'{"a": 1}')
-    assert (hf.resolve_folder(f"{bucket}/run") / "config.json").read_bytes() == b'{"a": 1}'
+    assert (hf.drafter_folder(f"{bucket}/run") / "config.json").read_bytes() == b'{"a": 1}'
     with pytest.raises(DominoError, match="none holds none of"):
         hf.resolve_folder(f"{bucket}/none")
 

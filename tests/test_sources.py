@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax import remote
-from domino_jax.data import sources
+from domino_jax.data import index, prompts, sources
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.data.sources import find_files, open_sources, parse_sources
 from domino_jax.errors import DataError, DominoError
@@ -249,3 +249,13 @@ def test_no_client_of_a_bucket_is_imported_for_local_files(tmp_path, monkeypatch
     monkeypatch.setattr(remote, "connect", None)
     assert len(batches_of(write_rows(tmp_path, rows_of([3]))).rows) == 1
     assert pathlib.Path(find_files(f"{tmp_path}/rows.jsonl")[0]).name == "rows.jsonl"
+
+
+def test_a_training_line_longer_than_a_row_may_be_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    file = write_rows(tmp_path, rows_of([3, 4_000]), "rows.jsonl")
+    monkeypatch.setattr(prompts, "LINE_LIMIT", 10_000)
+    read = []
+    monkeypatch.setattr(index, "read_span", lambda file, start, end: read.append(end - start))
+    with pytest.raises(DataError, match="rows.jsonl:2: the line has more than 10000 bytes"):
+        batches_of(file, cache=tmp_path / "cache")
+    assert read == []

@@ -18,6 +18,7 @@ from domino_jax import remote
 from domino_jax.cores import usable
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.processes import follow_parent
+from domino_jax.data.prompts import check_line
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.errors import DataError, DominoError
@@ -196,6 +197,8 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
 def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> np.ndarray:
     """int64 [lines, 5] for lines [first, first + len(spans)) of a file."""
     out = np.zeros((len(spans), 5), np.int64)
+    for place, size in enumerate(np.diff(spans)[:, 0].tolist()):
+        check_line(size, f"{file.name}:{first + place + 1}")
     base = int(spans[0, 0])
     block = b"" if file.records else read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):

@@ -35,10 +35,15 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
                 yield number, parse_row(line, f"{path}:{number}")
 
 
+def check_line(size: int, where: str) -> None:
+    """Refuse a line of more bytes than a row can have, before or after it is read."""
+    if size > LINE_LIMIT:
+        raise DataError(f"{where}: the line has more than {LINE_LIMIT} bytes. A JSONL file has one row on each line.")
+
+
 def parse_row(line: bytes, where: str) -> dict:
     """The object of one line of JSONL; anything else is a DataError that names the place."""
-    if len(line) > LINE_LIMIT:
-        raise DataError(f"{where}: the line has more than {LINE_LIMIT} bytes. A JSONL file has one row on each line.")
+    check_line(len(line), where)
     try:
         row = json.loads(line)
     except ValueError as error:  # broken JSON or bytes that are no UTF-8

@@ -117,9 +117,7 @@ def load_drafter(
 
     target_path: the target's folder or hub id, for drafters in the speculators layout that store its embeddings.
     """
-    folder = hf.resolve_folder(path)
-    if (folder / "export" / "config.json").is_file():
-        folder = folder / "export"
+    folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
     tensors = hf.open_tensors(folder)
     skipped: tuple[str, ...] = ()

@@ -11,8 +11,7 @@ import numpy as np
 
 from domino_jax import hf
 from domino_jax.drafter.config import DOMINO
-from domino_jax.errors import DataError
-from domino_jax.safetensors_file import quote
+from domino_jax.errors import DataError, quote
 from domino_jax.target.convert import EMBEDDING, LM_HEAD
 
 HEAD_PREFIX = "logits_correction."

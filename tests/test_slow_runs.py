@@ -1,20 +1,19 @@
 """The options of this suite: a time limit that names what it did not reach, and an order of files by a seed."""
 
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
-CONFTEST = pathlib.Path(__file__).parent / "conftest.py"
+ROOT = pathlib.Path(__file__).parent.parent
 NAMES = [f"test_{letter}" for letter in "abcdefgh"]
 
 
 @pytest.fixture
 def suite(tmp_path):
-    """A folder of eight files, one passing test each, with the options of this suite."""
-    options = CONFTEST.read_text().split("def pytest_addoption")[1]
-    (tmp_path / "conftest.py").write_text(f"import random, time\nimport pytest\ndef pytest_addoption{options}")
+    """A folder of eight files, one passing test each."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"def {name}(): pass\n")
@@ -22,8 +21,9 @@ def suite(tmp_path):
 
 
 def run(folder, *options):
-    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", "-p", "tests.slow_runs", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout
 
 
