@@ -79,7 +79,7 @@ def read(entry: dict, folder: pathlib.Path) -> dict | None:
 def row(label: str, entry: dict, folder: pathlib.Path) -> str:
     found = read(entry, folder)
     if found is None:
-        return f"| {label} | **no**: it does not compile | | | | | | | |"
+        return f"| {label} | **no**: it does not compile | | | | | | |"
     slowest = found["floor_seconds"]
     own = f"{found['compiler_seconds'] * 1e3:,.0f}" if found["compiler_seconds"] else "–"
     bound = max(found["floors"], key=found["floors"].get)
@@ -92,14 +92,13 @@ def row(label: str, entry: dict, folder: pathlib.Path) -> str:
         f"{slowest * 1e3:,.0f} ({bound})",
         own,
         f"{found['rows_per_second_per_chip']:.2f}",
-        f"{found['compile_seconds']:.0f}",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
 HEADER = (
     "| | fits | peak GB a chip | lean TFLOP a row | program's TFLOP a row | data sheet ms a step | compiler's ms "
-    "| rows/s a chip | compile s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"
+    "| rows/s a chip |\n|---|---|---:|---:|---:|---:|---:|---:|"
 )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from domino_jax import remote
-from domino_jax.errors import DataError
+from domino_jax.errors import DominoError
+from domino_jax.step_folders import first_line
 
 # An append to a bucket makes a new object of the old bytes and the new ones, without moving the old ones. Google bills
 # the replaced object for some days (soft delete), so the longer the files are, the rarer it is done: at most 1 MB is
@@ -203,12 +204,12 @@ class AppendingThread:
                     self._openers[name]()
                 self._files[name] = open_file(self._folder / name)
             self._files[name].append(data)
-        except (OSError, DataError) as error:
+        except (OSError, ValueError, DominoError) as error:  # an exception that left here would end the thread
             if not self._warned:
                 self._warned = True
                 self._report(
-                    f"warning: {self._folder / name} cannot be written ({str(error).splitlines()[0][:200]}); the run "
-                    "goes on and tries again"
+                    f"warning: {self._folder / name} cannot be written ({first_line(error)}); the run goes on and "
+                    "tries again"
                 )
             return False
         self._warned = False

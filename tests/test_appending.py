@@ -6,6 +6,7 @@ import pytest
 
 from domino_jax import appending, remote
 from domino_jax.appending import AppendingThread, BucketFile, LocalFile
+from domino_jax.errors import DominoError
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -142,6 +143,23 @@ def test_what_failed_is_written_later_once_and_in_order(tmp_path, monkeypatch):
     rows.close()
     assert (tmp_path / "rows").read_bytes() == b"one\ntwo\nthree\n"
     assert len(warnings) == 1 and "No space left on device" in warnings[0] and "tries again" in warnings[0]
+
+
+@pytest.mark.parametrize("error", [UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), DominoError(), OSError()])
+def test_whatever_opening_a_file_raises_the_thread_goes_on(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(appending, "RETRY_SECONDS", 0.1)
+    broken = iter([error])
+
+    def prepare():
+        for reason in broken:
+            raise reason
+
+    warnings = []
+    rows = AppendingThread(tmp_path, warnings.append)
+    rows.append("rows", b"one\n", prepare)
+    assert not rows.flush(20)
+    rows.close()
+    assert (tmp_path / "rows").read_bytes() == b"one\n" and len(warnings) == 1
 
 
 def test_a_disk_that_stays_full_costs_a_warning_at_the_end(tmp_path, monkeypatch):
