@@ -66,7 +66,7 @@ def _data() -> config_dict.ConfigDict:
 def _preflight() -> config_dict.ConfigDict:
     preflight = config_dict.ConfigDict()
     preflight.rows = 64  # rows whose answers the target scores before the first step; 0: none
-    preflight.low_logprob = -2.0  # a mean log-probability below this is told: the target would hardly say that
+    preflight.low_logprob = -2.0  # a mean log-probability below this is reported: the target would hardly say that
     return preflight
 
 
@@ -81,7 +81,7 @@ def _train() -> config_dict.ConfigDict:
     train.loss_slice_blocks = 32  # anchor blocks of a row whose logits live at once
     train.remat = False  # True: draft layers are computed again in the backward pass
     train.gamma = 7.0  # inf: no decay over the slots of a block
-    train.contiguous_labels = True  # False: keep labels behind an unsupervised token, as SpecForge does
+    train.contiguous_labels = True  # False: keep labels after an unsupervised token, as SpecForge does
     train.dpace_alpha = config_dict.placeholder(float)  # α of D-PACE weights (0.5, say), which replace the decay
     train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
     train.lambda_start = 1.0
@@ -109,7 +109,7 @@ def _train() -> config_dict.ConfigDict:
 def _checkpoint() -> config_dict.ConfigDict:
     checkpoint = config_dict.ConfigDict()
     checkpoint.every = 1_000
-    checkpoint.keep = 3  # the newest so many; the best one by τ stays besides
+    checkpoint.keep = 3  # the newest N; the best one by τ is kept as well
     checkpoint.keep_every = 0  # and each whose step is a multiple of this; 0: no other
     return checkpoint
 
@@ -141,7 +141,7 @@ def _decode() -> config_dict.ConfigDict:
     decode = config_dict.ConfigDict()
     decode.modes = ("autoregressive", "backbone", "domino")
     decode.prompts = config_dict.placeholder(str)  # or --prompts, --prompt
-    decode.num_prompts = 128  # the first so many rows
+    decode.num_prompts = 128  # the first N rows
     decode.max_new_tokens = 2048
     decode.temperature = 0.0
     decode.top_k = 0  # 0: off
@@ -176,22 +176,22 @@ def _decode() -> config_dict.ConfigDict:
     decode.ignore_eos = False
     decode.thinking = False
     decode.chunk_rounds = 4  # rounds of one dispatch when text is shown as it comes
-    decode.simulate_tau = 0.0  # above 0: random weights where there are none, and this acceptance length by force
+    decode.simulate_tau = 0.0  # above 0: random weights where there are none, and this acceptance length forced
     decode.tune = False  # True: measure widths on this device first and decode with the fastest
     decode.tasks = ()  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
     decode.cores = 0  # of a CPU, to keep to while decoding; 0: all
     decode.concurrency = ()  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
     decode.compare = ()  # drafter folders, all of them measured in one run and put into one table
     decode.mesh = decode_mesh = config_dict.ConfigDict()
-    decode_mesh.data = 1  # rows of a batch over so many devices; -1 is the rest
-    decode_mesh.tensor = 1  # heads, feed-forward and vocabulary over so many
+    decode_mesh.data = 1  # devices that share the rows of a batch; -1 is the rest
+    decode_mesh.tensor = 1  # devices that share heads, feed-forward and vocabulary
     decode_mesh.split_head = False  # the Domino head over them too: for chips that exchange a number in microseconds
     return decode
 
 
 def _regenerate() -> config_dict.ConfigDict:
     regenerate = config_dict.ConfigDict()
-    regenerate.num_prompts = 0  # the first so many rows; 0: all
+    regenerate.num_prompts = 0  # the first N rows; 0: all
     regenerate.batch_size = 16
     regenerate.use_drafter = False  # True: config.drafter.path drafts, and the same answers come faster
     regenerate.max_new_tokens = 2048

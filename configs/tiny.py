@@ -65,7 +65,7 @@ def get_config():
     # What such a pass has to compute is less than what it costs to hand halves of it from core to core: on the two of
     # an Intel Xeon plain decoding ran at 603 tokens/s and Domino at 785, on one of them at 775 and 1,074.
     config.decode.cores = 1
-    config.decode.cache_length = 448  # room for 64 nodes behind the longest prompt, which has 204 tokens
+    config.decode.cache_length = 448  # room for 64 nodes after the longest prompt, which has 204 tokens
 
     config.regenerate.num_prompts = 1_600
     config.regenerate.batch_size = 32
