@@ -53,7 +53,8 @@ def _data() -> config_dict.ConfigDict:
     # One file, a glob, or a weighted mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3"; JSONL (plain, .gz, .zst) or ArrayRecord.
     data.train = config_dict.placeholder(str)
     data.regenerate = False  # True: the target answers the prompts of data.train first
-    data.held_out = 64  # prompts whose rows are not trained on, for evaluation where eval.prompts is not named; 0: none
+    # Rows of this many prompts are never trained on; evaluations use them where eval.prompts is not named. 0: none.
+    data.held_out = 64
     data.max_length = 3072
     data.thinking = False
     data.layout = "pad"  # to max_length; or pack (several rows in one), or buckets (to the smallest of data.buckets)

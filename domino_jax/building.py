@@ -140,13 +140,12 @@ def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Gen
     )
 
 
-def evaluation_of(config, loaded: LoadedTarget, drafter: Drafter, mesh: Mesh, rows: TrainingRows) -> DecodedEvaluation:
+def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: TrainingRows) -> DecodedEvaluation:
     """Decoding of held-out prompts, the weights placed for decoding meanwhile.
 
     Raises:
         DominoError, DataError: no prompts, or prompts that do not fit the cache.
     """
-    layout = evaluation_layout_of(config, loaded.model.config, drafter, mesh)
     models = Models(loaded.model, loaded.params, layout.drafter)
     generator = evaluation_generator(config, models, loaded.stop_ids)
     found = evaluation_rows(config, rows)

@@ -23,7 +23,8 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax import preemption
-from domino_jax.distributed import barrier, is_loss, is_primary
+from domino_jax.agreement import from_primary, primary_first
+from domino_jax.distributed import is_loss, is_primary
 from domino_jax.errors import DataError, DominoError
 from domino_jax.remote import is_remote, open_path
 from domino_jax.step_folders import StepFolders, first_line
@@ -87,7 +88,7 @@ class Checkpoints:
 
     # ---------------------------------------------------------------- saving
 
-    def save(self, step: int, state: Any, data_state: Mapping, meta: Mapping, tau: float | None = None) -> None:
+    def save(self, step: int, state: Any, data_state: Mapping, meta: Mapping) -> None:
         """Write `state` (a pytree of arrays) as it is now: it is copied before this returns and may be donated then.
 
         Waits for the save before this one to be written, not for its manifest. A save that fails, as on a full disk, is
@@ -97,11 +98,8 @@ class Checkpoints:
           step: steps done; a step that is saved already is left alone.
           data_state: JSON: the data's position behind that step's batch.
           meta: JSON values to compare at the next start, the resolved recipe above all.
-          tau: the step's decoded τ when it is known, as for mark_best().
         """
         self._catch_up()
-        if tau is not None:
-            self.mark_best(step, tau)
         if any(save.step == step for save in self._saves) or self._folders.path(step).exists():
             return
         orbax = self._checkpointer()
@@ -142,8 +140,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Return when every save is over and has its manifest; a DataError when the last one failed."""
-        self._join()
-        barrier("checkpoints finished")  # only process 0 writes manifests
+        primary_first(self._join)  # only process 0 writes manifests
 
     def _join(self) -> None:
         wait([save.finished for save in self._saves])
@@ -229,16 +226,19 @@ class Checkpoints:
         """The step that process 0 chooses, in every process; when it cannot, all of them stop."""
         if jax.process_count() == 1:
             return self._folders.choose()
-        code, refusal = UNUSABLE, None
-        if is_primary():
+        refusals = []
+
+        def choose() -> int:
             try:
                 step = self._folders.choose()
-                code = NO_CHECKPOINT if step is None else step
-            except (DataError, OSError) as error:  # told only behind the broadcast, which the others wait in
-                refusal = error
-        code = int(multihost_utils.broadcast_one_to_all(np.int32(code)))
-        if refusal is not None:
-            raise refusal
+                return NO_CHECKPOINT if step is None else step
+            except (DataError, OSError) as error:  # raised only after the others know
+                refusals.append(error)
+                return UNUSABLE
+
+        code = from_primary(choose)
+        if refusals:
+            raise refusals[0]
         if code == UNUSABLE:
             raise DataError(f"process 0 cannot use the checkpoints in {self.folder}; it says why.")
         return None if code == NO_CHECKPOINT else code
@@ -286,7 +286,7 @@ class Checkpoints:
         """What is wrong with a step's files, "<file>: <reason>"; None when they are as they were written."""
         return self._folders.damage(step)
 
-    def mark_best(self, step: int, tau: float) -> None:
+    def mark_tau(self, step: int, tau: float) -> None:
         """Note the decoded τ of a step, saved or still to be: the finished step with the highest one is never removed.
 
         Survives restarts. Every process has to note the same.

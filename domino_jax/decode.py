@@ -29,10 +29,10 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
-from jax.experimental import multihost_utils
 
 from domino_jax import cli, distributed
 from domino_jax import config as recipes
+from domino_jax.agreement import from_primary
 from domino_jax.api import prompt_row
 from domino_jax.building import drafter_config_of
 from domino_jax.compare import COMPARISON, LATEX, PAGE, compare_drafters, drafter_names
@@ -138,7 +138,9 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
         "drafter": named_drafter(config.drafter.path, compare, settings.modes),
         "prompts": prompt_source(flags, config.decode),
     }
-    if told_by_primary(shown_already(output, named, COMPARISON if compare else REPORT)):
+    # Every process looks, so that each refuses what it finds; process 0 may be the only one to see the files.
+    shown = shown_already(output, named, COMPARISON if compare else REPORT)
+    if from_primary(lambda: shown):
         return
     refuse_read_only(output)
     loaded = loader.target()
@@ -328,16 +330,9 @@ def look_at_trees(
     return acceptance(trees)
 
 
-def told_by_primary(value: bool) -> bool:
-    """What process 0 found; the others may not see its files."""
-    if jax.process_count() == 1:
-        return value
-    return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
-
-
 def refuse_divided_sittings(files: RunFiles) -> None:
     """Several processes run the same groups, and only process 0 could know which ones an earlier sitting did."""
-    if told_by_primary(bool(files.records)) and jax.process_count() > 1:
+    if from_primary(lambda: bool(files.records)) and jax.process_count() > 1:
         raise DominoError(
             "--output holds an unfinished decoding, and a run of several processes cannot be continued: choose another"
             " --output, or go on with one process."

@@ -13,21 +13,19 @@ The environment, all of it optional:
 """
 
 import contextlib
-import itertools
 import os
 import re
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 
+from domino_jax.agreement import barrier
 from domino_jax.errors import DominoError
 
 MODES = ("off", "auto", "manual")
@@ -35,14 +33,12 @@ BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 LOOPBACK = "127.0.0.1"
 INIT_SECONDS = 50  # a wrong environment is told within a minute
 HEARTBEAT_SECONDS = 100  # JAX's own
-LONGEST_WAIT = 24 * 3_600  # seconds that process 0 may work while the others wait
 SHUTDOWN_SECONDS = 60  # the processes leave together, see shutdown()
 # What JAX's runtime says of a program or its size, and would say again; anything else it says of the machines.
 OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 # A broken collective is a ValueError when it fails while it is dispatched, and Orbax turns a broken barrier into a
 # TimeoutError. Both are recognised by their text, because files that cannot be read or written raise the same classes.
 PEER = re.compile(r"\bGloo\b|\bNCCL\b|\bnccl[A-Z]|[Bb]arrier|[Cc]oordination ?[Ss]ervice|[Hh]eartbeat")
-_BARRIERS = itertools.count()  # each wait has a name of its own
 
 
 def initialize(mode: str = "auto", preemptible: bool = True) -> None:
@@ -88,28 +84,6 @@ def meant_for_several(mode: str) -> str | None:
 def is_primary() -> bool:
     """True in the one process that writes files and prints."""
     return jax.process_index() == 0
-
-
-def barrier(name: str) -> None:
-    """Wait until every process is here; with one process nothing happens."""
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
-
-
-def primary_first(work: Callable[[], Any]) -> Any:
-    """The result of `work()`, called in process 0 and then in the others, also when process 0 failed.
-
-    The others wait for JAX's coordinator and not in a collective, which has a time limit.
-    """
-    if jax.process_count() == 1:
-        return work()
-    from orbax.checkpoint import multihost  # takes half a second
-
-    wait = multihost.get_barrier_sync_fn()
-    place = {"key": f"primary first {next(_BARRIERS)}", "timeout_ms": LONGEST_WAIT * 1_000}
-    with contextlib.ExitStack() as stack:
-        stack.callback(wait, **place) if is_primary() else wait(**place)
-        return work()
 
 
 def shutdown() -> None:

@@ -29,6 +29,7 @@ from domino_jax.drafter import formats
 from domino_jax.drafter.convert import save_drafter
 from domino_jax.drafter.model import Drafter, DrafterConfig
 from domino_jax.errors import DataError, DominoError
+from domino_jax.finished import parse_marker
 from domino_jax.model_card import model_card
 from domino_jax.remote import is_remote, open_path
 from domino_jax.training.state import TrainState, init_drafter_params
@@ -53,17 +54,16 @@ def main(flags: cli.Flags) -> None:
     recipe = read_json(workdir / "config.json")
     averaged = "ema_decay" in recipe["train"] and recipe["train"]["ema_decay"] > 0
     step, tau = choose_step(workdir)
-    params = restore_params(workdir, config, step, "ema" if averaged else "params")
-    report, found = workdir / "report" / "report.json", workdir / "preflight.json"
+    with Checkpoints(workdir, keep=1) as checkpoints:
+        params = restore_params(checkpoints, config, step, "ema" if averaged else "params")
     write_export(
         flags.output,
         config,
         params,
         recipe,
         step,
-        # The final decoding is of the last step's drafter.
-        report=read_json(report) if step == recipe["train"]["steps"] and report.is_file() else None,
-        data=read_json(found)["data"] if found.is_file() else None,
+        report=final_report(workdir, step),
+        data=read_data(workdir),
         tau=tau,
         format=flags.format,
     )
@@ -159,6 +159,24 @@ def read_json(path: epath.Path) -> dict[str, Any]:
     return value
 
 
+def read_data(workdir: epath.Path) -> dict[str, Any] | None:
+    """ "data" of a run's preflight.json; None without that file."""
+    path = workdir / "preflight.json"
+    if not path.is_file():
+        return None
+    found = read_json(path)
+    if not isinstance(found.get("data"), dict):
+        raise DataError(f"{path} does not describe the training data; delete it, and the model card leaves it out.")
+    return found["data"]
+
+
+def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:
+    """The report of a run's final decoding, if that was of the drafter of this step."""
+    marker = parse_marker(workdir, print)
+    path = workdir / "report" / "report.json"
+    return read_json(path) if marker and marker["exported_step"] == step and path.is_file() else None
+
+
 def choose_step(workdir: epath.Path) -> tuple[int, float | None]:
     """(step, its τ if it is the best by τ) of the checkpoint to export: the best, else the newest, if it is intact."""
     with Checkpoints(workdir, keep=1) as checkpoints:  # nothing is saved here, so nothing is dropped either
@@ -175,20 +193,27 @@ def choose_step(workdir: epath.Path) -> tuple[int, float | None]:
     raise DataError(f"{folder} holds no intact checkpoint (steps {', '.join(map(str, steps))}); none can be exported.")
 
 
-def restore_params(workdir: epath.Path, config: DrafterConfig, step: int, field: str = "params") -> dict[str, Any]:
-    """Float32 drafter parameters of a checkpoint, numpy arrays; the optimizer's moments are not read.
+def restore_params(
+    checkpoints: Checkpoints, config: DrafterConfig, step: int, field: str = "params", places: Any = None
+) -> dict[str, Any]:
+    """Float32 drafter parameters of a checkpoint; the optimizer's moments are not read.
 
-    field: of the TrainState, "params" or "ema".
+    Args:
+        field: of the TrainState, "params" or "ema".
+        places: a sharding for every parameter; None: numpy arrays, which need no devices, so those that the checkpoint
+            was saved from do not matter. With shardings every process calls it.
     """
     drafter = Drafter(config, np.dtype("float32"))
     shapes = jax.eval_shape(lambda key: init_drafter_params(drafter, key), jax.random.key(0))
-    with Checkpoints(workdir, keep=1) as checkpoints:
-        folder = checkpoints.folder / str(step)
+    folder = checkpoints.folder / str(step)
     wanted = {field: shapes}
+    if places is None:
+        how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    else:
+        how = jax.tree.map(lambda place: ocp.ArrayRestoreArgs(sharding=place), places)
     arguments = ocp.args.PyTreeRestore(
         wanted,
-        # Numpy arrays need no devices, so those that the checkpoint was saved from do not matter.
-        restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted),
+        restore_args={field: how},
         partial_restore=True,
     )
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())

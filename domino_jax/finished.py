@@ -1,9 +1,10 @@
 """<workdir>/finished.json: a run has taken all its steps, and what it leaves behind is whole.
 
-    {"step": 900, "processes": 1, "export_sha256": "…"}
+    {"step": 900, "processes": 1, "exported_step": 800, "export_sha256": "…"}
 
-Written last, after the last export and the final decoding; nothing else says that a run is finished. The hash is over
-the files that hold the drafter, so the model card may be edited and `tune` may add its constants.
+exported_step is the one with the best τ, or the last. Written last, after the last export and the final decoding;
+nothing else says that a run is finished. The hash is over the files that hold the drafter, so the model card may be
+edited and `tune` may add its constants.
 """
 
 import hashlib
@@ -15,11 +16,13 @@ from etils import epath
 from domino_jax import manifest
 
 NAME = "finished.json"
+FIELDS = {"step": int, "processes": int, "export_sha256": str}
 
 
-def mark_finished(workdir: epath.Path, step: int, processes: int) -> None:
+def mark_finished(workdir: epath.Path, step: int, processes: int, exported_step: int) -> None:
     """Write the marker for the export as it is now; by process 0 alone."""
-    marker = {"step": step, "processes": processes, "export_sha256": export_hash(workdir / "export")}
+    content = export_hash(workdir / "export")
+    marker = {"step": step, "processes": processes, "exported_step": exported_step, "export_sha256": content}
     manifest.write_whole(workdir / NAME, json.dumps(marker).encode())
 
 
@@ -30,15 +33,8 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
       report: takes a line for a marker that does not fit. The run then continues from its checkpoint, which exports
         again.
     """
-    try:
-        marker = json.loads((workdir / NAME).read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        report(f"warning: {workdir / NAME} is unreadable ({error}); the run counts as unfinished")
-        return None
-    if not isinstance(marker, dict) or not {"step", "processes", "export_sha256"} <= marker.keys():
-        report(f"warning: {workdir / NAME} names no step or no export; the run counts as unfinished")
+    marker = parse_marker(workdir, report)
+    if marker is None:
         return None
     if marker["step"] < steps:
         report(f"the run in {workdir} ended at step {marker['step']}; train.steps is {steps}")
@@ -47,6 +43,22 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
         report(f"warning: {workdir / 'export'} changed since the run ended: it is exported again from its checkpoint")
         return None
     return marker
+
+
+def parse_marker(workdir: epath.Path, report: Callable[[str], None]) -> dict | None:
+    """The marker as it was written, whatever became of the export; None without one that can be read."""
+    try:
+        marker = json.loads((workdir / NAME).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        report(f"warning: {workdir / NAME} is unreadable ({type(error).__name__}); the run counts as unfinished")
+        return None
+    if not isinstance(marker, dict) or any(type(marker.get(name)) is not kind for name, kind in FIELDS.items()):
+        report(f"warning: {workdir / NAME} names no step or no export; the run counts as unfinished")
+        return None
+    # Before this was noted, the last step was exported.
+    return {"exported_step": marker["step"], **marker}
 
 
 def export_hash(folder: epath.Path) -> str | None:

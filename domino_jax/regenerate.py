@@ -28,6 +28,7 @@ import rich.console
 
 from domino_jax import cli, distributed
 from domino_jax import config as recipes
+from domino_jax.agreement import barrier
 from domino_jax.answer_files import ALONE, AnswerFiles, Share, local_output
 from domino_jax.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
 from domino_jax.data.prompts import read_prompts
@@ -69,7 +70,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     output = local_output(output)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None)
     choices = settings(config)
-    share = Share(jax.process_index(), jax.process_count(), distributed.barrier)
+    share = Share(jax.process_index(), jax.process_count(), barrier)
     identity = read_target_identity(config.target.path, config.target.dtype)
     files = AnswerFiles(output, [row["id"] for row in rows], made_with(rows, identity, choices), share)
     if files.is_finished():

@@ -13,12 +13,14 @@ import dataclasses
 import json
 import pathlib
 import time
+from typing import NamedTuple
 
 import jax
 from etils import epath
 
 from domino_jax import building, cli, console, decode, distributed, environment, export, flops, regenerate, sharding
 from domino_jax import config as recipes
+from domino_jax.agreement import from_primary, primary_first
 from domino_jax.checkpoint import Checkpoints, refuse_changes
 from domino_jax.data.arrange import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
@@ -34,6 +36,7 @@ from domino_jax.preemption import PREEMPTED, Preempted, Preemption
 from domino_jax.preflight import run_preflight
 from domino_jax.remote import cache_folder, is_remote, open_path
 from domino_jax.report import console_table, read_report, refuse_obstacles
+from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.loop import Intervals, TrainingLoop
 from domino_jax.training.profile import Profile
@@ -83,29 +86,32 @@ def main(flags: cli.Flags) -> int | None:
             loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
             mask_token_id = building.find_mask_token(config.drafter.mask_token_id, loaded)
             drafter_config = building.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
+            drafter = building.drafter_of(drafter_config, config.train)
+            # Here, and not after hours of training: a wrong eval.tensor is refused.
+            decodes = config.eval.every > 0 or config.eval.final
+            layout = building.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
             share = ProcessShare(
                 rows,
                 config.data.workers,
                 local / "data" if local else cache_folder() / "data",
                 bucket=None if local else f"{workdir}/data",
-                primary_first=distributed.primary_first,
+                primary_first=primary_first,
                 report=say,
                 progress=distributed.is_primary(),
             )
             batches = batches_of(config, source, loaded, share)
-            drafter = building.drafter_of(drafter_config, config.train)
             optimizer = building.optimizer_of(config.train)
             make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
             step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
             judged = config.eval.every > 0
-            evaluate = building.evaluation_of(config, loaded, drafter, mesh, batches.rows) if judged else None
+            evaluate = building.evaluation_of(config, loaded, layout, batches.rows) if judged else None
 
             # -------------------------------------------------------- state: new, or the newest intact checkpoint
             meta = {"config": recipe, "data": batches.fingerprint}
             run_key = jax.random.key(config.seed)
             watchdog = stack.enter_context(Watchdog(config.train.hang_seconds, config.train.abort_on_hang))
-            kept = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say)
-            checkpoints = stack.enter_context(kept)
+            checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say)
+            stack.enter_context(checkpoints)
             restored = checkpoints.restore_latest(
                 state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
             )
@@ -137,6 +143,12 @@ def main(flags: cli.Flags) -> int | None:
                     plan=building.plan_of(config),
                     mesh=mesh,
                 )
+            data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
+
+            def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
+                """Into <workdir>/export; every process calls it."""
+                folder = workdir / "export"
+                export.write_export(folder, drafter_config, params, recipe, step, report, data=data, tau=tau)
 
         # ------------------------------------------------------------ steps
         train = config.train
@@ -149,13 +161,13 @@ def main(flags: cli.Flags) -> int | None:
             wandb=train.wandb,
             recipe=recipe,
         )
-        evaluated = decode.told_by_primary(writer.has(first, "eval_tau"))
+        evaluated = from_primary(lambda: writer.has(first, "eval_tau"))
         with writer as metrics, batches.start(position) as stream, profile:
             loop = TrainingLoop(
                 Intervals(train.steps, train.log_every, config.checkpoint.every, config.eval.every),
                 step=lambda state, batch: step(state, loaded.params, sharding.global_batch(mesh, batch), run_key),
                 evaluate=evaluate,
-                export=lambda *now: export_run(workdir, drafter_config, recipe, *now),
+                export=export_drafter,
                 checkpoints=checkpoints,
                 preemption=preemption,
                 watchdog=watchdog,
@@ -179,16 +191,20 @@ def main(flags: cli.Flags) -> int | None:
         # ------------------------------------------------------------ export, final decoding
         with preemption.nothing_to_lose():  # a checkpoint of the last step is saved
             with watchdog.slow("the export"):
-                export_run(workdir, drafter_config, recipe, state, loop.done)
-            say(f"exported the drafter to {workdir / 'export'}")
+                best = best_drafter(checkpoints, drafter_config, state, loop.done)
+                export_drafter(*best)
+            say(f"exported the drafter of step {best.step} to {workdir / 'export'}")
             if note := formats.serving_note(drafter_config):
                 say(f"note: {note}")
             if distributed.is_primary():
                 plot_run(workdir)
             with watchdog.paused():
-                decode_finally(config, loaded, drafter_config, state, workdir, recipe, loop.done)
+                report = decode_finally(config, loaded, drafter_config, best.params, layout, workdir)
+                if report is not None:
+                    export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
+                    console_table(report)
             if distributed.is_primary():
-                mark_finished(workdir, loop.done, jax.process_count())
+                mark_finished(workdir, loop.done, jax.process_count(), best.step)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     return None
 
@@ -205,7 +221,7 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     # Several processes do not decode at the end, so their run is over without a report.
     if config.eval.final and report is None and marker["processes"] == 1:
         return False
-    refuse_changes(json.loads((workdir / "config.json").read_text()), recipe, recipes.FREE_TO_CHANGE, allowed)
+    refuse_changes(export.read_json(workdir / "config.json"), recipe, recipes.FREE_TO_CHANGE, allowed)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
     if report is not None:
         console_table(report)
@@ -254,45 +270,48 @@ def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
         )
 
 
-def export_run(
-    workdir: epath.Path,
-    config: DrafterConfig,
-    recipe: dict,
-    state: TrainState,
-    step: int,
-    tau: float | None = None,
-    report: dict | None = None,
-) -> None:
-    """The drafter as it is now in <workdir>/export; every process calls it."""
-    found = workdir / "preflight.json"
-    data = json.loads(found.read_text())["data"] if found.exists() else None
-    export.write_export(workdir / "export", config, state.best_params, recipe, step, report, data=data, tau=tau)
+class BestDrafter(NamedTuple):
+    """What export/ holds at the end of a run. params: on the devices.  tau: decoded after `step`, if it was."""
+
+    params: dict
+    step: int
+    tau: float | None
+
+
+def best_drafter(checkpoints: Checkpoints, config: DrafterConfig, state: TrainState, done: int) -> BestDrafter:
+    """The drafter with the best τ of the run's evaluations; without evaluations the one that `state` holds."""
+    step, tau = checkpoints.best() or (done, None)
+    if step == done:
+        return BestDrafter(state.best_params, done, tau)
+    if from_primary(lambda: checkpoints.damage(step) is not None):
+        say(f"warning: the checkpoint of step {step}, the best by τ, is damaged; the last step is exported instead")
+        return BestDrafter(state.best_params, done, None)
+    say(f"step {step} has the best τ, {tau:.2f}")
+    places = jax.tree.map(lambda leaf: leaf.sharding, state.best_params)
+    field = "ema" if state.ema else "params"
+    return BestDrafter(export.restore_params(checkpoints, config, step, field, places), step, tau)
 
 
 def decode_finally(
     config,
     loaded: LoadedTarget,
     drafter: DrafterConfig,
-    state: TrainState,
+    params: dict,
+    layout: EvaluationLayout | None,
     workdir: epath.Path,
-    recipe: dict,
-    step: int,
-) -> None:
-    """The decoding of held-out prompts at the end of a run, into <workdir>/report, where the recipe asks for it."""
+) -> dict | None:
+    """The report of held-out prompts decoded with the exported drafter, in <workdir>/report; None where there is none.
+
+    layout: None without eval.final.
+    """
     if not config.eval.final:
-        return
+        return None
     if jax.process_count() > 1:
         say(f"decode in one process: python -m domino_jax.decode --config.drafter.path={workdir} --output=DIR")
-        return
-    trained = building.drafter_of(drafter, config.train)
-    layout = building.evaluation_layout_of(config, loaded.model.config, trained, jax.sharding.get_mesh())
+        return None
     with jax.set_mesh(layout.mesh):
         placed = dataclasses.replace(loaded, params=layout.target_params(loaded.params))
-        params = layout.drafter_params(state.best_params)
-        report = decode.decode_with(config, placed, drafter, params, workdir / "report")
-    # Again, for the model card: it now has the τ to show.
-    export_run(workdir, drafter, recipe, state, step, report=report)
-    console_table(report)
+        return decode.decode_with(config, placed, drafter, layout.drafter_params(params), workdir / "report")
 
 
 def write_json(path: epath.Path, value: dict) -> None:

@@ -111,7 +111,9 @@ def test_checkpoints_in_a_bucket_are_kept_found_and_set_aside_like_local_ones(bu
 
     with Checkpoints(f"{bucket}/run", keep=2) as checkpoints:
         for step in (1, 2, 3):
-            checkpoints.save(step, state(step), {"item": step}, {}, tau=2.0 if step == 1 else None)
+            checkpoints.save(step, state(step), {"item": step}, {})
+            if step == 1:
+                checkpoints.mark_tau(1, 2.0)
             checkpoints.wait()
         assert checkpoints.steps() == [1, 2, 3]  # two, and the best
     store = remote.filesystem(bucket)

@@ -144,7 +144,9 @@ def test_retention_leaves_exactly_the_expected_steps(tmp_path, keep, keep_every,
     state = {"w": jnp.zeros(2)}
     with Checkpoints(tmp_path, keep=keep, keep_every=keep_every) as checkpoints:
         for step in range(1, 7):
-            checkpoints.save(step, state, {}, {}, taus[step] if step in taus else None)
+            if step in taus:
+                checkpoints.mark_tau(step, taus[step])
+            checkpoints.save(step, state, {}, {})
         checkpoints.wait()
         assert checkpoints.steps() == stay
     left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
@@ -155,12 +157,13 @@ def test_the_best_is_known_and_kept_after_a_restart(tmp_path):
     state = {"w": jnp.zeros(2)}
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, state, {}, {})
-        checkpoints.mark_best(1, 4.5)
+        checkpoints.mark_tau(1, 4.5)
         checkpoints.save(2, state, {}, {})
-        checkpoints.mark_best(2, 3.5)
+        checkpoints.mark_tau(2, 3.5)
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         assert checkpoints.best() == (1, 4.5)
-        checkpoints.save(3, state, {}, {}, tau=4.0)
+        checkpoints.mark_tau(3, 4.0)
+        checkpoints.save(3, state, {}, {})
         checkpoints.wait()
         assert checkpoints.best() == (1, 4.5)
         assert checkpoints.steps() == [1, 3]
@@ -171,11 +174,13 @@ def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     with Checkpoints(tmp_path, keep=1, report=[].append) as checkpoints:
-        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {}, tau=2.0)
+        checkpoints.mark_tau(1, 2.0)
+        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {})
         checkpoints.wait()
         with monkeypatch.context() as patch:
             patch.setattr(manifest, "write", full)
-            checkpoints.save(2, {"w": jnp.zeros(2)}, {}, {}, tau=3.0)
+            checkpoints.mark_tau(2, 3.0)
+            checkpoints.save(2, {"w": jnp.zeros(2)}, {}, {})
             assert checkpoints.best() == (2, 3.0)  # on its way, it counts
             with pytest.raises(DataError):
                 checkpoints.wait()
@@ -185,7 +190,8 @@ def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path, monkeypatch)
 def test_unreadable_scores_are_one_warning(tmp_path):
     lines = []
     with Checkpoints(tmp_path, keep=1) as checkpoints:
-        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {}, tau=2.0)
+        checkpoints.mark_tau(1, 2.0)
+        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {})
     (tmp_path / "checkpoints" / "tau.json").write_text("[")
     with Checkpoints(tmp_path, keep=1, report=lines.append) as checkpoints:
         assert checkpoints.best() is None

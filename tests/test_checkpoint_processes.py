@@ -41,7 +41,8 @@ try:
         for step in (first + 1, first + 2):
             value = np.full((16, 8), step, np.float32)
             state = {"w": jax.make_array_from_callback((16, 8), sharding, lambda index: value[index])}
-            checkpoints.save(step, state, {"item": step}, {}, tau=1 / step)
+            checkpoints.mark_tau(step, 1 / step)
+            checkpoints.save(step, state, {"item": step}, {})
         checkpoints.wait()
         print(json.dumps({"first": first, "steps": checkpoints.steps(), "best": best, "lines": len(lines)}), flush=True)
 except DataError as error:
@@ -76,7 +77,7 @@ sys.exit(PREEMPTED)
 REPEATS = """
 import itertools, os, sys
 os.environ |= {"JAX_COORDINATOR_ADDRESS": sys.argv[2], "JAX_PROCESS_ID": sys.argv[3], "JAX_NUM_PROCESSES": "2"}
-from domino_jax import cli, distributed
+from domino_jax import agreement, cli, distributed
 from domino_jax.checkpoint import Checkpoints
 
 def main(flags):
@@ -98,7 +99,7 @@ def main(flags):
                 checkpoints.save(1, state, {}, {})
                 checkpoints.restore_latest(state)
             elif ACT == "barrier":
-                distributed.barrier(f"step {step}")
+                agreement.barrier(f"step {step}")
             else:
                 multihost_utils.broadcast_one_to_all(np.int32(step))
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from domino_jax import cli, decode
+from domino_jax import agreement, cli, decode
 from domino_jax.errors import DominoError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -26,7 +26,8 @@ def primary(monkeypatch):
         return np.int32(found.says)
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(decode.multihost_utils, "broadcast_one_to_all", broadcast)
+    monkeypatch.setattr(agreement.multihost_utils, "broadcast_one_to_all", broadcast)
+    monkeypatch.setattr(agreement, "primary_first", lambda work: work())
     return found
 
 
@@ -34,13 +35,13 @@ def primary(monkeypatch):
 @pytest.mark.parametrize("finds", [True, False])
 def test_what_the_first_process_found_counts_in_all_of_them(primary, says, finds):
     primary.says = says
-    assert decode.told_by_primary(finds) is says
+    assert agreement.from_primary(lambda: finds) == says
     assert primary.heard == [finds]
 
 
 @pytest.mark.parametrize("finds", [True, False])
 def test_one_process_asks_nobody(finds):
-    assert decode.told_by_primary(finds) is finds
+    assert agreement.from_primary(lambda: finds) is finds
 
 
 def files(*records):

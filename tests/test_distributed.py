@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A command as ours are: connect, look around, leave together.
 PROGRAM = """
 import os, sys, time
-from domino_jax import cli, distributed
+from domino_jax import agreement, cli, distributed
 
 def listening():
     # (local address in hex, state) of this process' own sockets; 0A is LISTEN.
@@ -36,7 +36,7 @@ def main(flags):
     print("process", jax.process_index(), "of", jax.process_count(), "primary", distributed.is_primary())
     print("listening", listening())
     ACT
-    distributed.barrier("end")
+    agreement.barrier("end")
 
 cli.run(main, (), ("distributed",))
 """
@@ -344,7 +344,7 @@ WORKS = """
         if OUTCOME: raise DataError("row 3 is broken")
         return jax.process_index()
     from domino_jax.errors import DataError
-    print("result", distributed.primary_first(work), distributed.primary_first(lambda: "twice"))
+    print("result", agreement.primary_first(work), agreement.primary_first(lambda: "twice"))
 """
 
 

@@ -133,8 +133,8 @@ def test_the_format_names_the_architecture_and_a_drafter_without_a_server_is_not
 
 def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
     with Checkpoints(workdir, keep=3) as checkpoints:
-        checkpoints.mark_best(7, 4.5)
-        checkpoints.mark_best(9, 4.25)
+        checkpoints.mark_tau(7, 4.5)
+        checkpoints.mark_tau(9, 4.25)
     code, said = start(capsys, workdir, workdir / "out")
     assert code == 0 and "step 7, the best of the run with a decoded τ of 4.50" in said
     assert_same(exported(workdir / "out")[1], drafter[1])
@@ -161,10 +161,16 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(drafter, workdir, capsy
     assert (workdir / "checkpoints" / "9").is_dir()  # looked at, not touched
 
 
+def mark_finished(workdir, exported_step):
+    marker = {"step": 9, "processes": 1, "exported_step": exported_step, "export_sha256": "0" * 64}
+    (workdir / "finished.json").write_text(json.dumps(marker))
+
+
 def test_the_card_of_a_run_names_rows_and_final_tau(workdir, capsys):
     recipe = {**RECIPE, "train": {**RECIPE["train"], "steps": 9}}
     (workdir / "config.json").write_text(json.dumps(recipe))
     (workdir / "preflight.json").write_text(json.dumps({"data": DATA}))
+    mark_finished(workdir, exported_step=9)
     (workdir / "report").mkdir()
     (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
     assert start(capsys, workdir, workdir / "out")[0] == 0
@@ -174,7 +180,8 @@ def test_the_card_of_a_run_names_rows_and_final_tau(workdir, capsys):
     assert "block size 4: a round can emit at most 3 tokens." in card
 
 
-def test_the_final_report_says_nothing_of_an_earlier_step(workdir, capsys):
+def test_the_final_report_says_nothing_of_another_step_than_the_one_it_decoded(workdir, capsys):
+    mark_finished(workdir, exported_step=7)
     (workdir / "report").mkdir()
     (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
     assert start(capsys, workdir, workdir / "out")[0] == 0
@@ -302,7 +309,8 @@ def test_the_card_names_no_folder_of_the_machine(drafter):
 
 def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
     config, params = drafter
-    found = export.restore_params(epath.Path(workdir), config, 9)
+    with Checkpoints(workdir, keep=1) as checkpoints:
+        found = export.restore_params(checkpoints, config, 9)
     assert jax.tree.structure(found) == jax.tree.structure(params)
     assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
 

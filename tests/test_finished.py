@@ -3,11 +3,13 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
-from domino_jax import manifest, train
+from domino_jax import building, decode, export, manifest, train
 from domino_jax.checkpoint import Checkpoints
+from domino_jax.drafter.config import DrafterConfig
 from domino_jax.metrics import read_rows
 from tests.test_train_command import CASES, arguments, losses, start, training_rows, write_rows
 
@@ -79,13 +81,18 @@ def weights(workdir):
 
 def test_the_marker_names_the_step_and_the_export(whole):
     marker = json.loads((whole / "finished.json").read_text())
-    assert (marker["step"], marker["processes"], len(marker["export_sha256"])) == (8, 1, 64)
+    assert (marker["step"], marker["processes"], marker["exported_step"] in (4, 8), len(marker["export_sha256"])) == (
+        8,
+        1,
+        True,
+        64,
+    )
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
 def test_killed_around_the_first_best_export_a_run_continues(files, whole, tmp_path, capsys, late):
     workdir = tmp_path / "run"
-    with dying(train, "export_run", lambda *_, **named: True, late):
+    with dying(export, "write_export", lambda *_, **named: True, late):
         assert start(command(files, workdir)) == 130
     assert (workdir / "export").exists() == late
     assert (workdir / "checkpoints" / "4" / "manifest.json").exists()
@@ -128,6 +135,58 @@ def test_a_run_without_its_marker_takes_no_step_and_writes_it_again(files, whole
     assert "continues from step 8" in capsys.readouterr().out
     for name in ("finished.json", "metrics.jsonl", "export/model.safetensors"):
         assert (workdir / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_it(files, tmp_path, monkeypatch, capsys):
+    """Decoded τ is 3 after step 4 and 2 after step 8: what was better stays, in the export, its card and the report."""
+    taus, decoded = iter([3.0, 2.0]), []
+    monkeypatch.setattr(building, "evaluation_of", lambda *_: lambda params, between: {"eval_tau": next(taus)})
+    decode_with = decode.decode_with
+
+    def spy(config, loaded, drafter, params, output):
+        decoded.append(np.asarray(jax.tree.leaves(params)[0]))
+        return decode_with(config, loaded, drafter, params, output)
+
+    monkeypatch.setattr(decode, "decode_with", spy)
+    workdir = tmp_path / "run"
+    with dying(train, "mark_finished", lambda *_: True):
+        assert start(command(files, workdir, config__eval__final=True)) == 130
+    best = weights(workdir)
+    assert "exported the drafter of step 4" in capsys.readouterr().out
+    assert "Decoded τ 3.00 at step 4" in (workdir / "export" / "README.md").read_text()
+    with Checkpoints(workdir, keep=3) as checkpoints:
+        drafter = DrafterConfig.from_dict(json.loads((workdir / "drafter_config.json").read_text()))
+        saved = {step: export.restore_params(checkpoints, drafter, step) for step in (4, 8)}
+    first = {step: jax.tree.leaves(params)[0] for step, params in saved.items()}
+    np.testing.assert_array_equal(decoded[0], first[4])
+    assert (first[4] != first[8]).any()
+
+    # Started again after its last step, also from a lost export, it comes to the same.
+    shutil.rmtree(workdir / "export")
+    assert start(command(files, workdir, config__eval__final=True)) == 0
+    assert weights(workdir) == best
+    assert json.loads((workdir / "finished.json").read_text())["exported_step"] == 4
+    scores = json.loads((workdir / "checkpoints" / "tau.json").read_text())
+    assert scores == {"4": 3.0, "8": 2.0}  # every evaluated step
+
+    # Without that checkpoint's weights the last step is all there is.
+    largest = max((workdir / "checkpoints" / "4" / "state").rglob("*"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:-1])
+    (workdir / "finished.json").unlink()
+    assert start(command(files, workdir)) == 0
+    assert "the last step is exported instead" in capsys.readouterr().out and weights(workdir) != best
+
+
+@pytest.mark.parametrize("name", ["config.json", "preflight.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 200_000], ids=["nothing", "a list", "brackets"])
+def test_a_broken_file_of_a_run_is_one_message(files, whole, tmp_path, capsys, name, content):
+    workdir = copy(whole, tmp_path)
+    (workdir / name).write_bytes(content)
+    if name == "preflight.json":
+        (workdir / "finished.json").unlink()  # a finished run does not read it
+    assert start(command(files, workdir)) == 3
+    said = capsys.readouterr().err
+    assert name in said and "Traceback" not in said and len(said.splitlines()) <= 5
 
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])

@@ -3,7 +3,7 @@
 import pytest
 from etils import epath
 
-from domino_jax import export, hf, manifest, metrics, report, tuned_constants, width_tuning
+from domino_jax import export, finished, hf, manifest, metrics, report, tuned_constants, width_tuning
 from domino_jax.answer_files import AnswerFiles, read_places
 from domino_jax.decode_files import _whole_lines
 from domino_jax.decoding.sampling import SamplingParams
@@ -13,6 +13,8 @@ READERS = {
     "metrics.jsonl": metrics.read_rows,
     "report.json": lambda file: report.read_report(file.parent),
     "config.json": lambda file: export.read_json(epath.Path(file)),
+    "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
+    "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
     "generation_config.json": lambda file: hf.stop_ids(file.parent),
     "decoding.json": lambda file: tuned_constants.stored(str(file.parent), "tuned", SamplingParams(temperature=1.0)),
     "tune.json": width_tuning._read_chosen,
@@ -34,6 +36,7 @@ CONTENTS = {
     "an empty object": b"{}",
     "an int of 5000 digits": b'{"step": ' + b"9" * 5_000 + b"}",
     "infinity": b'{"step": 1e400, "1": 1e400}',
+    "a step in words": b'{"step": "8", "processes": 1, "export_sha256": ""}',
     "other kinds": b'{"tuned": 5, "chosen": 5, "id": 5, "eos_token_id": {}, "files": 5}',
 }
 

@@ -183,8 +183,9 @@ def test_several_damaged_ones_are_passed_over(tmp_path):
 
 def test_the_best_one_is_no_more_the_best_once_it_is_damaged(tmp_path):
     with Checkpoints(tmp_path, keep=3) as checkpoints:
-        checkpoints.save(1, state_of(1), {"item": 1}, {}, tau=2.0)
-        checkpoints.save(2, state_of(2), {"item": 2}, {}, tau=3.0)
+        for step, tau in ((1, 2.0), (2, 3.0)):
+            checkpoints.mark_tau(step, tau)
+            checkpoints.save(step, state_of(step), {"item": step}, {})
     flip(data_file(tmp_path / "checkpoints" / "2"), 99)
     resume(tmp_path)
     with Checkpoints(tmp_path, keep=3) as checkpoints:

@@ -32,9 +32,9 @@ class Played:
     def best(self):
         return self._best
 
-    def mark_best(self, step, tau):
-        self.events.append(f"best {step}")
-        self._best = (step, tau)
+    def mark_tau(self, step, tau):
+        self.events.append(f"τ {step}")
+        self._best = max(self._best or (step, tau), (step, tau), key=lambda pair: (pair[1], pair[0]))
 
     def write(self, step, values):
         self.events.append(f"{'evaluated' if 'eval_tau' in values else 'log'} {step}")
@@ -93,7 +93,7 @@ def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1
         Intervals(steps, log, save, evaluate),
         step=step or take,
         evaluate=measure,
-        export=lambda state, step, tau: played.events.append(f"export {step}"),
+        export=lambda params, step, tau: played.events.append(f"export {step}"),
         checkpoints=played,
         preemption=played,
         watchdog=Watchdog(0),
@@ -152,8 +152,8 @@ def test_the_compilation_of_another_shape_counts_in_no_rate(monkeypatch):
 def test_an_evaluation_begins_after_its_checkpoint_and_ends_with_its_row():
     played = Played([8] * 4)
     loop_of(played, evaluate=2, taus=(2.0, 1.0)).run()
-    first = ["save 2", "save 2", *WHOLE, "nothing to lose", "export 2", "best 2", "evaluated 2", "something to lose"]
-    last = ["save 4", *WHOLE, "save 4", *WHOLE, "nothing to lose", "evaluated 4", "something to lose"]
+    first = ["save 2", "save 2", *WHOLE, "nothing to lose", "τ 2", "export 2", "evaluated 2", "something to lose"]
+    last = ["save 4", *WHOLE, "save 4", *WHOLE, "nothing to lose", "τ 4", "evaluated 4", "something to lose"]
     assert played.events[2:] == ["log 1", "log 2", *first, "log 3", "log 4", *last]
 
 

@@ -46,7 +46,7 @@ class TrainingLoop:
     """All steps of a run from `state` on.
 
     step: (state, the process' batch) → (state, metrics).  evaluate: (drafter parameters, what to call every few rounds)
-    → metrics with "eval_tau"; None without evaluations.  export: (state, step, τ) writes the drafter.
+    → metrics with "eval_tau"; None without evaluations.  export: (drafter parameters, step, τ) writes the drafter.
     stream: the data, an iterator with state().  batch_size: rows of a step, over all processes.
     meta: JSON values that a later start compares.
     done: steps that `state` has taken.  evaluated: the last step with an evaluation, if it is known.
@@ -55,7 +55,7 @@ class TrainingLoop:
     intervals: Intervals
     step: Callable[[TrainState, Mapping], tuple[TrainState, dict[str, jax.Array]]]
     evaluate: Callable[[dict, Callable[[], None]], dict] | None
-    export: Callable[[TrainState, int, float], None]
+    export: Callable[[dict, int, float], None]
     checkpoints: Checkpoints
     preemption: Preemption
     watchdog: Watchdog
@@ -170,10 +170,9 @@ class TrainingLoop:
             self.watchdog.slow("an evaluation"),
         ):
             found = self.evaluate(self.state.best_params, between)
-            best = self.checkpoints.best()
-            if best is None or found["eval_tau"] > best[1]:
-                self.export(self.state, done, found["eval_tau"])
-                self.checkpoints.mark_best(done, found["eval_tau"])
+            self.checkpoints.mark_tau(done, found["eval_tau"])
+            if self.checkpoints.best() == (done, found["eval_tau"]):
+                self.export(self.state.best_params, done, found["eval_tau"])
             self.metrics.write(done, found)
         self.evaluated = done
 
