@@ -2,7 +2,7 @@
 
     python -m benchmarks.compile_tree --folder=/tmp/compile_tree [--only=8b]
 
-Compiles, as compile_decode.py does and with its shapes, the parts of a round whose draft is a tree of 16 and of 64
+Compiles, as compile_decode.py does and with its shapes, the parts of a round whose draft is a tree of 16 to 128
 nodes (proposal after the backbone's pass, verify, commit) and a whole round, beside the chain's head, verify of 17 rows
 and round; one process and one JSON per entry; then rewrites its part of docs/benchmarks.md. No figure is a measurement.
 """
@@ -27,10 +27,14 @@ from domino_jax.nn.cache import keep_path
 ENTRIES = (
     ("8b", "v5p", 1),
     ("8b", "h200", 1),
-    ("0.6b", "h200", 1),
+    ("8b", "v6e", 1),
+    ("8b", "v5e", 8),
+    ("4b", "v5p", 1),
     ("4b", "h200", 1),
+    ("0.6b", "v5p", 1),
+    ("0.6b", "h200", 1),
 )
-NODES = (64, 16)
+NODES = (64, 16, 32, 128)  # in the order of compiling
 KV = ("k_proj", "v_proj")
 CHAIN = ("head", "verify17", "round")
 PROGRAMS = len(CHAIN) + 3 * len(NODES) + 1

@@ -8,7 +8,7 @@ from domino_jax import topologies
 
 BEGIN, END = "<!-- compile_tree: begin -->", "<!-- compile_tree: end -->"
 GB = 1e9
-NODES = (16, 64)
+NODES = (16, 32, 64, 128)
 GOALS = (
     ("verify of 64 rows moves at most 1.15 × verify of 17", "verify64", "verify17", 1.15),
     ("the proposal of 64 nodes moves at most 2 × the head", "tree64", "head", 2.0),
@@ -28,12 +28,12 @@ waiting on memory.
 """
 
 VERIFY_HEADER = (
-    "| size | chip | tp | verify 17 GB | verify 16, 64 ÷ verify 17 | cycles, 64 ÷ 17 "
+    "| size | chip | tp | verify 17 GB | verify 16, 32, 64, 128 ÷ verify 17 | cycles, 64 ÷ 17 "
     "| commit of 64: bound / moved GB | ÷ verify 64 | round: chain / 64 nodes GB | peak GB (64 nodes) |\n"
     "|---|---|---:|---:|---|---:|---|---:|---|---:|"
 )
 PROPOSAL_HEADER = (
-    "| size | chip | tp | head GB | proposal: bound / of 16, 64 moved GB | 64 ÷ head | cycles, 64 ÷ head |\n"
+    "| size | chip | tp | head GB | proposal: bound / of 16, 32, 64, 128 moved GB | 64 ÷ head | cycles, 64 ÷ head |\n"
     "|---|---|---:|---:|---|---:|---:|"
 )
 

@@ -57,12 +57,12 @@ def test_the_programs_of_an_entry():
     mesh = one_device()
     models = compile_decode.models_on(mesh, "0.6b", layers=3)
     made = compile_tree.programs(mesh, models)
-    assert len(made) == compile_tree.PROGRAMS == 10
+    assert len(made) == compile_tree.PROGRAMS == 16
     assert all(function.__name__ == label for label, (function, _) in made.items() if label != "verify17")
     shapes = {label: jax.eval_shape(function, *arguments) for label, (function, arguments) in made.items()}
     state = shapes["round"]
     assert shapes["head"].shape == (1, 16)
-    for nodes in (16, 64):
+    for nodes in (16, 32, 64, 128):
         tree = shapes[f"tree{nodes}"]
         assert [part.shape for part in tree] == [(1, nodes)] * 3 + [(1, nodes, nodes)]
         chosen, features, _ = shapes[f"verify{nodes}"]
@@ -200,22 +200,22 @@ def cells(row: str) -> list[str]:
 
 def test_the_rows_of_both_tables():
     assert cells(compile_tree_tables.verify_row("8b-v5p-tp1", entry())) == [
-        *("8B", "v5p", "1", "16.00", "1.00, 1.12", "1.00", "0.40 / 0.90", "0.050"),
+        *("8B", "v5p", "1", "16.00", "1.00, 1.06, 1.12, 1.25", "1.00", "0.40 / 0.90", "0.050"),
         *("20.00 / 22.00", "19.0 of 95"),
     ]
     assert cells(compile_tree_tables.proposal_row("8b-v5p-tp1", entry())) == [
-        *("8B", "v5p", "1", "1.00", "0.20 / 0.25, 0.25", "0.25", "0.50"),
+        *("8B", "v5p", "1", "1.00", "0.20 / 0.25, 0.25, 0.25, 0.25", "0.25", "0.50"),
     ]
     ratios = cells(compile_tree_tables.verify_row("8b-h200-tp1", entry(kept=True)))[4]
-    assert ratios == "1.00 (1.00), 1.12 (1.12)"
+    assert ratios == "1.00 (1.00), 1.06 (1.06), 1.12 (1.12), 1.25 (1.25)"
 
 
 def test_a_part_that_is_not_there_leaves_its_cells_empty():
     found = entry()
     found["programs"] = {"verify17": found["programs"]["verify17"], "verify64": {"error": "RESOURCE_EXHAUSTED"}}
     made = cells(compile_tree_tables.verify_row("8b-v5e-tp8", found))
-    assert made[3:] == ["16.00", "–, –", "–", "0.40 / –", "–", "– / –", "–"]
-    assert cells(compile_tree_tables.proposal_row("8b-v5e-tp8", found))[3:] == ["–", "0.20 / –, –", "–", "–"]
+    assert made[3:] == ["16.00", "–, –, –, –", "–", "0.40 / –", "–", "– / –", "–"]
+    assert cells(compile_tree_tables.proposal_row("8b-v5e-tp8", found))[3:] == ["–", "0.20 / –, –, –, –", "–", "–"]
 
 
 def test_the_goals_of_a_tree():
@@ -231,7 +231,7 @@ def test_the_document_keeps_what_stands_around_the_part(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{compile_tree_tables.BEGIN}\nold\n{compile_tree_tables.END}\nafter\n")
     (tmp_path / "8b-h200-tp1.json").write_text(json.dumps(entry(kept=True)))
-    compile_tree_tables.write(page, tmp_path, ["8b-h200-tp1", "4b-v5p-tp1"], programs=10)
+    compile_tree_tables.write(page, tmp_path, ["8b-h200-tp1", "4b-v5p-tp1"], programs=16)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "\nold\n" not in text
     assert "- 8B: head 128 + 3 (1)." in text and "not all of it: 4b-v5p-tp1." in text
