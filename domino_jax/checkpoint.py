@@ -23,7 +23,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax import preemption
-from domino_jax.agreement import from_primary, primary_first
+from domino_jax.agreement import barrier, from_primary, primary_first
 from domino_jax.distributed import is_loss, is_primary
 from domino_jax.errors import DataError, DominoError
 from domino_jax.remote import is_remote, open_path
@@ -140,7 +140,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Return when every save is over and has its manifest; a DataError when the last one failed."""
-        primary_first(self._join)  # only process 0 writes manifests
+        primary_first(self._join)  # only process 0 writes manifests, and the hashing may take long
+        barrier("checkpoints finished")
 
     def _join(self) -> None:
         wait([save.finished for save in self._saves])

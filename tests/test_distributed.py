@@ -328,6 +328,29 @@ def test_a_command_that_is_not_preemptible_is_ended_by_sigterm():
     assert ended.returncode == -signal.SIGTERM
 
 
+ASKS = """
+    broadcast = agreement.multihost_utils.broadcast_one_to_all
+    def late(value):
+        print(f"broadcast at {time.time()}")
+        return broadcast(value)
+    agreement.multihost_utils.broadcast_one_to_all = late
+    def work():
+        time.sleep(1)
+        print(f"worked at {time.time()}")
+        return 7 + jax.process_index()
+    print("result", agreement.from_primary(work))
+"""
+
+
+def test_what_the_first_process_finds_out_is_known_in_all_and_nobody_waits_for_it_in_a_collective():
+    ends = pair(ASKS.strip())
+    assert [code for code, _, _ in ends] == [0, 0]
+    assert [re.findall(r"result (.*)", out) for _, out, _ in ends] == [["7"], ["7"]]
+    assert [len(re.findall("worked at", out)) for _, out, _ in ends] == [1, 0]
+    worked = float(re.search(r"worked at (\S+)", ends[0][1])[1])
+    assert all(float(re.search(r"broadcast at (\S+)", out)[1]) >= worked for _, out, _ in ends)
+
+
 def test_the_flag_offers_the_modes():
     assert set(cli.CHOICES["distributed"]) == set(distributed.MODES)
 

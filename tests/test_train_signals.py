@@ -60,7 +60,7 @@ elif phase == "first compilation":
 elif phase == "evaluation":
     Generator.advance = slow(Generator.advance)
 elif phase == "compilation of an evaluation":
-    blocked(Generator, "start")
+    blocked(Generator, "_start")
 elif phase == "final decoding":
     blocked(decode_run, "decode_group", call=2)
 cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), sys.argv)
