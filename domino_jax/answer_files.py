@@ -157,17 +157,17 @@ class AnswerFiles:
         if not self.meta.is_file():
             raise DominoError(
                 f"{self.output} exists, but {self.meta.name} beside it does not: it is not known what the rows were "
-                "made with.\nChoose another output, or remove the file to answer all prompts anew."
+                "made with.\nChoose another output, or remove the file to answer all prompts again."
             )
         try:
             was = json.loads(self.meta.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{self.meta} is no JSON ({error}); remove it and the rows beside it to start anew."
+                f"{self.meta} is no JSON ({error}); remove it and the rows beside it to start again."
             ) from error
         if not isinstance(was, dict):
             raise DataError(
-                f"{self.meta} holds a {type(was).__name__}; remove it and the rows beside it to start anew."
+                f"{self.meta} holds a {type(was).__name__}; remove it and the rows beside it to start again."
             )
         now = self.made_with
         keys = [key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)]

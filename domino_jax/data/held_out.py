@@ -8,7 +8,7 @@ import hashlib
 
 import numpy as np
 
-SHARE = 20  # at most one prompt of so many is held out
+SHARE = 20  # at most one prompt in this many is held out
 BYTES = 8
 
 

@@ -25,7 +25,7 @@ BASELINE = "autoregressive"
 TREE = "tree"
 MODES = (BASELINE, "backbone", "domino", TREE)
 SMALLEST_BUCKET = 16
-POLLED_ROUNDS = 32  # rounds of a dispatch where something is asked between dispatches: seconds of work at most
+POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
 
 @dataclasses.dataclass(frozen=True)
