@@ -117,6 +117,9 @@ def test_a_chat_keeps_its_history_until_an_empty_line():
     class Recorder:
         tokenizer = decoder().tokenizer
 
+        def fits(self, prompt):
+            return True
+
         def stream(self, prompt, **_):
             asked.append([dict(message) for message in prompt])
             yield TextPiece("yes", [5, 6], [1], "stop")
