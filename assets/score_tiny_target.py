@@ -15,8 +15,8 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tiny_checks import KINDS, check_answer
 from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.models import Models
-from domino_jax.loading import load_target
+from domino_jax.drafters.pair import Models
+from domino_jax.weights.loading import load_target
 
 MAX_NEW_TOKENS = 192  # the longest right answer has 180
 CACHE_SLOTS = 448

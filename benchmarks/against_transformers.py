@@ -30,10 +30,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import torch_domino
-from domino_jax import loading
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import Generator
+from domino_jax.weights import loading
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "assets"

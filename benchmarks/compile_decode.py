@@ -25,18 +25,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from benchmarks import compile_decode_tables
-from domino_jax import compiled, dry_run, hbm_traffic, sharding, topologies
 from domino_jax.decoding.autoregressive import autoregressive_round
 from domino_jax.decoding.loop import DecodeState, prefill
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, draft_base, roll_out_head
 from domino_jax.decoding.sampling import SamplingParams, request_keys
 from domino_jax.decoding.speculative import speculative_round
 from domino_jax.decoding.verify import verify
-from domino_jax.drafter.config import DrafterConfig
-from domino_jax.drafter.model import Drafter
-from domino_jax.target.qwen3 import Qwen3
-from domino_jax.training.state import init_drafter_params
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.pair import Models
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3
+from domino_jax.recipe import dry_run
+from domino_jax.training import compiled, hbm_traffic, topologies
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # (size, chip, tensor parallelism) and, for decode.mesh.split_head, "split"; the most informative first.

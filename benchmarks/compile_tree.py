@@ -15,14 +15,15 @@ from jax.sharding import Mesh
 
 from benchmarks import compile_decode, compile_tree_tables
 from benchmarks.compile_decode import BLOCK, GREEDY, SLOTS, array, state_on
-from domino_jax import compiled, dry_run
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.speculative import commit, speculative_round
 from domino_jax.decoding.tree import Tree, keep_best, roll_out_lanes
 from domino_jax.decoding.verify import Verified, accept_tree, verify
-from domino_jax.nn.cache import keep_path
+from domino_jax.drafters.pair import Models
+from domino_jax.models.cache import keep_path
+from domino_jax.recipe import dry_run
+from domino_jax.training import compiled
 
 ENTRIES = (
     ("8b", "v5p", 1),

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from benchmarks import compile_decode_tables
-from domino_jax import topologies
+from domino_jax.training import topologies
 
 BEGIN, END = "<!-- compile_tree: begin -->", "<!-- compile_tree: end -->"
 GB = 1e9

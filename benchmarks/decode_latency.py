@@ -21,16 +21,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.compile_decode import must_move
-from domino_jax import hf, loading, simulated, topologies
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
-from domino_jax.decoding.round_times import copy_stopwatch, round_split, turn_seconds
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.decoding.tree import propose_tree
 from domino_jax.decoding.verify import verify
-from domino_jax.drafter.config import DrafterConfig
-from domino_jax.target.qwen3 import Qwen3, Qwen3Config
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.evals.round_times import copy_stopwatch, round_split, turn_seconds
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.training import topologies
+from domino_jax.weights import hf, loading, random_weights
 
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
 # By JAX's device_kind: the topology whose data sheet holds the bandwidth.
@@ -38,13 +39,13 @@ KINDS = {"H200": "h200", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p"
 GREEDY = SamplingParams()
 
 
-def models_of(size: str, dtype: str, layers: int, head: tuple[int, int]) -> "simulated.Models":
+def models_of(size: str, dtype: str, layers: int, head: tuple[int, int]) -> random_weights.Models:
     """Random target and drafter of a public size ("tiny": the shape of assets/tiny_qwen3); head: ranks E and U."""
     folder = ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}")
     config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
     target = Qwen3(config, np.dtype(dtype))
     shapes = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-    params = simulated.random_params(shapes, dtype)
+    params = random_weights.random_params(shapes, dtype)
     drafter = DrafterConfig.for_target(
         config,
         num_layers=layers,
@@ -58,7 +59,7 @@ def models_of(size: str, dtype: str, layers: int, head: tuple[int, int]) -> "sim
         gru_hidden_dim=head[1],
     )
     loaded = loading.LoadedTarget(size, target, params, None, ())
-    return simulated.random_drafter(loaded, drafter)
+    return random_weights.random_drafter(loaded, drafter)
 
 
 def stopwatch(part, carry_of, models, state):

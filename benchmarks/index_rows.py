@@ -15,11 +15,11 @@ import time
 
 import numpy as np
 
-from domino_jax import hf
-from domino_jax.cores import usable
 from domino_jax.data import index
 from domino_jax.data.rows import RowEncoder
 from domino_jax.data.sources import open_sources
+from domino_jax.runtime.cores import usable
+from domino_jax.weights import hf
 
 TARGET = pathlib.Path(__file__).resolve().parents[1] / "assets" / "tiny_qwen3"
 

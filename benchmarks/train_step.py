@@ -4,8 +4,8 @@
     python benchmarks/train_step.py --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
 
 Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
-in turns, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/flops.py). --no-head trains
-a plain DFlash drafter, as the public trainer's published point does.
+in turns, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/training/flops.py).
+--no-head trains a plain DFlash drafter, as the public trainer's published point does.
 """
 
 import argparse
@@ -20,15 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from domino_jax import flops, hf, loading, sharding
-from domino_jax.drafter import blocks
-from domino_jax.drafter.config import DrafterConfig
-from domino_jax.drafter.model import Drafter
-from domino_jax.target.qwen3 import Qwen3, Qwen3Config
+from domino_jax.drafters import blocks
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.training import flops
 from domino_jax.training.losses import LossSettings, mixed_loss
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
 from domino_jax.training.step import drafter_sums, make_train_step, target_pass
+from domino_jax.weights import hf, loading
 
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
 LAMBDA = 0.5

@@ -5,8 +5,8 @@
 At another temperature with --config.decode.temperature=1.0.
 
 Decodes twice decode.num_prompts prompts with the chain (mode domino, or backbone for a drafter without a head) and
-replays every tree over the answers (domino_jax/tree_replay.py). Candidates, lanes and beta are picked on the second
-half of the prompts; what is printed as measured is the first half, with what was picked. Prints Markdown.
+replays every tree over the answers (domino_jax/evals/tree_replay.py). Candidates, lanes and beta are picked on the
+second half of the prompts; what is printed as measured is the first half, with what was picked. Prints Markdown.
 """
 
 import dataclasses
@@ -14,17 +14,17 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from domino_jax import cli
-from domino_jax import config as recipes
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator
 from domino_jax.decoding.measure import tau_pooled
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import TreeSettings
-from domino_jax.errors import DominoError
-from domino_jax.loading import load_models, load_target
-from domino_jax.tree_replay import record, replayed_tau
+from domino_jax.decoding.settings import DecodeSettings, decode_settings, new_generator
+from domino_jax.drafters.pair import Models
+from domino_jax.evals.tree_replay import record, replayed_tau
+from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DominoError
+from domino_jax.weights.loading import load_models, load_target
 
 NODES = (16, 32, 64, 128)
 LANES = (8, 12, 16, 24)

@@ -12,7 +12,7 @@ __all__ = ["Answer", "Decoder", "TextPiece", "TreeSettings", "load"]
 def __getattr__(name: str) -> Any:
     # Imported at the first use: a command's misspelt flag is told before jax starts.
     if name in __all__:
-        from domino_jax import api
+        from domino_jax.decoding import api
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

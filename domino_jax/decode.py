@@ -30,43 +30,37 @@ import jax
 import numpy as np
 from etils import epath
 
-from domino_jax import cli, distributed
-from domino_jax import config as recipes
-from domino_jax.agreement import from_primary
-from domino_jax.api import prompt_row
-from domino_jax.building import drafter_config_of
-from domino_jax.compare import COMPARISON, LATEX, PAGE, compare_drafters, drafter_names
-from domino_jax.concurrency import measure_concurrency
-from domino_jax.cores import kept_to
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
-from domino_jax.decode_files import GENERATIONS, RunFiles, refuse_other_run
-from domino_jax.decode_models import Loader, decode_mesh
-from domino_jax.decode_run import Speech, check_rows, check_words, run_lanes
-from domino_jax.decode_settings import DecodeSettings, decode_settings, new_generator, with_stored_constants
+from domino_jax.decoding.api import prompt_row
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.measure import Lane
-from domino_jax.decoding.models import Models
-from domino_jax.describe import describe, run_identity, timings
-from domino_jax.drafter.model import Drafter, DrafterConfig
-from domino_jax.errors import DominoError, refuse_read_only
+from domino_jax.decoding.settings import DecodeSettings, decode_settings, new_generator, with_stored_constants
+from domino_jax.drafters.drafter import Drafter, DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, compare_drafters, drafter_names
+from domino_jax.evals.concurrency import measure_concurrency
+from domino_jax.evals.describe import describe, run_identity, timings
+from domino_jax.evals.models import Loader, decode_mesh
+from domino_jax.evals.report import REPORT, build_report, console_table, read_report, refuse_obstacles, write_report
+from domino_jax.evals.run import Speech, check_rows, check_words, run_lanes
+from domino_jax.evals.run_files import GENERATIONS, RunFiles, refuse_other_run
+from domino_jax.evals.tree_report import acceptance, draw_trees, record_trees
+from domino_jax.evals.width_tuning import PROBES, TUNED, check_tuning, tuned
 from domino_jax.export import EXPORT_DTYPE
-from domino_jax.loading import LoadedTarget, cast_target, check_head, needs_drafter
-from domino_jax.preemption import Preemption
-from domino_jax.remote import is_remote
-from domino_jax.report import (
-    REPORT,
-    build_report,
-    console_table,
-    read_report,
-    refuse_obstacles,
-    write_report,
-)
-from domino_jax.simulated import made_up_prompts
-from domino_jax.talk import at_terminal, check_flags
-from domino_jax.target.qwen3 import Qwen3Config
-from domino_jax.tree_report import acceptance, draw_trees, record_trees
-from domino_jax.width_tuning import PROBES, TUNED, check_tuning, tuned
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import cli
+from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.terminal import at_terminal, check_flags
+from domino_jax.runtime import distributed
+from domino_jax.runtime.agreement import from_primary
+from domino_jax.runtime.cores import kept_to
+from domino_jax.runtime.errors import DominoError, refuse_read_only
+from domino_jax.runtime.preemption import Preemption
+from domino_jax.runtime.remote import is_remote
+from domino_jax.weights.loading import LoadedTarget, cast_target, check_head, needs_drafter
+from domino_jax.weights.random_weights import made_up_prompts
 
 
 def main(flags: cli.Flags) -> None:

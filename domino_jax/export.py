@@ -23,16 +23,17 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from domino_jax import cli, hf, tuned_constants
-from domino_jax.checkpoint import UNREADABLE, Checkpoints
-from domino_jax.drafter import formats
-from domino_jax.drafter.convert import save_drafter
-from domino_jax.drafter.model import Drafter, DrafterConfig
-from domino_jax.errors import DataError, DominoError
-from domino_jax.finished import parse_marker
-from domino_jax.model_card import model_card
-from domino_jax.remote import is_remote, open_path
-from domino_jax.training.state import TrainState, init_drafter_params
+from domino_jax.decoding import tuned_constants
+from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
+from domino_jax.evals.model_card import model_card
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.remote import is_remote, open_path
+from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
+from domino_jax.training.finished import parse_marker
+from domino_jax.training.state import TrainState
+from domino_jax.weights import formats, hf
+from domino_jax.weights.drafter import save_drafter
 
 # What public drafters are stored in.
 EXPORT_DTYPE = "bfloat16"

@@ -26,16 +26,21 @@ import jax
 import numpy as np
 import rich.console
 
-from domino_jax import cli, distributed
-from domino_jax import config as recipes
-from domino_jax.agreement import barrier
-from domino_jax.answer_files import ALONE, AnswerFiles, Share, local_output
-from domino_jax.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
+from domino_jax.data.answer_files import ALONE, AnswerFiles, Share, local_output
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.models import Models
+from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
 from domino_jax.decoding.sampling import SamplingParams
-from domino_jax.errors import DominoError, refuse_read_only
-from domino_jax.loading import (
+from domino_jax.drafters.pair import Models
+from domino_jax.models.sharding import make_mesh, placement, replicated
+from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import cli
+from domino_jax.runtime import distributed
+from domino_jax.runtime.agreement import barrier
+from domino_jax.runtime.errors import DominoError, refuse_read_only
+from domino_jax.runtime.preemption import Preemption
+from domino_jax.runtime.progress import Progress
+from domino_jax.training.estimates import device_memory
+from domino_jax.weights.loading import (
     LoadedTarget,
     load_models,
     load_target,
@@ -43,11 +48,7 @@ from domino_jax.loading import (
     read_target_identity,
     target_identity,
 )
-from domino_jax.preemption import Preemption
-from domino_jax.preflight_estimates import device_memory
-from domino_jax.progress import Progress
-from domino_jax.sharding import make_mesh, placement, replicated
-from domino_jax.target.convert import target_table
+from domino_jax.weights.target import target_table
 
 # Of a device's memory that the target's weights may take; caches, the drafter and the programs need the rest.
 TARGET_SHARE = 0.6

@@ -18,31 +18,35 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from domino_jax import building, cli, console, decode, distributed, environment, export, flops, regenerate, sharding
-from domino_jax import config as recipes
-from domino_jax.agreement import from_primary, primary_first
-from domino_jax.checkpoint import Checkpoints, refuse_changes
-from domino_jax.data.arrange import Layout
+from domino_jax import decode, export, regenerate
+from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
-from domino_jax.drafter import formats
-from domino_jax.drafter.config import DrafterConfig
-from domino_jax.errors import DataError, refuse_read_only
-from domino_jax.files import write_whole
-from domino_jax.finished import mark_finished, read_marker
-from domino_jax.loading import LoadedTarget, keep_compiled, load_target, read_target_config
-from domino_jax.metrics import MetricsWriter, read_rows
-from domino_jax.plots import plot_run
-from domino_jax.preemption import PREEMPTED, Preempted, Preemption
-from domino_jax.preflight import run_preflight
-from domino_jax.remote import cache_folder, is_remote, open_path
-from domino_jax.report import console_table, read_report, refuse_obstacles
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.evals.plots import plot_run
+from domino_jax.evals.report import console_table, read_report, refuse_obstacles
+from domino_jax.models import sharding
+from domino_jax.recipe import builders, cli
+from domino_jax.recipe import checks as recipes
+from domino_jax.runtime import distributed, environment
+from domino_jax.runtime.agreement import from_primary, primary_first
+from domino_jax.runtime.errors import DataError, refuse_read_only
+from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.preemption import PREEMPTED, Preempted, Preemption
+from domino_jax.runtime.remote import cache_folder, is_remote, open_path
+from domino_jax.runtime.watchdog import Watchdog
+from domino_jax.training import console, flops
+from domino_jax.training.checkpoints import Checkpoints, refuse_changes
 from domino_jax.training.evaluation_layout import EvaluationLayout
+from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.loop import Intervals, TrainingLoop
+from domino_jax.training.metrics import MetricsWriter, read_rows
+from domino_jax.training.preflight import run_preflight
 from domino_jax.training.profile import Profile
 from domino_jax.training.state import TrainState
-from domino_jax.watchdog import Watchdog
-from domino_jax.weights_and_biases import require_wandb
+from domino_jax.training.weights_and_biases import require_wandb
+from domino_jax.weights import formats
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 
 
 def main(flags: cli.Flags) -> int | None:
@@ -51,7 +55,7 @@ def main(flags: cli.Flags) -> int | None:
     recipes.check(config, "train")
     require_wandb(config.train.wandb)
     if flags.dry_run:
-        from domino_jax import dry_run  # sets the environment that the compilers want, before jax starts
+        from domino_jax.recipe import dry_run  # sets the environment that the compilers want, before jax starts
 
         return dry_run.main(flags)
     workdir = open_path(flags.workdir).expanduser()
@@ -84,12 +88,12 @@ def main(flags: cli.Flags) -> int | None:
             # -------------------------------------------------------- target and drafter
             kv_heads = read_target_config(config.target.path).num_key_value_heads
             loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
-            mask_token_id = building.find_mask_token(config.drafter.mask_token_id, loaded)
-            drafter_config = building.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
-            drafter = building.drafter_of(drafter_config, config.train)
+            mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded)
+            drafter_config = builders.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
+            drafter = builders.drafter_of(drafter_config, config.train)
             # Here, and not after hours of training: a wrong eval.tensor is refused.
             decodes = config.eval.every > 0 or config.eval.final
-            layout = building.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
+            layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
             share = ProcessShare(
                 rows,
                 config.data.workers,
@@ -100,11 +104,11 @@ def main(flags: cli.Flags) -> int | None:
                 progress=distributed.is_primary(),
             )
             batches = batches_of(config, source, loaded, share)
-            optimizer = building.optimizer_of(config.train)
-            make_state, state_shapes = building.state_maker(config.train, drafter, optimizer, mesh)
-            step = building.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
+            optimizer = builders.optimizer_of(config.train)
+            make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
+            step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
             judged = config.eval.every > 0
-            evaluate = building.evaluation_of(config, loaded, layout, batches.rows) if judged else None
+            evaluate = builders.evaluation_of(config, loaded, layout, batches.rows) if judged else None
 
             # -------------------------------------------------------- state: new, or the newest intact checkpoint
             meta = {"config": recipe, "data": batches.fingerprint}
@@ -140,7 +144,7 @@ def main(flags: cli.Flags) -> int | None:
                     loaded=loaded,
                     drafter=drafter_config,
                     state=state_shapes,
-                    plan=building.plan_of(config),
+                    plan=builders.plan_of(config),
                     mesh=mesh,
                 )
             data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card

@@ -17,20 +17,21 @@ from collections.abc import Mapping, Sequence
 import rich.console
 import rich.table
 
-from domino_jax import cli, hf
-from domino_jax import config as recipes
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import TREE, Generator
 from domino_jax.decoding.measure import tau_pooled
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
 from domino_jax.decoding.sampling import SamplingParams
-from domino_jax.errors import DominoError
-from domino_jax.loading import load_models, load_target
-from domino_jax.progress import Progress
-from domino_jax.remote import is_remote
-from domino_jax.tuned_constants import CHAINS, FILE, TREES, Coupling, check_writable, store
+from domino_jax.decoding.tuned_constants import CHAINS, FILE, TREES, Coupling, check_writable, store
+from domino_jax.drafters.pair import Models
+from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.progress import Progress
+from domino_jax.runtime.remote import is_remote
+from domino_jax.weights import hf
+from domino_jax.weights.loading import load_models, load_target
 
 SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 TREE_SCALES = (1.0, 2.0, 3.0, 5.0)

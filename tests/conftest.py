@@ -20,10 +20,10 @@ for number in (signal.SIGINT, signal.SIGHUP):
 import jax
 import pytest
 
-from tests.bucket_server import bucket_server, make_bucket, variables
-from tests.models import GOLDEN_SETS, Golden, load_golden
+from tests.helpers.bucket_server import bucket_server, make_bucket, variables
+from tests.helpers.models import GOLDEN_SETS, Golden, load_golden
 
-pytest_plugins = ["tests.slow_runs"]
+pytest_plugins = ["tests.helpers.slow_runs"]
 
 jax.config.update("jax_default_matmul_precision", "highest")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids, quote_names
 from domino_jax.data.template_guard import TemplateRefused, render
-from domino_jax.errors import DataError, DominoError, quote
+from domino_jax.runtime.errors import DataError, DominoError, quote
 
 SHAREGPT_ROLES = {
     "system": "system",

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from domino_jax import remote
-from domino_jax.cores import usable
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.processes import follow_parent
 from domino_jax.data.prompts import check_line
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source
-from domino_jax.errors import DataError, DominoError
-from domino_jax.files import replacing, write_whole
-from domino_jax.progress import Progress
+from domino_jax.runtime import remote
+from domino_jax.runtime.cores import usable
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.files import replacing, write_whole
+from domino_jax.runtime.progress import Progress
 
 FORMAT = 1
 LINES_PER_TASK = 256

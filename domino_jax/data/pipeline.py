@@ -16,11 +16,11 @@ import grain
 from absl import flags
 
 from domino_jax.data import index as indexing
-from domino_jax.data.arrange import Items, Layout, Position, row_order
+from domino_jax.data.order import Items, Layout, Position, row_order
 from domino_jax.data.reading import BatchEncoder, BatchIterator, Plans, start_worker
 from domino_jax.data.rows import Index, RowEncoder, TrainingRows
 from domino_jax.data.sources import Source, open_sources
-from domino_jax.errors import DataError
+from domino_jax.runtime.errors import DataError
 
 SAMPLED_ROWS = 4_096  # that stand for all when the share of padding is reported
 

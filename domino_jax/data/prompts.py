@@ -7,9 +7,9 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 
-from domino_jax import remote
 from domino_jax.data.sources import open_plain
-from domino_jax.errors import DataError, DominoError, quote
+from domino_jax.runtime import remote
+from domino_jax.runtime.errors import DataError, DominoError, quote
 
 PROMPT_KEYS = ("messages", "prompt", "token_ids")
 LINE_LIMIT = 1 << 26  # bytes; a row of a million token ids has 7 MB

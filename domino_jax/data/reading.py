@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.data.arrange import ENDLESS, Items, Layout, Position
 from domino_jax.data.chat import Row
+from domino_jax.data.order import ENDLESS, Items, Layout, Position
 from domino_jax.data.processes import follow_parent
 from domino_jax.data.rows import TrainingRows
-from domino_jax.errors import DominoError
+from domino_jax.runtime.errors import DominoError
 
 POSITION = "position"  # rides in every batch of the pipeline: int64 [4], where the next batch begins
 

@@ -11,7 +11,7 @@ from domino_jax.data.chat import Row, encode_training_row
 from domino_jax.data.held_out import hold_out
 from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile, Source
-from domino_jax.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError, DominoError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,9 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from domino_jax import remote
-from domino_jax.errors import DataError, DominoError
-from domino_jax.files import make_once
+from domino_jax.runtime import remote
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.files import make_once
 
 COMPRESSED = (".gz", ".zst")
 # Grain's own naming, alone or in shards: rows.array_record, rows.array_record-00003-of-00016.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.prompts import quote_names, read_jsonl
-from domino_jax.errors import DataError, DominoError, quote
+from domino_jax.runtime.errors import DataError, DominoError, quote
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SHUFFLE_SEED = 0

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domino_jax.errors import DominoError
+from domino_jax.runtime.errors import DominoError
 
 PROGRAM = Path(__file__).with_name("template_process.py")
 

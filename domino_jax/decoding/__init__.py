@@ -1,1 +1,1 @@
-"""Lossless decoding: the autoregressive yardstick and the draft-and-verify loop, each one dispatch per generation."""
+"""Lossless decoding: plain, with draft chains and with draft trees, and the Python API."""

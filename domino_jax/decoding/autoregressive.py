@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState, emit
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.sampling import Sampling, choose
 from domino_jax.decoding.verify import verify
+from domino_jax.drafters.pair import Models
 
 
 def autoregressive_round(

@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax import sharding
 from domino_jax.decoding.autoregressive import autoregressive_round
 from domino_jax.decoding.limits import Limits
 from domino_jax.decoding.loop import DecodeState, prefill, put_row, run_rounds
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings
 from domino_jax.decoding.sampling import RowSampling, SamplingKind, SamplingParams, request_keys
 from domino_jax.decoding.speculative import speculative_round
 from domino_jax.decoding.tree import check_tree
-from domino_jax.errors import DominoError
+from domino_jax.drafters.pair import Models
+from domino_jax.models import sharding
+from domino_jax.runtime.errors import DominoError
 
 BASELINE = "autoregressive"
 TREE = "tree"

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from domino_jax.decoding.models import Models
-from domino_jax.errors import DataError, DominoError
+from domino_jax.drafters.pair import Models
+from domino_jax.runtime.errors import DataError, DominoError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.sampling import RowSampling, Sampling, choose
-from domino_jax.nn.cache import Cache
+from domino_jax.drafters.pair import Models
+from domino_jax.models.cache import Cache
 
 
 @flax.struct.dataclass

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.sampling import Sampling, choose
-from domino_jax.drafter.config import DrafterConfig
-from domino_jax.nn.cache import Cache
-from domino_jax.shapes import Hidden, Logits
-from domino_jax.sharding import constrain
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.models.cache import Cache
+from domino_jax.models.shapes import Hidden, Logits
+from domino_jax.models.sharding import constrain
 
 # Folded into a request's key where drafts draw noise of their own; no absolute position reaches it.
 OWN_NOISE = 2**31 - 1

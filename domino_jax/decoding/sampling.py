@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.sampling_ranges import outside_range
-from domino_jax.shapes import Logits
+from domino_jax.models.shapes import Logits
 
 
 @dataclasses.dataclass(frozen=True)

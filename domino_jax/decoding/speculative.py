@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState, emit, record_round
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, draft_positions, propose
 from domino_jax.decoding.sampling import Sampling, choose
 from domino_jax.decoding.tree import Tree, propose_tree
 from domino_jax.decoding.verify import Verified, accept_chain, accept_tree, verify
-from domino_jax.nn.cache import Cache, keep_path
+from domino_jax.drafters.pair import Models
+from domino_jax.models.cache import Cache, keep_path
 
 
 def speculative_round(

@@ -17,12 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.models import Models
 from domino_jax.decoding.propose import DraftSettings, TreeSettings, draft_base, draft_keys, draft_positions
 from domino_jax.decoding.sampling import Sampling, position_noise, process_logits
-from domino_jax.errors import DominoError
-from domino_jax.nn.cache import Cache
-from domino_jax.shapes import Hidden, Logits
+from domino_jax.drafters.pair import Models
+from domino_jax.models.cache import Cache
+from domino_jax.models.shapes import Hidden, Logits
+from domino_jax.runtime.errors import DominoError
 
 ROOT = -1  # as the parent of a ledger's node
 CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first; a TPU's lanes

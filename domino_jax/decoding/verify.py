@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from domino_jax.decoding.models import Models
-from domino_jax.nn.cache import Cache, block_mask
-from domino_jax.shapes import Features, Lengths, Logits
+from domino_jax.drafters.pair import Models
+from domino_jax.models.cache import Cache, block_mask
+from domino_jax.models.shapes import Features, Lengths, Logits
 
 
 class Verified(NamedTuple):

@@ -1,1 +1,1 @@
-"""Loss, schedules and the jitted training step."""
+"""Losses, the jitted training step, checkpoints, metrics and what a run needs of a device."""

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from domino_jax import sharding
-from domino_jax.drafter.config import DrafterConfig
-from domino_jax.drafter.model import Drafter
-from domino_jax.target.qwen3 import Qwen3Config
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3Config
 
 
 class EvaluationLayout:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from domino_jax.errors import NonFiniteError
+from domino_jax.runtime.errors import NonFiniteError
 
 KEPT_STEPS = 4_096  # more than anyone logs apart; row ids are a few bytes each
 NAMED_ROWS = 8

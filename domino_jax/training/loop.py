@@ -12,15 +12,15 @@ from typing import Any
 
 import jax
 
-from domino_jax import console
-from domino_jax.checkpoint import Checkpoints
-from domino_jax.metrics import MetricsWriter
-from domino_jax.preemption import ANNOUNCE_SECONDS, Preempted, Preemption
-from domino_jax.step_clock import StepClock
+from domino_jax.runtime.preemption import ANNOUNCE_SECONDS, Preempted, Preemption
+from domino_jax.runtime.watchdog import Watchdog
+from domino_jax.training import console
+from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.guard import NonFiniteGuard
+from domino_jax.training.metrics import MetricsWriter
 from domino_jax.training.profile import Profile
 from domino_jax.training.state import TrainState
-from domino_jax.watchdog import Watchdog
+from domino_jax.training.step_clock import StepClock
 
 # An evaluation asks for the signal every few rounds; only its compilations are longer, and those are left at once.
 EVALUATION_PATIENCE = 5.0

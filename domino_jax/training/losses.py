@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from domino_jax.drafter.blocks import position_decay
-from domino_jax.drafter.config import DrafterConfig
-from domino_jax.nn.slices import cut
-from domino_jax.shapes import Logits
+from domino_jax.drafters.blocks import position_decay
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.models.shapes import Logits
+from domino_jax.models.slices import cut
 
 # The public trainers' guard against an empty batch: weights sum to at least 1 block, so 1e-6 moves nothing (CONTRACT
 # §2.9).

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.drafter.model import Drafter
+from domino_jax.drafters.drafter import Drafter, init_drafter_params
 
 
 @flax.struct.dataclass
@@ -29,14 +29,6 @@ class TrainState:
     def best_params(self) -> dict:
         """What is evaluated and exported: the average when one is kept."""
         return self.ema or self.params
-
-
-def init_drafter_params(drafter: Drafter, key: jax.Array) -> dict:
-    """Fresh float32 drafter parameters: normal(0, 0.02) linears, ones for norms, torch's uniform for the GRU."""
-    c = drafter.config
-    features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
-    block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
-    return drafter.init(key, features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), block)["params"]
 
 
 def init_state(

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.drafter import blocks
-from domino_jax.drafter.model import Drafter
-from domino_jax.shapes import Features, Hidden
-from domino_jax.target.qwen3 import Qwen3
+from domino_jax.drafters import blocks
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.models.qwen3 import Qwen3
+from domino_jax.models.shapes import Features, Hidden
 from domino_jax.training.losses import LossSettings, Sums, loss_metrics, mixed_loss, sliced_sums, slot_weights
 from domino_jax.training.state import TrainState
 

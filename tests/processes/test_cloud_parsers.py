@@ -15,8 +15,8 @@ import subprocess
 import pytest
 
 from launch import queued_resources, skypilot, tpu_vm, xpk
+from tests.helpers.paths import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRAIN = ["--dry_run", "--", "python", "-m", "domino_jax.train", "--config=configs/tiny.py"]
 CLOUD = ["--name=domino", "--zone=us-west4-a", "--type=v5litepod-16", "--version=v2-alpha-tpuv5-lite", "--project=p"]
 XPK = os.environ.get("DOMINO_XPK") or shutil.which("xpk")

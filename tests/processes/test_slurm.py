@@ -1,15 +1,15 @@
-"""launch/slurm.sbatch under a real Slurm on the loopback (tests/processes/slurm_cluster.py): pytest -m slow."""
+"""launch/slurm.sbatch under a real Slurm on the loopback (tests/helpers/slurm_cluster.py): pytest -m slow."""
 
 import os
-import pathlib
 import signal
 import sys
 import time
 
 import pytest
-import slurm_cluster
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.helpers import slurm_cluster
+from tests.helpers.paths import ROOT
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=f"not installed: {slurm_cluster.missing()}"),

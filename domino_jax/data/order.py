@@ -1,0 +1,193 @@
+"""In what order rows come, and which of them share a place in a batch. All of it follows from the seed and the lengths.
+
+    rows      endless; each source shuffled anew every epoch, sources mixed by their weights
+    windows   the rows cut in pieces of equal size
+    items     what fills one place of a batch: a row, or a pack of rows. Batch i is items [i·B, (i+1)·B)
+
+A position is a window and an item of it. Nothing depends on how many processes or workers read, so any of them can take
+up a position that others left; with another batch size, too: the window under way keeps its arrangement.
+"""
+
+import bisect
+import dataclasses
+import threading
+from collections.abc import Sequence
+
+import grain
+import numpy as np
+
+from domino_jax.runtime.errors import DataError
+
+ENDLESS = 2**48
+WINDOWS_KEPT = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """Item `item` of the window of `rows` rows from place `first` of the endless order, arranged for `batch_size`."""
+
+    first: int
+    rows: int
+    batch_size: int
+    item: int
+
+    @classmethod
+    def from_state(cls, state: dict) -> "Position":
+        """The position in a checkpoint's data state; a DataError when it is none."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if sorted(state) != sorted(names) or not all(type(state[name]) is int and state[name] >= 0 for name in names):
+            raise DataError(f"the data position {str(state)[:100]} is none of this version; start a new run.")
+        if not state["rows"] or not state["batch_size"]:
+            raise DataError(f"the data position {str(state)[:100]} lies in a window without rows; start a new run.")
+        return cls(**state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How rows fill the places of a batch.
+
+    kind: pad (rows to max_length), pack (rows side by side) or buckets (a batch to the smallest that holds its rows).
+    max_length: tokens a row is cut to, and of a place (of the longest bucket). batch_size: places of the global batch.
+    buckets: rising lengths. window: rows that are packed or sorted into buckets together.
+    """
+
+    kind: str
+    max_length: int
+    batch_size: int
+    buckets: tuple[int, ...]
+    window: int
+
+    def padded_length(self, longest: int) -> int:
+        """The length a batch gets whose longest row has `longest` tokens."""
+        if self.kind != "buckets":
+            return self.max_length
+        return next(length for length in self.buckets if longest <= length)
+
+
+def row_order(by_source: Sequence[np.ndarray], weights: Sequence[float], seed: int) -> grain.MapDataset:
+    """The endless order of row ids: sources shuffled anew each epoch, then mixed; one that ends begins again."""
+    endless = [
+        # The seeds of sources lie apart: two of one length must not be shuffled alike.
+        grain.MapDataset.source(ids).seed((seed + 1_000_003 * place) % 2**32).shuffle().repeat()
+        for place, ids in enumerate(by_source)
+    ]
+    return endless[0] if len(endless) == 1 else grain.MapDataset.mix(endless, weights)
+
+
+def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """First-fit packs, longest row first: the rows' order, pack by pack, and where each pack ends in it.
+
+    lengths int [n], none above capacity. In a pack rows keep their order, and packs come in the order of their first
+    rows: what is left over does not gather at the end.
+
+        lengths 3 6 2 5, capacity 8  →  order 0 3 | 1 2, ends 2 4
+    """
+    room = np.full(len(lengths), capacity)
+    chosen = np.zeros(len(lengths), np.int64)
+    used = 0
+    for place in np.argsort(-lengths, kind="stable"):
+        found = int(np.argmax(room[: used + 1] >= lengths[place]))
+        chosen[place] = found
+        room[found] -= lengths[place]
+        used = max(used, found + 1)
+    first_rows = np.unique(chosen, return_index=True)[1]
+    rank = np.empty(len(first_rows), np.int64)
+    rank[np.argsort(first_rows)] = np.arange(len(first_rows))
+    order = np.argsort(rank[chosen], kind="stable")
+    return order, np.cumsum(np.bincount(rank[chosen]))
+
+
+def group_by_bucket(lengths: np.ndarray, buckets: Sequence[int], batch_size: int, key: tuple[int, int]) -> np.ndarray:
+    """An order of rows in which a batch holds neighbours by bucket, and batches come in an order that `key` decides.
+
+    The first len(lengths) % batch_size rows are a batch of their own: they complete one that was begun elsewhere.
+    """
+    order = np.argsort(np.searchsorted(np.asarray(buckets), lengths), kind="stable")
+    head = len(order) % batch_size
+    groups = order[head:].reshape(-1, batch_size)
+    # Raw bits and a sort: unlike Generator.permutation they stay the same from one NumPy to the next.
+    shuffled = np.argsort(np.random.Philox(key=key).random_raw(len(groups)), kind="stable")
+    return np.concatenate([order[:head], groups[shuffled].reshape(-1)])
+
+
+class Items:
+    """Items counted from a start, by number; safe to be asked from several threads."""
+
+    def __init__(
+        self,
+        order: grain.MapDataset,
+        lengths: np.ndarray,
+        layout: Layout,
+        *,
+        num_rows: int,
+        seed: int,
+        start: Position | None,
+    ):
+        """order: `row_order`; lengths int32, by row id; num_rows: usable rows; start: None for the beginning."""
+        self._order, self._lengths, self._layout, self._seed = order, lengths, layout, seed
+        self._batch_size = batch_size = layout.batch_size
+        # A window wider than the data would hold a row several times, and its neighbour in a pack or batch be itself.
+        window = max(1, min(layout.window, num_rows))
+        self._window = max(batch_size, window - window % batch_size) if layout.kind == "buckets" else window
+        #: where batch 0 begins
+        self.start = start or self._next_window(0, 0)
+        self._windows = [dataclasses.replace(self.start, item=0)]
+        self._item_bounds = [
+            -self.start.item
+        ]  # the number of each window's first item; one more than windows are arranged
+        self._arranged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def batch(self, number: int) -> tuple[list[np.ndarray], Position]:
+        """Row ids (int64) of each of the batch's items, and the position behind them."""
+        with self._lock:
+            first = number * self._batch_size
+            items = [self._item(*self._locate(first + place)) for place in range(self._batch_size)]
+            window, item = self._locate(first + self._batch_size, arranged=False)
+            return items, dataclasses.replace(self._windows[window], item=item)
+
+    def _next_window(self, first: int, item_number: int) -> Position:
+        # Buckets are grouped by batches: a window that begins inside one is shorter by what that one has already.
+        begun = item_number % self._batch_size if self._layout.kind == "buckets" else 0
+        return Position(first, self._window - begun, self._batch_size, 0)
+
+    def _locate(self, number: int, arranged: bool = True) -> tuple[int, int]:
+        """An item's window and its place there; with arranged False the last window need not be arranged yet."""
+        bounds = self._item_bounds
+        while number > bounds[-1] or (arranged and number == bounds[-1]):
+            window = self._windows[len(bounds) - 1]
+            bounds.append(bounds[-1] + len(self._arrangement(len(bounds) - 1)[1]))
+            self._windows.append(self._next_window(window.first + window.rows, bounds[-1]))
+        window = bisect.bisect_right(bounds, number) - 1
+        return window, number - bounds[window]
+
+    def _item(self, window: int, item: int) -> np.ndarray:
+        ids, ends = self._arrangement(window)
+        return ids[ends[item - 1] if item else 0 : ends[item]]
+
+    def _arrangement(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The window's row ids in item order, and where each item ends among them."""
+        if number not in self._arranged:
+            while len(self._arranged) >= WINDOWS_KEPT:
+                del self._arranged[min(self._arranged)]
+            self._arranged[number] = self._arrange(self._windows[number])
+        return self._arranged[number]
+
+    def _arrange(self, window: Position) -> tuple[np.ndarray, np.ndarray]:
+        places = range(window.first, window.first + window.rows)
+        ids = np.asarray([self._order[place] for place in places], np.int64)
+        lengths = self._lengths[ids]
+        if self._layout.kind == "pack":
+            order, ends = pack(lengths, self._layout.max_length)
+            return ids[order], ends
+        if self._layout.kind == "buckets":
+            key = (self._seed % 2**64, window.first)
+            ids = ids[group_by_bucket(lengths, self._layout.buckets, window.batch_size, key)]
+        return ids, np.arange(1, len(ids) + 1)

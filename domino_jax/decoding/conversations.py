@@ -1,0 +1,224 @@
+"""Conversations that a target answers turn by turn in batches, and the training row each becomes."""
+
+import dataclasses
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from domino_jax.data.chat import encode_prompt
+from domino_jax.decoding.generate import BASELINE, Generation, Generator
+from domino_jax.decoding.propose import DraftSettings
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.drafters.pair import Models
+from domino_jax.runtime.errors import DataError
+
+# Batches are made of neighbours by prompt length, so that little of a batch is padding; this many batches are sorted
+# together. Not the whole file: then the longest would come last, and the time left could not be told.
+SORTED_BATCHES = 32
+# Tokens a template may put between a prompt and its answer once that is history (an empty think block less or more).
+HISTORY_SLACK = 16
+SMALLEST_CACHE = 128
+ROLES = ("system", "user", "assistant")
+
+
+@dataclasses.dataclass
+class Conversation:
+    """One prompt on its way through its turns.
+
+    turns: what stands before each answer (messages), or one empty turn when the prompt is raw.
+    prompt, answer: ids of the last turn.  earlier: (prompt, answer) ids of the turns before it.
+    """
+
+    row: Mapping[str, Any]
+    request: int
+    turns: list[list[dict]]
+    messages: list[dict]
+    prompt: Sequence[int]
+    answer: Generation | None = None
+    earlier: list[tuple[Sequence[int], list[int]]] = dataclasses.field(default_factory=list)
+
+
+def start_conversation(row: Mapping[str, Any], place: int, tokenizer: Any, thinking: bool) -> Conversation:
+    """The row with its first prompt encoded; `place` among the rows keys its noise."""
+    where = f"prompt {row['id']}"
+    if "messages" not in row:
+        return Conversation(row, place, [[]], [], _packed(encode_prompt(tokenizer, row, thinking, where)))
+    turns = split_turns(row["messages"], where)
+    messages = list(turns[0])
+    prompt = encode_prompt(tokenizer, {"messages": messages}, thinking, where)
+    return Conversation(row, place, turns, messages, _packed(prompt))
+
+
+def _packed(ids: Sequence[int]) -> array:
+    """Four bytes a token: the first prompts of a million rows are held at once, and a list has nine times as many."""
+    return array("i", ids)
+
+
+def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[dict]]:
+    """[system, user, assistant, user] → [[system, user], [user]]: what is said before each answer; given answers go."""
+    strange = [message["role"] for message in messages if message["role"] not in ROLES]
+    if strange:
+        raise DataError(
+            f"{where}: a message has the role {strange[0]!r}, and only {', '.join(ROLES)} can be regenerated:"
+            " nobody is there to run tools."
+        )
+    turns: list[list[dict]] = [[]]
+    for message in messages:
+        if message["role"] == "assistant":
+            continue
+        turns[-1].append(dict(message))
+        if message["role"] == "user":
+            turns.append([])
+    turns.pop()  # what stands behind the last user's message
+    if not turns:
+        raise DataError(f"{where}: no message is a user's, so there is nothing to answer.")
+    return turns
+
+
+class Answerer:
+    """Generators by cache size, so that short prompts do not pay for the attention over a long cache.
+
+    A drafter in `models` makes the answers faster; what they say does not depend on it (DESIGN §4).
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        stop_ids: Sequence[int],
+        batch_size: int,
+        max_new_tokens: int,
+        sampling: SamplingParams,
+        seed: int,
+    ):
+        self.models = models
+        self.stop_ids = stop_ids
+        self.batch_size = batch_size
+        self.max_new_tokens = max_new_tokens
+        self.sampling = sampling
+        self.seed = seed
+        self.mode = BASELINE
+        if models.drafter is not None:
+            self.mode = "domino" if models.drafter.config.has_head else "backbone"
+        self.limit = models.target.config.max_position_embeddings
+        self.generators: dict[tuple[int, bool], Generator] = {}
+
+    def fits(self, prompt: Sequence[int]) -> bool:
+        """The same with and without a drafter: whether a turn is asked must not depend on it."""
+        return len(prompt) + self.max_new_tokens + 1 <= self.limit
+
+    def check(self, conversation: Conversation) -> None:
+        """Refuses a first prompt that can never be answered, before the first answer is made."""
+        where, length = f"prompt {conversation.row['id']}", len(conversation.prompt)
+        if not self.fits(conversation.prompt):
+            raise DataError(
+                f"{where} has {length} tokens; with regenerate.max_new_tokens {self.max_new_tokens} that is beyond the"
+                f" target's {self.limit} positions. Shorten the prompt or generate fewer tokens."
+            )
+        self.generator(length).check_prompt(conversation.prompt, where)
+
+    def drafts(self, longest: int) -> bool:
+        """Whether prompts of this length are drafted for: past its own positions a drafter is no help."""
+        drafter = self.models.drafter
+        return drafter is not None and longest + self.max_new_tokens <= drafter.config.max_position_embeddings
+
+    def generator(self, longest: int) -> Generator:
+        """The one whose cache, a power of two, holds prompts of this length, their answers and a block of drafts."""
+        drafts = self.drafts(longest)
+        models = self.models if drafts else Models(self.models.target, self.models.target_params)
+        block = models.drafter.config.num_drafts if drafts else 0
+        slots = max(SMALLEST_CACHE, 1 << (longest + self.max_new_tokens + block).bit_length())
+        if (slots, drafts) not in self.generators:
+            self.generators[slots, drafts] = Generator(
+                models,
+                stop_ids=self.stop_ids,
+                cache_slots=slots,
+                max_new_tokens=self.max_new_tokens,
+                batch_size=self.batch_size,
+                sampling=self.sampling,
+                seed=self.seed,
+                # Greedy drafts: measured better than coupled ones on the tiny models.
+                drafting=DraftSettings(scale=float("inf")),
+            )
+        return self.generators[slots, drafts]
+
+    def seconds(self) -> float:
+        """Time spent generating so far, compilation left out."""
+        clocks = [generator.clock for generator in self.generators.values()]
+        return sum(clock.prefill_seconds + clock.decode_seconds for clock in clocks)
+
+    def answer(self, conversations: Sequence[Conversation]) -> list[Generation]:
+        prompts = [one.prompt for one in conversations]
+        longest = max(map(len, prompts))
+        mode = self.mode if self.drafts(longest) else BASELINE
+        return self.generator(longest).generate(prompts, mode, [one.request for one in conversations])
+
+
+def batches(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
+    """Batches of neighbours by length, within windows of SORTED_BATCHES batches."""
+    window = batch_size * SORTED_BATCHES
+    for start in range(0, len(conversations), window):
+        near = sorted(conversations[start : start + window], key=lambda one: len(one.prompt))
+        for first in range(0, len(near), batch_size):
+            yield near[first : first + batch_size]
+
+
+def converse(batch: Sequence[Conversation], answerer: Answerer, tokenizer: Any, thinking: bool) -> int:
+    """Takes a batch through all its turns; returns how many tokens were generated.
+
+    A conversation that no longer fits ends with the answers it has.
+    """
+    tokens, active, turn = 0, list(batch), 0
+    while active:
+        for one, answer in zip(active, answerer.answer(active), strict=True):
+            one.answer = answer
+            tokens += len(answer.token_ids)
+            if one.messages:
+                text = tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+                one.messages.append({"role": "assistant", "content": text})
+        turn += 1
+        active = [one for one in active if len(one.turns) > turn and ask_next(one, turn, answerer, tokenizer, thinking)]
+    return tokens
+
+
+def ask_next(one: Conversation, turn: int, answerer: Answerer, tokenizer: Any, thinking: bool) -> bool:
+    """Puts the next turn's messages in; False, and nothing changed, when they do not fit."""
+    messages = [*one.messages, *one.turns[turn]]
+    prompt = encode_prompt(tokenizer, {"messages": messages}, thinking, f"prompt {one.row['id']}")
+    if not answerer.fits(prompt):
+        return False
+    one.earlier.append((one.prompt, one.answer.token_ids))
+    one.messages, one.prompt = messages, prompt
+    return True
+
+
+def output_row(one: Conversation, tokenizer: Any) -> dict[str, Any]:
+    """The training row: the last turn's ids, masked where they are the target's own."""
+    said = [*one.prompt, *one.answer.token_ids]
+    mask = [0] * len(one.prompt) + [1] * len(one.answer.token_ids)
+    for prompt, answer in one.earlier:
+        start = find_answer(one.prompt, prompt, answer)
+        if start is not None:
+            mask[start : start + len(answer)] = [1] * len(answer)
+    row = {
+        "id": one.row["id"],
+        "token_ids": said,
+        "loss_mask": mask,
+        "finish_reason": one.answer.finish_reason,
+    }
+    if one.messages:
+        row["messages"] = one.messages
+    elif tokenizer is not None:
+        row["text"] = tokenizer.decode(one.answer.token_ids, skip_special_tokens=True)
+    return row
+
+
+def find_answer(history: Sequence[int], prompt: Sequence[int], answer: Sequence[int]) -> int | None:
+    """Where in `history` the answer to `prompt` stands token for token.
+
+    None when the template or the tokenizer wrote it another way: then it is context, not something the target said.
+    """
+    same = next((i for i, (a, b) in enumerate(zip(history, prompt, strict=False)) if a != b), len(prompt))
+    for start in range(same, same + HISTORY_SLACK):
+        if list(history[start : start + len(answer)]) == list(answer):
+            return start
+    return None

@@ -1,0 +1,1 @@
+"""The Domino drafter: a parallel backbone and a small causal head."""

@@ -1,0 +1,127 @@
+"""Training blocks as pure functions: anchors, block tokens, labels, weights, head inputs (CONTRACT §2).
+
+Everything takes the anchors as an argument, so that a test can choose them. Letters: B rows, S tokens of a row, A
+anchors, G slots.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.models.shapes import Tokens
+
+
+def legal_anchors(loss_mask: jax.Array, documents: jax.Array | None = None) -> jax.Array:
+    """bool [B, S]: t is legal when t and t+1 are both supervised; the last position never is.
+
+    In packed rows (documents int32 [B, S]) both have to be of one document.
+
+    >>> loss_mask 0 1 1 1 0 1  →  0 1 1 0 0 0    documents 1 1 1 2 2 2  →  0 1 0 0 0 0
+    """
+    supervised = loss_mask > 0.5
+    legal = supervised & jnp.roll(supervised, -1, axis=1).at[:, -1].set(False)
+    if documents is not None:
+        legal &= documents == jnp.roll(documents, -1, axis=1)
+    return legal
+
+
+def sample_anchors(
+    key: jax.Array, loss_mask: jax.Array, row_ids: jax.Array, count: int, documents: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Draws `count` legal anchors per row, uniform without replacement, ascending.
+
+    A random number per position, illegal ones last, the first `count` taken. The key is folded with the row's id, so a
+    row gets the same anchors whatever the batch or mesh around it, and however far it is padded.
+
+    Args:
+        key: the step's key.  loss_mask: float32 [B, S].  row_ids: int32 [B].
+    Returns:
+        anchors int32 [B, A] and keep bool [B, A]; a row with fewer legal positions has keep False and anchor 0 at its
+        end.
+    """
+    legal = legal_anchors(loss_mask, documents)
+    length = loss_mask.shape[1]
+
+    def draw(row_id):
+        return jax.random.uniform(jax.random.fold_in(key, row_id), (length,))
+
+    order = jnp.where(legal, jax.vmap(draw)(row_ids), jnp.inf)
+    if length < count:
+        order = jnp.pad(order, ((0, 0), (0, count - length)), constant_values=jnp.inf)
+    chosen = jnp.argsort(order, axis=1)[:, :count]
+    keep = jnp.take_along_axis(order, chosen, axis=1) < jnp.inf
+    anchors = jnp.sort(jnp.where(keep, chosen, length), axis=1)
+    keep = anchors < length
+    return jnp.where(keep, anchors, 0).astype(jnp.int32), keep
+
+
+def gather_positions(values: jax.Array, positions: jax.Array) -> jax.Array:
+    """values [B, S] at positions [B, A, G], clamped to the row (CONTRACT §2.8) → [B, A, G]."""
+    clamped = jnp.clip(positions, 0, values.shape[1] - 1).reshape(values.shape[0], -1)
+    return jnp.take_along_axis(values, clamped, axis=1).reshape(positions.shape)
+
+
+def slot_positions(anchors: jax.Array, block_size: int) -> jax.Array:
+    """int32 [B, A, G]: a, a+1, …, a+G-1; not clamped, so that positions past the row stay distinct."""
+    return anchors[:, :, None] + jnp.arange(block_size)
+
+
+def block_tokens(tokens: Tokens, anchors: jax.Array, keep: jax.Array, block_size: int, mask_token_id: int) -> jax.Array:
+    """int32 [B, A, G]: the anchor's token in slot 0 (the mask token where keep is False), mask tokens after it."""
+    first = jnp.where(keep, jnp.take_along_axis(tokens, anchors, axis=1), mask_token_id)
+    masks = jnp.full((*anchors.shape, block_size - 1), mask_token_id, tokens.dtype)
+    return jnp.concatenate([first[:, :, None], masks], axis=-1)
+
+
+def labels_and_weights(
+    tokens: Tokens,
+    loss_mask: jax.Array,
+    anchors: jax.Array,
+    keep: jax.Array,
+    *,
+    block_size: int,
+    shift_label: bool,
+    contiguous: bool,
+    documents: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Labels int32 and raw weights float32, each [B, A, G] (CONTRACT §2.6).
+
+    Slot k is labelled by the token at a+1+k (shifted) or a+k (unshifted, whose slot 0 has no weight). With contiguous
+    True a block stops at its first unsupervised token, so it never runs on into the next turn; False is the public
+    trainer's way. In packed rows (documents int32 [B, S]) no label is taken from another document than the anchor's.
+    """
+    positions = slot_positions(anchors, block_size) + (1 if shift_label else 0)
+    labels = gather_positions(tokens, positions)
+    supervised = (gather_positions(loss_mask, positions) > 0.5) & (positions < tokens.shape[1]) & keep[:, :, None]
+    if documents is not None:
+        supervised &= (
+            gather_positions(documents, positions) == jnp.take_along_axis(documents, anchors, axis=1)[..., None]
+        )
+    weights = supervised.astype(jnp.float32)
+    start = 0 if shift_label else 1
+    if contiguous:
+        weights = weights.at[:, :, start:].set(jnp.cumprod(weights[:, :, start:], axis=-1))
+    return labels, weights.at[:, :, :start].set(0.0)
+
+
+def position_decay(block_size: int, shift_label: bool, gamma: float | None) -> jax.Array:
+    """float32 [G]: exp(-i/γ) for the i-th predicted slot, the first 1 in both conventions; γ None is all ones."""
+    if gamma is None:
+        return jnp.ones((block_size,), jnp.float32)
+    order = jnp.maximum(jnp.arange(block_size) - (0 if shift_label else 1), 0)
+    return jnp.exp(-order.astype(jnp.float32) / gamma)
+
+
+def head_tokens(tokens: Tokens, anchors: jax.Array, block_size: int) -> jax.Array:
+    """int32 [B, A, G]: the tokens the GRU consumes, x[a..a+G-1], indices clamped to the row."""
+    return gather_positions(tokens, slot_positions(anchors, block_size))
+
+
+def states_per_slot(states: jax.Array, shift_label: bool) -> jax.Array:
+    """GRU states [.., G, U] after tokens 0..t → the state each slot may use.
+
+    Shifted: slot k uses the state after k+1 tokens. Unshifted: after k tokens, hence one place to the right, zeros
+    first.
+    """
+    if shift_label:
+        return states
+    return jnp.concatenate([jnp.zeros_like(states[..., :1, :]), states[..., :-1, :]], axis=-2)

@@ -1,0 +1,311 @@
+"""What a drafter's config.json says, read from either place a key may stand in and written in the public layout."""
+
+import dataclasses
+from typing import Any
+
+from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError, quote
+
+DOMINO = "domino"
+DFLASH = "dflash"
+_DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
+# Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
+_VARIANTS = {
+    "projector_type": (*_DOMINO_NAMES, DFLASH),
+    "causal": (),
+    "use_swa": (False,),
+    "swa_window_size": (),
+    "attention_value_scale": (1.0,),
+    "conv_kernel_size": (0,),
+    "conv_group_size": (0,),
+    "selector_rank": (0,),
+    "selector_top_k": (0,),
+    "markov_rank": (0,),
+    "enable_confidence_head": (False,),
+    "output_multiplier": (1.0,),
+    "input_embedding_scale": (1.0,),
+    "use_aux_hidden_state": (True,),
+    "norm_before_fc": (False,),
+    "fc_norm": (False,),
+}
+
+LARGEST = 2**31 - 1
+LARGEST_BLOCK = 4_096
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterConfig(DecoderConfig):
+    """Shapes and conventions of one drafter. Field names are those of the public config.json (CONTRACT §1.1)."""
+
+    num_target_layers: int
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    projector: str
+    shift_label: bool
+    pure_draft_prefix_len: int = 0
+    emb_dim: int = 0
+    gru_hidden_dim: int = 0
+    layer_types: tuple[str, ...] = ()
+    sliding_window: int | None = None
+    # Whether a slot reads only slots not after its own: in all layers, in none, or (None) in the sliding ones.
+    is_causal: bool | None = None
+
+    @property
+    def has_head(self) -> bool:
+        """True for a Domino drafter, False for a plain DFlash one."""
+        return self.projector == DOMINO
+
+    @property
+    def first_slot(self) -> int:
+        """The first slot that predicts a token: 0 shifted, 1 unshifted (whose slot 0 stands for the anchor itself)."""
+        return 0 if self.shift_label else 1
+
+    @property
+    def num_drafts(self) -> int:
+        """M, tokens drafted per round: G shifted, G-1 unshifted (CONTRACT §1.3.6)."""
+        return self.block_size - self.first_slot
+
+    @property
+    def suffix_start(self) -> int:
+        """The first slot that gets the head's correction (CONTRACT §1.3.7)."""
+        return self.first_slot + self.pure_draft_prefix_len
+
+    def is_sliding(self, layer: int) -> bool:
+        """True when this draft layer uses the sliding window."""
+        return bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of this draft layer, None where it reads all of the context."""
+        return self.sliding_window if self.is_sliding(layer) else None
+
+    def causal(self, layer: int) -> bool:
+        """True when a slot of this draft layer reads only the slots of its block that are not after its own."""
+        return self.is_sliding(layer) if self.is_causal is None else self.is_causal
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "DrafterConfig":
+        """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
+        refuse_unsupported(raw)
+        dflash = raw.get("dflash_config") or {}
+        _refuse_variants(raw, dflash)
+        projector = DOMINO if _either(raw, dflash, "projector_type") in _DOMINO_NAMES else DFLASH
+        shifted = _shift_label(raw, dflash)
+        needed = ["block_size", "mask_token_id", "target_layer_ids"]
+        needed += ["emb_dim"] if projector == DOMINO else []
+        values = {name: _either(raw, dflash, name) for name in needed}
+        missing = [name for name, value in values.items() if value is None]
+        missing += ["shift_label"] if projector == DOMINO and shifted is None else []
+        missing += [] if raw.get("num_target_layers") is not None else ["num_target_layers"]
+        if missing:
+            raise DataError(
+                f"the drafter's config.json ({projector}) lacks {', '.join(missing)}, at top level and in "
+                f"dflash_config;"
+                " these are never guessed: add the values it was trained with."
+            )
+        emb_dim = _integer("emb_dim", values.get("emb_dim") or 0)
+        config = cls(
+            **read_decoder_fields(raw),
+            num_target_layers=_integer("num_target_layers", raw["num_target_layers"]),
+            block_size=_integer("block_size", values["block_size"]),
+            mask_token_id=_integer("mask_token_id", values["mask_token_id"]),
+            target_layer_ids=tuple(_integer("target_layer_ids", index) for index in values["target_layer_ids"]),
+            projector=projector,
+            shift_label=bool(shifted),
+            pure_draft_prefix_len=_integer("pure_draft_prefix_len", _either(raw, dflash, "pure_draft_prefix_len") or 0),
+            emb_dim=emb_dim,
+            gru_hidden_dim=_integer("gru_hidden_dim", _either(raw, dflash, "gru_hidden_dim") or emb_dim),
+            layer_types=tuple(raw.get("layer_types") or ()),
+            sliding_window=_sliding_window(raw),
+            is_causal=_boolean(raw, dflash, "is_causal"),
+        )
+        config.check()
+        return config
+
+    @classmethod
+    def for_target(cls, target: Qwen3Config, *, num_layers: int, target_layer_ids=None, **choices) -> "DrafterConfig":
+        """A new drafter of `num_layers` layers with the target's widths; `choices` are the remaining fields.
+
+        target_layer_ids: taken by the public rule when None.
+        """
+        ids = target_layer_ids or default_layer_ids(target.num_hidden_layers, num_layers)
+        shared = dataclasses.asdict(target)
+        del shared["tie_word_embeddings"]
+        shared["num_hidden_layers"] = num_layers
+        config = cls(
+            # A drafter is Qwen3-like whatever its target: its public layout has norms on queries and keys, no biases.
+            **{**shared, "attention_bias": False, "qk_norm": True},
+            num_target_layers=target.num_hidden_layers,
+            target_layer_ids=tuple(ids),
+            **choices,
+        )
+        config.check()
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """The public config.json: rope_theta in both places, so that both transformers generations read it."""
+        layer_types = list(self.layer_types) or ["full_attention"] * self.num_hidden_layers
+        head = {"emb_dim": self.emb_dim, "gru_hidden_dim": self.gru_hidden_dim} if self.has_head else {}
+        domino = (
+            {"projector_type": DOMINO, "pure_draft_prefix_len": self.pure_draft_prefix_len} if self.has_head else {}
+        )
+        # How servers spell it: vLLM refuses such a drafter by this key instead of drafting one position late.
+        shifted = {"sample_from_anchor": True} if self.shift_label and not self.has_head else {}
+        return {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "block_size": self.block_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_target_layers": self.num_target_layers,
+            "layer_types": layer_types,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "hidden_act": "silu",
+            "attention_bias": self.attention_bias,
+            "attention_dropout": 0.0,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": None,
+            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
+            "max_position_embeddings": self.max_position_embeddings,
+            "vocab_size": self.vocab_size,
+            "initializer_range": 0.02,
+            "use_cache": True,
+            "use_sliding_window": self.sliding_window is not None,
+            "sliding_window": self.sliding_window,
+            "max_window_layers": self.num_hidden_layers,
+            "tie_word_embeddings": False,
+            "dtype": "bfloat16",
+            **({} if self.is_causal is None else {"is_causal": self.is_causal}),
+            **shifted,
+            "dflash_config": {
+                "mask_token_id": self.mask_token_id,
+                "target_layer_ids": list(self.target_layer_ids),
+                "shift_label": self.shift_label,
+                **shifted,
+                **domino,
+                **head,
+            },
+        }
+
+    def check(self) -> None:
+        """Raises DataError for values that contradict each other."""
+        last = self.num_target_layers - 1
+        problems = [
+            (
+                self.block_size > LARGEST_BLOCK,
+                f"block_size {self.block_size} is larger than {LARGEST_BLOCK}, far beyond any public drafter's",
+            ),
+            (self.block_size < 2, f"block_size {self.block_size} leaves nothing to draft; it must be at least 2"),
+            (
+                len(set(self.target_layer_ids)) != len(self.target_layer_ids) or not self.target_layer_ids,
+                f"target_layer_ids {list(self.target_layer_ids)} must be distinct and at least one",
+            ),
+            (
+                any(not 0 <= index < last for index in self.target_layer_ids),
+                f"target_layer_ids {list(self.target_layer_ids)} must lie in 0..{last - 1}: the target has "
+                f"{last + 1} layers,"
+                " and the last one's public hidden state is already normed",
+            ),
+            (
+                not 0 <= self.mask_token_id < self.vocab_size,
+                f"mask_token_id {self.mask_token_id} is no row of the {self.vocab_size}-row embedding",
+            ),
+            (
+                self.has_head and not 0 <= self.suffix_start < self.block_size,
+                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size "
+                f"{self.block_size}",
+            ),
+            (
+                self.has_head and min(self.emb_dim, self.gru_hidden_dim) < 1,
+                "emb_dim and gru_hidden_dim must be positive",
+            ),
+            (
+                bool(self.layer_types) and len(self.layer_types) != self.num_hidden_layers,
+                f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {self.num_hidden_layers}",
+            ),
+            (
+                not set(self.layer_types) <= {"full_attention", "sliding_attention"},
+                f"layer_types {sorted(set(self.layer_types))} may hold full_attention and sliding_attention only",
+            ),
+            (
+                "sliding_attention" in self.layer_types and not self.sliding_window,
+                "layer_types holds sliding_attention but sliding_window is not in use; set sliding_window "
+                "and use_sliding_window",
+            ),
+        ]
+        for wrong, message in problems:
+            if wrong:
+                raise DataError(f"drafter config: {message}.")
+
+
+def _integer(name: str, value: Any) -> int:
+    if type(value) is not int or abs(value) > LARGEST:
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an integer up to {LARGEST}.")
+    return value
+
+
+def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
+    """The public rule for new drafters: L//2 for one, else round(1 + i·(L-4)/(n-1)) (CONTRACT §1.1)."""
+    if draft_layers == 1:
+        return (target_layers // 2,)
+    ids = tuple(round(1 + index * (target_layers - 4) / (draft_layers - 1)) for index in range(draft_layers))
+    if len(set(ids)) != len(ids):
+        raise DataError(
+            f"{draft_layers} draft layers over a target of {target_layers} layers give doubled layer ids {list(ids)};"
+            " set drafter.target_layer_ids or use fewer layers."
+        )
+    return ids
+
+
+def _either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
+    """A key that may stand at top level, in dflash_config, or in both when they agree; None when absent."""
+    found = [place[name] for place in (raw, nested) if place.get(name) is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        raise DataError(
+            f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in "
+            f"dflash_config; make them equal."
+        )
+    return found[0] if found else None
+
+
+def _boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | None:
+    """As _either, for a key that is true or false."""
+    value = _either(raw, nested, name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
+    return value
+
+
+def _shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
+    """shift_label, which speculators and vLLM spell sample_from_anchor; None where neither stands."""
+    ours, theirs = (_boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
+    if None not in (ours, theirs) and ours != theirs:
+        raise DataError(
+            f"the drafter's config.json gives shift_label {ours} and sample_from_anchor {theirs}, which mean the same:"
+            " slot k predicts the token after its own. Make them equal."
+        )
+    return theirs if ours is None else ours
+
+
+def _refuse_variants(raw: dict[str, Any], nested: dict[str, Any]) -> None:
+    """Raises DataError for a drafter of the same tensors, or nearly, that computes something else."""
+    refuse_values(raw, _VARIANTS)
+    refuse_values(nested, _VARIANTS, "dflash_config.")
+    refuse_unsupported(nested, "dflash_config.")
+    for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+        value = _either(raw, nested, name)
+        if value is not None and value != raw.get(own):
+            raise DataError(
+                f"the drafter's config.json has {name} {quote(value)} and {own} {quote(raw.get(own))}; a drafter with"
+                " another vocabulary or width than its target is not supported."
+            )
+
+
+def _sliding_window(raw: dict[str, Any]) -> int | None:
+    """The window, when it is in use."""
+    return int(raw["sliding_window"]) if raw.get("use_sliding_window") and raw.get("sliding_window") else None

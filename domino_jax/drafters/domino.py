@@ -1,0 +1,137 @@
+"""The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits (CONTRACT §1.3.8-9).
+
+Two faces over the same weights: all positions at once with the true tokens (training), and one step (drafting).
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.models.layers import INIT_STD, Linear, with_rows
+from domino_jax.models.shapes import Hidden
+from domino_jax.models.sharding import gathered
+
+
+class GRU(nn.Module):
+    """torch's GRU without biases. Gate order reset, update, new; the reset gate acts AFTER the hidden product.
+
+    flax's own GRU cells carry a bias and cannot express this (PITFALLS §2.2.15), hence the cell by hand.
+    """
+
+    width: int  # D
+    state: int  # U
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        bound = self.state**-0.5  # torch's default: uniform ±1/sqrt(U)
+
+        def init(key, shape, dtype=jnp.float32):
+            return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+        self.weight_ih = self.param("weight_ih", init, (self.width, 3 * self.state))
+        self.weight_hh = self.param("weight_hh", init, (self.state, 3 * self.state))
+
+    def input_gates(self, x: jax.Array) -> jax.Array:
+        """x [..., D] → the input's share of the three gates [..., 3U]."""
+        matrix = gathered(self.weight_ih.astype(self.dtype), "weight_ih")
+        return with_rows(jnp.matmul, x.astype(self.dtype), matrix)
+
+    def hidden_matrix(self) -> jax.Array:
+        """The matrix [U, 3U] of `advance`, fetched once for a loop, so that its gradient is summed once, in float32."""
+        return gathered(self.weight_hh, "weight_hh")
+
+    def advance(self, state: jax.Array, input_gates: jax.Array, matrix: jax.Array | None = None) -> jax.Array:
+        """h' = (1-u)·n + u·h with r, u from both shares and n = tanh(W_n x + r·(U_n h)). state float32 [..., U].
+
+        matrix: hidden_matrix(), when a loop has fetched it.
+        """
+        matrix = self.hidden_matrix() if matrix is None else matrix
+        hidden_gates = with_rows(jnp.matmul, state.astype(self.dtype), matrix.astype(self.dtype))
+        x_reset, x_update, x_new = jnp.split(input_gates.astype(jnp.float32), 3, axis=-1)
+        h_reset, h_update, h_new = jnp.split(hidden_gates.astype(jnp.float32), 3, axis=-1)
+        reset = jax.nn.sigmoid(x_reset + h_reset)
+        update = jax.nn.sigmoid(x_update + h_update)
+        new = jnp.tanh(x_new + reset * h_new)
+        return (1.0 - update) * new + update * state
+
+
+class SplitLinear(nn.Module):
+    """One kernel [D+U, E] over a joined input, applied half by half so that the hidden half can leave the loop."""
+
+    first_width: int
+    second_width: int
+    features: int
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        shape = (self.first_width + self.second_width, self.features)
+        self.kernel = self.param("kernel", nn.initializers.normal(INIT_STD), shape)
+
+    def first(self, x: jax.Array) -> jax.Array:
+        """x [..., first_width] → [..., E]."""
+        return with_rows(jnp.matmul, x.astype(self.dtype), self._whole()[: self.first_width])
+
+    def second(self, x: jax.Array) -> jax.Array:
+        """x [..., second_width] → [..., E]."""
+        return with_rows(jnp.matmul, x.astype(self.dtype), self._whole()[self.first_width :])
+
+    def _whole(self) -> jax.Array:
+        return gathered(self.kernel.astype(self.dtype), "down")
+
+
+class DominoHead(nn.Module):
+    """Residual logits W2·silu(W1·[z ; h]), h the GRU state over the tokens chosen so far."""
+
+    config: DrafterConfig
+    dtype: Any = jnp.float32
+    whole: bool = False  # decoding on a mesh: every device computes all of it (DESIGN §6)
+
+    def setup(self):
+        c = self.config
+        self.gru = GRU(c.hidden_size, c.gru_hidden_dim, self.dtype)
+        self.down = SplitLinear(c.hidden_size, c.gru_hidden_dim, c.emb_dim, self.dtype)
+        self.up = Linear(c.vocab_size, dtype=self.dtype, whole=self.whole, logits=True)
+
+    def initial_state(self, batch: int) -> jax.Array:
+        """h0 = 0, float32 [batch, U]."""
+        return jnp.zeros((batch, self.config.gru_hidden_dim), jnp.float32)
+
+    def step(self, state: jax.Array, x: jax.Array) -> jax.Array:
+        """State [B, U] and one token's embedding [B, D] → the state after it (the drafting face)."""
+        return self.gru.advance(state, self.gru.input_gates(x))
+
+    def prefix_states(self, x: jax.Array) -> jax.Array:
+        """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t (the teacher-forced face)."""
+        gates = self.gru.input_gates(x).swapaxes(0, 1)
+        start, matrix = self.initial_state(x.shape[0]), self.gru.hidden_matrix()
+
+        def consume(state, gate):
+            state = self.gru.advance(state, gate, matrix)
+            return state, state
+
+        return jax.lax.scan(consume, start, gates)[1].swapaxes(0, 1)
+
+    def hidden_half(self, z: Hidden) -> jax.Array:
+        """z [..., D] → its share of the residual's inner product [..., E]; independent of the tokens."""
+        return self.down.first(z)
+
+    def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:
+        """hidden_half [..., E], state [..., U] → float32 residual logits [..., V]."""
+        return self.up(jax.nn.silu(hidden_half + self.down.second(state)))
+
+    def columns(self, tokens: jax.Array) -> jax.Array:
+        """The columns of W2 of tokens [..., Q] → [..., E, Q]: all that `residual_of` reads of it."""
+        kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
+        return jnp.moveaxis(jnp.take(kernel, tokens, axis=1), 0, -2)
+
+    def residual_of(self, hidden_half: jax.Array, state: jax.Array, columns: jax.Array) -> jax.Array:
+        """As `residual`, for a few tokens: states [..., W, U], their `columns` [..., E, Q] → float32 [..., W, Q]."""
+        inner = jax.nn.silu(hidden_half + self.down.second(state))
+        return jnp.matmul(inner, columns, preferred_element_type=jnp.float32)
+
+    def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
+        """Teacher-forced residual: z [B, T, D] and embeddings x [B, T, D] whose prefix through t is known at slot t."""
+        return self.residual(self.hidden_half(z), self.prefix_states(x))

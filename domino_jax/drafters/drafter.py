@@ -1,0 +1,147 @@
+"""The drafter as one module: backbone, optional head, and the two ways it runs (training blocks, decoding)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.drafters.backbone import Backbone, slots_read, training_attention
+from domino_jax.drafters.blocks import slot_positions, states_per_slot
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.domino import DominoHead
+from domino_jax.models.attention import attend
+from domino_jax.models.cache import Cache, append, block_mask, init_cache
+from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
+
+__all__ = ["Drafter", "DrafterConfig"]
+
+
+class Drafter(nn.Module):
+    """Parameters: {"backbone": …, "head": …}, "head" for Domino only. No embeddings: those are the target's."""
+
+    config: DrafterConfig
+    dtype: Any = jnp.float32
+    attention_blocks: int | None = None  # training: blocks whose attention scores live at a time; None is all
+    remat: bool = False  # training: backbone layers are computed again in the backward pass
+    whole_head: bool = False  # decoding on a mesh: the head lies, and is computed, whole on every device
+
+    def setup(self):
+        self.backbone = Backbone(self.config, self.dtype, self.remat)
+        if self.config.has_head:
+            self.head = DominoHead(self.config, self.dtype, self.whole_head)
+
+    def __call__(
+        self,
+        features: Features,
+        x: jax.Array,
+        anchors: jax.Array,
+        keep: jax.Array,
+        prefix: jax.Array,
+        positions: Positions | None = None,
+    ):
+        """The teacher-forced forward of A blocks per row; also what `init` traces.
+
+        Args:
+            features: [B, S, C·D].  x: block embeddings [B, A, G, D].  anchors int32, keep bool [B, A].
+            prefix: embeddings [B, A, G, D] of the tokens x[a..a+G-1] that the GRU consumes.
+            positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
+
+        Returns:
+            z [B, A, G, D], and with a head (hidden_half [B, A, G, E], states [B, A, G, U]) to put through `residual`;
+            the full logits are left to the caller, who takes them in slices.
+        """
+        z = self.block_hidden(features, x, anchors, keep, positions)
+        if not self.config.has_head:
+            return z, None
+        states = self.head.prefix_states(prefix.reshape(-1, *prefix.shape[2:])).reshape(*prefix.shape[:3], -1)
+        inner = (self.head.hidden_half(z), states_per_slot(states, self.config.shift_label))
+        if self.is_initializing():
+            self.residual(*inner)
+        return z, inner
+
+    def block_hidden(
+        self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
+    ) -> Hidden:
+        """z [B, A, G, D] of every block at once (CONTRACT §2.5)."""
+        batch, blocks, slots, width = x.shape
+        starts, first = None, anchors
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
+        else:
+            first = jnp.take_along_axis(positions, anchors, axis=1)
+            starts = anchors - first
+        context = self.backbone.context_keys_values(features, positions)
+
+        def attention(layer):
+            choices = {"causal": self.config.causal(layer), "starts": starts, "slice_blocks": self.attention_blocks}
+            return training_attention(context[layer], anchors, keep, slots, self.config.window(layer), **choices)
+
+        block_positions = slot_positions(first, slots).reshape(batch, blocks * slots)
+        z, _ = self.backbone(x.reshape(batch, blocks * slots, width), block_positions, attention)
+        return z.reshape(batch, blocks, slots, width)
+
+    def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:
+        """The head's correction, float32 [..., V]."""
+        return self.head.residual(hidden_half, state)
+
+    def residual_of(self, hidden_half: jax.Array, state: jax.Array, columns: jax.Array) -> jax.Array:
+        """The correction of a few tokens, float32 [..., W, Q], from their `head_columns`."""
+        return self.head.residual_of(hidden_half, state, columns)
+
+    def head_columns(self, tokens: jax.Array) -> jax.Array:
+        return self.head.columns(tokens)
+
+    def head_hidden_half(self, z: Hidden) -> jax.Array:
+        return self.head.hidden_half(z)
+
+    def head_step(self, state: jax.Array, x: jax.Array) -> jax.Array:
+        return self.head.step(state, x)
+
+    def head_gates(self, x: jax.Array) -> jax.Array:
+        return self.head.gru.input_gates(x)
+
+    def head_advance(self, state: jax.Array, gates: jax.Array) -> jax.Array:
+        return self.head.gru.advance(state, gates)
+
+    def init_cache(self, batch: int, slots: int) -> Cache:
+        """An empty context cache for `batch` rows of `slots` positions."""
+        c = self.config
+        return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
+
+    def extend_context(self, cache: Cache, features: Features, slots: jax.Array) -> Cache:
+        """Writes context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
+        rows = self.backbone.context_keys_values(features, slots)
+        return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
+
+    def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
+        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block behind the length).
+
+        Every slot reads the committed context and its block as in training (`training_attention`). The rows written are
+        never committed: the next `extend_context` overwrites them with the accepted tokens' features.
+        """
+        size = x.shape[1]
+        positions = lengths[:, None] + jnp.arange(size)
+        capacity = cache[0][0].shape[2]
+
+        def attention(layer):
+            window = self.config.window(layer)
+            mask = block_mask(lengths, slots_read(size, window, self.config.causal(layer)), capacity)
+            if window is not None:
+                mask &= jnp.arange(capacity) >= positions[:, :, None] - (window - 1)
+
+            def over_cache(q, k, v):
+                written = append(cache[layer], k, v, positions)
+                return attend(q, *written, mask), written
+
+            return over_cache
+
+        return self.backbone(x, positions, attention)
+
+
+def init_drafter_params(drafter: Drafter, key: jax.Array) -> dict:
+    """Fresh float32 drafter parameters: normal(0, 0.02) linears, ones for norms, torch's uniform for the GRU."""
+    c = drafter.config
+    features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
+    block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
+    return drafter.init(key, features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), block)["params"]

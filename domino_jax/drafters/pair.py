@@ -1,0 +1,50 @@
+"""Target and drafter with their parameters, as one argument of the jitted functions."""
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.models.qwen3 import Qwen3
+
+
+@flax.struct.dataclass
+class Models:
+    """The modules are static, the parameters are arrays. drafter and drafter_params are None for plain decoding.
+
+    gates: the GRU's input gates of every token [V, 3U] (`gate_table`), or None: from the token's embedding each time.
+    """
+
+    target: Qwen3 = flax.struct.field(pytree_node=False)
+    target_params: dict
+    drafter: Drafter | None = flax.struct.field(pytree_node=False, default=None)
+    drafter_params: dict | None = None
+    gates: jax.Array | None = None
+
+    def run_target(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self.target.apply({"params": self.target_params}, *args, **kwargs)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Token ids [...] → the target's embedding rows [..., D]."""
+        return self.target.apply({"params": self.target_params}, tokens, method="embed")
+
+    def unembed(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states [..., D] → the target's float32 logits [..., V]."""
+        return self.target.apply({"params": self.target_params}, hidden, method="unembed")
+
+    def run_drafter(self, method: str, *args: Any) -> Any:
+        return self.drafter.apply({"params": self.drafter_params}, *args, method=method)
+
+    def head_step(self, state: jax.Array, tokens: jax.Array) -> jax.Array:
+        """The head's state float32 [B, U] after `tokens` int32 [B]."""
+        if self.gates is None:
+            return self.run_drafter("head_step", state, self.embed(tokens))
+        return self.run_drafter("head_advance", state, self.gates[tokens])
+
+
+def gate_table(models: Models) -> jax.Array:
+    """Models.gates of these weights: [V, 3U] in the drafter's dtype, one matrix product."""
+    tokens = jnp.arange(models.target.config.vocab_size)
+    return models.run_drafter("head_gates", models.embed(tokens))

@@ -1,0 +1,1 @@
+"""Measured decoding runs: modes side by side, near ties, reports, tables and plots."""

@@ -1,0 +1,177 @@
+"""README.md of an exported drafter: what it is, what it was trained on and how, what was measured, and with what."""
+
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.evals.report import versions
+from domino_jax.evals.tables import width_note
+from domino_jax.runtime.remote import is_remote
+from domino_jax.weights import formats
+
+TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
+
+
+def model_card(
+    config: DrafterConfig,
+    weights: int,
+    dtype: str,
+    recipe: Mapping[str, Any],
+    step: int,
+    *,
+    report: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    tau: float | None = None,
+) -> str:
+    """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
+    target = public_name(recipe["target"]["path"])
+    kind = "Domino" if config.has_head else "DFlash"
+    paper = " (arXiv 2605.29707)" if config.has_head else ""
+    packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
+    lines = [
+        "---",
+        f"base_model: {json.dumps(target)}",
+        "library_name: domino_jax",
+        "pipeline_tag: text-generation",
+        f"tags: [speculative-decoding, {kind.lower()}]",
+        "license: other # yours to name; those of the base model and of the training data bind you too",
+        "---",
+        "",
+        f"# {kind} drafter for {target}",
+        "",
+        f"A {kind} speculative-decoding drafter{paper}: it proposes blocks of tokens that the target"
+        " verifies in one pass. It never changes what the target says, only how fast. It holds no embeddings; those"
+        " are the target's.",
+        "",
+        f"- weights: {weights:,}, {dtype}; draft layers: {config.num_hidden_layers}",
+        f"- block size {config.block_size}, shift_label {str(config.shift_label).lower()}, mask token"
+        f" {config.mask_token_id}, target layers {list(config.target_layer_ids)}",
+        "",
+        "## Training",
+        "",
+        *training_lines(config, recipe, step, data),
+        "",
+        *measured_lines(step, report, tau),
+        "## Use",
+        "",
+        "```",
+        "python -m domino_jax.decode --config=RECIPE --config.drafter.path=THIS_FOLDER --output=DIR",
+        "```",
+        "",
+        *serving_lines(config, recipe["target"]["path"]),
+        "",
+        f"Written with {', '.join(f'{name} {version}' for name, version in packages.items())}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def serving_lines(config: DrafterConfig, target_path: str) -> list[str]:
+    """The commands of the servers that draft with this drafter, why another does not, and their tokens per round."""
+    target, drafts = public_name(target_path), config.block_size - 1
+    lines = []
+    if reason := formats.sglang_refusal(config):
+        lines.append(f"SGLang does not serve this drafter: {reason}.")
+    else:
+        exact = " --speculative-domino-candidate-pool-size 0" if config.has_head else ""
+        lines += [
+            "SGLang (0.5.23 or later):",
+            "",
+            "```",
+            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH"
+            f" --speculative-draft-model-path THIS_FOLDER{exact}",
+            "```",
+        ]
+        if config.has_head:
+            lines += [
+                "",
+                "Without the last flag SGLang corrects only the 2,048 tokens that the backbone scores best.",
+            ]
+    lines.append("")
+    if reason := formats.vllm_refusal(config):
+        lines.append(f"vLLM does not serve this drafter: {reason}.")
+    else:
+        settings = json.dumps({"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": drafts})
+        lines += ["vLLM:", "", "```", f"vllm serve {target} --speculative-config '{settings}'", "```"]
+        if formats.is_hub_id(target_path):
+            lines += ["", "`vllm serve THIS_FOLDER` does the same with the target's hub id in config.json."]
+    if formats.sglang_refusal(config) is None:
+        lines += [
+            "",
+            f"A server drafts {drafts} of a block of {config.block_size}, so a round there emits at most"
+            f" {config.block_size} tokens; domino_jax.decode drafts {config.num_drafts} and emits at most"
+            f" {config.num_drafts + 1}.",
+        ]
+    return lines
+
+
+def training_lines(
+    config: DrafterConfig, recipe: Mapping[str, Any], step: int, data: Mapping[str, Any] | None
+) -> list[str]:
+    train, source = recipe["train"], recipe["data"]
+    counted = ""
+    if data is not None:
+        counted = f"; {data['rows']:,} rows, {data['tokens']:,} tokens, fingerprint {data['fingerprint'][:16]}"
+    loss = [f"slot decay γ {train['gamma']}"]
+    if config.has_head:
+        decay = share(train["lambda_decay_ratio"])
+        loss.insert(0, f"λ of the base loss from {train['lambda_start']:g} to 0 over {decay}")
+    # Off by default, and absent from the workdirs of older versions.
+    on = {key: train[key] for key in ("dpace_alpha", "distill", "ema_decay") if key in train and train[key]}
+    names = {"dpace_alpha": "D-PACE α", "distill": "total-variation weight", "ema_decay": "weights averaged with"}
+    loss += [f"{names[key]} {value:g}" for key, value in on.items()]
+    return [
+        f"- steps: {step:,} of {train['steps']:,}, {train['batch_size']} rows each,"
+        f" {train['num_anchors']} anchors a row",
+        f"- data: {public_sources(source['train'])}"
+        f"{' (answers regenerated by the target)' if source['regenerate'] else ''},"
+        f" at most {source['max_length']} tokens a row{counted}",
+        f"- {'curriculum and loss' if config.has_head else 'loss'}: {', '.join(loss)}",
+        f"- {train['optimizer']}, learning rate {train['learning_rate']:g}, seed {recipe['seed']}",
+    ]
+
+
+def share(ratio: float | str) -> str:
+    """A share of the run; infinite is written as a string in JSON: then λ stays where it is."""
+    return "no number of steps (it stays)" if ratio == "inf" else f"{float(ratio):.0%} of the run"
+
+
+def public_name(path: str) -> str:
+    """A hub id as it is, a path's last part: where files lie on one machine or in one bucket is nothing to publish."""
+    return Path(path).name if path.startswith(("/", ".", "~")) or is_remote(path) else path
+
+
+def public_sources(sources: str) -> str:
+    """public_name of each part of a mixture "A=0.7,B=0.3"."""
+    named = []
+    for source in sources.split(","):
+        path, equals, weight = source.strip().rpartition("=")
+        if not equals:
+            path, weight = weight, ""
+        name = Path(path).name if "/" in path else path
+        named.append(f"{name} ({weight})" if weight else name)
+    return ", ".join(named)
+
+
+def measured_lines(step: int, report: Mapping[str, Any] | None, tau: float | None) -> list[str]:
+    """τ by mode from the final decoding, τ of the step from the evaluation in training."""
+    if report is None and tau is None:
+        return []
+    lines = ["## Measured", ""]
+    if tau is not None:
+        lines += [f"Decoded τ {tau:.2f} at step {step:,}, on the run's held-out prompts.", ""]
+    if report is None:
+        return lines
+    lines += [
+        f"{report['prompts']['count']} held-out prompts, {report['dtype']}, {report['device']}:",
+        "",
+        "| mode | τ pooled | τ per prompt | × the target alone |",
+        "|---|---|---|---|",
+    ]
+    for mode, figures in report["modes"].items():
+        if figures["tau_pooled"] is not None:
+            faster = f"{figures['speedup']:.2f}" if figures["speedup"] else ""
+            lines.append(f"| {mode} | {figures['tau_pooled']:.2f} | {figures['tau_per_prompt']:.2f} | {faster} |")
+    return [*lines, "", *([width_note(report), ""] if report["drafter"] else [])]

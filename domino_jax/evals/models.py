@@ -1,0 +1,104 @@
+"""From a recipe's paths to models that decode: laid over a mesh, with a shorter block, tabulated gates, or made up."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.pair import Models, gate_table
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DominoError
+from domino_jax.weights.loading import LoadedTarget, load_models, needs_drafter, read_target_config, shortened
+from domino_jax.weights.random_weights import random_drafter, target_or_random
+
+
+def decode_mesh(data: int, tensor: int, batch_size: int) -> Mesh | None:
+    """The mesh to decode on; None for one device. -1 is the rest of the devices.
+
+    Raises:
+        DominoError: more devices than are here, rows that cannot be cut evenly, or processes left without work.
+    """
+    if (data, tensor) == (1, 1) and jax.process_count() == 1:
+        return None
+    here = len(jax.devices())
+    known = max(data, 1) * max(tensor, 1)
+    wanted = here // known * known if -1 in (data, tensor) else known
+    if not 0 < wanted <= here or (jax.process_count() > 1 and wanted != here):
+        raise DominoError(
+            f"decode.mesh.data={data} and decode.mesh.tensor={tensor} ask for {known} devices, but {here} are here in"
+            f" {jax.process_count()} process(es); change the sizes (-1 is the rest)."
+        )
+    mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[:wanted])
+    if batch_size % mesh.shape["data"]:
+        raise DominoError(
+            f"decode.batch_size {batch_size} cannot be cut into decode.mesh.data = {mesh.shape['data']} parts;"
+            " make it a multiple."
+        )
+    return mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+    """Reads targets and drafters as the settings want them.
+
+    Args:
+        target_path: a folder or hub id.
+        mesh: where the weights go, this process' first device when None.
+        made_up: target config → a drafter's, for simulated runs without a drafter's folder.
+        split_head: on the mesh, the Domino head over the vocabulary instead of whole everywhere.
+    """
+
+    target_path: str
+    settings: DecodeSettings
+    mesh: Mesh | None
+    made_up: Callable[[Qwen3Config], DrafterConfig]
+    split_head: bool = False
+
+    def target(self) -> LoadedTarget:
+        simulated = self.settings.simulate_tau > 0
+        loaded = target_or_random(self.target_path, self.settings.dtype, self._place(), simulated)
+        vocab = loaded.model.config.vocab_size
+        beyond = [token for token in self.settings.stop_ids if token >= vocab]
+        if beyond:
+            raise DominoError(
+                f"config.decode.stop_ids holds {beyond[0]}, but the target has {vocab} tokens, from 0 on; change it."
+            )
+        return loaded
+
+    def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
+        """The target with the drafter that `modes` need."""
+        place = self._place()
+        if self.settings.simulate_tau and needs_drafter(modes) and not drafter_path:
+            config = shortened(self.made_up(loaded.model.config), self.settings.block_size)
+            models = random_drafter(loaded, config, place, self.split_head)
+        else:
+            models = load_models(loaded, drafter_path, modes, place, self.settings.block_size, self.split_head)
+        self._check_simulation(models)
+        if self.settings.gate_table and models.drafter and models.drafter.config.has_head:
+            models = models.replace(gates=jax.jit(gate_table, out_shardings=self._whole())(models))
+        return models
+
+    def _check_simulation(self, models: Models) -> None:
+        """A round cannot emit more than its drafts and one: the report would name a figure that was not forced."""
+        if not (self.settings.simulate_tau and models.drafter):
+            return
+        for mode, most in self.settings.round_widths(models.drafter.config).items():
+            if self.settings.simulate_tau > most:
+                raise DominoError(
+                    f"decode.simulate_tau is {self.settings.simulate_tau:g}, but a round of {most - 1} drafts emits"
+                    f" {most} tokens at most ({mode}); lower it, or draft more."
+                )
+
+    def _place(self):
+        if self.mesh is None:
+            return None
+        config = read_target_config(self.target_path)
+        tied = config.tie_word_embeddings
+        return sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, self.split_head)
+
+    def _whole(self):
+        return None if self.mesh is None else sharding.replicated(self.mesh)

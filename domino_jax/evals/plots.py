@@ -1,0 +1,332 @@
+"""The pictures of a report (rounds and positions) and of a training run (curves over its steps)."""
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from domino_jax.decoding.generate import BASELINE
+from domino_jax.runtime.files import write_whole
+from domino_jax.training.metrics import read_rows
+
+# One colour a mode in every picture; told apart also by people who see no red or no green.
+COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "domino": "#0072B2"}
+OTHER = "#009E73"
+MARKERS = {"autoregressive": "x", "backbone": "s", "domino": "o"}
+# Of a round's bar, in its order.
+PARTS = {
+    "draft": "#E69F00",
+    "head": "#D55E00",
+    "verify": "#0072B2",
+    "commit": "#009E73",
+    "loop and rest": "#BBBBBB",
+}
+
+
+def write_plots(folder: Path, report: Mapping[str, Any]) -> list[str]:
+    """Writes the pictures of a decoding report; returns their file names, none when no mode drafts.
+
+    accept_lengths.png: tokens emitted per round.  acceptance_by_position.png: plain and conditional.
+    round_times.png: a round's parts.  speedup_by_task.png: with 95 % intervals, for two tasks and more.
+    throughput.png: tokens/s over the rows decoded together, where that was measured.
+    """
+    modes = {mode: figures for mode, figures in report["modes"].items() if figures["accept_histogram"]}
+    if not modes:
+        return []
+    pictures = {"accept_lengths.png": _histogram(modes), "acceptance_by_position.png": _rates(modes)}
+    split = {mode: figures["time_split"] for mode, figures in modes.items() if _parted(figures)}
+    if split:
+        pictures["round_times.png"] = _round_times(split, report["autoregressive_step_ms"])
+    if len(report["tasks"]) > 1 and BASELINE in report["modes"]:
+        pictures["speedup_by_task.png"] = _speedups(report["tasks"], report["average"], list(modes))
+    if len(report["concurrency"]) > 1:
+        pictures["throughput.png"] = _throughput(report["concurrency"])
+    if report["simulated"]:
+        for figure in pictures.values():
+            figure.suptitle(f"SIMULATED acceptance, τ = {report['simulated']:g} by force", color="#D55E00")
+    return save(folder, pictures)
+
+
+def save(folder: str | os.PathLike, pictures: Mapping[str, Figure]) -> list[str]:
+    """Writes each picture whole or not at all; `folder` may be remote."""
+    folder = epath.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in pictures.items():
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=144)
+        write_whole(folder / name, picture.getvalue())
+    return list(pictures)
+
+
+def figure_of(width: float, height: float) -> Figure:
+    """An empty picture, sizes in inches; no window and no global state."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
+    figure = figure_of(7, 3.8)
+    axes = figure.add_subplot()
+    each = 0.8 / len(modes)
+    for index, (mode, figures) in enumerate(modes.items()):
+        lengths = [int(length) for length in figures["accept_histogram"]]
+        shares = [100 * count / figures["rounds"] for count in figures["accept_histogram"].values()]
+        places = [length + (index - (len(modes) - 1) / 2) * each for length in lengths]
+        label = f"{mode}: τ {figures['tau_pooled']:.2f}, {figures['rounds']:,} rounds"
+        axes.bar(places, shares, width=each * 0.92, color=COLOURS.get(mode, OTHER), label=label)
+    axes.set_xticks(range(1, max(len(figures["accept_histogram"]) for figures in modes.values()) + 1))
+    axes.set(
+        title="Tokens emitted per round", xlabel="tokens emitted (accepted drafts + 1)", ylabel="share of rounds, %"
+    )
+    tidy(axes)
+    return figure
+
+
+def _rates(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
+    figure = figure_of(9, 3.8)
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = {
+        "accept_rate_by_position": "Draft kept, of all rounds",
+        "conditional_accept_rate_by_position": "Draft kept, of rounds that kept the one before",
+    }
+    for axes, (key, title) in zip(panels, titles.items(), strict=True):
+        for mode, figures in modes.items():
+            rates = [None if rate is None else 100 * rate for rate in figures[key]]
+            points = [(place, rate) for place, rate in enumerate(rates, 1) if rate is not None]
+            axes.plot(
+                *zip(*points, strict=True), color=COLOURS.get(mode, OTHER), marker=MARKERS.get(mode, "^"), label=mode
+            )
+        axes.set_xticks(range(1, max(len(figures[key]) for figures in modes.values()) + 1))
+        axes.set(title=title, xlabel="draft position in the block", ylim=(0, 102))
+        tidy(axes)
+    panels[0].set_ylabel("%")
+    return figure
+
+
+def _parted(figures: Mapping[str, Any]) -> bool:
+    """Whether the parts of the mode's round were timed."""
+    return figures["time_split"] is not None and figures["time_split"]["commit"] is not None
+
+
+def _round_times(split: Mapping[str, Mapping[str, float]], step: float | None) -> Figure:
+    """Bars of the parts, one below the other, with a single-token step of the target alone as the measure."""
+    figure = figure_of(7, 1.7 + 0.55 * len(split))
+    axes = figure.add_subplot()
+    for row, mode in enumerate(split):
+        left = 0.0
+        rest = split[mode]["other"] - split[mode]["commit"]
+        values = {**split[mode], "loop and rest": max(0.0, rest)}
+        for part, colour in PARTS.items():
+            axes.barh(row, values[part], left=left, color=colour, height=0.6, label="_" if row else part)
+            left += values[part]
+    axes.set_yticks(range(len(split)), list(split))
+    axes.invert_yaxis()
+    if step is not None:
+        axes.axvline(step, color="black", linestyle="--", linewidth=1, label="one plain step")
+    axes.set(title="One round and its parts", xlabel="milliseconds")
+    tidy(axes, legend=False, across="x")
+    figure.legend(frameon=False, ncols=6, loc="outside lower center", handlelength=1, columnspacing=1)
+    return figure
+
+
+def _speedups(tasks: Mapping[str, Any], average: Mapping[str, Any], modes: Sequence[str]) -> Figure:
+    figure = figure_of(max(5, 1.6 + 1.05 * (len(tasks) + 1)), 4)
+    axes = figure.add_subplot()
+    each = 0.8 / len(modes)
+    names = [*tasks, "average"]
+    for index, mode in enumerate(modes):
+        for place, name in enumerate(names):
+            figures = tasks[name][mode] if name in tasks else average[mode]
+            if figures["speedup"] is None:
+                continue
+            at = place + (index - (len(modes) - 1) / 2) * each
+            label = mode if place == 0 else "_"
+            axes.bar(at, figures["speedup"], width=each * 0.92, color=COLOURS.get(mode, OTHER), label=label)
+            bounds = figures["intervals"]["speedup"] if "intervals" in figures else None
+            if bounds:
+                axes.plot([at, at], bounds, color="black", linewidth=1)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.axvline(len(tasks) - 0.5, color="grey", linewidth=0.8, linestyle=":")
+    axes.set_xticks(range(len(names)), names)
+    axes.set(title="Speed-up against the target alone", ylabel="×")
+    tidy(axes, legend=False)
+    figure.legend(frameon=False, ncols=len(modes), loc="outside lower center")
+    return figure
+
+
+def _throughput(concurrency: Mapping[str, Any]) -> Figure:
+    figure = figure_of(9, 3.8)
+    total, gain = figure.subplots(1, 2)
+    sizes = [int(size) for size in concurrency]
+    for mode in next(iter(concurrency.values()))["modes"]:
+        look = {"color": COLOURS.get(mode, OTHER), "marker": MARKERS.get(mode, "^"), "label": mode}
+        found = [level["modes"][mode] for level in concurrency.values()]
+        total.plot(sizes, [figures["tokens_per_second"] for figures in found], **look)
+        if mode != BASELINE and all(figures["speedup"] is not None for figures in found):
+            gain.plot(sizes, [figures["speedup"] for figures in found], **look)
+    gain.axhline(1, color="black", linewidth=1)
+    total.set(title="Throughput", ylabel="tokens/s", ylim=(0, None))
+    gain.set(title="Speed-up at the same size", ylabel="×", ylim=(0, None))
+    for axes in (total, gain):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("rows decoded together")
+    tidy(total)
+    tidy(gain, legend=False)
+    return figure
+
+
+def tidy(axes, legend: bool = True, across: str = "y") -> None:
+    """The look of every picture: grid lines across the values, behind the data; two spines, a legend without a box."""
+    axes.grid(axis=across, alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if legend:
+        axes.legend(frameon=False)
+
+
+# ------------------------------------------------------------------------------------------- a training run
+
+
+def plot_run(workdir: str | os.PathLike) -> list[str]:
+    """Draws what <workdir>/metrics.jsonl holds into <workdir>/plots; returns the file names.
+
+    losses.png: base and final loss, and the teacher-forced accept length, over the steps.  tau.png: τ by decoding over
+    the steps, pooled, per prompt and of the backbone alone.  accept_by_position.png: for each evaluation, the share of
+    rounds that kept the draft at each position. A picture without data is not drawn.
+    """
+    rows = read_rows(epath.Path(workdir) / "metrics.jsonl")
+    trained = [row for row in rows if row.get("final_loss") is not None]
+    evaluated = [row for row in rows if row.get("eval_tau") is not None]
+    positions = [row for row in evaluated if row.get("eval_accept_by_position")]
+    pictures = {}
+    if len(trained) > 1:
+        pictures["losses.png"] = _losses(trained)
+    if evaluated:
+        pictures["tau.png"] = _taus(evaluated)
+    if positions:
+        pictures["accept_by_position.png"] = _positions_over_time(positions)
+    return save(epath.Path(workdir) / "plots", pictures) if pictures else []
+
+
+def _losses(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = figure_of(10, 3.8)
+    loss, accepted = figure.subplots(1, 2)
+    # One head, one curve: a drafter without a Domino head has no final loss of its own.
+    alike = all(row["base_loss"] == row["final_loss"] for row in rows)
+    kinds = {"backbone": ("base_loss", "base_accept_len")}
+    if not alike:
+        kinds["domino"] = ("final_loss", "accept_len")
+    names = {"backbone": "_" if alike else "base", "domino": "final"}  # one curve needs no label
+    for mode, keys in kinds.items():
+        for axes, key in zip((loss, accepted), keys, strict=True):
+            curve(axes, points(rows, key), COLOURS[mode], names[mode])
+    loss.set(title="Loss on training rows", xlabel="step", ylabel="cross-entropy, nats per token")
+    # The first steps stand far above the rest and would flatten it.
+    loss.set_yscale("log")
+    loss.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    loss.yaxis.set_major_formatter("{x:g}")
+    loss.yaxis.set_minor_locator(NullLocator())
+    accepted.set(title="Teacher-forced accept length", xlabel="step", ylabel="tokens per block")
+    for axes in (loss, accepted):
+        tidy(axes, legend=False)
+        label_ends(axes)
+    return figure
+
+
+def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
+    """(step, value) of the rows that have a value."""
+    return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+
+
+def curve(axes, pairs: Sequence[tuple[int, float]], colour: str, label: str) -> None:
+    """A line through noisy points: their running mean over a twentieth of them, the points themselves pale behind."""
+    if not pairs:
+        return
+    steps, values = zip(*pairs, strict=True)
+    half = len(values) // 40
+    means = [_mean(values[max(index - half, 0) : index + half + 1]) for index in range(len(values))]
+    if half:
+        axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
+    axes.plot(steps, means, color=colour, linewidth=1.8, label=label)
+
+
+def label_ends(axes) -> None:
+    """Writes each line's label behind its end, in its colour, and moves labels apart that would touch."""
+    axes.autoscale_view()  # else the limits are those of an empty picture
+    to_shares = axes.transData + axes.transAxes.inverted()  # data → shares of the axes' width and height
+    ends = [
+        (*to_shares.transform(line.get_xydata()[-1]), line)
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    ]
+    below = -1.0
+    for right, height, line in sorted(ends, key=lambda end: end[1]):
+        below = max(height, below + 0.065)  # a line of text is 0.065 of these axes high
+        axes.text(right + 0.02, below, line.get_label(), transform=axes.transAxes, color=line.get_color(), va="center")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _taus(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = figure_of(7, 3.8)
+    axes = figure.add_subplot()
+    lines = {
+        "eval_tau": ("pooled", "domino", "-"),
+        "eval_tau_per_prompt": ("mean of prompts", "domino", "--"),
+        "eval_tau_backbone": ("backbone alone", "backbone", "-"),
+    }
+    if all(row.get("eval_tau") == row.get("eval_tau_backbone") for row in rows):
+        del lines["eval_tau_backbone"]  # a drafter without a head is its backbone
+    for key, (label, mode, style) in lines.items():
+        pairs = points(rows, key)
+        if pairs:
+            text = f"{pairs[-1][1]:.2f} {label}"
+            axes.plot(
+                *zip(*pairs, strict=True), style, color=COLOURS[mode], marker=MARKERS[mode], markersize=4, label=text
+            )
+    axes.set(title="τ by decoding held-out prompts", xlabel="step", ylabel="tokens per round", xlim=(0, None))
+    axes.set_ylim(bottom=1)  # a round emits at least one token
+    tidy(axes, legend=False)
+    label_ends(axes)
+    return figure
+
+
+def _positions_over_time(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    figure = figure_of(7, 3.8)
+    axes = figure.add_subplot()
+    steps = [row["step"] for row in rows]
+    colours = ScalarMappable(Normalize(0, max(steps)), "viridis_r")
+    for row in rows:
+        rates = [100 * rate for rate in row["eval_accept_by_position"]]
+        last = row["step"] == steps[-1]
+        axes.plot(
+            range(1, len(rates) + 1), rates, color=colours.to_rgba(row["step"]), marker="o", markersize=3 + 2 * last
+        )
+    axes.set_xticks(range(1, len(rates) + 1))
+    axes.set(
+        title="Drafts kept, by position, over the run",
+        xlabel="draft position in the block",
+        ylabel="share of rounds that kept it, %",
+        ylim=(0, 102),
+    )
+    figure.colorbar(colours, ax=axes, label="step", ticks=_few(steps))
+    tidy(axes, legend=False)
+    return figure
+
+
+def _few(steps: Sequence[int]) -> list[int]:
+    """At most eight of the steps, the last among them."""
+    return list(steps[:: -max(1, -(-len(steps) // 8))])

@@ -1,0 +1,297 @@
+"""What a decoding run measured: report.json for programs, report.md and tables for people, one on the console.
+
+Definitions, the same wherever a figure is shown:
+  round            one draft and one verification by the target; it emits the accepted drafts and one token more
+  tau_pooled       tokens emitted in rounds / rounds, over all prompts;  tau_per_prompt: mean of each answer's own mean
+  tokens_per_second  tokens behind the first of each answer (that one is the prefill's), over the time of the loop alone
+  accept rate k    share of all rounds that emitted more than k tokens, that is, kept draft k; the conditional twin has
+                   only the rounds that kept draft k-1 below the line. A last round cut by a stop id or by
+                   max_new_tokens counts what was kept.
+  intervals        [low, high] of 95 %, by the bootstrap (intervals.py)
+  time_split       of a round, in milliseconds (decoding/round_times.py): draft + head + verify + other = round; commit
+                   is the part of other that was timed too; head_share is what leaving the head out saves, as a share of
+                   the round; loop_overhead is round / (draft + head + verify + commit)
+  step_bounds      lower bounds of an autoregressive step (decoding/round_times.py): bare_step_ms is the target's pass
+                   in a jitted loop without sampling and bookkeeping; bytes_at_copy_bandwidth_ms is the bytes of
+                   weights and cache on a device over the bandwidth of a copy in the same run. Weights that fit into a
+                   processor's caches are read faster than that.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import rich.console
+import rich.table
+from etils import epath
+
+import domino_jax
+from domino_jax.decoding.generate import BASELINE
+from domino_jax.decoding.measure import ModeRun, accept_rates, full_histogram
+from domino_jax.evals import intervals
+from domino_jax.evals.plots import write_plots
+from domino_jax.evals.round_times import StepBounds
+from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
+from domino_jax.runtime.cores import usable
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.files import write_whole
+
+REPORT = "report.json"
+WRITTEN = ("report.md", "table.md", "table.tex")  # beside it, and the folder of pictures
+PLOTS = "plots"
+TREES = "trees.png"  # drawn where the mode tree was decoded (tree_report.py)
+
+PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
+TIMED = ("draft", "head", "verify", "commit")
+SPLIT = ("draft", "head", "verify", "other", "round", "commit", "without_head")
+# What a report of an older version lacks.
+LATER = {
+    "simulated": None,
+    "tasks": {},
+    "average": {},
+    "concurrency": {},
+    "sittings": 1,
+    "interval_of": {},
+    "step_bounds": None,
+}
+
+
+def build_report(
+    runs: Mapping[str, ModeRun],
+    *,
+    tasks: Mapping[str, Mapping[str, ModeRun]] | None = None,
+    batch_size: int,
+    split: Mapping[str, Mapping[str, float]],
+    step: StepBounds,
+    facts: Mapping[str, Any],
+    concurrency: Mapping[str, Any] | None = None,
+    sittings: int = 1,
+) -> dict[str, Any]:
+    """The report of one run; JSON values only.
+
+    Args:
+        runs: by mode, what was kept of all its answers.          tasks: the same by task, where there are tasks.
+        batch_size: rows decoded together.
+        split: by mode, seconds of a round's parts (round_times.round_split).
+        step: lower bounds of an autoregressive step.
+        facts: what else the report says at top level, "round_widths" above all (by mode, tokens a round can emit at
+            most), and "simulated", the acceptance length that was forced, None for a real run.
+        concurrency: figures by batch size (concurrency.py).
+        sittings: how often the command was started until it was done.
+    """
+    modes = figures_of(runs, facts, batch_size)
+    for mode, figures in modes.items():
+        figures["time_split"] = _time_split(split[mode]) if mode in split else None
+    by_task = {name: figures_of(own, facts, batch_size) for name, own in (tasks or {}).items()}
+    for name, own in (tasks or {}).items():
+        for mode, found in identical_outputs(own).items():
+            by_task[name][mode]["identical"] = found
+    step_ms = modes[BASELINE]["milliseconds_per_step"] if BASELINE in modes else None
+    over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **facts,
+        "sittings": sittings,
+        "versions": versions(),
+        "device": device(),
+        "batch_size": batch_size,
+        "modes": modes,
+        "identical_outputs": identical_outputs(runs),
+        "tasks": by_task,
+        "average": averages(by_task),
+        "concurrency": dict(concurrency or {}),
+        "autoregressive_step_ms": step_ms,
+        "step_bounds": _step_bounds(step, step_ms),
+        "interval_of": {
+            "level": intervals.LEVEL,
+            "resamples": intervals.RESAMPLES,
+            "seed": intervals.SEED,
+            "over": over,
+        },
+    }
+
+
+def figures_of(runs: Mapping[str, ModeRun], facts: Mapping[str, Any], batch_size: int) -> dict[str, dict[str, Any]]:
+    """By mode the figures of one set of prompts, speed-ups and intervals among them."""
+    baseline = runs[BASELINE] if BASELINE in runs else None
+    judged = facts["prompts"]["checked"] and not facts["simulated"]
+    modes = {mode: _mode_figures(run, facts["round_widths"].get(mode, 1), batch_size) for mode, run in runs.items()}
+    for mode, figures in modes.items():
+        base = modes[BASELINE]["tokens_per_second"] if baseline else None
+        figures["speedup"] = ratio(figures["tokens_per_second"], base)
+        figures["intervals"] = intervals.mode_intervals(runs[mode], baseline if mode != BASELINE else None)
+        figures["answers_right"] = runs[mode].answers_right if judged else None
+    return modes
+
+
+def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
+    clock, histogram = run.clock, full_histogram(run.histogram, width)
+    plain, conditional = accept_rates(histogram)
+    means = [emitted / rounds for emitted, rounds in zip(run.emitted, run.rounds, strict=True) if rounds]
+    return {
+        "answers": run.answers,
+        "tokens": run.tokens,
+        "decode_tokens": clock.decode_tokens,
+        "seconds": clock.decode_seconds,
+        "tokens_per_second": ratio(clock.decode_tokens, clock.decode_seconds),
+        "milliseconds_per_token": ratio(clock.decode_seconds * 1e3, clock.decode_tokens),
+        # Of a batch whose rows end and are replaced on their own nobody counts the steps.
+        "milliseconds_per_step": ratio(clock.decode_seconds * 1e3, run.steps) if batch_size == 1 else None,
+        "prefill_seconds": clock.prefill_seconds,
+        "compile_seconds": clock.compile_seconds,
+        "rounds": sum(histogram.values()),
+        "tau_pooled": ratio(sum(run.emitted), sum(run.rounds)),
+        "tau_per_prompt": ratio(sum(means), len(means)),
+        "accept_histogram": histogram,
+        "accept_rate_by_position": plain,
+        "conditional_accept_rate_by_position": conditional,
+        "stopped": run.stopped,
+        "distinct_answers": len(run.digests),
+    }
+
+
+def identical_outputs(runs: Mapping[str, ModeRun]) -> dict[str, dict[str, Any]]:
+    """By mode that was held against the baseline: how many answers are equal, and what the others are."""
+    return {
+        mode: {
+            "same": run.compared - run.diverged,
+            "of": run.compared,
+            "near_ties": run.near_ties,
+            "violations": run.diverged - run.near_ties,
+            "first_divergences": list(run.first_divergences),
+        }
+        for mode, run in runs.items()
+        if run.compared is not None
+    }
+
+
+def averages(tasks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float | None]]:
+    """By mode the mean over tasks of speed-up and τ, as the paper's tables have it; each task weighs the same."""
+    modes = next(iter(tasks.values()), {})
+    found = {}
+    for mode in modes:
+        found[mode] = {}
+        for key in ("speedup", "tau_pooled", "tau_per_prompt"):
+            values = [figures[mode][key] for figures in tasks.values()]
+            found[mode][key] = None if None in values else sum(values) / len(values)
+    return found
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    """None where there is nothing to divide by."""
+    return above / below if above is not None and below else None
+
+
+def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
+    seconds = ratio(step.bytes, step.bandwidth)
+    bytes_ms = None if seconds is None else seconds * 1e3
+    return {
+        "bare_step_ms": step.bare * 1e3,
+        "step_over_bare": ratio(step_ms, step.bare * 1e3),
+        "bytes": step.bytes,
+        "copy_bytes_per_second": step.bandwidth,
+        "bytes_at_copy_bandwidth_ms": bytes_ms,
+        "step_over_bytes": ratio(step_ms, bytes_ms),
+    }
+
+
+def _time_split(parts: Mapping[str, float]) -> dict[str, Any]:
+    """Milliseconds; None for what was not timed apart."""
+    timed = sum(parts[name] for name in TIMED) if parts.keys() >= set(TIMED) else None
+    saved = parts["round"] - parts["without_head"] if "without_head" in parts else None
+    return {
+        "unit": "milliseconds per round",
+        **{name: parts[name] * 1e3 if name in parts else None for name in SPLIT},
+        "head_share": ratio(saved, parts["round"]),
+        "loop_overhead": ratio(parts["round"], timed),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computed the figures."""
+    found = {"domino_jax": domino_jax.__version__, "python": platform.python_version()}
+    return {**found, **{name: importlib.metadata.version(name) for name in PACKAGES}}
+
+
+def device() -> str:
+    """Kind and number of the devices, and of the host's cores where those are the device."""
+    devices = jax.devices()
+    used, there = usable(), os.cpu_count()
+    of = f"{used} of " if used != there else ""
+    cores = f", {of}{there} cores" if devices[0].platform == "cpu" else ""
+    return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores})"
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
+    """plots/, table.md, table.tex, report.md and, last, report.json, each whole or not there.
+
+    A folder with a report.json is finished.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [*write_plots(folder / PLOTS, report), *([TREES] if (folder / PLOTS / TREES).exists() else [])]
+    table = paper_table([report])
+    write_whole(folder / "table.md", markdown_table(table))
+    write_whole(folder / "table.tex", latex_table(table))
+    write_whole(folder / "report.md", markdown(report, [f"{PLOTS}/{name}" for name in pictures]))
+    write_json(folder / REPORT, report)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any] | None:
+    """The report of a finished run, None when there is none.
+
+    Raises:
+        DataError: it is damaged.
+        DominoError: there is none, and none could be written there.
+    """
+    refuse_obstacles(epath.Path(folder), files=(name, *WRITTEN), folders=(PLOTS,))
+    path = epath.Path(folder) / name
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no JSON ({error}); remove it, or choose another folder.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds a {type(found).__name__}, not a report; remove it, or choose another folder.")
+    return {**LATER, **found}
+
+
+def refuse_obstacles(folder: epath.Path, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
+    """Raises DominoError for a folder in a file's place, or a file in a folder's: told now, not when all was run."""
+    wanted = [("folder", ""), *(("folder", name) for name in folders), *(("file", name) for name in files)]
+    for kind, name in wanted:
+        path = folder / name
+        if path.exists() and path.is_dir() != (kind == "folder"):
+            there = "file" if kind == "folder" else "folder"
+            raise DominoError(
+                f"{path} cannot be written as a {kind}: a {there} is there; move it, or name another place."
+            )
+
+
+def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:
+    """Prints the table and its notes."""
+    console = console or rich.console.Console()
+    heading, *body = rows_of(report, spread=False)
+    table = rich.table.Table()
+    for index, name in enumerate(heading):
+        table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
+    for row in body:
+        table.add_row(*row)
+    console.print(title(report), highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
+    for note in notes_of(report, spread=False):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)

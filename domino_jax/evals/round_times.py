@@ -1,0 +1,243 @@
+"""Where a round's time goes: its parts in timed loops of their own, beside the whole round; bounds of a plain step."""
+
+import copy
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.decoding.generate import Clock, Generator
+from domino_jax.decoding.loop import DecodeState, emit, record_round
+from domino_jax.decoding.propose import DraftSettings, draft_base, draft_positions, roll_out_head
+from domino_jax.decoding.sampling import Sampling, choose
+from domino_jax.decoding.verify import accept_chain, verify
+from domino_jax.drafters.pair import Models
+
+# Turns of a timed loop. The short parts stand behind a whole pass that prepares them, and take more to be seen.
+LOOPED = 16
+SHORT = {"head": 128, "commit": 128}
+CHAINS = ("backbone", "domino")
+
+
+def round_split(
+    generator: Generator, state: DecodeState, modes: Sequence[str], repeats: int = 7
+) -> dict[str, dict[str, float]]:
+    """By drafting mode median seconds of one round and of its parts, each timed inside a jitted loop of its own.
+
+    draft: the backbone's pass and the base logits.  head: its rollout.  verify: the target's pass and its choices.
+    commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and what
+    the loop costs.  round: the whole.  without_head (of the mode domino): the whole, drafting from base logits alone.
+    Of a mode that drafts otherwise than in a chain only the whole round is known.
+
+    Called alone a part would copy the cache and pay a dispatch: what counts is how much longer many turns take
+    than one. What a turn computes feeds the next one, so that the compiler cannot take it out of the loop.
+    """
+    live = endless(state)
+    chains = [mode for mode in modes if mode in CHAINS]
+    drafting = dataclasses.replace(generator.drafting, tree=None)
+    parts = _parts(state.sampling or generator.sampling, drafting) if chains else {}
+    timed = {
+        name: _stopwatch(jax.jit(program), generator.models, live)
+        for name, program in parts.items()
+        if name != "head" or "domino" in modes
+    }
+    # The head's cost is the difference of two rounds.
+    whole = {*modes, *(("backbone",) if "domino" in modes else ())}
+    timed |= {mode: round_stopwatch(generator, live, mode) for mode in sorted(whole)}
+    seconds = turn_seconds(timed, repeats)
+    return {mode: _split(mode, seconds) for mode in modes}
+
+
+def endless(state: DecodeState) -> DecodeState:
+    """With rows that never finish (and -1 for every stop id, see below): timed rounds must not end early."""
+    limits = jnp.full_like(state.limits, np.iinfo(np.int32).max)
+    return state.replace(done=jnp.zeros_like(state.done), limits=limits)
+
+
+def _stopwatch(program: Callable, *arguments) -> Callable[[int], float]:
+    """turns → seconds that program(*arguments, turns) takes."""
+
+    def seconds(turns: int) -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(program(*arguments, np.int32(turns)))
+        return time.perf_counter() - begin
+
+    return seconds
+
+
+def round_stopwatch(generator: Generator, live: DecodeState, mode: str) -> Callable[[int], float]:
+    """turns → seconds of so many rounds by the very program that generations run through."""
+    own = copy.copy(generator)  # shares what is compiled, not the clock
+    own.stop_ids = jnp.full_like(generator.stop_ids, -1)
+
+    def seconds(turns: int) -> float:
+        own.clock = Clock()
+        own.advance(jax.tree.map(jnp.copy, live), mode, turns)
+        return own.clock.decode_seconds
+
+    return seconds
+
+
+def _split(mode: str, seconds: Mapping[str, float]) -> dict[str, float]:
+    if mode not in CHAINS:
+        return {"round": seconds[mode]}
+    parts = {name: seconds[name] for name in ("draft", "verify", "commit")}
+    parts["head"] = seconds["head"] if mode == "domino" else 0.0
+    rest = seconds[mode] - parts["draft"] - parts["head"] - parts["verify"]
+    without = {"without_head": seconds["backbone"]} if mode == "domino" else {}
+    return {**parts, "other": max(0.0, rest), "round": seconds[mode], **without}
+
+
+def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
+    """The parts of a round as programs (models, state, turns) → arrays; turns is a traced int32."""
+
+    def draft(models, state, turns):
+        def turn(_, carry):
+            anchors, cache = carry
+            now = _moved(state, anchors).replace(anchors=anchors, draft_cache=cache)
+            _, base, cache = draft_base(models, now, settings.num_drafts)
+            return jnp.argmax(base[:, 0], -1).astype(jnp.int32), cache
+
+        return jax.lax.fori_loop(0, turns, turn, (state.anchors, state.draft_cache))
+
+    def head(models, state, turns):
+        z, base, _ = draft_base(models, state, settings.num_drafts)
+
+        def turn(_, anchors):
+            now = _moved(state, anchors).replace(anchors=anchors)
+            return roll_out_head(models, now, z, base, sampling, settings)[:, -1]
+
+        return jax.lax.fori_loop(0, turns, turn, state.anchors)
+
+    def check(models, state, turns):
+        def turn(_, carry):
+            tokens, cache = carry
+            chosen, out = _verified(models, _moved(state, tokens[:, 0]), cache, tokens, sampling)
+            # The features are used, as a round uses them; their sum is far below a token id.
+            return chosen + (1e-30 * out.features.sum()).astype(jnp.int32), out.cache
+
+        return jax.lax.fori_loop(0, turns, turn, (_block(models, state, settings), state.target_cache))
+
+    def commit(models, state, turns):
+        tokens = _block(models, state, settings)
+        chosen, out = _verified(models, state, state.target_cache, tokens, sampling)
+
+        def turn(_, carry):
+            positions = draft_positions(_moved(carry, carry.counts), tokens.shape[1]) - 1
+            # A hair of the state in the features: what never changes would be computed once, before the loop.
+            features = out.features + (1e-30 * carry.counts.sum()).astype(out.features.dtype)
+            context = models.run_drafter("extend_context", carry.draft_cache, features, positions)
+            accepted = accept_chain(tokens + carry.rounds[:, None], chosen)
+            carry, kept = emit(carry.replace(draft_cache=context), chosen, accepted + 1, jnp.array([-1]))
+            return record_round(carry, kept)
+
+        # The target's cache is no part of it, and would be copied on the way out.
+        after = jax.lax.fori_loop(0, turns, turn, state)
+        return after.counts, after.tokens, after.accepts, after.draft_cache
+
+    return {"draft": draft, "head": head, "verify": check, "commit": commit}
+
+
+def _moved(state: DecodeState, feed: jax.Array) -> DecodeState:
+    """The same state with lengths that seem to depend on `feed` int32 [B], which is never negative.
+
+    Else masks, positions and rotations would be computed once, before the loop; a generation computes them each round.
+    """
+    return state.replace(lengths=state.lengths + (feed < 0))
+
+
+def _block(models, state: DecodeState, settings: DraftSettings) -> jax.Array:
+    """Tokens int32 [B, M+1] of a round's width."""
+    width = settings.width(models.drafter.config) + 1
+    return jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], width))
+
+
+def _verified(models, state: DecodeState, cache, tokens: jax.Array, sampling: Sampling):
+    out = verify(models, cache, tokens, state.lengths, tap_layers=models.drafter.config.target_layer_ids)
+    return choose(out.logits, state.keys, draft_positions(state, tokens.shape[1]), sampling), out
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBounds:
+    """Two lower bounds of an autoregressive step, measured in one run.
+
+    bare: seconds of the target's pass and an argmax in a jitted loop: no sampling, no stop ids, no token buffer.
+    bytes: weights that a step multiplies with and the whole cache, on one device.
+    bandwidth: bytes/s that a device reads and writes together in a copy; 0 when too fast to time.
+    """
+
+    bare: float
+    bytes: int
+    bandwidth: float
+
+
+def step_bounds(generator: Generator, state: DecodeState, repeats: int = 7) -> StepBounds:
+    """The bounds of steps from `state`; the two loops are timed alternately with as many turns."""
+    megabytes = 64 if jax.default_backend() == "cpu" else 1024  # more than the caches of either hold
+    copy, copied = copy_stopwatch(megabytes)
+    timed = {"bare": bare_stopwatch(generator, state), "copy": copy}
+    seconds = turn_seconds(timed, repeats)
+    bandwidth = copied / seconds["copy"] if seconds["copy"] else 0.0
+    return StepBounds(seconds["bare"], step_bytes(generator, state), bandwidth)
+
+
+def bare_stopwatch(generator: Generator, state: DecodeState) -> Callable[[int], float]:
+    """turns → seconds of so many single-token passes of the target, each fed with the likeliest token of the last."""
+
+    def bare(models, state, turns):
+        def turn(_, carry):
+            anchors, cache = carry
+            out = verify(models, cache, anchors[:, None], _moved(state, anchors).lengths)
+            return jnp.argmax(out.logits[:, 0], -1).astype(jnp.int32), out.cache
+
+        return jax.lax.fori_loop(0, turns, turn, (state.anchors, state.target_cache))
+
+    plain = Models(generator.models.target, generator.models.target_params)
+    return _stopwatch(jax.jit(bare), plain, endless(state))
+
+
+def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
+    """turns → seconds of so many copies of an array, and the bytes that one of them reads and writes."""
+    x = jnp.ones(megabytes * 2**20 // 2, jnp.bfloat16)
+
+    def copies(x, turns):
+        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.optimization_barrier(x + 1), x)
+
+    return _stopwatch(jax.jit(copies), x), 2 * x.nbytes
+
+
+def step_bytes(generator: Generator, state: DecodeState) -> int:
+    """Bytes on one device that every step reads: the cache and the target's weights.
+
+    An embedding that is not the lm_head too does not count: one row of it is read.
+    """
+    params = generator.models.target_params
+    if not generator.models.target.config.tie_word_embeddings:
+        params = {name: part for name, part in params.items() if name != "embed_tokens"}
+    leaves = jax.tree.leaves((params, state.target_cache))
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def turn_seconds(timed: Mapping[str, Callable[[int], float]], repeats: int) -> dict[str, float]:
+    """Seconds of one turn by name, from functions turns → seconds: medians of `repeats` calls after one more.
+
+    They are called in turn, so that a noisy machine disturbs all of them alike and their differences mean something.
+    """
+    times = {name: ([], []) for name in timed}  # of one turn, of many more
+    for repeat in range(repeats + 1):
+        for name, found in times.items():
+            for seconds, more in zip(found, (0, _more_turns(name)), strict=True):
+                spent = timed[name](1 + more)
+                if repeat:
+                    seconds.append(spent)
+    middle = {name: [statistics.median(seconds) for seconds in found] for name, found in times.items()}
+    return {name: max(0.0, many - one) / _more_turns(name) for name, (one, many) in middle.items()}
+
+
+def _more_turns(name: str) -> int:
+    return SHORT[name] if name in SHORT else LOOPED

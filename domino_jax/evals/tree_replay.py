@@ -1,0 +1,103 @@
+"""What trees of any size and shape would have accepted of texts that are there already, without decoding again.
+
+A text does not depend on how it was drafted, so one pass over it tells, for every place where a round could begin, all
+the nodes that lanes would pass through; which of them a tree of some size and beta keeps is then a matter of sorting.
+Letters: R places, M depths, W lanes.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.decoding.generate import TREE, Generation, Generator
+from domino_jax.decoding.loop import DecodeState
+from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.tree import ROOT, Ledger, draft_ledger
+from domino_jax.drafters.pair import Models
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """One answer, and what would be drafted behind each of its tokens.
+
+    answer: token ids.  ledger: arrays [R, M·W], row r drafted behind answer[r]; R is one less than the answer's length.
+    """
+
+    answer: Sequence[int]
+    ledger: Ledger
+    lanes: int
+
+
+def record(
+    generator: Generator, prompts: Sequence[Sequence[int]], answers: Sequence[Generation], tree: TreeSettings
+) -> list[Recording]:
+    """Per prompt its answer with the ledgers that such a tree is picked from, whatever its nodes and beta.
+
+    Args:
+        generator: with a tree; its prompts are requests 0, 1, … as in `Generator.generate`.
+        answers: to these prompts, by any mode.
+    """
+    settings = dataclasses.replace(generator.settings(TREE), tree=tree)
+
+    @jax.jit
+    def ledgers(models: Models, state: DecodeState, starts: jax.Array, anchors: jax.Array) -> Ledger:
+        def at(place):
+            # Cache rows from `start` on belong to tokens that are not out yet; they lie behind the length, unread.
+            start, anchor = place
+            here = state.replace(lengths=start[None], anchors=anchor[None])
+            return draft_ledger(models, here, state.sampling or generator.sampling, settings)[0]
+
+        found = jax.lax.map(at, (starts, anchors))
+        return jax.tree.map(lambda column: column[:, 0], found)
+
+    recorded = []
+    for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        tokens = list(answer.token_ids)
+        state = generator.start([[*prompt, *tokens[:-1]]], [index], rows=1)
+        # As many places as an answer can have, so that one program serves all; those behind the end are dropped.
+        places = np.minimum(np.arange(generator.max_new_tokens), max(len(tokens) - 2, 0))
+        anchors = np.asarray(tokens, np.int32)[places]
+        ledger = jax.device_get(ledgers(generator.models, state, jnp.asarray(len(prompt) + places), anchors))
+        recorded.append(Recording(tokens, Ledger(*(column[: len(tokens) - 1] for column in ledger)), tree.lanes))
+    return recorded
+
+
+def replay(recording: Recording, tree: TreeSettings) -> list[int]:
+    """Tokens emitted per round (accept_lengths of a Generation) with trees of this many nodes and this beta."""
+    accepted = _accepted(recording, tree)
+    emitted, place = [], 0
+    while place < len(accepted):
+        emitted.append(min(int(accepted[place]) + 1, len(accepted) - place))
+        place += emitted[-1]
+    return emitted
+
+
+def replayed_tau(recordings: Sequence[Recording], tree: TreeSettings) -> float:
+    """tau pooled over all rounds of all answers; 0 without rounds."""
+    rounds = [emitted for recording in recordings for emitted in replay(recording, tree)]
+    return sum(rounds) / len(rounds) if rounds else 0.0
+
+
+def _accepted(recording: Recording, tree: TreeSettings) -> list[int]:
+    """Drafts int [R] that each place's tree would have accepted: the deepest of its nodes on the answer's path."""
+    tokens, parents, scores = recording.ledger
+    depths = np.arange(tokens.shape[1]) // recording.lanes + 1
+    keys = scores + np.float32(tree.beta) * depths.astype(np.float32)
+    # As tree.keep_best: the best, the earlier of equals, and no path that is none.
+    best = np.argsort(-keys, axis=1, kind="stable")[:, : tree.nodes - 1]
+    kept = np.zeros(keys.shape, bool)
+    np.put_along_axis(kept, best, np.isfinite(np.take_along_axis(keys, best, axis=1)), axis=1)
+    found = []
+    for place in range(len(tokens)):
+        node, depth = ROOT, 0
+        for token in recording.answer[place + 1 :]:
+            level = slice(depth * recording.lanes, (depth + 1) * recording.lanes)
+            here = kept[place, level] & (parents[place, level] == node) & (tokens[place, level] == token)
+            if not here.any():
+                break
+            node, depth = level.start + int(here.argmax()), depth + 1
+        found.append(depth)
+    return found

@@ -1,0 +1,183 @@
+"""The shapes that a target and its drafter share, read from a parsed config.json and checked before use."""
+
+import dataclasses
+from typing import Any
+
+from domino_jax.runtime.errors import DataError, quote
+
+# Far above any public model; a config beyond them is damaged or hostile, and is refused before anything is allocated.
+LIMITS = {
+    "vocab_size": 2_000_000,
+    "hidden_size": 65_536,
+    "intermediate_size": 524_288,
+    "num_hidden_layers": 1_024,
+    "num_attention_heads": 1_024,
+    "num_key_value_heads": 1_024,
+    "head_dim": 1_024,
+    "max_position_embeddings": 1 << 31,
+}
+# Outside of these a norm or a rotation gives NaN, or nothing that was ever trained.
+RANGES = {"rms_norm_eps": (1e-12, 1.0), "rope_theta": (1.0, 1e12)}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """Shapes and constants of a stack of decoder layers; field names are those of config.json, but for qk_norm.
+
+    qk_norm: per-head RMSNorm on queries and keys, as in Qwen3 and in every drafter; a Llama layer is the same without.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    attention_bias: bool
+    max_position_embeddings: int
+    # Not in the repr, which tells targets apart in workdirs (loading.target_identity): their other fields do.
+    qk_norm: bool = dataclasses.field(default=True, kw_only=True, repr=False)
+
+
+# Keys of public Qwen3- and Llama-like config.json files that change what a layer or the logits compute, and the values
+# with which they do not. A missing key and null are neutral too.
+NEUTRAL = {
+    "hidden_act": ("silu",),
+    "hidden_activation": ("silu",),
+    "mlp_bias": (False,),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "partial_rotary_factor": (1.0,),
+    "rotary_pct": (1.0,),
+    "is_neox_style": (True,),
+    "rope_is_neox_style": (True,),
+    "rope_interleaved": (False,),
+    "attn_logit_softcapping": (),
+    "attention_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "query_pre_attn_scalar": (),
+    "attention_multiplier": (),
+    "embedding_multiplier": (1.0,),
+    "residual_multiplier": (1.0,),
+    "logits_scaling": (1.0,),
+    "logit_scale": (1.0,),
+    "clip_qkv": (),
+    "attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "use_gemma_norm": (False,),
+    "quantization_config": (),
+}
+# The same inside rope_parameters and rope_scaling; with the default type their other keys have no effect.
+NEUTRAL_ROPE = {"partial_rotary_factor": (1.0,), "rope_dim": (), "mrope_section": ()}
+
+
+def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
+    """Raises DataError for the fields of a Qwen3- or Llama-like config.json that would change the forward pass.
+
+    place: as for refuse_values, when raw is a part of the file.
+    """
+    for part in ("rope_parameters", "rope_scaling"):
+        _refuse_rope(place + part, raw.get(part) or {})
+    refuse_values(raw, NEUTRAL, place)
+
+
+def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "") -> None:
+    """Raises DataError naming the first key of `neutral` that `raw` sets to another than its neutral values.
+
+    place: what stands before the key in the message, as "rope_parameters.".
+    """
+    for key, values in neutral.items():
+        value = raw.get(key)
+        if value is not None and value not in values:
+            only = f"only {' or '.join(map(repr, values))} is supported" if values else "it is not supported"
+            raise DataError(
+                f"config.json has {place}{key} {quote(value)}, which changes what the model computes; {only}."
+            )
+
+
+def _refuse_rope(place: str, rope: dict[str, Any]) -> None:
+    """Only the plain rotation of whole heads, with one theta for all layers."""
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise DataError(
+            f"config.json asks for RoPE scaling {quote(kind)} in {place}; only rope_type 'default' is supported."
+        )
+    refuse_values(rope, NEUTRAL_ROPE, f"{place}.")
+    per_layer = [key for key, value in rope.items() if isinstance(value, dict)]
+    if per_layer:
+        raise DataError(
+            f"config.json has {place}.{quote(per_layer[0])}, a rotation for some of the layers; only one rope_theta for"
+            " all layers is supported."
+        )
+
+
+def read_rope_theta(raw: dict[str, Any]) -> float:
+    """rope_theta from the top level, from rope_parameters, or from both when they agree (CONTRACT §1.1)."""
+    found = {
+        name: value
+        for name, value in (
+            ("rope_theta", raw.get("rope_theta")),
+            ("rope_parameters.rope_theta", (raw.get("rope_parameters") or {}).get("rope_theta")),
+        )
+        if value is not None
+    }
+    if not found:
+        raise DataError(
+            "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights "
+            "were trained with."
+        )
+    if len(set(map(float, found.values()))) > 1:
+        raise DataError(f"config.json gives two values: {found}; make them equal.")
+    return float(next(iter(found.values())))
+
+
+def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str, Any]:
+    """The layer shapes that a target and a drafter config.json share, checked against LIMITS.
+
+    llama: head_dim may be absent and is then hidden_size / num_attention_heads, which is what it means in that type. In
+    Qwen3 it is a value of its own, and most often another one.
+    """
+    derived = llama and raw.get("head_dim") is None
+    shapes = [name for name in LIMITS if not (derived and name == "head_dim")]
+    missing = [name for name in [*shapes, "rms_norm_eps"] if raw.get(name) is None]
+    if missing:
+        raise DataError(f"config.json lacks {', '.join(missing)}; these are never guessed.")
+    for name in shapes:
+        value, limit = raw[name], LIMITS[name]
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= limit:
+            raise DataError(f"config.json has {name} = {quote(value)}; expected an integer from 1 to {limit}.")
+    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
+        raise DataError(
+            f"config.json: num_attention_heads {raw['num_attention_heads']} is not a multiple of "
+            f"num_key_value_heads {raw['num_key_value_heads']}."
+        )
+    if derived and raw["hidden_size"] % raw["num_attention_heads"]:
+        raise DataError(
+            f"config.json has no head_dim, and its num_attention_heads {raw['num_attention_heads']} do not divide "
+            f"hidden_size {raw['hidden_size']}; add the head_dim the weights have."
+        )
+    return {
+        **{name: raw[name] for name in shapes},
+        "head_dim": raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"],
+        "rms_norm_eps": _in_range("rms_norm_eps", raw["rms_norm_eps"]),
+        "rope_theta": _in_range("rope_theta", read_rope_theta(raw)),
+        "attention_bias": read_switch(raw, "attention_bias"),
+    }
+
+
+def _in_range(name: str, value: Any) -> float:
+    least, most = RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise DataError(f"config.json has {name} = {quote(value)}; expected a number from {least:g} to {most:g}.")
+    return float(value)
+
+
+def read_switch(raw: dict[str, Any], name: str) -> bool:
+    """A key that is true or false, and false where it is absent or null; a text such as "false" would count as true."""
+    value = raw.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"config.json has {name} = {quote(value)}; expected true or false.")
+    return bool(value)

@@ -1,0 +1,97 @@
+"""One pre-norm decoder layer of the Qwen3 or the Llama kind, used by the target and by the draft backbone.
+
+What a query may read differs between the two, and between training and decoding; it is a function that the caller
+passes in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.models.decoder_config import DecoderConfig
+from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotate
+from domino_jax.models.sharding import constrain
+
+DECODED_ROWS = 256  # rows of a pass that are few enough to come from decoding, where moving weights is all the cost
+Angles = tuple[jax.Array, jax.Array]
+# (q [B,N,T,H], k [B,K,T,H], v [B,K,T,H]) → (attended [B,N,T,H], whatever the caller wants back)
+Attention = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+class SelfAttention(nn.Module):
+    """Projections, per-head norms (with qk_norm) and rotation around an attention function."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    use_bias: bool = False
+    dtype: Any = jnp.float32
+    qk_norm: bool = True
+
+    def setup(self):
+        self.q_proj = Linear(self.heads * self.head_dim, self.use_bias, self.dtype)
+        kv = {"features": self.kv_heads * self.head_dim, "kv_heads": self.kv_heads}
+        self.k_proj = Linear(use_bias=self.use_bias, dtype=self.dtype, **kv)
+        self.v_proj = Linear(use_bias=self.use_bias, dtype=self.dtype, **kv)
+        self.o_proj = Linear(self.width, self.use_bias, self.dtype)
+        if self.qk_norm:
+            self.q_norm = RMSNorm(self.eps, self.dtype)
+            self.k_norm = RMSNorm(self.eps, self.dtype)
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        """[B, T, heads·H] → [B, heads, T, H]."""
+        if x.shape[0] * x.shape[1] <= DECODED_ROWS:
+            # Else a TPU's compiler makes the reshape part of the product and transposes the whole matrix for it.
+            x = jax.lax.optimization_barrier(x)
+        return x.reshape(*x.shape[:2], -1, self.head_dim).swapaxes(1, 2)
+
+    def queries(self, x: jax.Array, angles: Angles) -> jax.Array:
+        q = self._heads(self.q_proj(x))
+        return rotate(self.q_norm(q) if self.qk_norm else q, angles)
+
+    def keys_values(self, x: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
+        """x [B, T, D] → keys (normed with qk_norm, rotated) and values, each [B, K, T, H]."""
+        k = self._heads(self.k_proj(x))
+        return rotate(self.k_norm(k) if self.qk_norm else k, angles), self._heads(self.v_proj(x))
+
+    def __call__(self, x: jax.Array, angles: Angles, attention: Attention) -> tuple[jax.Array, Any]:
+        attended, kept = attention(self.queries(x, angles), *self.keys_values(x, angles))
+        return self.o_proj(attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)), kept
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm x), then + feed-forward(norm x)."""
+
+    config: DecoderConfig
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        c = self.config
+        self.input_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.self_attn = SelfAttention(
+            c.hidden_size,
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            c.head_dim,
+            c.rms_norm_eps,
+            c.attention_bias,
+            self.dtype,
+            c.qk_norm,
+        )
+        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, self.dtype)
+
+    def context_keys_values(self, context: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
+        """Keys and values [B, K, T, H] of drafter context rows, which skip input_layernorm (CONTRACT §1.3.3)."""
+        return self.self_attn.keys_values(context, angles)
+
+    def __call__(self, x: jax.Array, angles: Angles, attention: Attention) -> tuple[jax.Array, Any]:
+        """x [B, T, D] → (x [B, T, D], what `attention` kept)."""
+        attended, kept = self.self_attn(self.input_layernorm(x), angles, attention)
+        x = constrain(x + attended, "batch")
+        return constrain(x + self.mlp(self.post_attention_layernorm(x)), "batch"), kept

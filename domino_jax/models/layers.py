@@ -1,0 +1,115 @@
+"""RMSNorm, rotary positions, linear maps and the SwiGLU feed-forward of Qwen3."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.models import sharding
+from domino_jax.models.shapes import Positions
+
+# Qwen3 configs carry initializer_range 0.02; CONTRACT: normal(0, 0.02) linears, ones for norms.
+INIT_STD = 0.02
+MATRIX_ROWS = 8  # of a TPU's smallest tile
+
+
+class Linear(nn.Module):
+    """x [..., in] → [..., features] in `dtype`; kernel [in, features], optional bias.
+
+    With `logits` the results are float32, the product's own sums: rounded to bfloat16, logits between 16 and 32 would
+    be 0.125 apart, and different tokens would tie.
+
+    The kernel is stored input-first (torch stores output-first). Measured on XLA:CPU, 24 layers × 128 wide: nine rows
+    cost 3.1 ms with this layout and 3.9 ms with the other; one row costs the same.
+    """
+
+    features: int
+    use_bias: bool = False
+    dtype: Any = jnp.float32
+    kernel_init: Callable = nn.initializers.normal(INIT_STD)
+    kv_heads: int | None = None  # K where the map makes keys or values, for the layout over a mesh
+    whole: bool = False  # on a mesh: used as it is stored, whole on every device
+    logits: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        kernel = kernel.astype(self.dtype)
+        kernel = kernel if self.whole else sharding.gathered(kernel, self.name, self.kv_heads)
+        product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32 if self.logits else None)
+        y = with_rows(product, x.astype(self.dtype), kernel)
+        if self.use_bias:
+            y = y + self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32).astype(y.dtype)
+        return y
+
+
+def with_rows(product: Callable, x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """product(x [..., in], matrix) → [..., out], on an accelerator with at least MATRIX_ROWS rows, the added ones zero.
+
+    XLA makes a product of one row into an elementwise product and a sum. That leaves a TPU's matrix unit idle (its
+    compiler counts 2.1 times the cycles for a step of Qwen3-8B), and on a GPU writes all [in, out] elementwise products
+    to memory where `out` is small (keys and values).
+    """
+    rows = math.prod(x.shape[:-1])
+    if rows >= MATRIX_ROWS:
+        return product(x, matrix)
+
+    def padded(x, matrix):
+        y = product(jnp.pad(x.reshape(rows, x.shape[-1]), ((0, MATRIX_ROWS - rows), (0, 0))), matrix)
+        return y[:rows].reshape(*x.shape[:-1], y.shape[-1])
+
+    return jax.lax.platform_dependent(x, matrix, cpu=product, default=padded)
+
+
+class RMSNorm(nn.Module):
+    """w · x / sqrt(mean x² + eps) over the last axis, computed in float32, no "+1" on the weight (CONTRACT §1.3.0)."""
+
+    eps: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
+        x = x.astype(jnp.float32)
+        normed = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+        return (scale.astype(jnp.float32) * normed).astype(self.dtype)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)): [..., D] → [..., D] through F hidden units."""
+
+    width: int
+    hidden: int
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        self.gate_proj = Linear(self.hidden, dtype=self.dtype)
+        self.up_proj = Linear(self.hidden, dtype=self.dtype)
+        self.down_proj = Linear(self.width, dtype=self.dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def rotary_angles(positions: Positions, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """cos and sin, float32 [B, 1, T, H/2], of position · theta^(-2i/H) (CONTRACT §1.3.0).
+
+    Always float32: in bfloat16 position 257 would round to 256.
+    """
+    exponent = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    angles = positions.astype(jnp.float32)[:, None, :, None] / jnp.power(jnp.float32(theta), exponent)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Half-rotation RoPE of x [B, heads, T, H]: pairs are (i, i + H/2). Computed in float32, returned in x's dtype."""
+    cos, sin = angles
+    x32 = x.astype(jnp.float32)
+    swapped = jnp.roll(x32, x.shape[-1] // 2, axis=-1)
+    # Two products over the whole width, not two over each half: for nine rows XLA:CPU's kernel of those takes 6 µs.
+    cos, sin = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    return (x32 * cos + swapped * sin).astype(x.dtype)

@@ -1,0 +1,171 @@
+"""Dense decoder of the Qwen3 type: tokens, positions, mask, cache → logits, tapped features, the cache with new rows.
+
+A Llama-type target is the same decoder without the norms on queries and keys.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.models.attention import attend, attend_causal, attend_prompts
+from domino_jax.models.cache import Cache, append, init_cache
+from domino_jax.models.decoder_config import (
+    DecoderConfig,
+    read_decoder_fields,
+    read_switch,
+    refuse_unsupported,
+    refuse_values,
+)
+from domino_jax.models.decoder_layer import DecoderLayer
+from domino_jax.models.layers import INIT_STD, Linear, RMSNorm, rotary_angles, with_rows
+from domino_jax.models.shapes import Hidden, Logits, Mask, Positions, Tokens
+from domino_jax.models.sharding import constrain, gathered
+from domino_jax.runtime.errors import DataError, quote
+
+MODEL_TYPES = ("qwen3", "llama")
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen3Config(DecoderConfig):
+    """Shapes and constants of one target, as `config.json` gives them; its model_type decides qk_norm."""
+
+    tie_word_embeddings: bool
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "Qwen3Config":
+        """Reads a parsed config.json; raises DataError for a missing field or one that changes the maths."""
+        if raw.get("model_type") not in MODEL_TYPES:
+            raise DataError(
+                f"config.json says model_type {quote(raw.get('model_type'))}, but the target must be dense and 'qwen3'"
+                " or 'llama'. Choose a Qwen3 or a Llama checkpoint."
+            )
+        llama = raw["model_type"] == "llama"
+        refuse_unsupported(raw)
+        refuse_values(raw, {"is_causal": (True,), "use_bidirectional_attention": (False,)})
+        other = [kind for kind in raw.get("layer_types") or () if kind != "full_attention"]
+        if other:
+            raise DataError(
+                f"config.json has layer_types with {quote(other[0])}; the target supports full_attention only."
+            )
+        if raw.get("sliding_window") and raw.get("use_sliding_window"):
+            raise DataError(
+                "config.json turns sliding_window on (use_sliding_window true); the target supports full "
+                "attention only."
+            )
+        return cls(
+            **read_decoder_fields(raw, llama=llama),
+            tie_word_embeddings=read_switch(raw, "tie_word_embeddings"),
+            qk_norm=not llama,
+        )
+
+
+class Qwen3(nn.Module):
+    """The frozen target. Parameters are named as in the public checkpoints (see convert.py for the table)."""
+
+    config: Qwen3Config
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        c = self.config
+        self.embed_tokens = nn.Embed(
+            c.vocab_size, c.hidden_size, dtype=self.dtype, embedding_init=nn.initializers.normal(INIT_STD)
+        )
+        self.layers = [DecoderLayer(c, self.dtype) for _ in range(c.num_hidden_layers)]
+        self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
+        if not c.tie_word_embeddings:
+            self.lm_head = Linear(c.vocab_size, dtype=self.dtype, logits=True)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Token ids [...] → embedding rows [..., D]."""
+        rows = self.embed_tokens(tokens)
+        # In two steps on a mesh: each device looks up its share of the width, then one exchange gives it whole rows.
+        rows = constrain(rows, "groups", *[None] * (rows.ndim - 2), "width")
+        return constrain(rows, "batch")
+
+    def with_gathered_head(self, params: dict) -> dict:
+        """params with the vocabulary matrix laid out as `unembed` uses it: gathered once for many calls of it."""
+        name, leaf = ("embed_tokens", "embedding") if self.config.tie_word_embeddings else ("lm_head", "kernel")
+        return params | {name: {leaf: gathered(params[name][leaf].astype(self.dtype), name)}}
+
+    def unembed(self, hidden: Hidden) -> Logits:
+        """Normed hidden states [..., D] → float32 logits [..., V], by lm_head or by the tied embedding."""
+        if self.config.tie_word_embeddings:
+            table = gathered(self.embed_tokens.embedding.astype(self.dtype), "embed_tokens")
+            product = functools.partial(jnp.einsum, "...d,vd->...v", preferred_element_type=jnp.float32)
+            return with_rows(product, hidden.astype(self.dtype), table)
+        return self.lm_head(hidden)
+
+    def __call__(
+        self,
+        tokens: Tokens,
+        positions: Positions | None = None,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+        slots: jax.Array | None = None,
+        *,
+        documents: jax.Array | None = None,
+        tap_layers: tuple[int, ...] = (),
+        features_only: bool = False,
+        with_logits: bool = True,
+    ) -> dict[str, Any]:
+        """One pass over tokens int32 [B, T].
+
+        Args:
+            positions: int32 [B, T], absolute, for the rotation; 0..T-1 when absent.
+            mask: bool [B, T, S]; over the T tokens themselves without a cache, over all slots with one. When absent,
+              attention is causal over the T tokens themselves and its scores are never made whole; a cache must then be
+              empty.
+            cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T], which follow one
+              another, before attention reads it.
+            documents: int32 [B, T] of packed rows, without a cache: a token reads its own document only.
+            tap_layers: zero-based decoder layers whose OUTPUT is wanted, in the order of the list.
+            features_only: stop after the last tapped layer; no norm, no logits (a training step needs no more).
+            with_logits: False leaves out the lm_head; callers then put only the rows they need through `unembed`.
+
+        Returns:
+            dict with "features" [B, T, C·D] (when tapped), "cache" (when given), "hidden" [B, T, D] after the final
+            norm, and "logits" float32 [B, T, V].
+        """
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        x = self.embed(tokens)
+        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+        depth = max(tap_layers) + 1 if features_only else self.config.num_hidden_layers
+        tapped, new_cache = {}, []
+        for index, layer in enumerate(self.layers[:depth]):
+            x, kept = layer(x, angles, _attention(mask, documents, cache[index] if cache else None, slots))
+            new_cache.append(kept)
+            if index in tap_layers:
+                tapped[index] = x
+        out = {}
+        if tap_layers:
+            out["features"] = jnp.concatenate([tapped[index] for index in tap_layers], axis=-1)
+        if cache is not None:
+            out["cache"] = tuple(new_cache)
+        if not features_only:
+            out["hidden"] = self.norm(x)
+            if with_logits:
+                out["logits"] = self.unembed(out["hidden"])
+        return out
+
+    def init_cache(self, batch: int, slots: int) -> Cache:
+        """An empty cache for `batch` rows of `slots` positions, in the compute dtype."""
+        c = self.config
+        return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
+
+
+def _attention(mask: Mask | None, documents: jax.Array | None, layer_cache, slots):
+    """The attention function of one target layer: over its own rows, or over the cache with its rows written first."""
+
+    def over_tokens(q, k, v):
+        return attend_causal(q, k, v, documents) if mask is None else attend(q, k, v, mask), None
+
+    def over_cache(q, k, v):
+        written = append(layer_cache, k, v, slots)
+        return attend_prompts(q, k, v) if mask is None else attend(q, *written, mask), written
+
+    return over_tokens if layer_cache is None else over_cache

@@ -1,0 +1,296 @@
+"""The mesh, the one table from parameter axes to mesh axes, and the constraints that the models put on their arrays.
+
+Axes ("data", "fsdp", "tensor"): a batch lies over data and fsdp together, parameters and optimizer state over fsdp,
+heads, feed-forward and vocabulary over tensor. Without a mesh (`jax.set_mesh`) every constraint here is the identity,
+so the models know one way to run.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from domino_jax.runtime.errors import DominoError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+# Logical axis → mesh axes.
+LOGICAL = {
+    "batch": ("data", "fsdp"),
+    "groups": ("data",),  # rows on their way from a table that lies over fsdp
+    "width": ("fsdp",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+    None: (),
+}
+
+# Module → the logical axes of its matrix, as it is stored. Vectors (norm scales, biases) lie whole on every device.
+MATRICES = {
+    "embed_tokens": ("vocab", "width"),
+    "lm_head": ("width", "vocab"),
+    "q_proj": ("width", "heads"),
+    "k_proj": ("width", "kv_heads"),
+    "v_proj": ("width", "kv_heads"),
+    "o_proj": ("heads", "width"),
+    "gate_proj": ("width", "mlp"),
+    "up_proj": ("width", "mlp"),
+    "down_proj": ("mlp", "width"),
+    "fc": ("width", None),
+    "weight_ih": ("width", None),
+    "weight_hh": ("width", None),
+    "down": ("width", None),
+    "up": ("width", "vocab"),
+}
+
+
+def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of all devices of all processes (or of `devices`); one size may be -1, the rest.
+
+    Raises:
+        DominoError: the sizes do not multiply to the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+    known = int(np.prod([size for size in sizes.values() if size != -1]))
+    rest = [axis for axis, size in sizes.items() if size == -1]
+    if rest and len(devices) % known == 0:
+        sizes[rest[0]] = len(devices) // known
+    if int(np.prod(list(sizes.values()))) != len(devices):
+        asked = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, (data, fsdp, tensor), strict=True))
+        raise DominoError(
+            f"{asked} ask for a multiple of {known} devices, but {len(devices)} are here; "
+            "change the sizes so that their product is the number of devices (-1 is the rest)."
+        )
+    # Auto: the compiler propagates shardings; the Explicit default would turn constraints into assertions.
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
+
+
+def decoding_view(mesh: Mesh, kv_heads: Sequence[int], tensor: int = 0) -> Mesh:
+    """The devices of a training mesh as a mesh for decoding: (data, 1, tensor), in the same order.
+
+    A pass of decoding does little work for each weight, so weights that lie over fsdp and are gathered for every pass
+    cost more than the pass. Here their devices split heads, feed-forward and vocabulary instead, and exchange
+    activations.
+
+    Args:
+        kv_heads: K of every model that decodes.
+        tensor: size of that axis; 0: the largest divisor of fsdp × tensor that divides each of kv_heads, so that caches
+            are split as well. The devices that remain split the rows of a batch.
+    Raises:
+        DominoError: tensor does not divide the number of devices.
+    """
+    tensor = tensor or math.gcd(mesh.shape["fsdp"] * mesh.shape["tensor"], *kv_heads)
+    if mesh.size % tensor:
+        raise DominoError(
+            f"eval.tensor is {tensor}, but the mesh has {mesh.size} devices; set a divisor of {mesh.size}, or 0 for "
+            "the largest that divides the key/value heads."
+        )
+    return Mesh(mesh.devices.reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp; all other axes whole."""
+    return NamedSharding(mesh, PartitionSpec(LOGICAL["batch"]))
+
+
+def row_shards(mesh: Mesh) -> int:
+    """Into how many parts a batch is cut."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def param_shardings(mesh: Mesh, shapes: Any, kv_heads: int) -> Any:
+    """A NamedSharding for every leaf of a parameter tree, or of a state that holds copies of one.
+
+    Args:
+        shapes: a tree whose leaves have a .shape; a leaf is known by the name of the module that holds it.
+        kv_heads: K; keys and values are replicated over tensor when it does not divide them. Any other axis that its
+            mesh axes do not divide is left whole too.
+    """
+
+    def place(path: tuple, leaf: Any) -> NamedSharding:
+        names = [name for name in (_name(part) for part in path) if name in MATRICES]
+        if len(leaf.shape) != 2 or not names:
+            return replicated(mesh)
+        return NamedSharding(mesh, _fitting(mesh, MATRICES[names[-1]], leaf.shape, kv_heads))
+
+    return jax.tree_util.tree_map_with_path(place, shapes)
+
+
+def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
+    """(names on the way to a parameter, its shape) → where it lies: for reading weights straight to their devices."""
+
+    def place(path: Sequence[str], shape: Sequence[int]) -> NamedSharding:
+        keys = tuple(jax.tree_util.DictKey(name) for name in path)
+        tree = jax.ShapeDtypeStruct(tuple(shape), np.float32)
+        for key in reversed(keys):
+            tree = {key.key: tree}
+        return jax.tree.leaves(param_shardings(mesh, tree, kv_heads))[0]
+
+    return place
+
+
+def decode_placement(
+    mesh: Mesh, kv_heads: int, tied: bool, split_head: bool = False
+) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
+    """`placement` for decoding: the Domino head whole on every device, and an embedding that is no lm_head too.
+
+    A collective for each drafted token costs more than the head's split saves where devices answer slowly (DESIGN §6).
+    A tied embedding stays split, for the lm_head's sake; a gate table (decode.gate_table) then spares the head its
+    look-ups.
+
+    Args:
+        split_head: lay the head's vocabulary matrix over tensor all the same: each draft then takes two exchanges of
+            one number a device, and reads its share of the matrix (docs/benchmarks.md).
+    """
+    place, whole = placement(mesh, kv_heads), replicated(mesh)
+
+    def decode_place(path: Sequence[str], shape: Sequence[int]) -> NamedSharding:
+        alone = ("head" in path and not split_head) or ("embed_tokens" in path and not tied)
+        return whole if alone else place(path, shape)
+
+    return decode_place
+
+
+def _name(part: Any) -> str | None:
+    """The dictionary key or attribute that a step of a tree path takes."""
+    if isinstance(part, jax.tree_util.DictKey):
+        return part.key
+    return part.name if isinstance(part, jax.tree_util.GetAttrKey) else None
+
+
+def _fitting(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], kv_heads: int = 0) -> PartitionSpec:
+    spec = []
+    for axis, size in zip(axes, shape, strict=True):
+        over = LOGICAL[axis]
+        parts = int(np.prod([mesh.shape[name] for name in over]))
+        divisible = size % parts == 0 and (axis != "kv_heads" or kv_heads % parts == 0)
+        spec.append(over if over and divisible else None)
+    return PartitionSpec(*spec)
+
+
+# ------------------------------------------------------------------------------------------- inside the models
+
+
+def _mesh_shape() -> Mapping[str, int] | None:
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.size == 1 else mesh.shape
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """x laid out by logical axes, one for each of its leading dimensions; an axis that does not divide stays whole."""
+    shape = _mesh_shape()
+    if shape is None:
+        return x
+    spec = []
+    for size, axis in zip(x.shape, axes, strict=False):
+        over = LOGICAL[axis]
+        fits = over and size % int(np.prod([shape[name] for name in over])) == 0
+        spec.append(over if fits else None)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+
+def gathered(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:
+    """A module's matrix as a product uses it: whole over fsdp, split over tensor; its gradient as it is stored.
+
+    Said at the use, after the cast to the compute type, so that a bfloat16 step gathers two bytes a weight and not
+    four, and so that the compiler never moves activations to the weights instead. The gradient is scattered as it is
+    summed: a plain constraint would have it summed whole on every device.
+
+    Args:
+        kv_heads: K where the matrix makes keys or values; a tensor axis that does not divide K leaves it whole.
+    """
+    shape = _mesh_shape()
+    axes = MATRICES.get(module)
+    if shape is None or axes is None:
+        return matrix
+    whole = ["kv_heads"] if kv_heads is not None and kv_heads % shape["tensor"] else []
+    stored = tuple(None if axis in whole else axis for axis in axes)
+    return _relaid(matrix, tuple(None if axis == "width" else axis for axis in stored), stored)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _relaid(matrix: jax.Array, used: tuple, stored: tuple) -> jax.Array:
+    return constrain(matrix, *used)
+
+
+def _relaid_forward(matrix, used, stored):
+    return constrain(matrix, *used), None
+
+
+def _relaid_backward(used, stored, _, gradient):
+    return (constrain(gradient, *stored),)
+
+
+_relaid.defvjp(_relaid_forward, _relaid_backward)
+
+
+# ------------------------------------------------------------------------------------------- rows and processes
+
+
+def check_rows(mesh: Mesh, batch_size: int, accumulate: int = 1) -> None:
+    """Refuses a batch whose micro-batches cannot be cut evenly over the data and fsdp axes."""
+    parts = row_shards(mesh)
+    if batch_size % (parts * accumulate):
+        micro = f" × train.accumulate {accumulate}" if accumulate > 1 else ""
+        raise DominoError(
+            f"train.batch_size {batch_size} cannot be cut into mesh.data × mesh.fsdp = {parts} parts{micro}; "
+            f"make it a multiple of {parts * accumulate}."
+        )
+
+
+def process_rows(mesh: Mesh, batch_size: int) -> slice:
+    """The rows of the global batch that this process supplies: one stretch, the same for processes that share rows.
+
+    Raises:
+        DominoError: its devices hold rows that do not lie together.
+    """
+    shards = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    spans = sorted({index[0].indices(batch_size)[:2] for index in shards})
+    start, stop = spans[0][0], spans[-1][1]
+    if sum(end - begin for begin, end in spans) != stop - start:
+        raise DominoError(
+            f"the devices of this process hold the rows {spans} of a batch, which is no one stretch; "
+            "let mesh.tensor × mesh.fsdp be a multiple, or a divisor, of the devices of a process."
+        )
+    return slice(start, stop)
+
+
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """Host values, the same in every process, as arrays that lie whole on every device; what is on the mesh stays."""
+    place = replicated(mesh)
+
+    def put(leaf: Any) -> Any:
+        there = isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
+        return leaf if there else jax.device_put(leaf, place)
+
+    return jax.tree.map(put, tree)
+
+
+def decode_layout(mesh: Mesh, state: Any) -> Any:
+    """Where the arrays of a decoding state lie: caches [B, K, S, H] by rows and heads, what the host reads whole.
+
+    Args:
+        state: a tree whose leaves have a .shape.
+    """
+
+    def place(leaf: Any) -> NamedSharding:
+        axes = ("batch", "kv_heads", None, None) if len(leaf.shape) == 4 else (None,) * len(leaf.shape)
+        return NamedSharding(mesh, _fitting(mesh, axes, leaf.shape))
+
+    return jax.tree.map(place, state)
+
+
+def global_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """This process' rows of every array as parts of global arrays that lie over the mesh."""
+    sharding = batch_sharding(mesh)
+    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

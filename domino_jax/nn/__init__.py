@@ -1,1 +1,0 @@
-"""Layers that the target and the drafter share."""

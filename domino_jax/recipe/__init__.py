@@ -1,0 +1,1 @@
+"""Flags and recipes to checked values and the objects of a run."""

@@ -1,0 +1,190 @@
+"""From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from domino_jax.data.chat import encode_prompt
+from domino_jax.data.held_out import SHARE
+from domino_jax.data.prompts import read_prompts
+from domino_jax.data.rows import TrainingRows
+from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.propose import DraftSettings
+from domino_jax.drafters.drafter import Drafter, DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.recipe.checks import shifts_labels
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.training.curriculum import lambda_base
+from domino_jax.training.evaluate import DecodedEvaluation
+from domino_jax.training.evaluation_layout import EvaluationLayout
+from domino_jax.training.losses import LossSettings
+from domino_jax.training.optimizer import learning_rate, make_optimizer
+from domino_jax.training.preflight import Plan
+from domino_jax.training.state import init_state
+from domino_jax.training.step import make_train_step
+from domino_jax.weights.loading import LoadedTarget
+
+MASK_TOKEN = "<|mask|>"
+
+
+def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int) -> DrafterConfig:
+    """A drafter of the recipe's drafter section with the target's widths."""
+    head = {
+        "pure_draft_prefix_len": choices.pure_draft_prefix_len,
+        "emb_dim": choices.emb_dim,
+        "gru_hidden_dim": choices.gru_hidden_dim,
+    }
+    return DrafterConfig.for_target(
+        target,
+        num_layers=choices.num_layers,
+        target_layer_ids=choices.target_layer_ids,
+        block_size=choices.block_size,
+        mask_token_id=mask_token_id,
+        projector=choices.projector,
+        shift_label=shifts_labels(choices),
+        **(head if choices.projector == "domino" else {}),
+    )
+
+
+def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
+    """The recipe's id, else the tokenizer's <|mask|>, else the first row past the tokenizer (CONTRACT §1.1)."""
+    rows = loaded.model.config.vocab_size
+    if chosen is None:
+        if loaded.tokenizer is None:
+            raise DominoError(
+                f"{loaded.path} has no tokenizer to find a mask token in; set "
+                f"--config.drafter.mask_token_id (below {rows})."
+            )
+        chosen = loaded.tokenizer.get_vocab().get(MASK_TOKEN, len(loaded.tokenizer))
+    if not 0 <= chosen < rows:
+        raise DominoError(
+            f"the mask token id {chosen} is no row of the target's {rows}-row embedding; set "
+            f"--config.drafter.mask_token_id."
+        )
+    return chosen
+
+
+def drafter_of(config: DrafterConfig, train) -> Drafter:
+    """The drafter as it trains: compute type and slices of the recipe's train section."""
+    return Drafter(config, np.dtype(train.dtype), train.attention_slice_blocks, train.remat)
+
+
+def optimizer_of(train) -> optax.GradientTransformation:
+    return make_optimizer(
+        train.optimizer,
+        b1=train.b1,
+        b2=train.b2,
+        eps=train.eps,
+        weight_decay=train.weight_decay,
+        clip_norm=train.clip_norm,
+    )
+
+
+def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation, mesh: Mesh):
+    """(jitted run key → TrainState laid over the mesh, the shapes of that state with their shardings)."""
+
+    def make(key: jax.Array):
+        return init_state(drafter, optimizer, key, with_ema=train.ema_decay > 0)
+
+    shapes = jax.eval_shape(make, jax.random.key(0))
+    places = sharding.param_shardings(mesh, shapes, drafter.config.num_key_value_heads)
+    shapes = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
+    return jax.jit(make, out_shardings=places), shapes
+
+
+def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh, state_shapes: Any):
+    """The jitted step of the recipe's train section; `state_shapes` from state_maker."""
+    settings = LossSettings(
+        gamma=None if math.isinf(train.gamma) else train.gamma,
+        contiguous=train.contiguous_labels,
+        dpace_alpha=train.dpace_alpha,
+        distill=train.distill,
+        slice_blocks=train.loss_slice_blocks,
+    )
+    places = jax.tree.map(lambda x: x.sharding, state_shapes)
+    return make_train_step(
+        target,
+        drafter,
+        optimizer,
+        num_anchors=train.num_anchors,
+        learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
+        curriculum=lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio),
+        settings=settings,
+        accumulate=train.accumulate,
+        ema_decay=train.ema_decay,
+        shardings=(places, sharding.replicated(mesh)),
+    )
+
+
+def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Mesh) -> EvaluationLayout:
+    """Where weights are placed while the recipe's evaluation runs; `mesh` is the training step's."""
+    return EvaluationLayout(mesh, target, drafter, config.eval.tensor, config.decode.mesh.split_head)
+
+
+def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
+    """Greedy decoding as evaluations do it, with as many drafts as a latency run verifies."""
+    return Generator(
+        models,
+        stop_ids=stop_ids,
+        cache_slots=config.decode.cache_length,
+        max_new_tokens=config.decode.max_new_tokens,
+        batch_size=config.eval.batch_size,
+        drafting=DraftSettings(num_drafts=config.decode.num_drafts or None),
+    )
+
+
+def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: TrainingRows) -> DecodedEvaluation:
+    """Decoding of held-out prompts, the weights placed for decoding meanwhile.
+
+    Raises:
+        DominoError, DataError: no prompts, or prompts that do not fit the cache.
+    """
+    models = Models(loaded.model, loaded.params, layout.drafter)
+    generator = evaluation_generator(config, models, loaded.stop_ids)
+    found = evaluation_rows(config, rows)
+    prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in found]
+    for row, prompt in zip(found, prompts, strict=True):
+        # Now, and not at the first evaluation after hours of training.
+        generator.check_prompt(prompt, f"prompt {row['id']}")
+    return DecodedEvaluation(generator, prompts, layout)
+
+
+def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
+    """The first eval.num_prompts rows of eval.prompts; where that is not named, held-out prompts of the data."""
+    if config.eval.prompts:
+        return read_prompts(config.eval.prompts, config.eval.num_prompts)
+    found = rows.held_out_prompts()[: config.eval.num_prompts]
+    if not found:
+        raise DataError(
+            f"{config.data.train} has {rows.num_read} rows: too few to hold any out for evaluation (one prompt in "
+            f"{SHARE}, of at most half of data.max_length {config.data.max_length}).\n"
+            "Name prompts with --config.eval.prompts=PROMPTS.jsonl, or set --config.eval.every=0."
+        )
+    return found
+
+
+def plan_of(config) -> Plan:
+    """What pre-flight wants to know of the recipe."""
+    train = config.train
+    return Plan(
+        steps=train.steps,
+        batch_size=train.batch_size,
+        max_length=config.data.max_length,
+        num_anchors=train.num_anchors,
+        layout=config.data.layout,
+        accumulate=train.accumulate,
+        loss_slice_blocks=train.loss_slice_blocks,
+        attention_slice_blocks=train.attention_slice_blocks,
+        remat=train.remat,
+        dtype=train.dtype,
+        scored_rows=config.preflight.rows,
+        low_logprob=config.preflight.low_logprob,
+        seed=config.seed,
+    )

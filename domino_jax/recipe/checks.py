@@ -1,0 +1,415 @@
+"""Recipes: reading one, every check that spans its fields, and the plain copy of it that a workdir keeps.
+
+The types of the fields are checked where they are set (ml_collections); here it is ranges and what must fit together. A
+recipe is a Python file with get_config(); a value from the command line arrives through cli.py.
+"""
+
+import importlib.machinery
+import importlib.util
+import math
+import pathlib
+import sys
+import traceback
+from collections.abc import Collection
+
+from ml_collections import config_dict
+
+from domino_jax.decoding.sampling_ranges import LARGEST, outside_range
+from domino_jax.runtime.errors import DominoError
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
+MODES = ("autoregressive", "backbone", "domino", "tree")
+PROJECTORS = ("domino", "dflash")
+OPTIMIZERS = ("adamw", "muon")
+DTYPES = ("float32", "bfloat16")
+LAYOUTS = ("pad", "pack", "buckets")
+ON_NON_FINITE = ("stop", "skip")
+PARITIES = ("near_tie", "fixed_shape")
+DRAFT_NOISES = ("shared", "own")
+MESH_AXES = ("data", "fsdp", "tensor")
+
+# What may change between a checkpoint and the run that continues it without touching the training: everything else is
+# refused (checkpoint.refuse_changes) unless --allow_config_change names it.
+FREE_TO_CHANGE = (
+    *("decode", "eval", "checkpoint", "mesh", "preflight", "drafter.path", "data.workers"),
+    *("train.log_every", "train.hang_seconds", "train.abort_on_hang", "train.profile_steps", "train.wandb"),
+    *("regenerate.batch_size", "regenerate.use_drafter"),
+)
+
+
+def load_recipe(path: str) -> config_dict.ConfigDict:
+    """The locked config of one recipe file; whatever is wrong with the file is a DominoError that names its line."""
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        raise DominoError(
+            f"--config={path}: there is no such file. The recipes lie in configs/, for example configs/tiny.py."
+        )
+    # A recipe imports its neighbours as `from configs import ...`, also when it is started from another folder.
+    folder = str(file.resolve().parent.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_loader("recipe", importlib.machinery.SourceFileLoader("recipe", str(file)))
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # a recipe is a user's program: whatever it raises is told with its line
+        raise DominoError(
+            f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {_say(error)}"
+        ) from error
+    if not isinstance(config, config_dict.ConfigDict):
+        raise DominoError(f"--config={path}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
+    return config.lock()
+
+
+def _line_of(error: Exception, file: pathlib.Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == str(file)]
+    return f"{file}:{own[-1].lineno}" if own else str(file)
+
+
+def _say(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def resolved(config: config_dict.ConfigDict) -> dict:
+    """The recipe as JSON values (tuples become lists, infinities strings): what config.json and checkpoints hold."""
+    plain = _plain(config.to_dict())
+    plain["drafter"]["shift_label"] = shifts_labels(config.drafter)
+    return plain
+
+
+def shifts_labels(drafter: config_dict.ConfigDict) -> bool:
+    """drafter.shift_label, or what public checkpoints of its projector have: servers take plain DFlash as unshifted."""
+    return drafter.projector == "domino" if drafter.shift_label is None else drafter.shift_label
+
+
+def portable(text: str) -> str:
+    """Paths inside the checkout as ./…: it may lie elsewhere when a run goes on or a decoding is shown again."""
+    return text.replace(f"{ROOT}/", "./")
+
+
+def _plain(value):
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
+    if isinstance(value, str):
+        return portable(value)
+    return value
+
+
+def check(config: config_dict.ConfigDict, command: str) -> None:
+    """Refuse a recipe whose values are out of range or do not fit together, before anything is loaded.
+
+    Args:
+      config: the recipe with the command line's values in it.
+      command: train, decode or regenerate; what only one of them reads is asked for by that one alone.
+    """
+    _check_integers(config)
+    _check_model(config)
+    _check_data(config)
+    _check_train(config)
+    _check_decode(config.decode)
+    _check_regenerate(config)
+    _check_mesh("mesh", config.mesh, MESH_AXES)
+    if command == "train":
+        _check_train_needs(config)
+
+
+def _check_integers(config, above: str = "") -> None:
+    """Every integer fits the int32 that arrays count with on a device; seeds among them."""
+    for name, value in config.items():
+        key = f"{above}{name}"
+        if isinstance(value, config_dict.ConfigDict):
+            _check_integers(value, f"{key}.")
+        elif isinstance(value, int):
+            _require(abs(value) <= LARGEST, key, value, f"no device counts so far; give {LARGEST} or less")
+
+
+def _require(fine: bool, key: str, value, change: str) -> None:
+    if not fine:
+        raise DominoError(f"config.{key} is {value!r}: {change}.")
+
+
+def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
+    _require(value in allowed, key, value, f"set --config.{key} to one of {', '.join(allowed)}")
+
+
+def _at_least(key: str, value: int, least: int, why: str) -> None:
+    _require(value >= least, key, value, f"{why}; set --config.{key} to {least} or more")
+
+
+def _positive(key: str, value: float) -> None:
+    _require(0 < value < math.inf, key, value, f"set --config.{key} to a finite number above 0")
+
+
+def _within(key: str, value: float, low: float, high: float, open_end: bool = False) -> None:
+    fine = low <= value < high if open_end else low <= value <= high
+    bounds = f"{low:g} or more and below {high:g}" if open_end else f"between {low:g} and {high:g}"
+    _require(fine, key, value, f"set --config.{key} to a number {bounds}")
+
+
+def _check_model(config) -> None:
+    drafter = config.drafter
+    _require(bool(config.target.path), "target.path", config.target.path, "name the target's folder or hub id")
+    _one_of("target.dtype", config.target.dtype, DTYPES)
+    _one_of("drafter.projector", drafter.projector, PROJECTORS)
+    _at_least("drafter.num_layers", drafter.num_layers, 1, "a drafter has at least one layer")
+    _at_least("drafter.block_size", drafter.block_size, 2, "a block holds the anchor and at least one mask")
+    _at_least("drafter.gru_hidden_dim", drafter.gru_hidden_dim, 1, "the head's state needs a width")
+    _at_least("drafter.emb_dim", drafter.emb_dim, 1, "the head's residual needs a rank")
+    _at_least("drafter.pure_draft_prefix_len", drafter.pure_draft_prefix_len, 0, "it counts slots")
+    # The first slot that the head corrects has to lie in the block (CONTRACT §1.3.7).
+    shifted = shifts_labels(drafter)
+    suffix_start = drafter.pure_draft_prefix_len + (0 if shifted else 1)
+    _require(
+        drafter.projector != "domino" or suffix_start < drafter.block_size,
+        "drafter.pure_draft_prefix_len",
+        drafter.pure_draft_prefix_len,
+        f"with drafter.block_size {drafter.block_size} and shift_label {shifted} the head would correct no"
+        " slot; make the prefix shorter or the block longer",
+    )
+    if drafter.target_layer_ids is not None:
+        _check_layer_ids(drafter.target_layer_ids)
+    if drafter.mask_token_id is not None:
+        _at_least("drafter.mask_token_id", drafter.mask_token_id, 0, "it is a row of the embedding")
+
+
+def _check_layer_ids(ids: tuple) -> None:
+    whole = all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids)
+    _require(
+        bool(ids) and whole and len(set(ids)) == len(ids),
+        "drafter.target_layer_ids",
+        ids,
+        "list different layers of the target, counted from 0, or leave it out for the public rule",
+    )
+
+
+def _check_data(config) -> None:
+    data = config.data
+    _at_least("data.max_length", data.max_length, 2, "a row needs an anchor and a token behind it")
+    _one_of("data.layout", data.layout, LAYOUTS)
+    if data.layout == "buckets":
+        buckets = data.buckets
+        _require(
+            bool(buckets) and list(buckets) == sorted(set(buckets)) and buckets[-1] == data.max_length,
+            "data.buckets",
+            buckets,
+            f"list rising lengths that end with data.max_length {data.max_length}",
+        )
+        _at_least("data.buckets", buckets[0], 2, "a row needs an anchor and a token behind it")
+    _at_least("data.window", data.window, 1, "it counts rows")
+    _at_least("data.held_out", data.held_out, 0, "0 is none")
+    _at_least("data.workers", data.workers, 0, "0 is no process of its own")
+    _at_least("preflight.rows", config.preflight.rows, 0, "0 is none")
+    _require(config.preflight.low_logprob <= 0, "preflight.low_logprob", config.preflight.low_logprob, "set it below 0")
+
+
+def _check_train(config) -> None:
+    train = config.train
+    _at_least("train.steps", train.steps, 1, "a run takes at least one step")
+    _at_least("train.batch_size", train.batch_size, 1, "a step needs at least one row")
+    _at_least("train.log_every", train.log_every, 1, "it counts steps")
+    _at_least("train.num_anchors", train.num_anchors, 1, "a row needs at least one anchor")
+    _require(
+        train.num_anchors < config.data.max_length,
+        "train.num_anchors",
+        train.num_anchors,
+        f"a row of data.max_length {config.data.max_length} has one anchor less than tokens; lower the one "
+        "or raise the other",
+    )
+    for key in ("loss_slice_blocks", "attention_slice_blocks"):
+        _at_least(f"train.{key}", train[key], 1, "a slice holds at least one block")
+    _require(
+        train.accumulate >= 1 and train.batch_size % train.accumulate == 0,
+        "train.accumulate",
+        train.accumulate,
+        f"it has to divide train.batch_size {train.batch_size}",
+    )
+    _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
+    _within("train.lambda_start", train.lambda_start, 0, 1)
+    _require(
+        train.lambda_decay_ratio >= 0, "train.lambda_decay_ratio", train.lambda_decay_ratio, "set it to 0 or above"
+    )
+    if train.dpace_alpha is not None:
+        _within("train.dpace_alpha", train.dpace_alpha, 0, 1)
+    _within("train.distill", train.distill, 0, 1)
+    _one_of("train.optimizer", train.optimizer, OPTIMIZERS)
+    _positive("train.learning_rate", train.learning_rate)
+    _within("train.warmup_ratio", train.warmup_ratio, 0, 1, open_end=True)
+    _positive("train.clip_norm", train.clip_norm)
+    _within("train.weight_decay", train.weight_decay, 0, 1)
+    _within("train.b1", train.b1, 0, 1, open_end=True)
+    _within("train.b2", train.b2, 0, 1, open_end=True)
+    _positive("train.eps", train.eps)
+    _one_of("train.dtype", train.dtype, DTYPES)
+    _within("train.ema_decay", train.ema_decay, 0, 1, open_end=True)
+    _one_of("train.non_finite", train.non_finite, ON_NON_FINITE)
+    _within("train.hang_seconds", train.hang_seconds, 0, math.inf)
+    steps = train.profile_steps
+    _require(
+        not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]),
+        "train.profile_steps",
+        steps,
+        'give the first and the last step, as --config.train.profile_steps="(10,15)"',
+    )
+    _check_evaluation(config)
+
+
+def _check_evaluation(config) -> None:
+    _at_least("seed", config.seed, 0, "a seed is not negative")
+    _at_least("checkpoint.every", config.checkpoint.every, 1, "it counts steps")
+    _at_least("checkpoint.keep", config.checkpoint.keep, 1, "the newest checkpoint must stay")
+    _at_least("checkpoint.keep_every", config.checkpoint.keep_every, 0, "0 is off")
+    _at_least("eval.every", config.eval.every, 0, "0 is off")
+    _at_least("eval.batch_size", config.eval.batch_size, 1, "a batch has at least one row")
+    _at_least("eval.tensor", config.eval.tensor, 0, "0 is as many devices as the key/value heads allow")
+    _at_least("eval.num_prompts", config.eval.num_prompts, 1, "it counts prompts")
+
+
+def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
+    found = outside_range(values.temperature, values.top_k, values.top_p, min_p)
+    if found:
+        name, value, change = found
+        _require(False, f"{section}.{name}", value, change)
+    _at_least(f"{section}.seed", values.seed, 0, "a seed is not negative")
+    _at_least(f"{section}.batch_size", values.batch_size, 1, "a batch has at least one row")
+    _at_least(f"{section}.max_new_tokens", values.max_new_tokens, 1, "there is nothing to generate")
+
+
+def _check_decode(decode) -> None:
+    modes = decode.modes
+    known = all(mode in MODES for mode in modes)
+    _require(
+        bool(modes) and known and len(set(modes)) == len(modes),
+        "decode.modes",
+        modes,
+        f"list some of {', '.join(MODES)}, each once, as --config.decode.modes=\"('autoregressive','domino')\"",
+    )
+    _check_sampling("decode", decode, decode.min_p)
+    _at_least("decode.num_prompts", decode.num_prompts, 0, "0 is all rows")
+    _at_least("decode.cores", decode.cores, 0, "0 is all of them")
+    _one_of("decode.dtype", decode.dtype, DTYPES)
+    _require(
+        decode.cache_length > decode.max_new_tokens,
+        "decode.cache_length",
+        decode.cache_length,
+        f"it holds the prompt and decode.max_new_tokens {decode.max_new_tokens}; make it larger or generate "
+        "fewer tokens",
+    )
+    _check_drafting(decode)
+    ids = decode.stop_ids
+    fine = all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids)
+    _require(fine, "decode.stop_ids", ids, 'list token ids, as --config.decode.stop_ids="(1,2)"')
+
+
+def _check_drafting(decode) -> None:
+    for key, scale in (("draft_scale", decode.draft_scale), ("tree.draft_scale", decode.tree.draft_scale)):
+        _require(scale is None or scale > 0, f"decode.{key}", scale, "set it above 0; inf drafts without noise")
+    _one_of("decode.draft_noise", decode.draft_noise, DRAFT_NOISES)
+    _one_of("decode.parity", decode.parity, PARITIES)
+    _require(
+        decode.parity == "near_tie" or bool(set(decode.modes) - {"autoregressive"}),
+        "decode.parity",
+        decode.parity,
+        "it gives plain decoding the width of a draft block, and decode.modes drafts nothing; add a mode that does",
+    )
+    _require(
+        decode.block_size == 0 or decode.block_size >= 2, "decode.block_size", decode.block_size, "0 or 2 and more"
+    )
+    _at_least("decode.num_drafts", decode.num_drafts, 0, "0 is as many as the block gives")
+    _at_least("decode.chunk_rounds", decode.chunk_rounds, 1, "it counts rounds")
+    tau = decode.simulate_tau
+    _require(tau == 0 or 1 <= tau < math.inf, "decode.simulate_tau", tau, "0 is off; a round emits 1 token or more")
+    sizes = decode.concurrency
+    fine = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
+    _require(fine, "decode.concurrency", sizes, 'list batch sizes, as --config.decode.concurrency="(1,8,32)"')
+    for key in ("tasks", "compare"):
+        fine = all(isinstance(entry, str) and entry for entry in decode[key])
+        _require(fine, f"decode.{key}", decode[key], f"list texts, as --config.decode.{key}=\"('NAME',)\"")
+    _check_mesh("decode.mesh", decode.mesh, ("data", "tensor"))
+    _check_tree(decode)
+
+
+def _check_tree(decode) -> None:
+    tree = decode.tree
+    _at_least("decode.tree.nodes", tree.nodes, 2, "the anchor and at least one draft are needed")
+    _at_least("decode.tree.candidates", tree.candidates, 1, "a depth offers at least one token")
+    _at_least("decode.tree.depth", tree.depth, 0, "0 is as deep as a chain")
+    fine = 1 <= tree.lanes <= tree.candidates
+    why = f"give 1 (a chain) to decode.tree.candidates {tree.candidates}, which are all the paths at depth 1"
+    _require(fine, "decode.tree.lanes", tree.lanes, why)
+    _require(-math.inf < tree.beta <= 0, "decode.tree.beta", tree.beta, "give 0 or a finite number below")
+    _positive("decode.tree.temperature", tree.temperature)
+    _positive("decode.tree.spread", tree.spread)
+    if "tree" not in decode.modes:
+        return
+    _require(
+        decode.parity != "fixed_shape",
+        "decode.parity",
+        decode.parity,
+        "it is a promise for chains, the siblings of a tree change the order of its sums; set it to near_tie, or take "
+        "tree out of decode.modes",
+    )
+    _require(
+        decode.cache_length > decode.max_new_tokens + tree.nodes,
+        "decode.tree.nodes",
+        tree.nodes,
+        f"behind a prompt and decode.max_new_tokens {decode.max_new_tokens} a decode.cache_length of "
+        f"{decode.cache_length} has no room for them; raise it or use fewer nodes",
+    )
+
+
+def _check_regenerate(config) -> None:
+    _check_sampling("regenerate", config.regenerate)
+    _at_least("regenerate.num_prompts", config.regenerate.num_prompts, 0, "0 is all rows")
+
+
+def _check_mesh(section: str, mesh, axes: Collection[str]) -> None:
+    for axis in axes:
+        size = mesh[axis]
+        _require(size >= 1 or size == -1, f"{section}.{axis}", size, "give a number of devices, or -1 for the rest")
+    rest = [axis for axis in axes if mesh[axis] == -1]
+    _require(len(rest) <= 1, section, rest, "only one axis can be -1 (the rest of the devices)")
+
+
+def _check_train_needs(config) -> None:
+    _require(
+        bool(config.data.train),
+        "data.train",
+        config.data.train,
+        "name the training rows, as --config.data.train=ROWS.jsonl",
+    )
+    judged = config.eval.every > 0 and not config.data.held_out
+    _require(
+        bool(config.eval.prompts) or not (judged or config.eval.final),
+        "eval.prompts",
+        config.eval.prompts,
+        f"eval.every {config.eval.every} and eval.final {config.eval.final} ask for held-out prompts; name them with "
+        "--config.eval.prompts=PROMPTS.jsonl, or turn both off (eval.every alone can do with data.held_out)",
+    )
+    if config.eval.final:
+        _check_final_decoding(config.drafter, config.decode)
+
+
+def _check_final_decoding(drafter, decode) -> None:
+    """What the final decoding would otherwise refuse when the training is over."""
+    why = "it has no head for the mode domino of the final decoding; take domino out of decode.modes"
+    headed = drafter.projector == "domino" or "domino" not in decode.modes
+    _require(headed, "drafter.projector", drafter.projector, why)
+    drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
+    why = f"drafter.block_size {drafter.block_size} gives {drafts} drafts; lower it, or set 0"
+    drafting, tree = set(decode.modes) - {"autoregressive"}, decode.tree
+    _require(not drafting or decode.num_drafts <= drafts, "decode.num_drafts", decode.num_drafts, why)
+    if "tree" in drafting:
+        _require(tree.depth <= drafts, "decode.tree.depth", tree.depth, why)
+        most = (tree.depth or decode.num_drafts or drafts) * tree.lanes + 1
+        why = f"{tree.lanes} lanes, each as deep as it may be, and the anchor are {most}; lower it or raise the lanes"
+        _require(tree.nodes <= most, "decode.tree.nodes", tree.nodes, why)

@@ -1,0 +1,300 @@
+"""The one place where a command line becomes values, and a user's mistake becomes a message and an exit code.
+
+Each command ends with
+
+    if __name__ == "__main__":
+        cli.run(main, required=("config", "workdir"), optional=("allow_config_change",))
+
+and takes one argument, the Flags. Nothing here touches a device: a misspelt flag is told before jax starts.
+
+What happens from outside has one rule for all commands. Ctrl-C leaves with 130. A standard output or standard error
+whose reader is gone (a closed pipe or terminal) loses its text and nothing else. A disk that is full or read-only is
+one sentence (errors.py). SIGTERM and SIGHUP end a command at once; those that save leave with 42 (preemption.py).
+"""
+
+import dataclasses
+import difflib
+import errno
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags as absl_flags
+from ml_collections import config_dict, config_flags
+
+import domino_jax
+from domino_jax.recipe import checks as recipes
+from domino_jax.runtime import remote
+from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
+
+HELP = {
+    "config": "recipe file, for example configs/tiny.py; --config.SECTION.KEY=VALUE changes one value of it",
+    "workdir": "folder of one training run",
+    "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
+    "prompt": "one prompt, given here",
+    "output": "file or folder to write",
+    "format": "serving (default: what SGLang and vLLM open) or specforge (what SpecForge's training continues from)",
+    "interactive": "chat at the terminal, text shown as it comes",
+    "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
+    "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
+    "dry_run": "compile the step from shapes alone, print its memory and cost, train nothing",
+    "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
+}
+LONGEST_LINE = 1_000  # characters of an error message
+LISTS = ("allow_config_change",)
+BOOLEANS = ("dry_run", "interactive")
+NOT_READ = ("config", "prompt", "output")  # flags whose text is no address to read from
+# Where it was never imported no process is connected, and importing it here would start jax.
+DISTRIBUTED = "domino_jax.runtime.distributed"
+# The formats are those of drafter.formats (a test holds them together): importing that one would start jax.
+CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """What was given on the command line; None (or empty) where a flag was not."""
+
+    config: config_dict.ConfigDict | None = None
+    workdir: str | None = None
+    prompts: str | None = None
+    prompt: str | None = None
+    output: str | None = None
+    format: str = "serving"
+    allow_config_change: tuple[str, ...] = ()
+    distributed: str = "auto"
+    interactive: bool = False
+    dry_run: bool = False
+    topology: str | None = None
+
+
+def run(
+    main: Callable[[Flags], int | None],
+    required: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    argv: Sequence[str] | None = None,
+    writes: Sequence[str] = (),
+) -> None:
+    """Parse, call main and leave with its exit code: 0 done, a DominoError's own code, 130 after Ctrl-C.
+
+    A full disk is exit code 3, and a file that may not be written is 2, wherever the error comes from.
+
+    The processes of one run leave together when main returns, and each by itself when it fails (distributed.py).
+    An exception that is no DominoError is a bug of ours and keeps its traceback.
+
+    Args:
+      main: the command; what it returns is the exit code, None being 0.
+      required: flags that must be given.
+      optional: flags the command also reads; any other is unknown to it.
+      argv: the program's name and its arguments, sys.argv by default.
+      writes: flags that name a folder to write to; one in a bucket is tried before main.
+    """
+    command = sys.stdout is sys.__stdout__  # not so in a test or a notebook that calls run()
+    place, error, done = "a file", None, False
+    try:
+        if command:
+            _take_signals_and_streams()
+        flags = parse(sys.argv if argv is None else argv, required, optional)
+        check_addresses(flags, writes)
+        place = flags.output or flags.workdir or place
+        code = main(flags) or 0
+        if DISTRIBUTED in sys.modules:
+            sys.modules[DISTRIBUTED].shutdown()
+        done = True
+    except DominoError as refusal:
+        code, error = _report(refusal), refusal
+    except KeyboardInterrupt as interrupt:
+        code, error = 130, interrupt
+    except OSError as failure:
+        if failure.errno not in FULL + REFUSED:
+            raise
+        code, error = _report(unwritable(failure.filename or place, failure)), failure
+    if command:
+        # Ctrl-C while threads and libraries end must not replace the code by a traceback.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+    if not done and DISTRIBUTED in sys.modules:
+        sys.modules[DISTRIBUTED].leave(code, error)
+    sys.exit(code)
+
+
+def _report(error: DominoError) -> int:
+    # Names and values in a message may come out of a file: none may fill the terminal or command it.
+    lines = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in str(error).split("\n")]
+    text = "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
+    print(f"error: {text}", file=sys.stderr)
+    return error.exit_code
+
+
+def _take_signals_and_streams() -> None:
+    if signal.getsignal(signal.SIGINT) is domino_jax.leave_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.stdout is not None:
+        sys.stdout = _lasting(sys.stdout)
+    if sys.stderr is not None:
+        sys.stderr = _lasting(sys.stderr)
+
+
+def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, which goes on when nobody reads it any more."""
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_LastingFile(stream.fileno(), "wb", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _LastingFile(io.FileIO):
+    """A standard stream: what it cannot take is dropped, as the files of a run hold everything that matters."""
+
+    def write(self, data: bytes) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno in (errno.EPIPE, errno.EIO):  # a closed pipe, a closed terminal: for good
+                with open(os.devnull, "wb") as nothing:
+                    os.dup2(nothing.fileno(), self.fileno())
+            return len(data)
+
+
+def check_addresses(flags: Flags, writes: Sequence[str]) -> None:
+    """Refuses a bucket (gs://) among the flags and in the recipe that cannot be reached, before anything is loaded."""
+    values = {
+        field.name: getattr(flags, field.name) for field in dataclasses.fields(flags) if field.name not in NOT_READ
+    }
+    recipe = flags.config.to_dict() if flags.config is not None else {}
+    written = [name for flag in writes for name in remote.addresses(getattr(flags, flag))]
+    remote.check(remote.addresses([recipe, values]), written)
+
+
+def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> Flags:
+    """The flags of one command line; a mistake in it is a DominoError."""
+    names = (*required, *optional)
+    values = absl_flags.FlagValues()
+    values.set_gnu_getopt(True)
+    absl_flags.DEFINE_boolean("help", False, "show the flags", flag_values=values)
+    for name in names:
+        if name != "config":
+            _define(name, values)
+    argv = list(argv)
+    if "config" in names:
+        argv = _define_config(argv, values)
+    try:
+        rest = values(argv)
+    except absl_flags.Error as error:
+        raise DominoError(_explain(str(error), values)) from error
+    if values.help:
+        _print_help(names, required)
+        sys.exit(0)
+    if len(rest) > 1:
+        raise DominoError(
+            f"{rest[1]!r} is not a flag: every argument starts with --, as --{(names or ('config',))[0]}=VALUE."
+        )
+    _check_required(values, required)
+    if "topology" in names and values.topology and not values.dry_run:
+        raise DominoError(f"--topology={values.topology} is for --dry_run alone: add --dry_run or take it out.")
+    # Grain's worker processes look at absl's own flags and refuse to start before those were parsed.
+    absl_flags.FLAGS.mark_as_parsed()
+    given = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
+    given |= {name: tuple(given[name]) for name in LISTS if name in given}
+    return Flags(**given)
+
+
+def _define(name: str, values: absl_flags.FlagValues) -> None:
+    if name in CHOICES:
+        absl_flags.DEFINE_enum(name, None, CHOICES[name], HELP[name], flag_values=values)
+    else:
+        define = absl_flags.DEFINE_list if name in LISTS else absl_flags.DEFINE_string
+        define = absl_flags.DEFINE_boolean if name in BOOLEANS else define
+        define(name, None, HELP[name], flag_values=values)
+
+
+def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
+    """Load the recipe that argv names and define a typed flag for each override; returns argv without --config."""
+    path, argv = _take_config(argv)
+    if path is None:
+        return argv
+    config = recipes.load_recipe(path)
+    for argument in argv[1:]:
+        key = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=.*)?", argument, re.DOTALL)
+        if key:
+            _check_key(config, key[1], path)
+    config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
+    return argv
+
+
+def _check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
+    """Refuse a dotted key that names no value of the recipe, with the nearest one that does."""
+    section, names = config, key.split(".")
+    for depth, name in enumerate(names):
+        above = ".".join(["config", *names[:depth]])
+        if not isinstance(section, config_dict.ConfigDict):
+            raise DominoError(f"--config.{key}: {above} is a value of {recipe}, not a section.")
+        if name not in section:
+            near = difflib.get_close_matches(name, list(section), n=1)
+            hint = f'Did you mean "{near[0]}"?' if near else f"It has {', '.join(sorted(section))}."
+            raise DominoError(f'--config.{key}: {above} in {recipe} has no "{name}". {hint}')
+        section = section[name]
+    if isinstance(section, config_dict.ConfigDict):
+        raise DominoError(
+            f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(section))}."
+        )
+
+
+def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    path, rest, index = None, argv[:1], 1
+    while index < len(argv):
+        argument = argv[index]
+        index += 1
+        if argument in ("--config", "-config"):
+            if index == len(argv) or argv[index].startswith("-"):
+                raise DominoError("--config needs a recipe, as --config=configs/tiny.py.")
+            path = argv[index]
+            index += 1
+        elif argument.startswith(("--config=", "-config=")):
+            path = argument.split("=", 1)[1]
+        elif argument == "--":
+            return path, rest + argv[index - 1 :]
+        else:
+            rest.append(argument)
+    return path, rest
+
+
+def _explain(message: str, values: absl_flags.FlagValues) -> str:
+    """absl's sentence in terms of this command: the kind of value a key takes, the nearest flag there is."""
+    refused = re.match(r"flag --((config\.)?[^=]+)=(.*?): ", message, re.DOTALL)
+    if refused:
+        if refused[1] in CHOICES:
+            return f"--{refused[1]}={refused[3]}: set it to one of {', '.join(CHOICES[refused[1]])}."
+        if not refused[2]:
+            return f"--{refused[1]}={refused[3]}: give --{refused[1]} or --no{refused[1]}, without a value."
+        kind = values[refused[1]].parser.flag_type()
+        return f"--{refused[1]}={refused[3]}: the value is not of the kind {kind} that the recipe has there."
+    unknown = re.match(r"Unknown command line flag '(.*?)'", message)
+    if not unknown:
+        return f"{message}."
+    name = unknown[1]
+    if name.startswith("config."):
+        return f"--{name} is given without a recipe: add --config=configs/tiny.py or another."
+    known = sorted(flag for flag in [*values, "config"] if "." not in flag)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean --{near[0]}?" if near else f"This command knows {', '.join(f'--{flag}' for flag in known)}."
+    return f"unknown flag --{name}. {hint}"
+
+
+def _check_required(values: absl_flags.FlagValues, required: Sequence[str]) -> None:
+    missing = [name for name in required if name not in values or not values[name].value]
+    if missing:
+        name = missing[0]
+        raise DominoError(f"--{name} is missing ({HELP[name]}); needed: {', '.join(f'--{flag}' for flag in required)}.")
+
+
+def _print_help(names: Sequence[str], required: Sequence[str]) -> None:
+    print((sys.modules["__main__"].__doc__ or "").strip())
+    print("\nFlags:")
+    for name in names:
+        print(f"  --{name}{'' if name in required else ' (optional)'}: {HELP[name]}")

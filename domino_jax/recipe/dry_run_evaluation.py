@@ -1,0 +1,138 @@
+"""What an evaluation while training needs: its programs compiled from shapes, on the layout that they decode with."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from domino_jax.decoding.generate import BASELINE, Generator
+from domino_jax.decoding.loop import prefill
+from domino_jax.decoding.sampling import request_keys
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.pair import Models
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3
+from domino_jax.recipe import builders
+from domino_jax.training import compiled, hbm_traffic, topologies
+from domino_jax.training.console import say_bytes
+from domino_jax.training.estimates import device_bytes
+
+# Tokens that a drafted round is taken to emit where rounds are counted: a drafter that is half trained.
+ASSUMED_TAU = 3.0
+PREFILL = "prefill"
+MODES = (BASELINE, "backbone", "domino")  # of an evaluation; the last one of drafters with a head
+
+
+def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, state: Any, params: Any) -> dict[str, Any]:
+    """What dry_run.json holds under "evaluation", but for the figures of a known chip (`on_chip`).
+
+    Args:
+        mesh, state, params: of the training step; shapes with their shardings.
+    """
+    layout = builders.evaluation_layout_of(config, target.config, drafter, mesh)
+    placed = layout.target_params(params), layout.drafter_params(state.best_params)
+    generator = builders.evaluation_generator(config, Models(target, placed[0], layout.drafter, placed[1]), ())
+    with jax.set_mesh(layout.mesh):
+        programs = compile_programs(generator, layout.mesh)
+    memory = {mode: compiled.memory(program) for mode, program in programs.items()}
+    texts = {mode: program.as_text() for mode, program in programs.items()}
+    # The training state and the target as the step wants it stay where they are.
+    resident = device_bytes((params, state))
+    rounds = {mode: text for mode, text in texts.items() if mode != PREFILL}
+    return {
+        "mesh": dict(layout.mesh.shape),
+        "batch_size": config.eval.batch_size,
+        "num_prompts": config.eval.num_prompts,
+        "max_new_tokens": config.decode.max_new_tokens,
+        "target_bytes_per_chip": device_bytes(placed[0]),
+        "drafter_bytes_per_chip": device_bytes(placed[1]),
+        "resident_bytes_per_chip": resident,
+        "temporary_bytes_per_chip": max(entry["temporary"] for entry in memory.values()),
+        "peak_bytes_per_chip": resident + max(entry["peak"] for entry in memory.values()),
+        "bytes_per_round": {mode: hbm_traffic.traffic(text) for mode, text in rounds.items()},
+        "weight_gathers_in_loop": sum(weight_gathers(text, placed) for text in rounds.values()),
+        "collectives": {mode: compiled.collectives(text) for mode, text in texts.items()},
+    }
+
+
+def compile_programs(generator: Generator, mesh: Mesh) -> dict[str, jax.stages.Compiled]:
+    """mode → the program of its rounds, and PREFILL, of the longest prompts that fit the cache."""
+    rows = generator.batch_size
+    longest = generator.cache_slots - generator.max_new_tokens - generator.block_rows()
+
+    def whole(shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
+
+    keys = jax.eval_shape(lambda: request_keys(np.zeros(rows, np.int32), np.zeros(rows, np.int32))).dtype
+    prompts, numbers, stop_ids = whole((rows, generator.bucket(longest))), whole((rows,)), whole((1,))
+    start = (generator.models, prompts, numbers, numbers, whole((rows,), keys), stop_ids)
+
+    def begin(*arguments):
+        sizes = {"cache_slots": generator.cache_slots, "buffer": generator.max_new_tokens}
+        return prefill(*arguments, **sizes, sampling=generator.sampling)
+
+    state = jax.eval_shape(begin, *start)
+    places = sharding.decode_layout(mesh, state)
+    state = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state, places)
+    modes = MODES if generator.models.drafter.config.has_head else MODES[:2]
+    made = {PREFILL: jax.jit(begin, out_shardings=places).lower(*start).compile()}
+    for mode in modes:
+        program = jax.jit(generator.rounds(mode), donate_argnums=(1,), out_shardings=places)
+        made[mode] = program.lower(generator.models, state, stop_ids, whole(()), whole(())).compile()
+    return made
+
+
+def weight_gathers(text: str, params: Any) -> int:
+    """How many all-gathers in loop bodies give a whole matrix of the parameters, in either order of its axes."""
+    matrices = {tuple(sorted(leaf.shape)) for leaf in jax.tree.leaves(params) if len(leaf.shape) == 2}
+    gathered = [tuple(sorted(size for size in shape if size > 1)) for shape in compiled.gathers_in_loops(text)]
+    return sum(shape in matrices for shape in gathered)
+
+
+def on_chip(found: dict[str, Any], every: int, step_seconds: float | None, topology: str) -> dict[str, Any]:
+    """The figures of a known chip: whether it fits, and seconds by its memory's bandwidth alone.
+
+    Rounds are counted as if every answer had max_new_tokens and a drafted round emitted ASSUMED_TAU tokens. Answers of
+    the target alone are counted in "first_seconds" only: the first evaluation of a start makes them, others keep them.
+    """
+    chip = topologies.chip_of(topology)
+    extra = {"assumed_tau": ASSUMED_TAU, "fits": None, "seconds": None, "first_seconds": None, "share_of_time": None}
+    if not chip:
+        return extra
+    tokens = math.ceil(found["num_prompts"] / found["batch_size"]) * found["max_new_tokens"]
+    each = {mode: count / chip.bandwidth for mode, count in found["bytes_per_round"].items()}
+    seconds = sum(each[mode] * tokens / ASSUMED_TAU for mode in each if mode != BASELINE)
+    return extra | {
+        "fits": found["peak_bytes_per_chip"] < chip.memory,
+        "seconds": seconds,
+        "first_seconds": seconds + each[BASELINE] * tokens,
+        "share_of_time": seconds / (every * step_seconds) if every and step_seconds else None,
+    }
+
+
+def lines(found: dict[str, Any], chip_bytes: float | None) -> list[str]:
+    """What is printed."""
+    mesh = " × ".join(f"{axis} {size}" for axis, size in found["mesh"].items())
+    target, drafter, resident, temporary = (
+        say_bytes(found[f"{part}_bytes_per_chip"]) for part in ("target", "drafter", "resident", "temporary")
+    )
+    room = f" of {chip_bytes / 1e9:.0f} GB: {'fits' if found['fits'] else 'DOES NOT FIT'}" if chip_bytes else ""
+    moved = ", ".join(f"{mode} {say_bytes(count)}" for mode, count in found["bytes_per_round"].items())
+    out = [
+        "",
+        f"an evaluation: {found['num_prompts']} prompts, {found['batch_size']} at a time, decoded on mesh {mesh}",
+        f"  target {target}, drafter {drafter}, of the training {resident}, temporary {temporary}",
+        f"  peak {found['peak_bytes_per_chip'] / 1e9:.2f} GB{room}",
+        f"  bytes of memory moved in a round: {moved}; all-gathers of weights in the loops: "
+        f"{found['weight_gathers_in_loop']}",
+    ]
+    if found["seconds"] is not None:
+        share = f", {found['share_of_time']:.1%} of the steps between two" if found["share_of_time"] else ""
+        out.append(
+            f"  estimate, by bandwidth alone, {found['max_new_tokens']} tokens an answer, τ {found['assumed_tau']:g}: "
+            f"{found['seconds']:.0f} s{share}; the first {found['first_seconds']:.0f} s"
+        )
+    return out

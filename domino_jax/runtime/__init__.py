@@ -1,0 +1,1 @@
+"""Errors, files, processes, signals and progress. Imports nothing else of the package."""

@@ -1,0 +1,95 @@
+"""env.json: under what a run ran. Only what is listed here is read from the environment, so no token can end in it."""
+
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import jax
+from etils import epath
+
+import domino_jax
+from domino_jax.runtime.files import write_whole
+
+# Variables that change what is computed or where, and none that could hold a secret.
+VARIABLES = (
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "JAX_PLATFORMS",
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_NUM_PROCESSES",
+    "JAX_DEFAULT_MATMUL_PRECISION",
+    "JAX_ENABLE_X64",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+)
+
+
+def environment() -> dict[str, Any]:
+    """What env.json holds; JSON values only. Starts jax's backend, for the devices."""
+    devices = jax.devices()
+    kinds = [device.device_kind for device in devices]
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "domino_jax": domino_jax.__version__,
+        "git": git_state(pathlib.Path(__file__).resolve().parent),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": packages(),
+        "backend": devices[0].platform,
+        "device_kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+        "device_count": jax.device_count(),
+        "local_device_count": jax.local_device_count(),
+        "process_count": jax.process_count(),
+        "cores": os.cpu_count(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def write_environment(workdir: str | os.PathLike) -> None:
+    """Writes <workdir>/env.json anew, for the start at hand; the primary process alone should call it."""
+    text = json.dumps(environment(), indent=2, ensure_ascii=False) + "\n"
+    write_whole(epath.Path(workdir) / "env.json", text.encode())
+
+
+def packages() -> dict[str, str]:
+    """Every installed distribution and its version, without where it came from: an index's address can hold a token."""
+    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
+    return dict(sorted((name, version) for name, version in found.items() if name))
+
+
+def git_state(folder: pathlib.Path) -> dict[str, Any] | None:
+    """{"sha", "dirty", "diff_sha256"} of the checkout that tracks this package; None when it lies in none.
+
+    dirty: the work tree differs from the commit, untracked files included.  diff_sha256: of the tracked files'
+    difference, so that two dirty runs can be told apart; None when there is none.
+    """
+    # An installed copy may lie below somebody else's checkout, which does not track it.
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    sha, status, diff = (
+        _git(folder, "rev-parse", "HEAD"),
+        _git(folder, "status", "--porcelain"),
+        _git(folder, "diff", "HEAD"),
+    )
+    if sha is None or status is None or diff is None:
+        return None
+    digest = hashlib.sha256(diff).hexdigest() if diff else None
+    return {"sha": sha.decode().strip(), "dirty": bool(status.strip()), "diff_sha256": digest}
+
+
+def _git(folder: pathlib.Path, *arguments: str) -> bytes | None:
+    """The output of a git command, None where there is no git, no checkout, or no answer in time."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

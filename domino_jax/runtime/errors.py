@@ -1,0 +1,71 @@
+"""Mistakes a user can make, each with the exit code that the commands document (README, "Exit codes")."""
+
+import errno
+import os
+import re
+from typing import Any
+
+from domino_jax.runtime.files import is_remote
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class DominoError(Exception):
+    """A mistake outside the program. The message names the two things that disagree and what to change."""
+
+    exit_code = 2  # usage, configuration or environment
+
+
+class DataError(DominoError):
+    """Data or a checkpoint that cannot be used."""
+
+    exit_code = 3
+
+
+class NonFiniteError(DominoError):
+    """A loss or gradient that is not finite."""
+
+    exit_code = 4
+
+
+def quote(value: Any) -> str:
+    """A value out of a file, fit for a message: escaped, so that it stays on one line, and short."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """An exception as a part of a one-line message: its class and the first 200 characters it says.
+
+    Of an error of the operating system, also one inside a text of tensorstore, only what the system says.
+    """
+    text = str(error).strip()
+    number = re.search(r"\[os_error_code='(\d+)'\]", text)
+    if number or (isinstance(error, OSError) and error.errno):
+        return os.strerror(int(number[1]) if number else error.errno)
+    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+
+
+def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:
+    """What a user is told of a file or folder that could not be written: 3 on a full disk, else 2."""
+    if error.errno in FULL:
+        return DataError(
+            f"{place} cannot be written: {os.strerror(error.errno)}.\n"
+            "Make room and start again: everything that was written whole is kept."
+        )
+    return DominoError(
+        f"{place} cannot be written: {error.strerror or error}.\nName another place, or give this user access to it."
+    )
+
+
+def refuse_read_only(place: str | os.PathLike) -> None:
+    """Refuse a local file or folder that cannot be written, before any work is done for it; nothing is created."""
+    if is_remote(place):
+        return
+    there = os.path.abspath(os.path.expanduser(place))
+    while not os.path.exists(there) and there != os.path.dirname(there):
+        there = os.path.dirname(there)
+    if not os.access(there, os.W_OK):
+        number = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+        raise unwritable(place, OSError(number, os.strerror(number)))

@@ -1,1 +1,0 @@
-"""The frozen target model."""

@@ -1,0 +1,396 @@
+"""Training checkpoints: save in the background, keep what retention says, restore the newest intact one, and refuse a
+recipe that changed in between.
+
+<workdir>/checkpoints/<step>/state           the arrays (Orbax)
+<workdir>/checkpoints/<step>/extra           JSON: where the data stands, and the recipe
+<workdir>/checkpoints/<step>/manifest.json   written last (manifest.py); step_folders.py says what else lies there
+"""
+
+import functools
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from domino_jax.runtime import preemption
+from domino_jax.runtime.agreement import barrier, from_primary, primary_first
+from domino_jax.runtime.distributed import is_loss, is_primary
+from domino_jax.runtime.errors import DataError, DominoError, first_line
+from domino_jax.runtime.remote import is_remote, open_path
+from domino_jax.training.step_folders import StepFolders
+
+# What Orbax and tensorstore raise for files that are missing, cut or of another shape: there is no class of their own.
+UNREADABLE = (ValueError, KeyError, OSError, TypeError)
+# And for files that cannot be written, a full disk above all.
+UNWRITABLE = (OSError, ValueError, RuntimeError)
+
+MAX_DIFFERENCES = 4  # a message stays within five lines
+
+NO_CHECKPOINT, UNUSABLE = -1, -2  # what process 0 may tell the others in place of a step
+
+
+class Restored(NamedTuple):
+    """A checkpoint as read: the step it was taken after, the arrays, and the JSON beside them."""
+
+    step: int
+    state: Any
+    data_state: dict
+    meta: dict
+
+
+class _Save(NamedTuple):
+    """One save on its way."""
+
+    step: int
+    written: Future  # done when Orbax is, which the next save has to wait for
+    finished: Future  # done with the manifest and what retention removed behind it; carries the error of either
+
+
+class Checkpoints:
+    """The checkpoints of one workdir. Saving returns at once; wait() or close() before the process ends.
+
+    With several processes the workdir is one that all of them see, and what saves, restores or waits is collective.
+    Making one changes no file, so a run's checkpoints can be looked at while it trains.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        keep: int,
+        keep_every: int = 0,
+        report: Callable[[str], None] = print,
+    ):
+        """
+        Args:
+          workdir: local folder or gs:// address.
+          keep: the newest so many stay; the best by τ stays besides.
+          keep_every: and each whose step is a multiple of this; 0 is none.
+          report: takes the warnings, a line each, of process 0.
+        """
+        self.folder = _absolute(workdir) / "checkpoints"
+        self._folders = StepFolders(self.folder, report)
+        self._keep, self._keep_every, self._report = keep, keep_every, report
+        self._saves: list[_Save] = []
+        self._pool = ThreadPoolExecutor(4, "checkpoint")  # two saves at most, each waited for and finished
+        self._verifying = threading.Lock()  # one manifest, and one clean-up behind it, at a time
+        self._orbax: ocp.AsyncCheckpointer | None = None
+        self._best = self._folders.best()
+
+    # ---------------------------------------------------------------- saving
+
+    def save(self, step: int, state: Any, data_state: Mapping, meta: Mapping) -> None:
+        """Write `state` (a pytree of arrays) as it is now: it is copied before this returns and may be donated then.
+
+        Waits for the save before this one to be written, not for its manifest. A save that fails, as on a full disk, is
+        one warning and training goes on in a single process; several processes stop with a DataError.
+
+        Args:
+          step: steps done; a step that is saved already is left alone.
+          data_state: JSON: the data's position behind that step's batch.
+          meta: JSON values to compare at the next start, the resolved recipe above all.
+        """
+        self._catch_up()
+        if any(save.step == step for save in self._saves) or self._folders.path(step).exists():
+            return
+        orbax = self._checkpointer()
+        try:
+            if is_primary():
+                self._folders.begin(step)
+            extra = {"data": dict(data_state), "meta": dict(meta)}
+            items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
+            orbax.save(self._folders.path(step), args=items)
+            written = self._pool.submit(orbax.wait_until_finished)
+        except UNWRITABLE as error:
+            if is_loss(error):
+                raise
+            if jax.process_count() > 1:
+                raise self._unwritable(step, error) from error
+            written = Future()
+            written.set_exception(error)
+        self._saves.append(_Save(step, written, self._pool.submit(self._finish, step, written)))
+
+    def _finish(self, step: int, written: Future) -> None:
+        """In the background: once Orbax has written the step, hash it, and remove what retention lets go."""
+        written.result()
+        if is_primary():
+            with self._verifying:
+                self._folders.finish(step)
+                self._folders.retain(self._keep, self._keep_every)
+
+    def _catch_up(self) -> None:
+        """Wait as long as Orbax would for the save before, while at most the one before that is being hashed."""
+        for save in self._saves:
+            wait([save.written])
+            if save is not self._saves[-1] or save.written.exception() is not None:
+                wait([save.finished])
+        over = [save for save in self._saves if save.finished.done()]
+        self._saves = [save for save in self._saves if save not in over]
+        for save in over:
+            self._account(save, last=False)
+
+    def wait(self) -> None:
+        """Return when every save is over and has its manifest; a DataError when the last one failed."""
+        primary_first(self._join)  # only process 0 writes manifests, and the hashing may take long
+        barrier("checkpoints finished")
+
+    def _join(self) -> None:
+        wait([save.finished for save in self._saves])
+        saves, self._saves = self._saves, []
+        for save in saves:
+            self._account(save, last=save is saves[-1])
+
+    def _account(self, save: _Save, last: bool) -> None:
+        """A save that is over: nothing to say, a warning when training goes on without it, or a DataError."""
+        error = save.finished.exception()
+        if error is None:
+            return
+        if is_loss(error) or not isinstance(error, UNWRITABLE):
+            raise error
+        self._orbax = None  # what it holds of the failed save must not meet the next one
+        if jax.process_count() > 1:  # the others wait for this one inside Orbax: there is no going on
+            raise self._unwritable(save.step, error) from error
+        self._folders.remove(save.step)
+        self._best = self._folders.best()
+        if last:
+            raise self._unwritable(save.step, error) from error
+        self._report(
+            f"warning: the checkpoint of step {save.step} could not be written ({first_line(error)}); training goes"
+            f" on, finished ones: {self.steps() or 'none'}"
+        )
+
+    def _unwritable(self, step: int, error: BaseException) -> DataError:
+        return DataError(
+            f"the checkpoint of step {step} could not be written ({first_line(error)}).\n"
+            f"Make room for {self.folder} and start again: the run continues from the newest intact checkpoint."
+        )
+
+    def close(self) -> None:
+        """Wait, and let go of Orbax's threads."""
+        self.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._pool.shutdown()
+        if self._orbax is not None:
+            self._orbax.close()
+            self._orbax = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if kind is None:
+            self.close()
+            return
+        if jax.process_count() > 1 and is_loss(error):
+            return  # a save on its way waits for the lost process
+        if issubclass(kind, KeyboardInterrupt) and any(not save.finished.done() for save in self._saves):
+            preemption.end_at_next_signal()
+            self._report("waits for the checkpoint being written; another signal ends the run without it")
+        try:
+            self._join()  # not wait(): the other processes may not know of the exception
+            self._let_go()
+        except DataError as error:
+            self._report(f"warning: {error}")  # what ends the run already is the thing to tell
+
+    # ---------------------------------------------------------------- restoring
+
+    def restore_latest(self, abstract_state: Any, check: Callable[[dict], None] | None = None) -> Restored | None:
+        """The newest intact checkpoint, None when there is none; damaged newer ones are set aside with a warning each.
+
+        A DataError when there are checkpoints but none is intact, when there were some and all are gone, or when one
+        cannot be read though it is intact: never a fresh start over a run's remains. What a save or a removal that was
+        cut off left is removed, with a line.
+
+        Args:
+          abstract_state: the state's tree with jax.ShapeDtypeStruct leaves (jax.eval_shape) whose shardings need not be
+            those it was saved with; a leaf without a sharding goes to the first device.
+          check: called with the checkpoint's meta before an array is read; raises when the run must not continue from
+            it.
+        """
+        self.wait()
+        step = self._agreed_step()
+        self._best = self._agreed_best()
+        return None if step is None else self._restore(step, abstract_state, check)
+
+    def _agreed_step(self) -> int | None:
+        """The step that process 0 chooses, in every process; when it cannot, all of them stop."""
+        if jax.process_count() == 1:
+            return self._folders.choose()
+        refusals = []
+
+        def choose() -> int:
+            try:
+                step = self._folders.choose()
+                return NO_CHECKPOINT if step is None else step
+            except (DataError, OSError) as error:  # raised only after the others know
+                refusals.append(error)
+                return UNUSABLE
+
+        code = from_primary(choose)
+        if refusals:
+            raise refusals[0]
+        if code == UNUSABLE:
+            raise DataError(f"process 0 cannot use the checkpoints in {self.folder}; it says why.")
+        return None if code == NO_CHECKPOINT else code
+
+    def _agreed_best(self) -> tuple[int, float] | None:
+        best = self._folders.best()
+        if jax.process_count() == 1:
+            return best
+        step, tau = best or (NO_CHECKPOINT, 0.0)
+        # As bytes: JAX would round the τ to float32, and process 0 keeps the one it read.
+        bits = multihost_utils.broadcast_one_to_all(np.array([step, tau], np.float64).view(np.uint8))
+        step, tau = np.asarray(bits, np.uint8).view(np.float64).tolist()
+        return None if step == NO_CHECKPOINT else (int(step), tau)
+
+    def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
+        extra = self._read(step, "extra", ocp.args.JsonRestore())
+        if not isinstance(extra, dict) or not {"data", "meta"} <= extra.keys():
+            raise self._unreadable(step, "its JSON lacks the data position or the recipe")
+        if check is not None:
+            check(extra["meta"])
+        state = self._read(step, "state", ocp.args.StandardRestore(jax.tree.map(_placed, abstract_state)))
+        return Restored(step, state, extra["data"], extra["meta"])
+
+    def _read(self, step: int, item: str, args: Any) -> Any:
+        try:
+            return self._checkpointer().restore(self._folders.path(step), args=ocp.args.Composite(**{item: args}))[item]
+        except UNREADABLE as error:
+            if is_loss(error):
+                raise
+            raise self._unreadable(step, f"{item}: {first_line(error)}") from error
+
+    def _unreadable(self, step: int, reason: str) -> DataError:
+        return DataError(
+            f"the checkpoint {self._folders.path(step)} is intact but cannot be read here ({reason}).\n"
+            "It was saved for another model, or by another version; train in another --workdir."
+        )
+
+    # ---------------------------------------------------------------- looking
+
+    def steps(self) -> list[int]:
+        """The finished checkpoints, oldest first."""
+        return self._folders.finished()
+
+    def damage(self, step: int) -> str | None:
+        """What is wrong with a step's files, "<file>: <reason>"; None when they are as they were written."""
+        return self._folders.damage(step)
+
+    def mark_tau(self, step: int, tau: float) -> None:
+        """Note the decoded τ of a step, saved or still to be: the finished step with the highest one is never removed.
+
+        Survives restarts. Every process has to note the same.
+        """
+        if self._best is None or tau >= self._best[1]:
+            self._best = (step, float(tau))
+        if is_primary():
+            self._folders.mark(step, tau)
+
+    def best(self) -> tuple[int, float] | None:
+        """(step, τ) with the highest τ noted so far, of equal ones the later; a save on its way counts.
+
+        From restore_latest() on it is the same in every process, so that all of them can decide by it.
+        """
+        return self._best
+
+    def _checkpointer(self) -> ocp.AsyncCheckpointer:
+        """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about step
+        numbers of its own, from two threads, and removes old steps before the new one has its manifest."""
+        if self._orbax is None:
+            _silence_failed_saves()
+            # Not in the background: a folder that cannot be made should be an error here, not a time-out there.
+            options = ocp.AsyncOptions(create_directories_asynchronously=False)
+            self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
+        return self._orbax
+
+
+@functools.cache
+def _silence_failed_saves() -> None:
+    """Drop the tracebacks that Orbax and tensorstore print of a save that fails: save() or wait() raises its error."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        trace = traceback.format_tb(record.exc_info[2]) if record.exc_info else []
+        return record.levelno < logging.ERROR or "orbax" not in f"{record.pathname} {record.getMessage()} {trace}"
+
+    def report(found, report=sys.unraisablehook) -> None:
+        # The writes that were still on their way answer an event loop of Orbax that is over.
+        if not (isinstance(found.exc_value, RuntimeError) and str(found.exc_value) == "Event loop is closed"):
+            report(found)
+
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(is_other)
+    sys.unraisablehook = report
+
+
+def _absolute(workdir: str | os.PathLike) -> epath.Path:
+    """Orbax asks for absolute paths; an address with a scheme (gs://) is one."""
+    path = open_path(workdir)
+    return path if is_remote(workdir) else path.expanduser().resolve()
+
+
+def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def config_diff(old: Mapping, new: Mapping) -> dict[str, tuple[Any, Any]]:
+    """Dotted key → (old, new) wherever two resolved recipes differ; a key that one of them lacks is None there."""
+    before, now = _flatten(old), _flatten(new)
+    pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _flatten(tree: Mapping, above: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat
+
+
+def refuse_changes(old: Mapping, new: Mapping, free: Collection[str], allowed: Collection[str]) -> None:
+    """Refuse to continue a run whose recipe changed, field by field.
+
+    Args:
+      old, new: resolved recipes, the checkpoint's and this run's.
+      free: keys or sections that may always change; allowed: those that --allow_config_change names.
+    """
+    names = _flatten(old).keys() | _flatten(new).keys()
+    for entry in allowed:
+        if not any(_covers(entry, name) for name in names):
+            raise DominoError(f"--allow_config_change={entry}: the recipe has no such key or section.")
+    open_keys = (*free, *allowed)
+    changed = {
+        key: pair for key, pair in config_diff(old, new).items() if not any(_covers(entry, key) for entry in open_keys)
+    }
+    if not changed:
+        return
+    lines = [f"  {key}: {was!r} in the checkpoint, {now!r} now" for key, (was, now) in changed.items()]
+    if len(lines) > MAX_DIFFERENCES - 1:
+        lines = [*lines[: MAX_DIFFERENCES - 2], f"  and {len(lines) - MAX_DIFFERENCES + 2} more"]
+    raise DominoError(
+        "\n".join(
+            [
+                "the recipe differs from that of the checkpoint in this workdir:",
+                *lines,
+                f"Set it back, train in another workdir, or allow it with --allow_config_change={','.join(changed)}",
+            ]
+        )
+    )
+
+
+def _covers(entry: str, key: str) -> bool:
+    return key == entry or key.startswith(f"{entry}.")

@@ -1,0 +1,139 @@
+"""Floating point operations of one training step, counted both ways, and what the known devices can do in a second.
+
+Plain arithmetic on shapes, a multiply-add being two operations. Elementwise work, norms, RoPE and softmax are left out,
+as is usual; they are under one in a hundred at the public sizes.
+
+Lean: what has to be computed, once. The frozen target runs forward to its last tapped layer. A product with trained
+weights costs three times its forward pass (the gradients of both sides), one with frozen weights or onto frozen inputs
+twice. What a program computes again in the backward pass to save memory (sliced logits, rematerialised layers) is not
+counted, and neither are attention scores behind the mask.
+
+Naive: 6·N·D for the A·G block rows, N being the drafter's parameters and the lm_head's, and 2·N·D for the whole target
+over the row. It charges frozen weights for gradients and leaves attention out.
+"""
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # only names in signatures: importing these modules would start jax
+    from domino_jax.drafters.config import DrafterConfig
+    from domino_jax.models.decoder_config import DecoderConfig
+    from domino_jax.models.qwen3 import Qwen3Config
+
+# Dense bfloat16 operations a second of one device, by JAX's device_kind or a topology's name; the first match counts.
+# From the makers' data sheets, without sparsity.
+PEAKS = (
+    (r"TPU v4|^v4\b", 275e12),
+    (r"TPU v5 ?lite|v5e", 197e12),
+    (r"TPU v5|v5p", 459e12),
+    (r"TPU v6|v6e", 918e12),
+    (r"H100 PCIe", 756e12),
+    (r"H[12]00 NVL", 835e12),
+    (r"H100|H200", 989e12),
+    (r"A100", 312e12),
+    (r"B200", 2250e12),
+)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Dense bfloat16 FLOP/s of a device by its kind ("TPU v5 lite", "NVIDIA H200", "v5e"); None where it is unknown."""
+    return next((peak for pattern, peak in PEAKS if re.search(pattern, device_kind, re.IGNORECASE)), None)
+
+
+def layer_matrices(config: "DecoderConfig") -> int:
+    """Weights of the matrices of one Qwen3 decoder layer."""
+    c = config
+    attention = 2 * c.hidden_size * (c.num_attention_heads + c.num_key_value_heads) * c.head_dim
+    return attention + 3 * c.hidden_size * c.intermediate_size
+
+
+def target_parameters(config: "Qwen3Config") -> int:
+    """Weights of the target's layers and lm_head; the embedding is a look-up and costs nothing."""
+    return config.num_hidden_layers * layer_matrices(config) + config.vocab_size * config.hidden_size
+
+
+def drafter_parameters(config: "DrafterConfig") -> int:
+    """Weights of the drafter's matrices: fc, layers and, with one, the head."""
+    c = config
+    fc = len(c.target_layer_ids) * c.hidden_size**2
+    gru = 3 * c.gru_hidden_dim * (c.hidden_size + c.gru_hidden_dim)
+    residual = c.emb_dim * (c.hidden_size + c.gru_hidden_dim + c.vocab_size)
+    return fc + c.num_hidden_layers * layer_matrices(c) + (gru + residual if c.has_head else 0)
+
+
+def step_flops(
+    target: "Qwen3Config",
+    drafter: "DrafterConfig",
+    *,
+    length: int,
+    anchors: int,
+    with_target: bool = True,
+    distill: bool = False,
+) -> dict[str, float]:
+    """FLOPs of one training step for one row, forward and backward, by part.
+
+    Attention over the context is counted for the keys that a block may read, on average over anchors spread evenly over
+    the row: (length - 2) / 2 for an anchor in 0..length-2, fewer in a sliding layer.
+
+    Args:
+        length: S, tokens of the row.  anchors: A, blocks of the row.
+        with_target: False leaves the frozen target's pass out, as where features come from elsewhere.
+        distill: the loss also reads the target's own logits: its pass goes through all layers and the lm_head.
+
+    Returns:
+        "target", "fusion" (fc), "context" (keys and values of the context), "blocks" (projections and feed-forward of
+        the A·G block rows), "attention", "vocabulary" (logits by the lm_head), "head" (GRU and residual logits; 0
+        without one), and the totals "lean" (their sum) and "naive".
+    """
+    d, rows = drafter, anchors * drafter.block_size
+    width = d.hidden_size
+    kv_width = d.num_key_value_heads * d.head_dim
+    parts = {
+        "target": _target_forward(target, d, length, distill) if with_target else 0.0,
+        # Frozen features: no gradient onto them.
+        "fusion": 2 * 2 * length * len(d.target_layer_ids) * width**2,
+        "context": 3 * 2 * length * d.num_hidden_layers * 2 * width * kv_width,
+        "blocks": 3 * 2 * rows * d.num_hidden_layers * layer_matrices(d),
+        "attention": 3 * anchors * sum(_block_attention(d, layer, length) for layer in range(d.num_hidden_layers)),
+        # Frozen lm_head: no gradient onto it, and the target's logits, wanted to distill, have none at all. An
+        # unshifted block's slot 0 predicts nothing.
+        "vocabulary": (3 if distill else 2) * 2 * anchors * d.num_drafts * width * d.vocab_size,
+        "head": _head(d, anchors) if d.has_head else 0.0,
+    }
+    weights = drafter_parameters(d) + d.vocab_size * width
+    naive = 6.0 * weights * rows + (2.0 * target_parameters(target) * length if with_target else 0.0)
+    return {**{part: float(flops) for part, flops in parts.items()}, "lean": float(sum(parts.values())), "naive": naive}
+
+
+def _target_forward(target: "Qwen3Config", drafter: "DrafterConfig", length: int, whole: bool) -> float:
+    depth = target.num_hidden_layers if whole else max(drafter.target_layer_ids) + 1
+    pairs = length * (length + 1) / 2  # causal
+    each = 2 * layer_matrices(target) * length + 4 * target.num_attention_heads * target.head_dim * pairs
+    return depth * each
+
+
+def _block_attention(drafter: "DrafterConfig", layer: int, length: int) -> float:
+    """Scores and weighted values of one block in one layer, forward."""
+    size = drafter.block_size
+    if drafter.is_sliding(layer):
+        pairs = sum(_mean_keys(length, drafter.sliding_window - 1 - slot) for slot in range(size))
+    else:
+        pairs = size * _mean_keys(length, length)
+    pairs += size * (size + 1) / 2 if drafter.causal(layer) else size * size
+    return 4 * drafter.num_attention_heads * drafter.head_dim * pairs
+
+
+def _mean_keys(length: int, most: int) -> float:
+    """Mean of min(a, most) over the anchors a = 0..length-2: the context keys in front of a block, at most `most`."""
+    most = min(max(most, 0), length - 2)
+    return (most * (most + 1) / 2 + (length - 2 - most) * most) / (length - 1)
+
+
+def _head(drafter: "DrafterConfig", anchors: int) -> float:
+    d = drafter
+    consumed = anchors * d.num_drafts  # tokens that the GRU reads
+    corrected = anchors * (d.block_size - d.suffix_start)  # slots that get residual logits
+    # Frozen embeddings: no gradient onto the GRU's input.
+    gru = (2 * d.hidden_size + 3 * d.gru_hidden_dim) * 2 * 3 * d.gru_hidden_dim * consumed
+    residual = 3 * 2 * d.emb_dim * (d.hidden_size + d.gru_hidden_dim + d.vocab_size) * corrected
+    return gru + residual

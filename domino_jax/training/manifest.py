@@ -1,0 +1,115 @@
+"""A checkpoint's manifest: the size and SHA-256 of each of its files. Orbax reads a flipped bit without complaint.
+
+<step>/manifest.json, written last:
+
+    {"files": {"state/d/8f02": {"bytes": 4096, "sha256": "…"}, …}, "format": 1, "sha256": "…", "step": 15}
+
+The outer sha256 is that of the rest, so a flipped bit in the manifest shows as well. Files that it does not name are
+not looked at.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import os
+
+from etils import epath
+
+from domino_jax.runtime.files import is_remote, write_whole
+from domino_jax.runtime.remote import BucketError, list_files
+
+NAME = "manifest.json"
+FORMAT = 1
+CHUNK = 4 << 20  # bytes read at a time: a checkpoint is larger than the host's memory may be
+THREADS = 4  # hashing releases the interpreter; more would take the cores that feed the device
+
+
+def write(folder: epath.PathLike, step: int) -> None:
+    """Hash every file under `folder` and write its manifest, whole or not at all. OSError when that fails."""
+    folder = epath.Path(folder)
+    names = sorted(name for name in _files(folder) if name != NAME)
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        measured = pool.map(lambda name: measure(folder / name), names)
+        files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in zip(names, measured, strict=True)}
+    write_whole(folder / NAME, _render({"format": FORMAT, "step": step, "files": files}))
+
+
+def damage(folder: epath.PathLike, step: int) -> str | None:
+    """What is wrong with the checkpoint in `folder`, "<file>: <reason>"; None when every byte is as it was written."""
+    folder = epath.Path(folder)
+    try:
+        written = (folder / NAME).read_bytes()
+    except FileNotFoundError:
+        return f"{NAME}: missing"
+    except BucketError:  # a store that does not answer says nothing about the file
+        raise
+    except OSError as error:
+        return f"{NAME}: {error.strerror or error}"
+    manifest = _parse(written)
+    if manifest is None:
+        return f"{NAME}: does not match its own checksum"
+    if manifest["format"] != FORMAT:
+        return f"{NAME}: format {manifest['format']}, this version reads {FORMAT}"
+    if manifest["step"] != step:
+        return f"{NAME}: is that of step {manifest['step']}"
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(lambda item: _compare(folder, *item), manifest["files"].items())
+        return next((reason for reason in found if reason), None)
+
+
+def _files(folder: epath.Path) -> list[str]:
+    """Names of the files below `folder`, relative to it, with forward slashes."""
+    root = os.fspath(folder)
+    if is_remote(root):  # walk() names its files without gs:// there
+        return list_files(root)
+    return [
+        os.path.relpath(os.path.join(os.fspath(above), name), root).replace(os.sep, "/")
+        for above, _, names in folder.walk()
+        for name in names
+    ]
+
+
+def measure(path: epath.Path) -> tuple[int, str]:
+    """Size in bytes and SHA-256 of a file."""
+    size, digest = 0, hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            size += len(chunk)
+            digest.update(chunk)
+    return size, digest.hexdigest()
+
+
+def _compare(folder: epath.Path, name: str, expected: dict) -> str | None:
+    path = folder / name
+    try:
+        size = path.stat().length  # before hashing: a cut file is told by its length, and at once
+        if size != expected["bytes"]:
+            return f"{name}: {size} bytes instead of {expected['bytes']}"
+        size, digest = measure(path)
+    except FileNotFoundError:
+        return f"{name}: missing"
+    except BucketError:  # a store that does not answer says nothing about the file
+        raise
+    except OSError as error:  # a sector that cannot be read
+        return f"{name}: {error.strerror or error}"
+    if (size, digest) != (expected["bytes"], expected["sha256"]):
+        return f"{name}: its content changed (SHA-256 differs)"
+    return None
+
+
+def _render(manifest: dict) -> bytes:
+    plain = json.dumps(manifest, sort_keys=True)
+    checksum = hashlib.sha256(plain.encode()).hexdigest()
+    return f"{json.dumps({**manifest, 'sha256': checksum}, sort_keys=True, indent=1)}\n".encode()
+
+
+def _parse(written: bytes) -> dict | None:
+    """The manifest, None when a single bit of it is not as _render() made it."""
+    try:
+        manifest = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(manifest, dict):
+        return None
+    manifest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return manifest if _render(manifest) == written else None

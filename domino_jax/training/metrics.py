@@ -1,0 +1,238 @@
+"""What a run says: metrics.jsonl, TensorBoard, and a progress bar on a terminal or plain lines in a log."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import rich.console
+
+from domino_jax.runtime.appending import AppendingThread
+from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.progress import TrainingBar, duration
+from domino_jax.runtime.remote import open_path
+from domino_jax.training import tensorboard
+from domino_jax.training.step_clock import StepClock
+from domino_jax.training.weights_and_biases import WandbLog
+
+# What a console line shows, in this order, under these names and in these forms; metrics.jsonl holds everything.
+SHOWN = {
+    "loss": "loss {:.4g}",
+    "base_loss": "base {:.4g}",
+    "final_loss": "final {:.4g}",
+    "lambda_base": "λ {:.3g}",
+    "learning_rate": "lr {:.3g}",
+    "grad_norm": "grad {:.3g}",
+    "accept_len": "accept {:.3g}",
+    "base_accept_len": "base accept {:.3g}",
+    "eval_tau": "τ {:.4g}",
+    "eval_tau_per_prompt": "τ per prompt {:.4g}",
+    "eval_tau_backbone": "τ backbone {:.4g}",
+    "rows_per_second": "rows/s {:.4g}",
+    "tokens_per_second": "tokens/s {:,.0f}",
+    "anchors_per_second": "anchors/s {:,.0f}",
+    "mfu": "MFU {:.1%}",
+    "data_wait": "data wait {:.1%}",
+    "goodput": "goodput {:.1%}",
+    "skipped": "SKIPPED {:.0f}",
+    "hang": "HANG {:.0f}",
+}
+ONLY_WHEN_SET = ("skipped", "hang")  # shown once they are not 0
+# Bookkeeping of the goodput: in the file, and no curve.
+NO_CURVE = ("started", "productive_seconds")
+
+Value = float | Sequence[float]
+
+
+class MetricsWriter:
+    """One JSON row and one console line for each logged step of a run in `workdir`.
+
+        with MetricsWriter(workdir, total_steps, start_step=restored_step) as metrics:
+            metrics.write(step, {"loss": loss, ...})
+
+    A row holds "step", the values given (numbers, or lists of numbers, which the console leaves out), and "seconds",
+    the time this run has taken so far, earlier starts included. A run taken up from step n drops the rows behind n, so
+    that no step is ever told twice; it does so when it writes its first row, and a start that has nothing to write
+    touches nothing. Rows may come from any thread.
+
+    Files are written by a thread of their own (appending.py): at once on a disk, every ten seconds or less often in a
+    bucket (gs://). A disk that is full or a store that does not answer costs a warning, never a step.
+    """
+
+    def __init__(
+        self,
+        workdir: str | os.PathLike,
+        total_steps: int,
+        *,
+        start_step: int = 0,
+        primary: bool = True,
+        wandb: str = "",
+        recipe: Mapping[str, Any] | None = None,
+        console: rich.console.Console | None = None,
+    ):
+        """
+        Args:
+            total_steps: T.  start_step: completed steps of the checkpoint that is continued.
+            primary: False in every process but the first: nothing is written or shown then.
+            wandb: a Weights & Biases project, "" for none; `recipe` is told to it.
+        """
+        self._folder = open_path(workdir)
+        self._path = self._folder / "metrics.jsonl"
+        self._primary = primary
+        self._start_step, self._total_steps = start_step, total_steps
+        self._console = console or rich.console.Console()
+        self._rows = read_rows(self._path) if primary else []
+        self._kept = [row for row in self._rows if row["step"] <= start_step]
+        self._earlier_seconds = max((row["seconds"] for row in self._kept if "seconds" in row), default=0.0)
+        self._start = time.monotonic()
+        self._rate = _Rate(start_step, self._start)
+        self._files = AppendingThread(self._folder, self.say)
+        self._events = tensorboard.file_name()
+        self._drawn = False
+        self._latest: dict[str, float] = {}
+        self._bar = None
+        if primary:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        if primary and self._console.is_terminal:
+            self._bar = TrainingBar(total_steps, start_step, self._console)
+            self._bar.start()
+        self._wandb = WandbLog(wandb, self._folder, recipe or {}, self.say) if wandb and primary else None
+
+    def clock(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None) -> StepClock:
+        """The clock of this start, which goes on from what the rows of earlier ones say (step_clock.StepClock)."""
+        return StepClock(self._rows, self._kept, row_flops=row_flops, peak_flops=peak_flops)
+
+    def write(self, step: int, values: Mapping[str, Value]) -> None:
+        """Log one step; returns at once. flush() waits until it is written."""
+        if not self._primary:
+            return
+        numbers = {key: _plain(value) for key, value in values.items()}
+        seconds = self._earlier_seconds + time.monotonic() - self._start
+        row = {"step": int(step), **numbers, "seconds": round(seconds, 3)}
+        line = json.dumps({key: _json(value) for key, value in row.items()}, allow_nan=False)
+        self._files.append("metrics.jsonl", f"{line}\n".encode(), self._drop_later_rows)
+        self._draw(int(step), numbers)
+        if self._wandb:
+            self._wandb.write(row)
+        self._show(int(step), {key: value for key, value in numbers.items() if not isinstance(value, list)})
+
+    def _drop_later_rows(self) -> None:
+        truncate_rows(self._path, self._start_step)
+
+    def _draw(self, step: int, numbers: Mapping[str, float | list[float]]) -> None:
+        points = {}
+        for key, value in numbers.items():
+            if isinstance(value, list):
+                points |= {f"{key}/{place}": number for place, number in enumerate(value, start=1)}
+            elif key not in NO_CURVE:
+                points[key] = value
+        start = b"" if self._drawn else tensorboard.first_records(self._start_step + 1)
+        self._drawn = True
+        self._files.append(f"tensorboard/{self._events}", start + tensorboard.record(step, points))
+
+    def flush(self, seconds: float) -> bool:
+        """Waits until every row is written, for at most `seconds`; whether they are."""
+        return self._files.flush(seconds)
+
+    def has(self, step: int, key: str) -> bool:
+        """Whether an earlier start logged this value of this step; False in every process but the first."""
+        return any(row["step"] == step and key in row for row in self._kept)
+
+    def advance(self, step: int) -> None:
+        """Move the bar between logged steps; nothing in a log."""
+        if self._bar:
+            self._bar.show(step)
+
+    def say(self, text: str) -> None:
+        """A line of text beside the bar, or in the log."""
+        if self._primary:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _show(self, step: int, numbers: Mapping[str, float]) -> None:
+        if self._bar:
+            self._latest |= numbers
+            self._bar.show(step, _line(self._latest))
+        else:
+            left = self._rate.seconds_left(step, self._total_steps, time.monotonic())
+            self.say(f"step {step}/{self._total_steps}  {_line(numbers)}  left {duration(left)}")
+
+    def close(self) -> None:
+        """Stop the bar and write what is still in memory, in bounded time."""
+        if self._bar:
+            self._bar.stop()
+        self._files.close()
+        if self._wandb:
+            self._wandb.close()
+            self._wandb = None
+
+    def __enter__(self) -> "MetricsWriter":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+def _plain(value: Any) -> float | list[float]:
+    """A number, or a list of them, as Python's own."""
+    return [float(number) for number in value] if isinstance(value, list | tuple) else float(value)
+
+
+def _json(value: float | list[float]) -> Any:
+    """JSON has no NaN: a value that is none is null in the file."""
+    if isinstance(value, list):
+        return [_json(number) for number in value]
+    return value if math.isfinite(value) else None
+
+
+def _line(numbers: Mapping[str, float]) -> str:
+    shown = [key for key in SHOWN if key in numbers and (numbers[key] or key not in ONLY_WHEN_SET)]
+    return "  ".join(SHOWN[key].format(numbers[key]) for key in shown)
+
+
+class _Rate:
+    """Seconds a step takes, counted from the first logged step: the one before it holds the compilation."""
+
+    def __init__(self, step: int, moment: float):
+        self._step, self._moment, self._settled = step, moment, False
+
+    def seconds_left(self, step: int, total: int, moment: float) -> float | None:
+        taken = step - self._step
+        each = (moment - self._moment) / taken if taken > 0 else None
+        if not self._settled:
+            self._step, self._moment, self._settled = step, moment, True
+        return None if each is None else each * max(total - step, 0)
+
+
+# ------------------------------------------------------------------------------------------------------ files
+
+
+def read_rows(path: str | os.PathLike) -> list[dict]:
+    """The rows of a metrics.jsonl, none when there is no file. A torn last line, left by a kill, is not a row."""
+    file = open_path(path)
+    if not file.exists():
+        return []
+    lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
+    lines.pop()  # what stands behind the last line's end: nothing, or the torn line
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{file}:{number}: the line is no JSON ({error}). Remove it, or start in another workdir."
+            ) from error
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise DataError(f"{file}:{number}: the line is no row with a step. Remove it, or start in another workdir.")
+        rows.append(row)
+    return rows
+
+
+def truncate_rows(path: str | os.PathLike, last_step: int) -> None:
+    """Drop the rows after last_step, and a torn line, from a metrics.jsonl."""
+    file = open_path(path)
+    rows = "".join(json.dumps(row) + "\n" for row in read_rows(file) if row["step"] <= last_step).encode()
+    if file.exists() and file.read_bytes() != rows:  # as bytes: a flipped one may be no UTF-8
+        write_whole(file, rows)

@@ -1,0 +1,280 @@
+"""The look at model, data and plan before the first step: what would waste a run is told, or stops it.
+
+Fatal: a mask token that is no row of the embedding or that rows hold as text, layer ids that cannot be tapped, a target
+whose logits are not finite. Told with a remedy: rows without an anchor, answers that the target would hardly give (the
+main cause of low acceptance), a step that does not fit the device. <workdir>/preflight.json and preflight.md keep it.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+import rich.console
+import rich.text
+from etils import epath
+from jax.sharding import Mesh
+
+from domino_jax.data.chat import Row
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.files import write_whole
+from domino_jax.training.estimates import Plan, device_memory, memory_per_device, run_length
+from domino_jax.training.preflight_scores import mean_logprobs
+from domino_jax.weights.drafter import check_fits
+from domino_jax.weights.loading import LoadedTarget
+
+__all__ = ["Plan", "run_preflight"]
+
+READ_ROWS = 256  # rows that are looked at for the mask token, drawn evenly from all
+NAMED_ROWS = 5
+SHOWN_CHARACTERS = 600  # of one piece of the example row
+MANY_WITHOUT_ANCHOR = 0.1
+FEW_SUPERVISED = 0.02
+
+
+class Rows(Protocol):
+    """The usable training rows: data.pipeline's Batches.rows."""
+
+    num_read: int
+    num_skipped: int
+    num_tokens: int
+    num_supervised: int
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[int, Row]: ...
+
+    def where(self, row_id: int) -> str: ...
+
+
+class Sampled(NamedTuple):
+    where: str
+    row: Row
+
+
+def run_preflight(
+    workdir: str | os.PathLike,
+    *,
+    rows: Rows,
+    fingerprint: str,
+    loaded: LoadedTarget,
+    drafter: DrafterConfig,
+    state: Any,
+    plan: Plan,
+    mesh: Mesh | None = None,
+) -> dict[str, Any]:
+    """Checks, measures, prints and saves; every process calls it, process 0 prints and writes.
+
+    Args:
+        workdir: local folder or gs:// address.  fingerprint: of the data.
+        loaded: the target, its parameters anywhere on the mesh.
+        state: the fresh TrainState, or its shapes with their shardings.
+    Returns:
+        what preflight.json holds.
+    Raises:
+        DataError: training would be for nothing.
+    """
+    target = loaded.model
+    check_fits(drafter, target.config)
+    sample = draw(rows, max(READ_ROWS, plan.scored_rows), plan.seed)
+    check_mask_token(drafter.mask_token_id, sample)
+    found = {
+        "mask_token_id": drafter.mask_token_id,
+        "target_layer_ids": list(drafter.target_layer_ids),
+        "target_layers": target.config.num_hidden_layers,
+        "data": describe_data(rows, fingerprint),
+        "example": {"where": sample[0].where, "text": "".join(marked(sample[0].row, loaded.tokenizer))},
+        "target_logprob": None,
+        "memory_per_device": memory_per_device(target.config, loaded.params, drafter, state, plan, mesh),
+        "device_memory": device_memory(),
+        "plan": run_length(target.config, drafter, plan, len(rows), rows.num_tokens, mesh.size if mesh else 1),
+    }
+    if plan.scored_rows:
+        scored = sample[: plan.scored_rows]
+        scores = mean_logprobs(target, loaded.params, [one.row for one in scored], plan.max_length, mesh)
+        found["target_logprob"] = describe_scores(scored, scores, plan.low_logprob)
+    found["warnings"] = warnings(found, plan, target.config.max_position_embeddings)
+    if jax.process_index() == 0:
+        save(epath.Path(workdir), found)
+        show(found, marked(sample[0].row, loaded.tokenizer), rich.console.Console())
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ data
+
+
+def draw(rows: Rows, count: int, seed: int) -> list[Sampled]:
+    """`count` different rows (or all), the same in every process."""
+    chosen = np.random.default_rng(seed).choice(len(rows), min(count, len(rows)), replace=False)
+    numbered = [rows[int(index)] for index in chosen]
+    return [Sampled(rows.where(row_id), row) for row_id, row in numbered]
+
+
+def check_mask_token(mask_token_id: int, sample: Sequence[Sampled]) -> None:
+    """A mask that is also a word of the text would be a draft and a label at once."""
+    holding = [one.where for one in sample if (one.row.token_ids == mask_token_id).any()]
+    if holding:
+        raise DataError(
+            f"{holding[0]}: the row holds the mask token {mask_token_id} as text, as {len(holding)} of {len(sample)} "
+            "rows do; the drafter could not tell the two apart.\n"
+            "Set --config.drafter.mask_token_id to a row of the embedding that no text uses."
+        )
+
+
+def describe_data(rows: Rows, fingerprint: str) -> dict[str, Any]:
+    return {
+        "fingerprint": fingerprint,
+        "rows": len(rows),
+        "rows_read": rows.num_read,
+        "rows_without_anchor": rows.num_skipped,
+        "fraction_without_anchor": rows.num_skipped / rows.num_read,
+        "tokens": rows.num_tokens,
+        "supervised_tokens": rows.num_supervised,
+        "supervised_fraction": rows.num_supervised / rows.num_tokens,
+    }
+
+
+def marked(row: Row, tokenizer: Any) -> list[str]:
+    """The row's text in pieces, supervised ones as [[…]]; long ones without their middle, ids without a tokenizer."""
+    edges = np.flatnonzero(np.diff(row.loss_mask > 0.5)) + 1
+    pieces = []
+    for ids, mask in zip(np.split(row.token_ids, edges), np.split(row.loss_mask, edges), strict=True):
+        if tokenizer is None:
+            text = " ".join(map(str, ids.tolist())) + " "
+        else:
+            text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        if len(text) > SHOWN_CHARACTERS:
+            half = SHOWN_CHARACTERS // 2
+            text = f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
+        pieces.append(f"[[{text}]]" if mask[0] > 0.5 else text)
+    return pieces
+
+
+def describe_scores(sample: Sequence[Sampled], scores: np.ndarray, low_logprob: float) -> dict[str, Any]:
+    strange = np.flatnonzero(~np.isfinite(scores))
+    if strange.size:
+        raise DataError(
+            f"{sample[strange[0]].where}: the target's log-probability of the answer is {scores[strange[0]]}; its "
+            "weights or config.target.dtype are not usable as they are."
+        )
+    order = np.argsort(scores)
+    low = [
+        {"where": sample[place].where, "logprob": float(scores[place])}
+        for place in order
+        if scores[place] < low_logprob
+    ]
+    return {
+        "rows": len(scores),
+        "mean": float(scores.mean()),
+        "median": float(np.median(scores)),
+        "lowest": float(scores.min()),
+        "threshold": low_logprob,
+        "num_low": len(low),
+        "low": low[:NAMED_ROWS],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ telling
+
+
+def warnings(found: Mapping[str, Any], plan: Plan, positions: int) -> list[str]:
+    """What to look at before the run goes on, each with a remedy."""
+    said = []
+    data, scores = found["data"], found["target_logprob"]
+    total, room = found["memory_per_device"]["total"], found["device_memory"]
+    if scores and scores["num_low"]:
+        named = ", ".join(f"{one['where']} ({one['logprob']:.2f})" for one in scores["low"])
+        more = ", …" if scores["num_low"] > len(scores["low"]) else ""
+        said.append(
+            f"the target would hardly say {scores['num_low']} of {scores['rows']} sampled answers (mean "
+            f"log-probability below {scores['threshold']:g}): {named}{more}. A drafter trained on them is seldom "
+            "accepted: let the target answer the prompts, with python -m domino_jax.regenerate or "
+            "--config.data.regenerate=True."
+        )
+    if data["fraction_without_anchor"] > MANY_WITHOUT_ANCHOR:
+        said.append(
+            f"{data['rows_without_anchor']:,} of {data['rows_read']:,} rows have no two supervised tokens in a row "
+            f"within data.max_length {plan.max_length} and are left out; raise it if their answers come later."
+        )
+    if data["supervised_fraction"] < FEW_SUPERVISED:
+        said.append(
+            f"only {data['supervised_fraction']:.1%} of the tokens are supervised; look at the row shown, whose answer "
+            "should stand in [[ ]]."
+        )
+    if plan.max_length > positions:
+        said.append(
+            f"data.max_length {plan.max_length} is beyond the target's max_position_embeddings {positions}; what it "
+            "says there is no guide."
+        )
+    if room is not None and total > room:
+        said.append(
+            f"by estimate a device needs {gigabytes(total)} and has {gigabytes(room)}; widen --config.mesh.fsdp, or "
+            "raise train.accumulate, or lower train.loss_slice_blocks, or set train.remat."
+        )
+    return said
+
+
+def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(what, how much) of every finding, for console and file alike."""
+    data, plan, memory, scores = (found[name] for name in ("data", "plan", "memory_per_device", "target_logprob"))
+    told = [
+        ("mask token", f"{found['mask_token_id']}, in the embedding, in no row looked at"),
+        ("target layers", f"{found['target_layer_ids']} of {found['target_layers']}"),
+        ("rows", f"{data['rows']:,} of {data['rows_read']:,}; {data['fraction_without_anchor']:.1%} have no anchor"),
+        ("tokens", f"{data['tokens']:,}, {data['supervised_fraction']:.1%} supervised"),
+    ]
+    if scores:
+        said = f"{scores['mean']:.2f} a token in the mean of {scores['rows']} answers, lowest {scores['lowest']:.2f}"
+        told.append(("target log-probability", said))
+    room = f" of {gigabytes(found['device_memory'])}" if found["device_memory"] else ""
+    largest = sorted(((size, name) for name, size in memory.items() if name != "total"), reverse=True)
+    parts = ", ".join(f"{name} {gigabytes(size)}" for size, name in largest)
+    told.append(("memory per device (estimate)", f"{gigabytes(memory['total'])}{room}: {parts}"))
+    told.append(
+        (
+            "the run",
+            f"{plan['steps']:,} steps, {plan['rows']:,} rows, {plan['tokens']:,} tokens, {plan['epochs']:.2f} epochs",
+        )
+    )
+    if plan["hours"] is None:
+        hours = f"known after the first steps: no peak is listed for {plan['device']!r}"
+    else:
+        hours = f"{plan['hours']:.1f} at {plan['utilisation']:.0%} of the peak of {plan['devices']} × {plan['device']}"
+    told.append(("hours (estimate)", f"{hours}; {plan['flops_per_step']:.3g} FLOPs a step"))
+    return told
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
+
+
+def show(found: Mapping[str, Any], pieces: Sequence[str], console: rich.console.Console) -> None:
+    """The findings on the console; the supervised part of the example in colour where there is colour."""
+    console.print("pre-flight", style="bold")
+    for name, value in facts(found):
+        console.print(f"  {name}: {value}", highlight=False, markup=False, soft_wrap=True)
+    text = rich.text.Text("")
+    for piece in pieces:
+        text.append(piece, style="green" if piece.startswith("[[") else "dim")
+    console.print(
+        f"  a row ({found['example']['where']}), its supervised part in [[ ]]:", highlight=False, markup=False
+    )
+    console.print(text, soft_wrap=True)
+    for warning in found["warnings"]:
+        console.print(f"warning: {warning}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def save(workdir: epath.Path, found: Mapping[str, Any]) -> None:
+    """preflight.json for programs, preflight.md for people."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(workdir / "preflight.json", text + "\n")
+    lines = ["# Pre-flight", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in facts(found)]
+    lines += ["", *[f"**Warning:** {warning}\n" for warning in found["warnings"]]]
+    lines += [f"A row ({found['example']['where']}), its supervised part in [[ ]]:", ""]
+    lines += [f"    {line}" for line in found["example"]["text"].splitlines()]
+    write_whole(workdir / "preflight.md", "\n".join(lines) + "\n")

@@ -1,0 +1,104 @@
+"""Devices that are not here, for their compilers: TPU slices by name, and one GPU of a known kind.
+
+devices_of("v5e:4x4")   the 16 chips of a TPU slice: needs the libtpu wheel, not the chips
+devices_of("h200")      one GPU: needs the wheels jax-cuda12-plugin and jax-cuda12-pjrt of jax's version, no driver
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import jax
+from jax.experimental import topologies
+
+from domino_jax.runtime.errors import DominoError
+
+GB = 1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One chip by its public data sheet.
+
+    memory: bytes.  bandwidth: of that memory, bytes/s.  links: bytes/s that one chip sends to its neighbours in all.
+    """
+
+    memory: float
+    bandwidth: float
+    links: float
+
+
+# Cloud TPU's system architecture pages (per-chip HBM, its bandwidth, interchip interconnect); NVIDIA's H200 data sheet.
+CHIPS = {
+    "v4": Chip(32 * GB, 1_228 * GB, 300 * GB),
+    "v5e": Chip(16 * GB, 819 * GB, 200 * GB),
+    "v5p": Chip(95 * GB, 2_765 * GB, 600 * GB),
+    "v6e": Chip(32 * GB, 1_640 * GB, 448 * GB),
+    "h200": Chip(141 * GB, 4_800 * GB, 900 * GB),
+}
+
+# What the compiler asks of a GPU (a stream executor's device description), as an H200 answers.
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132
+  fpus_per_core: 128 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 143000000000
+  cuda_compute_capability { major: 9 }
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 5 }
+device_description_str: "NVIDIA H200"
+"""
+
+# libtpu asks Google's metadata server for these on a TPU machine; anywhere else it would only print errors.
+TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    # Its lock keeps two processes from one chip; two that only compile have no chip to share.
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+
+def chip_of(topology: str) -> Chip | None:
+    """The chip of a topology's name; None for one that is not in the table."""
+    kind = topology.split(":")[0].lower()
+    return CHIPS[kind] if kind in CHIPS else None
+
+
+def devices_of(topology: str) -> Sequence[jax.Device]:
+    """The devices of a topology, to build a Mesh and compile for; nothing can run on them.
+
+    Raises:
+        DominoError: an unknown name, or a compiler that is not installed.
+    """
+    if not jax.config.jax_platforms:
+        # Else jax would start every plug-in it finds, and give up at the one whose device is not here.
+        jax.config.update("jax_platforms", "cpu")
+    kind = topology.split(":")[0].lower()
+    if kind not in CHIPS:
+        raise DominoError(
+            f"--topology={topology}: no such chip; name one of {', '.join(CHIPS)}, as v5e:4x4, v5p:4x4x4 or h200."
+        )
+    if kind == "h200":
+        if topology.lower() != "h200":
+            raise DominoError(f"--topology={topology}: one GPU can be compiled for; write --topology=h200.")
+        return _describe(topology, "cuda", "jax-cuda12-plugin jax-cuda12-pjrt", target_config=H200, topology="1x1x1")
+    for name, value in TPU_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    return _describe(topology, "tpu", "libtpu", topology_name=topology)
+
+
+def _describe(asked: str, platform: str, wheels: str, **arguments: str) -> Sequence[jax.Device]:
+    name = {"topology_name": ""} | arguments
+    try:
+        return topologies.get_topology_desc(platform=platform, **name).devices
+    except Exception as error:  # the plug-ins raise classes of their own, and RuntimeError for all else
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
+        raise DominoError(
+            f"--topology={asked}: its compiler gives no such devices ({said}).\n"
+            f"Install it with `pip install -r requirements-compile.txt` ({wheels}), or correct the shape."
+        ) from error

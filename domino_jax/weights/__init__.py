@@ -1,0 +1,1 @@
+"""Hugging Face folders to parameters and back, for targets and drafters."""

@@ -1,0 +1,152 @@
+"""The drafter between its public folder and its parameters, and its fit to a target (CONTRACT §1.1, §1.2).
+
+62 tensors for a Domino drafter of five layers, 58 for a DFlash one, which has no head. Embeddings and lm_head are the
+target's.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError, quote
+from domino_jax.weights import formats, hf, speculators
+from domino_jax.weights.target import (
+    Entry,
+    Params,
+    Sharding,
+    decoder_layers,
+    deferred_tensors,
+    linear,
+    load_table,
+    norm,
+)
+
+_EMBEDDINGS = {"embed_tokens.weight", "model.embed_tokens.weight", "lm_head.weight"}
+_OLD_HEAD_PREFIX = "logit_head."  # early files keep the head's tensors under it
+
+
+def drafter_table(config: DrafterConfig) -> list[Entry]:
+    """Every tensor of a drafter of this config."""
+    c = config
+    backbone = ("backbone",)
+    table = [
+        linear("fc", (*backbone, "fc"), c.hidden_size, len(c.target_layer_ids) * c.hidden_size),
+        norm("hidden_norm", (*backbone, "hidden_norm"), c.hidden_size),
+        *decoder_layers(c, "", backbone),
+        norm("norm", (*backbone, "norm"), c.hidden_size),
+    ]
+    return table + head_table(config) if c.has_head else table
+
+
+def head_table(config: DrafterConfig) -> list[Entry]:
+    """The four tensors of the Domino head."""
+    c, gru = config, ("head", "gru")
+    return [
+        Entry("prefix_gru.weight_ih_l0", (*gru, "weight_ih"), (3 * c.gru_hidden_dim, c.hidden_size), transpose=True),
+        Entry("prefix_gru.weight_hh_l0", (*gru, "weight_hh"), (3 * c.gru_hidden_dim, c.gru_hidden_dim), transpose=True),
+        linear("embed_proj.0", ("head", "down"), c.emb_dim, c.hidden_size + c.gru_hidden_dim),
+        linear("embed_proj.2", ("head", "up"), c.vocab_size, c.emb_dim),
+    ]
+
+
+def refuse_other_layouts(raw: dict[str, Any], names: Iterable[str]) -> None:
+    """Raises DataError for the drafter layouts of other projects, which look alike and mean something else.
+
+    Args:
+        raw: the parsed config.json.  names: the tensor names of the folder.
+    """
+    stored = sorted(_EMBEDDINGS & set(names))
+    architectures = raw.get("architectures")
+    dspark = [name for name in architectures if "DSpark" in str(name)] if isinstance(architectures, list) else []
+    if dspark:
+        raise DataError(
+            f"this drafter is in the DeepSpec layout ({', '.join(map(quote, dspark[:3]))}), not the public Domino one:"
+            " its keys stand flat at the top level, its head is another one, and it stores embed_tokens and lm_head.\n"
+            "To convert its backbone: move mask_token_id and target_layer_ids into dflash_config, keep the tensors"
+            " fc, hidden_norm, layers and norm,\n"
+            "and drop its head, and embed_tokens and lm_head if they equal the target's."
+        )
+    if stored:
+        raise DataError(
+            f"this drafter stores {', '.join(stored)}; the public Domino layout takes embeddings and lm_head from the"
+            " target (DeepSpec stores them).\n"
+            "To convert: check that they equal the target's and drop them; a drafter with its own cannot be used."
+        )
+
+
+def check_fits(config: DrafterConfig, target: Qwen3Config) -> None:
+    """Raises DataError unless the drafter was made for a target of these shapes."""
+    pairs = {
+        "hidden_size": (config.hidden_size, target.hidden_size),
+        "vocab_size": (config.vocab_size, target.vocab_size),
+        "target layers": (config.num_target_layers, target.num_hidden_layers),
+    }
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise DataError(
+                f"the drafter was made for {name} {ours}, but the target has {theirs};"
+                " name the target it was trained with."
+            )
+    if not 0 <= config.mask_token_id < target.vocab_size:
+        raise DataError(
+            f"the drafter's mask_token_id {config.mask_token_id} is no row of the target's embedding (vocab_size"
+            f" {target.vocab_size})."
+        )
+    last = target.num_hidden_layers - 1
+    beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
+    if beyond:
+        raise DataError(
+            f"the drafter's target_layer_ids hold {beyond}, but the target has layers 0..{last}, and the last one's"
+            " public hidden state is already normed, so it cannot be tapped."
+        )
+
+
+def load_drafter(
+    path: str | Path,
+    target: Qwen3Config,
+    dtype: Any,
+    sharding: Sharding = None,
+    target_path: str | Path | None = None,
+) -> tuple[DrafterConfig, Params]:
+    """A drafter that fits `target`, from a local folder, a hub id or a train workdir (its `export/`), in `dtype`.
+
+    target_path: the target's folder or hub id, for drafters in the speculators layout that store its embeddings.
+    """
+    folder = hf.drafter_folder(path)
+    raw = hf.read_config(folder)
+    tensors = hf.open_tensors(folder)
+    skipped: tuple[str, ...] = ()
+    if speculators.is_speculators(raw):
+        raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, target.num_hidden_layers))
+        speculators.check_copies(tensors, target_path)
+        skipped = (*speculators.COPIES, *speculators.UNUSED)
+    else:
+        refuse_other_layouts(raw, tensors)
+    config = hf.parse_config(folder, raw, DrafterConfig.from_dict)
+    check_fits(config, target)
+    prefixes = (_OLD_HEAD_PREFIX, speculators.HEAD_PREFIX) if config.has_head else ()
+    aliases = {prefix + entry.name: entry.name for prefix in prefixes for entry in head_table(config)}
+    return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
+
+
+def save_drafter(
+    folder: str | Path,
+    config: DrafterConfig,
+    params: Params,
+    dtype: str = "bfloat16",
+    format: str = formats.SERVING,
+    verifier: str | None = None,
+) -> None:
+    """Writes a drafter as a public folder, for SGLang and vLLM, for SpecForge's training, or `load_drafter`.
+
+    Every array must be readable by this process: on several hosts, gather the parameters first and write from one.
+
+    Args:
+        format, verifier: as for formats.public_config.
+    """
+    raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
+    hf.write_folder(folder, deferred_tensors(drafter_table(config), params, dtype), raw)

@@ -1,0 +1,75 @@
+"""The folders a drafter is exported as, and which released servers draft with it as it was trained.
+
+What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from domino_jax.drafters.config import DrafterConfig
+
+# serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from.
+FORMATS = (SERVING, SPECFORGE) = ("serving", "specforge")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def public_config(config: DrafterConfig, format: str = SERVING, verifier: str | None = None) -> dict[str, Any]:
+    """The config.json of an exported folder.
+
+    Args:
+        format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
+    """
+    raw = config.to_dict()
+    if format == SPECFORGE and config.has_head:
+        return {**raw, "architectures": ["DominoDraftModel"]}
+    if format == SERVING and vllm_refusal(config) is None and is_hub_id(verifier):
+        raw |= speculators_keys(config, verifier)
+    return raw
+
+
+def speculators_keys(config: DrafterConfig, verifier: str) -> dict[str, Any]:
+    """The keys with which `vllm serve FOLDER` finds the target and the number of drafts by itself."""
+    proposal = {"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}
+    return {
+        "speculators_model_type": "dflash",
+        # vLLM demands the key; it reads the layers' shapes from the top level, where they also stand for SGLang.
+        "transformer_layer_config": {},
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+    }
+
+
+def is_hub_id(path: str | None) -> bool:
+    """True for "owner/name" that is no folder here. A revision has no key to be written under, so it makes none."""
+    return path is not None and _HUB_ID.fullmatch(path) is not None and not Path(path).exists()
+
+
+def sglang_refusal(config: DrafterConfig) -> str | None:
+    """Why SGLang does not draft with this drafter as it was trained; None when it does."""
+    if config.has_head and config.pure_draft_prefix_len != 1:
+        return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {config.pure_draft_prefix_len}"
+    if config.shift_label and not config.has_head:
+        return "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
+    return None
+
+
+def vllm_refusal(config: DrafterConfig) -> str | None:
+    """Why vLLM does not draft with this drafter as it was trained; None when it does."""
+    if config.has_head:
+        return "vLLM has no Domino head"
+    return "vLLM refuses sample_from_anchor for DFlash" if config.shift_label else None
+
+
+def serving_note(config: DrafterConfig) -> str | None:
+    """A sentence for whoever exports a drafter that no released server drafts with; None for the others."""
+    if sglang_refusal(config) is None:
+        return None
+    return (
+        f"SGLang cannot serve this drafter: {sglang_refusal(config)}. vLLM cannot either: {vllm_refusal(config)}."
+        " domino_jax.decode reads it."
+    )

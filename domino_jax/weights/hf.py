@@ -1,0 +1,369 @@
+"""Hugging Face folders: finding them, reading them without trusting them, writing them whole.
+
+Nothing in a folder is ever executed: config.json is plain JSON, `auto_map` is not followed, pickles are not opened.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from domino_jax.runtime.errors import DataError, DominoError, quote, unwritable
+from domino_jax.runtime.remote import exists, fetch_folder, is_remote
+from domino_jax.weights.safetensors_file import (
+    FLOATS,
+    Deferred,
+    Stored,
+    is_finite,
+    parse_json,
+    read_header,
+    read_slice,
+    write_file,
+)
+
+FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+JSON_LIMIT = 16_000_000  # bytes; the index of a 64-layer model has 0.1 MB
+SHARD_LIMIT = 10_000
+SHARD_BYTES = 5_000_000_000  # what the public tools write: a file above it goes into several
+LISTED = 10  # names in one message
+_PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5", ".msgpack")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja")
+# What an earlier writing may have left: weights in other shards, and temporary files when it was killed.
+_LEFTOVER = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.[0-9a-f]+\.tmp")
+
+log = logging.getLogger(__name__)
+Config = TypeVar("Config")
+
+
+def resolve_folder(path: str | Path) -> Path:
+    """A local folder, or the local copy of a hub model given as "owner/name" or "owner/name@revision", or of a folder
+    in a bucket (gs://).
+
+    What starts with / . ~ or exists here is local and never asked of a hub. With HF_HUB_OFFLINE=1 only the
+    cache is asked.
+    """
+    path = str(path)
+    if is_remote(path):
+        return fetch_folder(path, FOLDER_FILES)
+    local = Path(os.path.expanduser(path))
+    if path.startswith(("/", ".", "~")) or (path and local.exists()):
+        if not local.is_dir():
+            raise DominoError(
+                f"{path} {'is a file, not a folder' if local.exists() else 'does not exist'}; name a folder."
+            )
+        return local
+    # Imported here: it costs a fifth of a second, and a local folder never needs it.
+    import huggingface_hub
+
+    name, _, revision = path.partition("@")
+    try:
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision or None, allow_patterns=list(FOLDER_FILES), ignore_patterns=["*/*"]
+        )
+    except (OSError, ValueError, RuntimeError) as error:  # what the hub's and the HTTP library's errors derive from
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise DominoError(
+            f"{quote(path)} is no folder here, and the hub did not give it: {reason}\n"
+            "Name a local folder (./NAME), or fetch it first and set HF_HUB_OFFLINE=1."
+        ) from None
+    return Path(found)
+
+
+def drafter_folder(path: str | Path) -> Path:
+    """As resolve_folder, but of a train workdir, here or in a bucket, its export/."""
+    if is_remote(path):
+        exported = f"{str(path).rstrip('/')}/export"
+        return resolve_folder(exported if exists(f"{exported}/config.json") else path)
+    folder = resolve_folder(path)
+    return folder / "export" if (folder / "export" / "config.json").is_file() else folder
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a plain file name in `folder`; DataError when it, or what it links to, lies outside.
+
+    A hub cache keeps `<repository>/snapshots/<revision>/` full of links into `<repository>/blobs/`. A folder whose
+    parent is called "snapshots" may therefore link into the "blobs" beside that parent, and nowhere else.
+    """
+    if not isinstance(name, str) or not name or set(name) & set("/\\\0") or name in (".", ".."):
+        raise DataError(f"{folder}: {quote(name)} is no plain file name; nothing outside the folder is opened.")
+    root = folder.resolve()
+    allowed = [root]
+    if root.parent.name == "snapshots":
+        allowed.append(root.parent.parent / "blobs")
+    try:
+        target = (folder / name).resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        raise DataError(f"{folder}: {quote(name)} is a link that leads nowhere.") from None
+    if not any(target.is_relative_to(place) for place in allowed):
+        raise DataError(f"{folder}: {quote(name)} links to {target}, outside the folder; copy the file into it.")
+    return folder / name
+
+
+def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any]:
+    """A JSON object of the folder; {} when an optional file is absent."""
+    path = inside(folder, name)
+    if not path.is_file():
+        if required:
+            raise DataError(f"{folder} holds no {name}; it is not a complete Hugging Face folder.")
+        return {}
+    try:
+        size = path.stat().st_size
+        if size > JSON_LIMIT:
+            raise DataError(f"{folder}/{name} has {size} bytes; more than {JSON_LIMIT} are refused.")
+        text = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{folder}/{name} cannot be read: {error.strerror}.") from None
+    return parse_json(text, f"{folder}/{name}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json without `auto_map`, which is named in a warning and never followed."""
+    raw = read_json(folder, "config.json")
+    if raw.pop("auto_map", None):
+        log.warning("%s/config.json names code in auto_map; it is ignored, nothing of it is imported.", folder)
+    if raw.get("quantization_config"):
+        raise DataError(f"{folder} is quantised (quantization_config); use the bfloat16 or float32 checkpoint.")
+    return raw
+
+
+def parse_config(folder: Path, raw: dict[str, Any], parse: Callable[[dict[str, Any]], Config]) -> Config:
+    """`parse(raw)`, with a value of the wrong kind (a list for a number, …) reported as what it is: damaged data."""
+    try:
+        return parse(raw)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"{folder}/config.json holds a value of the wrong kind: {quote(str(error))}.") from None
+
+
+def stop_ids(folder: Path) -> tuple[int, ...]:
+    """The union of eos_token_id (an int or a list) of generation_config.json and config.json, ascending."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(folder, name, required=False).get("eos_token_id")
+        values = value if isinstance(value, list) else [] if value is None else [value]
+        if any(type(item) is not int or item < 0 for item in values):
+            raise DataError(f"{folder}/{name} has eos_token_id {quote(value)}; expected a token id or a list of them.")
+        found.update(values)
+    return tuple(sorted(found))
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer with its chat template, or None when the folder has no tokenizer files."""
+    present = [name for name in _TOKENIZER_FILES if inside(folder, name).is_file()]
+    if "tokenizer.json" not in present and not {"vocab.json", "merges.txt"} <= set(present):
+        return None
+    # Imported here: transformers takes over a second to import, and runs on token ids need no tokenizer. It would also
+    # warn on stderr that PyTorch is missing, which is as it should be.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
+
+
+class Tensors:
+    """The tensors of a folder by name. Headers are read and checked at once, data when asked for."""
+
+    def __init__(self, folder: Path, stored: dict[str, Stored]):
+        self.folder = folder
+        self._stored = stored
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored[name].shape
+
+    def dtype(self, name: str) -> str:
+        """The type's name in the file: F32, BF16, I64, …"""
+        return self._stored[name].dtype
+
+    def is_float(self, name: str) -> bool:
+        return self._stored[name].dtype in FLOATS
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
+        """A copy of the tensor, or of the slice `index` of it; NaN and infinities raise DataError."""
+        array = read_slice(self._stored[name], index)
+        if not is_finite(array):
+            raise DataError(
+                f"{self.folder}: tensor {quote(name)} holds NaN or an infinity; the checkpoint is unusable."
+            )
+        return array
+
+
+def open_tensors(folder: Path) -> Tensors:
+    """Opens model.safetensors, or the shards that model.safetensors.index.json names."""
+    if inside(folder, SINGLE).is_file():
+        return Tensors(folder, read_header(inside(folder, SINGLE)))
+    if inside(folder, INDEX).is_file():
+        return Tensors(folder, _read_shards(folder))
+    found = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)
+    if found:
+        raise DataError(
+            f"{folder} holds its weights only as {', '.join(map(quote, found[:3]))}, which can run code when opened.\n"
+            f"It was not opened. Fetch the repository's safetensors files, or convert it elsewhere to {SINGLE}."
+        )
+    raise DataError(f"{folder} holds neither {SINGLE} nor {INDEX}; it is not a complete checkpoint.")
+
+
+def _read_shards(folder: Path) -> dict[str, Stored]:
+    """Every shard's header; the index and the shards must tell the same story."""
+    weight_map = read_json(folder, INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise DataError(f"{folder}/{INDEX} has no weight_map object.")
+    # All names are judged before the first file is opened.
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard.endswith(".safetensors"):
+            raise DataError(
+                f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, which is no .safetensors file."
+            )
+    shards = sorted(set(weight_map.values()))
+    if len(shards) > SHARD_LIMIT:
+        raise DataError(f"{folder}/{INDEX} names {len(shards)} shards; more than {SHARD_LIMIT} are refused.")
+    paths = {shard: inside(folder, shard) for shard in shards}
+    missing = [shard for shard, path in paths.items() if not path.is_file()]
+    if missing:
+        raise DataError(f"{folder} lacks {list_names(missing)}, named by {INDEX}; fetch the folder again.")
+    placed: dict[str, set[str]] = {shard: set() for shard in shards}
+    for tensor, shard in weight_map.items():
+        placed[shard].add(tensor)
+    stored: dict[str, Stored] = {}
+    # The first shard that disagrees ends the reading: ten thousand names may be links to one file.
+    for shard, path in paths.items():
+        header = read_header(path)
+        if strays := list(header.keys() - placed[shard]):
+            raise DataError(f"{folder}: shards hold tensors that {INDEX} does not place there: {list_names(strays)}.")
+        if lost := list(placed[shard] - header.keys()):
+            raise DataError(f"{folder}: {INDEX} places tensors in shards that lack them: {list_names(lost)}.")
+        stored.update(header)
+    return stored
+
+
+def list_names(names: list[str]) -> str:
+    """Up to ten names, sorted, and how many more there are."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(quote(name)[1:-1] for name in sorted(names)[:LISTED]) + more
+
+
+def write_folder(
+    folder: str | Path,
+    tensors: Mapping[str, np.ndarray | Deferred],
+    config: dict[str, Any],
+    extra_json: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
+    """Writes weights, config.json and `extra_json` ({file name: object}) into a local folder.
+
+    Every file is first written whole under a temporary name and then renamed, config.json last, so that a reader
+    never meets half a file. Weights in other shards and temporary files of an earlier writing are removed.
+    """
+    if is_remote(folder):
+        raise DominoError(f"{quote(str(folder))} is no local folder; write to a local one and copy it.")
+    folder = Path(os.path.expanduser(folder))
+    deferred = {name: _defer(tensor) for name, tensor in tensors.items()}
+    shards = _shards(deferred)
+    jsons = {**(extra_json or {}), "config.json": config}
+    if len(shards) > 1:
+        weight_map = {name: shard for shard, names in shards.items() for name in names}
+        total = sum(tensor.nbytes for tensor in deferred.values())
+        jsons = {INDEX: {"metadata": {"total_size": total}, "weight_map": weight_map}, **jsons}
+    temporary: dict[str, Path] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in [*shards, *jsons]:
+            temporary[name] = inside(folder, f".{name}.{os.getpid()}.tmp")
+        for shard, names in shards.items():
+            write_file(temporary[shard], {name: deferred[name] for name in names})
+        for name, content in jsons.items():
+            _write_json(temporary[name], content)
+        for name, path in temporary.items():
+            os.replace(path, folder / name)
+        for entry in folder.iterdir():
+            if _LEFTOVER.fullmatch(entry.name) and entry.name not in temporary:
+                entry.unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    finally:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
+    """A fresh folder to fill; when the block ends well it takes the place of `folder`, which is never seen half full.
+
+    Args:
+        own_names: what entries of `folder` may be called that are lost with it; any other entry is a DominoError.
+    """
+    folder = Path(os.path.expanduser(folder)).resolve()
+    fresh, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
+    try:
+        entries = folder.iterdir() if folder.exists() else ()
+        strange = [entry.name for entry in entries if not own_names.fullmatch(entry.name)]
+        if strange:
+            raise DominoError(
+                f"{folder} holds {list_names(strange)}, which no export wrote and which would be lost; "
+                "name a folder of its own."
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(folder, "new")
+        fresh.mkdir()
+        yield fresh
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(fresh, folder)
+        _remove_left(folder, "old")  # only now: it may be the one whole copy that a killed writing left
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _remove_left(folder: Path, kind: str) -> None:
+    """Removes what this writing of `folder`, or one that was killed, left beside it."""
+    name = re.compile(re.escape(f".{folder.name}.") + rf"\d+\.{kind}")
+    for entry in list(folder.parent.iterdir()):
+        if name.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _defer(tensor: np.ndarray | Deferred) -> Deferred:
+    return tensor if isinstance(tensor, Deferred) else Deferred(tensor.dtype, tensor.shape, lambda: tensor)
+
+
+def _shards(tensors: Mapping[str, Deferred]) -> dict[str, list[str]]:
+    """{file name: tensor names}: one file, or as many as SHARD_BYTES asks for."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name in sorted(tensors):
+        if groups[-1] and filled + tensors[name].nbytes > SHARD_BYTES:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += tensors[name].nbytes
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups)}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

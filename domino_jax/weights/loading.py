@@ -1,0 +1,176 @@
+"""From folders to models that can run: what the commands share. Nothing here knows a recipe."""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import stat
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from domino_jax.drafters.drafter import Drafter, DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.weights import drafter as drafter_files
+from domino_jax.weights import hf
+from domino_jax.weights import target as target_files
+
+LAST_NORM = "model.norm.weight"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedTarget:
+    """A target as its folder gives it; without a tokenizer (None) only token_ids can be prompts."""
+
+    path: str
+    model: Qwen3
+    params: dict
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+
+
+def load_target(path: str, dtype: str, sharding: target_files.Sharding = None) -> LoadedTarget:
+    """Weights in `dtype` (float32 or bfloat16), tokenizer and stop ids of a local folder or a hub id.
+
+    sharding: where the weights go (target.convert.Sharding); this process' first device when None. Of a sharded weight
+    a host reads what its devices hold.
+    """
+    use_exact_matmuls(dtype)
+    folder = hf.resolve_folder(path)
+    config, params = target_files.load_target(folder, np.dtype(dtype), sharding)
+    model = Qwen3(config, np.dtype(dtype))
+    return LoadedTarget(str(path), model, params, hf.load_tokenizer(folder), hf.stop_ids(folder))
+
+
+def read_target_config(path: str) -> Qwen3Config:
+    """The shapes of a local folder's or hub id's target, without its weights."""
+    folder = hf.resolve_folder(path)
+    return hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+
+
+def target_identity(config: Qwen3Config, scale: np.ndarray) -> str:
+    """Tells targets apart without reading all of them: the last norm's weights differ between any two trained ones.
+
+    scale: the last norm's weights in the dtype that the target runs in.
+    """
+    return hashlib.sha256(str(config).encode() + str(scale.dtype).encode() + scale.tobytes()).hexdigest()
+
+
+def read_target_identity(path: str, dtype: str) -> str:
+    """target_identity of a folder or hub id, with nothing put on a device."""
+    folder = hf.resolve_folder(path)
+    config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+    tensors = hf.open_tensors(folder)
+    if LAST_NORM not in tensors:
+        raise DataError(f"{folder} holds no tensor {LAST_NORM}; it is not a complete Qwen3 checkpoint.")
+    return target_identity(config, tensors.read(LAST_NORM).astype(dtype))
+
+
+def use_exact_matmuls(dtype: str) -> None:
+    """float32 means float32: GPUs and TPUs otherwise multiply it in TF32 or bfloat16, and equal texts would be luck."""
+    if dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
+def keep_compiled(folder: pathlib.Path) -> None:
+    """Keeps compiled programs in `folder`, so that a restart and the final decoding find what was compiled before.
+
+    Whoever can write there can run code here. A folder that others may write is refused, and one that belongs to
+    somebody else is not used, with a warning: on a network disk the user may be another one than here.
+    A cache that the environment names already (JAX_COMPILATION_CACHE_DIR) stays in use.
+    """
+    if jax.config.jax_compilation_cache_dir:
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid != os.geteuid():
+        print(
+            f"warning: {folder} belongs to user {found.st_uid} and this is user {os.geteuid()}: compiled programs are"
+            " not kept. To keep them, name a folder of yours in JAX_COMPILATION_CACHE_DIR.",
+            file=sys.stderr,
+        )
+        return
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DominoError(
+            f"{folder} holds compiled programs and others may write there (mode {mode:o}); run chmod 700 {folder}."
+        )
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
+    """The same target in another dtype; itself when it has that one already."""
+    if np.dtype(dtype) == np.dtype(loaded.model.dtype):
+        return loaded
+    use_exact_matmuls(dtype)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), loaded.params)
+    return dataclasses.replace(loaded, model=Qwen3(loaded.model.config, np.dtype(dtype)), params=params)
+
+
+def load_models(
+    loaded: LoadedTarget,
+    drafter_path: str | None,
+    modes: Sequence[str],
+    sharding: target_files.Sharding = None,
+    block_size: int = 0,
+    split_head: bool = False,
+) -> Models:
+    """The target with the drafter that `modes` need; a folder, a hub id, or a train workdir (its export/).
+
+    Args:
+        sharding: where the drafter's weights go, as for load_target.
+        block_size: slots of the draft block, at most the drafter's own; 0: its own.
+        split_head: the sharding splits the Domino head over the vocabulary (decode_placement).
+    """
+    if not needs_drafter(modes):
+        return Models(loaded.model, loaded.params)
+    if not drafter_path:
+        raise DominoError(
+            f"decode.modes {', '.join(modes)} need a drafter, and none is named: set --config.drafter.path=FOLDER,\n"
+            "or decode without one: --config.decode.modes=\"('autoregressive',)\"."
+        )
+    dtype = np.dtype(loaded.model.dtype)
+    config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
+    check_head(config.has_head, modes)
+    return Models(
+        loaded.model,
+        loaded.params,
+        Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head),
+        params,
+    )
+
+
+def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
+    """The drafter with a shorter block: its slots attend to each other, so fewer of them are a drafter of their own."""
+    if not block_size:
+        return config
+    if block_size > config.block_size:
+        raise DominoError(
+            f"decode.block_size is {block_size}, but the drafter was trained with blocks of {config.block_size};"
+            " lower it, or set 0 for the drafter's own."
+        )
+    if config.has_head and config.suffix_start >= block_size:
+        raise DominoError(
+            f"decode.block_size {block_size} leaves the drafter's head no slot behind its prefix"
+            f" (pure_draft_prefix_len {config.pure_draft_prefix_len}); set {config.suffix_start + 1} or more."
+        )
+    return dataclasses.replace(config, block_size=block_size)
+
+
+def needs_drafter(modes: Sequence[str]) -> bool:
+    return any(mode != "autoregressive" for mode in modes)
+
+
+def check_head(has_head: bool, modes: Sequence[str]) -> None:
+    """Mode domino needs a drafter with a Domino head; told before anything is decoded."""
+    if "domino" in modes and not has_head:
+        raise DominoError(
+            "decode.modes holds domino, but the drafter is a plain DFlash one without a Domino head;\n"
+            "take domino out: --config.decode.modes=\"('autoregressive','backbone')\"."
+        )

@@ -1,0 +1,137 @@
+"""Drafters in the layout of vllm-project/speculators (dflash and domino), read as public ones.
+
+There the layers' shapes are nested in transformer_layer_config, without the values that equal Qwen3Config's defaults;
+layer ids are one higher; the Domino head's tensors have a prefix; and copies of the target's embeddings may be stored.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domino_jax.drafters.config import DOMINO
+from domino_jax.runtime.errors import DataError, quote
+from domino_jax.weights import hf
+from domino_jax.weights.target import EMBEDDING, LM_HEAD
+
+HEAD_PREFIX = "logits_correction."
+# {the copy's name: the target's}; a tied target has no lm_head and its embedding is copied.
+COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
+# What only training reads, and the maps of a smaller draft vocabulary, which is refused by draft_vocab_size.
+UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")
+_COMPARED_ROWS = 4096  # rows of a copy compared at a time, so that two embeddings never lie on the host
+
+# Of transformers' Qwen3Config: what a key that transformer_layer_config leaves out means.
+_DEFAULTS = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 32_768,
+}
+_DEFAULT_THETA = 10_000.0
+_DOMINO_KEYS = {
+    "emb_dim": "logits_correction_emb_dim",
+    "gru_hidden_dim": "gru_hidden_dim",
+    "pure_draft_prefix_len": "pure_draft_prefix_len",
+}
+
+
+def is_speculators(raw: dict[str, Any]) -> bool:
+    """True for the nested layout; a flat config.json with speculators' keys besides is a public one."""
+    if raw.get("dflash_config"):
+        return False
+    return bool(raw.get("transformer_layer_config")) or "aux_hidden_state_layer_ids" in raw
+
+
+def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
+    """The public config.json of a speculators one.
+
+    Args:
+        target_layers: layers of the target, which the layout does not store.
+    Raises:
+        DataError: another algorithm than dflash and domino, or a key that is missing.
+    """
+    algorithm = raw.get("speculators_model_type")
+    if algorithm not in ("dflash", DOMINO):
+        raise DataError(
+            f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; only 'dflash'"
+            " and 'domino' are supported."
+        )
+    layer = raw.get("transformer_layer_config") or {}
+    if layer.get("model_type", "qwen3") != "qwen3":
+        raise DataError(
+            f"this drafter's transformer_layer_config has model_type {quote(layer['model_type'])}; only 'qwen3' is"
+            " supported."
+        )
+    needed = ["block_size", "mask_token_id", "aux_hidden_state_layer_ids", "draft_vocab_size"]
+    needed += ["sample_from_anchor", *_DOMINO_KEYS.values()] if algorithm == DOMINO else []
+    missing = [name for name in needed if raw.get(name) is None]
+    if missing:
+        raise DataError(
+            f"the drafter's config.json (speculators, {algorithm}) lacks {', '.join(missing)}; these are never guessed:"
+            " add the values it was trained with."
+        )
+    head = {name: raw[key] for name, key in _DOMINO_KEYS.items()} if algorithm == DOMINO else {}
+    return {
+        **_DEFAULTS,
+        **_rope(layer),
+        **{key: value for key, value in layer.items() if value is not None},
+        **{name: raw[name] for name in ("draft_vocab_size", "target_hidden_size") if name in raw},
+        "use_sliding_window": "sliding_attention" in (layer.get("layer_types") or ()),
+        "block_size": raw["block_size"],
+        "num_target_layers": target_layers,
+        # Full layers always read the whole block there; absent, only the sliding ones are causal, as in public files.
+        "is_causal": False if raw.get("sliding_window_non_causal") else None,
+        "dflash_config": {
+            "mask_token_id": raw["mask_token_id"],
+            "target_layer_ids": [index - 1 for index in raw["aux_hidden_state_layer_ids"]],
+            "projector_type": algorithm,
+            "shift_label": bool(raw.get("sample_from_anchor", False)),
+            **head,
+        },
+    }
+
+
+def _rope(layer: dict[str, Any]) -> dict[str, Any]:
+    """The default theta, where the layer's config has none."""
+    stated = "rope_theta" in layer or "rope_theta" in (layer.get("rope_parameters") or {})
+    return {} if stated else {"rope_theta": _DEFAULT_THETA}
+
+
+def check_copies(tensors: hf.Tensors, target_path: str | Path | None) -> None:
+    """Raises DataError unless the embeddings that a drafter stores are those of the target's folder or hub id.
+
+    Compared in bfloat16: one of the two files may be in float32.
+    """
+    stored = {name: original for name, original in COPIES.items() if name in tensors}
+    if not stored:
+        return
+    if target_path is None:
+        raise DataError(f"{tensors.folder} stores {', '.join(stored)}, and no target was given to compare them with.")
+    target = hf.open_tensors(hf.resolve_folder(target_path))
+    for name, original in stored.items():
+        original = EMBEDDING if original not in target else original
+        if not _equal(tensors, name, target, original):
+            raise DataError(
+                f"{tensors.folder}: {name} differs from the target's {original}; a drafter with its own embeddings"
+                " cannot be used. Name the target it was trained with."
+            )
+
+
+def _equal(tensors: hf.Tensors, name: str, target: hf.Tensors, original: str) -> bool:
+    shape = tensors.shape(name)
+    if original not in target or target.shape(original) != shape or len(shape) != 2:
+        return False
+    for start in range(0, shape[0], _COMPARED_ROWS):
+        rows = (slice(start, start + _COMPARED_ROWS),)
+        one, other = (
+            np.asarray(array, "bfloat16") for array in (tensors.read(name, rows), target.read(original, rows))
+        )
+        if not np.array_equal(one, other):
+            return False
+    return True

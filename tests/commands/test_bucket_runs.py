@@ -1,0 +1,132 @@
+"""A whole run whose target, rows, prompts and workdir are in a bucket of a real server: trained, killed, resumed, its
+newest checkpoint damaged, decoded. gcsfs and tensorstore both speak to that server (conftest.storage_url).
+"""
+
+import json
+
+import jax
+import pytest
+
+from domino_jax import decode, export, train
+from domino_jax.recipe import cli
+from domino_jax.runtime import remote
+from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.training.metrics import MetricsWriter, read_rows
+from tests.commands.test_train_command import GOLDEN, STEPS, arguments, files, losses, start  # noqa: F401
+
+SETTINGS = {"config__eval__every": 4}
+
+
+@pytest.fixture
+def stored(bucket, files, tmp_path, monkeypatch):  # noqa: F811
+    """Arguments of a run all of whose paths are in the bucket, and its workdir."""
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    store = remote.filesystem(bucket)
+    for file in (GOLDEN / "target").iterdir():
+        store.pipe_file(f"{bucket}/target/{file.name}", file.read_bytes())
+    addresses = []
+    for file in files:
+        addresses.append(f"{bucket}/data/{file.name}")
+        store.pipe_file(addresses[-1], file.read_bytes())
+    return arguments(addresses, f"{bucket}/run", config__target__path=f"{bucket}/target", **SETTINGS), remote.open_path(
+        f"{bucket}/run"
+    )
+
+
+def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, files, tmp_path, monkeypatch, capsys):  # noqa: F811
+    argv, workdir = stored
+    assert start(arguments(files, tmp_path / "local", **SETTINGS)) == 0
+
+    # ---- killed at step 6
+    write = MetricsWriter.write
+
+    def dies_at_six(self, step, values):
+        if step == 6:
+            raise KeyboardInterrupt
+        write(self, step, values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetricsWriter, "write", dies_at_six)
+        assert start(argv) == 130
+    assert [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "loss" in row] == [1, 2, 3, 4, 5]
+
+    # ---- resumed, with the index of the first start
+    with monkeypatch.context() as patched:
+        patched.setattr("domino_jax.data.index._measure", None)
+        assert start(argv) == 0
+    assert "continues from step 4" in capsys.readouterr().out
+    assert losses(workdir) == losses(tmp_path / "local")
+    weights = (workdir / "export" / "model.safetensors").read_bytes()
+    assert weights == (tmp_path / "local" / "export" / "model.safetensors").read_bytes()
+    names = {path.name for path in workdir.iterdir()}
+    assert {"metrics.jsonl", "tensorboard", "checkpoints", "export", "plots", "data", "finished.json"} <= names
+    assert not any(name.endswith(".part") for name in names)
+
+    # ---- the newest checkpoint damaged: the one before it is taken, and the run ends the same
+    store = remote.filesystem("gs://")
+    written = store.find(str(workdir / "checkpoints" / str(STEPS)), detail=True)
+    large = max(written.values(), key=lambda file: file["size"])
+    data = bytearray(store.cat(large["name"]))
+    data[len(data) // 2] ^= 1
+    store.pipe_file(large["name"], bytes(data))
+    (workdir / "finished.json").unlink()
+    assert start(argv) == 0
+    said = capsys.readouterr().out
+    assert f"the checkpoint of step {STEPS} is damaged" in said and "continues from step 4" in said
+    assert (workdir / "checkpoints" / "corrupt" / str(STEPS)).exists()
+    assert losses(workdir) == losses(tmp_path / "local")
+    assert (workdir / "export" / "model.safetensors").read_bytes() == weights
+
+    # ---- shown, exported and decoded from there
+    assert start(argv) == 0 and "holds a finished run" in capsys.readouterr().out
+    output = workdir.parent / "exported"
+    with pytest.raises(SystemExit) as left:
+        cli.run(export.main, ("workdir", "output"), argv=["export", f"--workdir={workdir}", f"--output={output}"])
+    assert not left.value.code and (output / "config.json").exists()
+    decoding = [argument for argument in argv if not argument.startswith("--workdir")]
+    decoding += [f"--output={tmp_path / 'decoded'}", f"--config.drafter.path={workdir}"]
+    with pytest.raises(SystemExit) as left:
+        cli.run(decode.main, ("config",), ("output", "distributed"), decoding)
+    assert not left.value.code
+    report = json.loads((tmp_path / "decoded" / "report.json").read_text())
+    assert all(count["same"] == count["of"] == 2 for count in report["identical_outputs"].values())
+
+
+def test_a_finished_run_keeps_its_report_and_plots_in_the_bucket(stored):
+    argv, workdir = stored
+    short = [argument for argument in argv if not argument.startswith(("--config.train.steps", "--config.eval.final"))]
+    assert start([*short, "--config.train.steps=2", "--config.eval.final=True"]) == 0
+    assert {"report.json", "generations.jsonl", "report.md"} <= {path.name for path in (workdir / "report").iterdir()}
+    assert [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "loss" in row] == [1, 2]
+
+
+def test_a_dry_run_writes_to_a_bucket(stored):
+    argv, workdir = stored
+    with pytest.raises(SystemExit) as left:
+        cli.run(train.main, ("config", "workdir"), ("distributed", "dry_run"), [*argv, "--dry_run"], ("workdir",))
+    assert not left.value.code and json.loads((workdir / "dry_run.json").read_text())["chips"] >= 1
+
+
+def test_checkpoints_in_a_bucket_are_kept_found_and_set_aside_like_local_ones(bucket, capsys):
+    def state(value):
+        return {"w": jax.numpy.full((4,), value, "float32")}
+
+    with Checkpoints(f"{bucket}/run", keep=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, state(step), {"item": step}, {})
+            if step == 1:
+                checkpoints.mark_tau(1, 2.0)
+            checkpoints.wait()
+        assert checkpoints.steps() == [1, 2, 3]  # two, and the best
+    store = remote.filesystem(bucket)
+    written = store.find(f"{bucket}/run/checkpoints/3/state", detail=True)
+    large = max(written.values(), key=lambda file: file["size"])
+    data = bytearray(store.cat(large["name"]))
+    data[len(data) // 2] ^= 1
+    store.pipe_file(large["name"], bytes(data))
+    with Checkpoints(f"{bucket}/run", keep=2) as checkpoints:
+        restored = checkpoints.restore_latest(jax.eval_shape(lambda: state(0)))
+        assert checkpoints.steps() == [1, 2] and checkpoints.best() == (1, 2.0)
+    assert restored.step == 2 and restored.state["w"].tolist() == [2.0] * 4 and restored.data_state == {"item": 2}
+    assert "the checkpoint of step 3 is damaged" in capsys.readouterr().out
+    assert "manifest.json" in remote.list_files(f"{bucket}/run/checkpoints/corrupt/3")

@@ -1,0 +1,210 @@
+"""What happens to a command from outside: Ctrl-C while it is imported, a closed pipe or terminal, a read-only disk."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import pty
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only, unwritable
+from tests.commands.test_train_command import arguments, training_rows, write_rows
+from tests.helpers.paths import ROOT
+
+COMMANDS = ("train", "decode", "regenerate", "export", "tune")
+
+# A command as ours are, with something to say before and after its reader is gone.
+TALKS = """
+import pathlib, sys, time
+from domino_jax.recipe import cli
+
+def main(flags):
+    print("ready", flush=True)
+    while not pathlib.Path(flags.output).exists():
+        time.sleep(0.01)
+    for number in range(3_000):
+        print("a line that is longer than most", number)
+    print("a warning", file=sys.stderr, flush=True)
+    pathlib.Path(flags.output).write_text("done")
+    return 42
+
+cli.run(main, (), ("output",))
+"""
+
+
+def start(*command, **how):
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    return subprocess.Popen([sys.executable, *map(str, command)], cwd=ROOT, env=os.environ, text=True, **how)
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_interrupt_while_a_command_is_imported_leaves_with_130_and_says_nothing(command):
+    process = start("-m", f"domino_jax.{command}", "--config=configs/tiny.py", "--workdir=/nowhere")
+    wait_for_package(process)
+    moment = random.uniform(0, 1.5)
+    print(f"interrupted after {moment} s")
+    time.sleep(moment)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said[1], said
+
+
+def wait_for_package(process):
+    """Returns once the command imports its first library: what Python does before it has run any line of ours."""
+    deadline = time.monotonic() + 60
+    while "numpy" not in pathlib.Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_package_as_a_library_leaves_signals_alone():
+    code = "import signal; before = signal.getsignal(2); import domino_jax; assert signal.getsignal(2) is before"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# ---------------------------------------------------------------- closed pipes and terminals
+
+
+def test_a_command_whose_reader_is_gone_loses_its_text_alone(tmp_path):
+    process = start("-c", TALKS, f"--output={tmp_path / 'file'}")
+    assert process.stdout.readline() == "ready\n"
+    process.stdout.close()
+    process.stderr.close()
+    (tmp_path / "file").touch()
+    assert process.wait(timeout=60) == 42
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_a_command_whose_terminal_is_gone_goes_on_when_it_was_told_to_ignore_that(tmp_path):
+    """As under nohup: SIGHUP is ignored, and every write to the terminal is an input/output error."""
+    leader, follower = pty.openpty()
+    process = start("-c", TALKS, f"--output={tmp_path / 'file'}", stdout=follower, stderr=follower)
+    os.close(follower)
+    assert os.read(leader, 100).startswith(b"ready")
+    os.close(leader)
+    (tmp_path / "file").touch()
+    assert process.wait(timeout=60) == 42
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_a_full_disk_under_standard_output_costs_its_text_alone(tmp_path):
+    (tmp_path / "file").touch()
+    with open("/dev/full", "w") as full:
+        process = start("-c", TALKS, f"--output={tmp_path / 'file'}", stdout=full)
+        said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (42, "a warning\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_command_that_saves_nothing_is_ended_by_the_signal_without_a_word(tmp_path, number):
+    process = start("-c", TALKS, f"--output={tmp_path / 'file'}")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == -number
+
+
+# ---------------------------------------------------------------- disks
+
+
+@contextlib.contextmanager
+def disk(folder, option):
+    """A file system of its own, read-only ("ro") or small ("size=…"): root, who ignores mode bits, meets it as well."""
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", option, "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--workdir={}"),
+        ("train", "--workdir={}/run"),
+        ("decode", "--output={}/decoded", "--config.decode.modes=('autoregressive',)"),
+        ("regenerate", "--output={}/rows.jsonl", f"--prompts={ROOT}/assets/none.jsonl"),
+    ],
+    ids=["train, in the folder itself", "train", "decode", "regenerate"],
+)
+def test_a_read_only_disk_is_one_sentence_and_exit_code_2_before_any_work(tmp_path, arguments):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "token_ids": [1, 2]}\n')
+    folder = tmp_path / "disk"
+    command, *flags = [part.format(folder).replace(f"{ROOT}/assets/none.jsonl", str(prompts)) for part in arguments]
+    with disk(folder, "ro"):
+        process = start(
+            "-m", f"domino_jax.{command}", "--config=configs/tiny.py", f"--config.target.path={GOLDEN}/target", *flags
+        )
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == 2, said
+    error = said[said.index("error: ") :].splitlines()
+    assert len(error) <= 5 and "Read-only file system" in error[0] and "Traceback" not in said
+
+
+def test_a_folder_that_can_be_written_passes(tmp_path):
+    refuse_read_only(tmp_path / "new" / "folder")
+    refuse_read_only("gs://bucket/run")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "code"),
+    [
+        (errno.ENOSPC, DataError, 3),
+        (errno.EDQUOT, DataError, 3),
+        (errno.EROFS, DominoError, 2),
+        (errno.EACCES, DominoError, 2),
+    ],
+)
+def test_a_disk_that_takes_no_file_is_told_in_one_sentence_wherever_it_happens(capsys, number, kind, code):
+    assert type(unwritable("f", OSError(number, os.strerror(number)))) is kind
+
+    def main(flags):
+        raise OSError(number, os.strerror(number), "folder/file")
+
+    with pytest.raises(SystemExit) as left:
+        cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
+    assert left.value.code == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: folder/file cannot be written: {os.strerror(number)}.\n") and said.count("\n") == 2
+
+
+def test_another_error_of_the_system_keeps_its_traceback():
+    def main(flags):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    with pytest.raises(FileNotFoundError):
+        cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kilobytes", [100, 200, 400, 900, 1_500, 2_200])
+def test_a_run_on_a_full_disk_ends_with_3_in_one_sentence_and_continues_when_there_is_room(tmp_path, kilobytes):
+    """By the size the start-up files, TensorBoard, a checkpoint or the export finds no room; none may hang."""
+    rows, folder = write_rows(tmp_path / "rows.jsonl", training_rows()), tmp_path / "disk"
+    changes = {"distributed": "auto", "config.checkpoint.every": 2, "config.train.steps": 30}
+    flags = arguments((rows, rows), folder / "run", **changes)[1:]
+    with disk(folder, f"size={kilobytes}k"):
+        process = start("-m", "domino_jax.train", *flags)
+        said = "".join(process.communicate(timeout=300))
+        assert (process.returncode, "Traceback" in said) == (3, False), said
+        assert len(said[said.rindex("error: ") :].splitlines()) <= 5
+        subprocess.run(["mount", "-o", "remount,size=100m", folder], check=True)
+        process = start("-m", "domino_jax.train", *flags)
+        said = "".join(process.communicate(timeout=300))
+        assert process.returncode == 0, said

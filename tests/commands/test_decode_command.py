@@ -1,0 +1,387 @@
+"""decode.py: one run over the golden models, whose files and figures the tests read; and every mistake it must tell."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import pytest
+from etils import epath
+
+from domino_jax import decode
+from domino_jax.data.chat import encode_prompt
+from domino_jax.evals import compare
+from domino_jax.evals.describe import describe
+from domino_jax.evals.round_times import StepBounds
+from domino_jax.evals.run import is_right
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DominoError
+from domino_jax.weights import hf
+from domino_jax.weights.loading import check_head, load_models, load_target
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+TARGET, DRAFTER = GOLDEN / "target", GOLDEN / "drafter"
+GENERATED = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+# Prompts of one bucket, so that few programs are compiled; nine, since two rows make groups of eight.
+CASES = [*[GENERATED[1], GENERATED[3]] * 4, GENERATED[1]]
+NEW = 24
+
+
+def write_prompts(folder, rows):
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def arguments(prompts_file, output, **changes):
+    """The command line of a small run; changes replace or add flags, with __ for the dots."""
+    values = {
+        "config": ROOT / "configs" / "tiny_8.py",
+        "config.target.path": TARGET,
+        "config.drafter.path": DRAFTER,
+        "config.decode.max_new_tokens": NEW,
+        "config.decode.cache_length": 128,
+        "config.decode.batch_size": 2,
+        "prompts": prompts_file,
+        "prompt": None,
+        "output": output,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return ["decode", *(f"--{key}={value}" for key, value in values.items() if value is not None)]
+
+
+def start(capsys, argv):
+    """Runs the command in this process; exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as left:
+        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
+    said = capsys.readouterr()
+    return left.value.code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """(argv, output folder) of a run of three modes over nine prompts, two rows at a time, throughput measured too."""
+    folder = tmp_path_factory.mktemp("decode")
+    prompts = write_prompts(folder, [{"id": f"p{i}", "token_ids": case["prompt"]} for i, case in enumerate(CASES)])
+    argv = [*arguments(prompts, folder / "out"), "--config.decode.concurrency=(2,)"]
+    with pytest.raises(SystemExit) as left:
+        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
+    assert left.value.code == 0
+    return argv, folder / "out"
+
+
+@pytest.fixture
+def untimed(monkeypatch):
+    """The parts of a round are timed in the run above; elsewhere that would only compile programs."""
+    for module in (decode, compare):
+        monkeypatch.setattr(module, "timings", lambda *arguments: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
+
+
+def generations(output):
+    return [json.loads(line) for line in (output / "generations.jsonl").read_text().splitlines()]
+
+
+def test_every_prompt_has_a_row_in_every_mode_with_the_golden_tokens(finished):
+    rows = generations(finished[1])
+    assert len(rows) == 3 * len(CASES)
+    for index, case in enumerate(CASES):
+        own = {row["mode"]: row for row in rows if row["id"] == f"p{index}"}
+        assert set(own) == {"autoregressive", "backbone", "domino"}
+        for row in own.values():
+            assert row["token_ids"] == case["output"][:NEW]
+            assert (row["text"], row["finish_reason"]) == (None, "length")
+        assert own["autoregressive"]["accept_lengths"] == []
+
+
+def test_accept_lengths_are_those_of_the_golden_run_cut_to_the_tokens_kept(finished):
+    domino = {row["id"]: row for row in generations(finished[1]) if row["mode"] == "domino"}
+    for index, case in enumerate(CASES):
+        found, golden = domino[f"p{index}"]["accept_lengths"], case["accept_lengths"]
+        assert 1 + sum(found) == NEW
+        assert found[:-1] == golden[: len(found) - 1] and found[-1] <= golden[len(found) - 1]
+
+
+def test_the_report_measures_what_the_generations_hold(finished):
+    report = json.loads((finished[1] / "report.json").read_text())
+    lengths = [row["accept_lengths"] for row in generations(finished[1]) if row["mode"] == "domino"]
+    domino = report["modes"]["domino"]
+    assert domino["tau_pooled"] == sum(map(sum, lengths)) / sum(map(len, lengths))
+    assert domino["tokens"] == NEW * len(CASES)
+    assert len(domino["accept_rate_by_position"]) == 8 and report["verify_width"] == 9
+    assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 9
+    times = {"draft", "head", "verify", "other", "round", "commit", "without_head"}
+    assert set(domino["time_split"]) == {"unit", *times, "head_share", "loop_overhead"}
+    low, high = domino["intervals"]["tau_pooled"]
+    assert low < domino["tau_pooled"] < high
+    assert domino["speedup"] > 0 and domino["compile_seconds"] > 0 and report["step_bounds"]["bare_step_ms"] > 0
+    assert domino["answers_right"] is None and report["template_sha256"] is None and report["thinking"] is False
+    assert report["prompts"]["count"] == 9 and report["settings"]["max_new_tokens"] == NEW
+
+
+def test_a_finished_folder_is_shown_and_left_alone(finished, capsys):
+    argv, output = finished
+    before = (output / "report.json").stat().st_mtime_ns
+    code, said, _ = start(capsys, argv)
+    assert code == 0 and "holds a finished decoding" in said and "τ pooled" in said
+    assert (output / "report.json").stat().st_mtime_ns == before
+
+
+def test_a_finished_folder_of_other_settings_is_refused(finished, capsys):
+    argv, _ = finished
+    code, _, error = start(capsys, [*argv, "--config.decode.seed=7"])
+    assert code == 2
+    assert "settings.seed: 0 there, 7 now" in error and len(error.strip().splitlines()) <= 5
+
+
+def test_throughput_is_measured_against_plain_decoding_at_the_same_batch_size(finished):
+    level = json.loads((finished[1] / "report.json").read_text())["concurrency"]["2"]
+    assert level["modes"]["autoregressive"]["speedup"] == 1.0
+    domino = level["modes"]["domino"]
+    assert domino["tokens"] == NEW * len(CASES) and level["identical_outputs"]["domino"]["same"] == 9
+    assert 0 < domino["output_tokens_per_second"] < domino["tokens_per_second"]
+    assert "## Throughput by concurrency" in (finished[1] / "report.md").read_text()
+
+
+def test_an_interrupted_run_goes_on_and_ends_as_the_uninterrupted_one(finished, untimed, tmp_path, capsys):
+    """Cut in the second of two groups, with a torn row: ids, texts and counts come out the same."""
+    argv, whole = finished
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    (output / "report.json").unlink()
+    lines = (whole / "progress.jsonl").read_text().splitlines(keepends=True)
+    (output / "progress.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    rows = (whole / "generations.jsonl").read_text().splitlines(keepends=True)
+    (output / "generations.jsonl").write_text("".join(rows[:25]) + rows[25][:30])
+    code, said, _ = start(capsys, [*argv, f"--output={output}"])
+    assert code == 0 and "sittings" in said
+    assert (output / "generations.jsonl").read_text() == (whole / "generations.jsonl").read_text()
+    reports = [json.loads((folder / "report.json").read_text()) for folder in (output, whole)]
+    assert [report["sittings"] for report in reports] == [2, 1]
+    for mode in ("autoregressive", "backbone", "domino"):
+        ours, theirs = (report["modes"][mode] for report in reports)
+        for key in ("answers", "tokens", "decode_tokens", "rounds", "tau_pooled", "accept_histogram", "stopped"):
+            assert ours[key] == theirs[key]
+    assert reports[0]["identical_outputs"] == reports[1]["identical_outputs"]
+
+
+def test_an_unfinished_folder_goes_on_with_the_same_prompts_only(finished, tmp_path, capsys):
+    argv, whole = finished
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    (output / "report.json").unlink()
+    prompts = write_prompts(tmp_path, GOOD)
+    code, _, error = start(capsys, [*argv, f"--output={output}", f"--prompts={prompts}"])
+    assert code == 2 and "holds an unfinished decoding of something else" in error and "prompts.source" in error
+
+
+def test_drafters_are_compared_in_one_run_against_one_yardstick(untimed, tmp_path, capsys):
+    shutil.copytree(DRAFTER, tmp_path / "other")
+    prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
+    output = tmp_path / "out"
+    argv = arguments(prompts, output, config__drafter__path=None, config__decode__modes="('autoregressive','domino')")
+    argv += [f"--config.decode.compare=('{DRAFTER}','{tmp_path / 'other'}')"]
+    code, said, _ = start(capsys, argv)
+    assert code == 0 and "other: Domino" in said
+    comparison = json.loads((output / "compare.json").read_text())
+    assert list(comparison["drafters"]) == ["drafter", "other"]
+    ours, other = comparison["drafters"].values()
+    assert ours["modes"]["autoregressive"] == other["modes"]["autoregressive"]
+    assert ours["modes"]["domino"]["tau_pooled"] == other["modes"]["domino"]["tau_pooled"] > 1
+    assert other["identical_outputs"]["domino"]["same"] == 1
+    made = {(row["mode"], row["drafter"] if "drafter" in row else None) for row in generations(output)}
+    assert made == {("autoregressive", None), ("domino", "drafter"), ("domino", "other")}
+    for name in ("compare.md", "compare.tex", "drafter/report.json", "other/report.md", "other/table.tex"):
+        assert (output / name).is_file()
+    code, said, _ = start(capsys, argv)
+    assert code == 0 and "holds a finished decoding" in said
+
+
+def test_stop_ids_are_the_folders_and_the_recipes_and_ignore_eos_drops_the_folders():
+    loaded = load_target(str(TARGET), "float32")
+    assert loaded.stop_ids == (257,) and loaded.tokenizer is None
+    models = load_models(loaded, None, ("autoregressive",))
+    settings = decode.DecodeSettings(("autoregressive",), 8, 64, stop_ids=(7,))
+    assert decode.new_generator(models, loaded.stop_ids, settings).stop_ids.tolist() == [7, 257]
+    ignoring = dataclasses.replace(settings, ignore_eos=True)
+    assert decode.new_generator(models, loaded.stop_ids, ignoring).stop_ids.tolist() == [7]
+
+
+GOOD = [{"token_ids": [32, 33, 34]}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "code", "said"),
+    [
+        (GOOD, {"config__drafter__path": ""}, 2, "need a drafter, and none is named"),
+        (GOOD, {"config__drafter__path": "./nowhere"}, 2, "nowhere does not exist"),
+        (GOOD, {"config__target__path": "./nowhere"}, 2, "nowhere does not exist"),
+        (GOOD, {"config__drafter__path": ROOT / "tests/golden/untied_noshift/drafter"}, 3, "but the target has"),
+        (GOOD, {"config__decode__modes": "('forest',)"}, 2, "list some of autoregressive"),
+        (GOOD, {"prompt": "Hello"}, 2, "--prompts and --prompt are both given"),
+        ([{"id": "p", "text": "x"}], {}, 3, "has exactly one of messages, prompt, token_ids"),
+        ([{"id": "p", "messages": [{"role": "user", "content": "x"}]}], {}, 3, "holds no tokenizer"),
+        ([{"id": "far", "token_ids": [1] * 120}], {}, 3, "prompt far needs 153 cache rows"),
+        ([{"id": "odd", "token_ids": [99_999]}], {}, 3, "prompt odd holds token id 99999"),
+        (None, {"prompts": None, "prompt": "Hello"}, 3, "holds no tokenizer"),
+        (None, {"prompts": "nowhere.jsonl"}, 2, "there is no such file"),
+        (GOOD, {"config__decode__top_p": 0.0}, 2, "config.decode.top_p is 0.0: set it above 0"),
+        (GOOD, {"config__decode__temperature": -1.0}, 2, "config.decode.temperature is -1.0"),
+        ([{"id": "none", "prompt": ""}], {}, 3, "expected a text that is not empty"),
+        ([{"id": "none", "token_ids": []}], {}, 3, "a list of at least one id"),
+        (None, {"prompts": None, "prompt": " "}, 2, "--prompt is empty"),
+        (GOOD, {"config__decode__tasks": "('gsm8k',)"}, 2, "decode tasks or prompts, not both"),
+        (None, {"prompts": None, "config__decode__tasks": "('gsm9k',)"}, 2, "there is no task 'gsm9k'"),
+        (None, {"prompts": None, "config__decode__tasks": "('mbpp=none.jsonl',)"}, 2, "there is no such file"),
+        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/config.json',)"}, 3, "config.json:1"),
+        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/model.safetensors',)"}, 3, "is no JSON"),
+        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}',)"}, 2, "there is no such file"),
+        (None, {"prompts": TARGET}, 2, "there is no such file"),
+        (GOOD, {"config__decode__stop_ids": "(260,)"}, 2, "stop_ids holds 260, but the target has 260 tokens"),
+        (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
+        (GOOD, {"config__decode__compare": "('./a',)", "config__decode__tune": True}, 2, "compare names several"),
+        (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "take one out"),
+        (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
+    ],
+)
+def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows, changes, code, said):
+    prompts = write_prompts(tmp_path, rows) if rows else None
+    found, _, error = start(capsys, arguments(prompts, tmp_path / "out", **changes))
+    assert (found, "Traceback" in error) == (code, False)
+    assert said in error and len(error.strip().splitlines()) <= 5
+
+
+NOT_CHOSEN = (
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": {"leaves": 3}}}',
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": {"nodes": "x"}}}',
+    '{"chosen": {"block_size": "x", "num_drafts": 0, "modes": ["domino"], "tree": null}}',
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": "domino", "tree": null}}',
+    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": null}}',
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("report.json", "{", "report.json is no JSON"),
+        ("report.json", "[]", "report.json holds a list, not a report"),
+        ("tune.json", "{", "tune.json is not what decode.tune writes"),
+        ("tune.json", '{"chosen": {"modes": []}}', "tune.json is not what decode.tune writes"),
+        *(("tune.json", text, "tune.json is not what decode.tune writes") for text in NOT_CHOSEN),
+    ],
+)
+def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text, said):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text(text)
+    prompts = write_prompts(tmp_path, GOOD)
+    code, _, error = start(capsys, arguments(prompts, tmp_path / "out", config__decode__tune=True))
+    assert (code, "Traceback" in error) == (3, False)
+    assert said in error and "remove it" in error and len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["out", "out/plots", "out/report.json", "out/table.tex", "out/tune.json"])
+def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if path.suffix:
+        path.mkdir()
+    else:
+        path.write_text("")
+    argv = arguments(write_prompts(tmp_path, GOOD), tmp_path / "out", config__target__path="./nowhere")
+    code, _, error = start(capsys, argv)
+    is_, should = ("folder", "file") if path.suffix else ("file", "folder")
+    assert code == 2 and f"{path} cannot be written as a {should}: a {is_} is there" in error
+    assert len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("name", "is_"), [("second", "file"), ("compare.md", "folder"), ("compare.tex", "folder")])
+def test_what_stands_where_a_comparison_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name, is_):
+    path = tmp_path / "out" / name
+    path.parent.mkdir()
+    if is_ == "folder":
+        path.mkdir()
+    else:
+        path.write_text("")
+    given = {"config__target__path": "./nowhere", "config__decode__compare": "('./first','./second')"}
+    code, _, error = start(capsys, arguments(write_prompts(tmp_path, GOOD), tmp_path / "out", **given))
+    assert code == 2 and f"{path} cannot be written as a " in error and f"a {is_} is there" in error
+
+
+def test_too_little_memory_is_told_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):
+    def measure(*_):
+        raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 9 bytes.\nand a page of buffers")
+
+    monkeypatch.setattr(decode, "measure", measure)
+    argv, kind = arguments(write_prompts(tmp_path, GOOD), tmp_path / "out"), "RESOURCE_EXHAUSTED"
+    code, _, error = start(capsys, argv)
+    assert code == 2 and len(error.strip().splitlines()) == 1
+    assert "decode.batch_size 2 with decode.cache_length 128 (RESOURCE_EXHAUSTED: Out of memory allocating" in error
+    kind = "INTERNAL"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
+
+
+def test_an_output_in_a_bucket_is_refused(tmp_path, capsys):
+    code, _, error = start(capsys, arguments(write_prompts(tmp_path, GOOD), "gs://bucket/out"))
+    assert code == 2 and "--output=gs://bucket/out is in a bucket" in error
+
+
+def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
+    class Tokenizer:
+        chat_template = "{{ messages }}"
+
+    assert decode.prompt_row("Hi", Tokenizer()) == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert decode.prompt_row("Hi", None) == {"prompt": "Hi"}
+
+
+def test_an_answer_is_judged_only_where_its_row_brings_a_checker():
+    task = {
+        "id": "a",
+        "kind": "stub",
+        "answer_check": {},
+        "messages": [{"role": "user", "content": "```python\ndef f(a):\n    return a\n```"}],
+    }
+    right = '```python\ndef f(a):\n    raise NotImplementedError("f")\n```'
+    assert is_right(task, right) and not is_right(task, "no")
+    assert not is_right({"id": "b", "prompt": "x"}, right)  # nothing to judge by
+    assert not is_right(task, None)  # no tokenizer, no text
+
+
+def test_a_head_is_asked_for_before_anything_runs():
+    check_head(False, ("autoregressive", "backbone"))
+    with pytest.raises(DominoError, match="plain DFlash one without a Domino head"):
+        check_head(False, ("autoregressive", "domino"))
+
+
+@pytest.mark.parametrize("text", ["<|nonsense|>", "<unk>", "[MASK] <s>", "<|im_start", "\x00\ufffd"])
+def test_what_looks_like_a_special_token_and_is_none_is_text(text):
+    tokenizer = hf.load_tokenizer(ROOT / "assets" / "tiny_qwen3")
+    ids = encode_prompt(tokenizer, {"prompt": text}, thinking=False)
+    assert tokenizer.decode(ids) == text and not set(ids) & set(tokenizer.all_special_ids)
+
+
+def test_the_report_of_a_simulated_run_is_marked():
+    loaded = load_target(str(TARGET), "float32")
+    models = load_models(loaded, str(DRAFTER), ("domino",))
+    named = {"settings": {}, "target": {}, "drafter": {"path": "D"}, "prompts": {"source": "P"}}
+    for tau, said in ((7.17, 7.17), (0.0, None)):
+        settings = decode.DecodeSettings(("domino",), 8, 64, simulate_tau=tau)
+        assert describe(models, loaded, [], settings, named)["simulated"] == said
+    assert decode.new_generator(models, (), dataclasses.replace(settings, simulate_tau=2.5)).simulated_tau == 2.5
+
+
+def test_a_report_is_copied_whole_and_its_json_last(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    for name in ("report.json", "generations.jsonl", "plots/a.png"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(name)
+    written = []
+    write = type(epath.Path(tmp_path)).write_bytes
+    monkeypatch.setattr(
+        type(epath.Path(tmp_path)), "write_bytes", lambda path, data: written.append(path.name) or write(path, data)
+    )
+    decode.copy_folder(here, epath.Path(tmp_path / "there"))
+    assert {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.*")} == {
+        *("report.json", "generations.jsonl", "plots/a.png")
+    }
+    assert written[-1] == "report.json"

@@ -1,0 +1,344 @@
+"""export.py: a training checkpoint becomes the public folder, byte for byte what the parameters say in bfloat16."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from etils import epath
+
+from domino_jax import export
+from domino_jax.decoding import tuned_constants
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.tuned_constants import CHAINS, Coupling
+from domino_jax.evals.model_card import model_card, public_sources
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DominoError
+from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.training.state import TrainState
+from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.loading import load_target
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+RECIPE = {
+    "seed": 42,
+    "target": {"path": "some/target"},
+    "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320},
+    "train": {
+        **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
+        **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": None, "distill": 0.1},
+        "ema_decay": 0.0,
+    },
+}
+DATA = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
+REPORT = {
+    "prompts": {"count": 16},
+    "drafter": {"block_size": 4},
+    "round_widths": {"domino": 3},
+    "verify_width": 3,
+    "dtype": "float32",
+    "device": "1 × cpu",
+    "modes": {
+        "autoregressive": {"tau_pooled": None, "tau_per_prompt": None, "speedup": 1.0},
+        "domino": {"tau_pooled": 3.25, "tau_per_prompt": 3.5, "speedup": 1.75},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def drafter():
+    target = load_target(str(GOLDEN / "target"), "float32")
+    return load_drafter(GOLDEN / "drafter", target.model.config, np.dtype("float32"))
+
+
+def scaled(params, factor):
+    return jax.tree.map(lambda leaf: leaf * factor, params)
+
+
+@pytest.fixture(scope="module")
+def trained(drafter, tmp_path_factory):
+    """A workdir as train leaves it: the golden drafter at step 7, twice as large at step 9, averages three times so."""
+    workdir = tmp_path_factory.mktemp("workdir")
+    config, params = drafter
+    optimizer = optax.adamw(1e-3)
+    (workdir / "drafter_config.json").write_text(json.dumps(config.to_dict()))
+    (workdir / "config.json").write_text(json.dumps(RECIPE))
+    with Checkpoints(workdir, keep=3) as checkpoints:
+        for step, factor in ((7, 1.0), (9, 2.0)):
+            now, zero = scaled(params, factor), np.int32(0)
+            state = TrainState(np.int32(step), now, optimizer.init(now), scaled(params, 3.0 * factor), zero, zero)
+            checkpoints.save(step, state, {}, {"config": RECIPE})
+    return workdir
+
+
+@pytest.fixture
+def workdir(trained, tmp_path):
+    return pathlib.Path(shutil.copytree(trained, tmp_path / "workdir"))
+
+
+def start(capsys, workdir, output, *more):
+    with pytest.raises(SystemExit) as left:
+        arguments = ["export", f"--workdir={workdir}", f"--output={output}", *more]
+        cli.run(export.main, ("workdir", "output"), ("format",), arguments)
+    said = capsys.readouterr()
+    return left.value.code, said.out + said.err
+
+
+def exported(folder):
+    target = load_target(str(GOLDEN / "target"), "float32")
+    return load_drafter(folder, target.model.config, ml_dtypes.bfloat16)
+
+
+def assert_same(found, params):
+    """Bit for bit what the parameters say in bfloat16."""
+    jax.tree.map(
+        lambda one, two: np.testing.assert_array_equal(
+            np.asarray(one), np.asarray(two).astype(ml_dtypes.bfloat16), strict=True
+        ),
+        found,
+        params,
+    )
+
+
+def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(drafter, workdir, capsys):
+    output = workdir / "out"
+    code, said = start(capsys, workdir, output)
+    assert code == 0 and "step 9" in said
+    config, params = drafter
+    found_config, found = exported(output)
+    assert found_config.to_dict() == config.to_dict()
+    assert_same(found, scaled(params, 2.0))
+    assert sorted(file.name for file in output.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert json.loads((output / "config.json").read_text())["dflash_config"]["projector_type"] == "domino"
+    # The checkpoints are as they were.
+    assert sorted(folder.name for folder in (workdir / "checkpoints").iterdir()) == ["7", "9"]
+
+
+def test_the_format_names_the_architecture_and_a_drafter_without_a_server_is_noted(workdir, capsys):
+    code, said = start(capsys, workdir, workdir / "out", "--format=specforge")
+    assert code == 0 and "note:" not in said
+    assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DominoDraftModel"]
+    raw = json.loads((workdir / "drafter_config.json").read_text())
+    raw["dflash_config"]["pure_draft_prefix_len"] = 0
+    (workdir / "drafter_config.json").write_text(json.dumps(raw))
+    code, said = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "note: SGLang cannot serve this drafter: SGLang requires pure_draft_prefix_len 1" in said
+    assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DFlashDraftModel"]
+    code, said = start(capsys, workdir, workdir / "out", "--format=onnx")
+    assert code == 2 and "--format=onnx: set it to one of serving, specforge." in said
+
+
+def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
+    with Checkpoints(workdir, keep=3) as checkpoints:
+        checkpoints.mark_tau(7, 4.5)
+        checkpoints.mark_tau(9, 4.25)
+    code, said = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "step 7, the best of the run with a decoded τ of 4.50" in said
+    assert_same(exported(workdir / "out")[1], drafter[1])
+    assert "Decoded τ 4.50 at step 7" in (workdir / "out" / "README.md").read_text()
+
+
+def test_the_average_is_exported_when_the_run_keeps_one(drafter, workdir, capsys):
+    recipe = {**RECIPE, "train": {**RECIPE["train"], "ema_decay": 0.99}}
+    (workdir / "config.json").write_text(json.dumps(recipe))
+    assert start(capsys, workdir, workdir / "out")[0] == 0
+    assert_same(exported(workdir / "out")[1], scaled(drafter[1], 6.0))
+    state = TrainState(0, {"w": 1}, (), {"w": 2}, 0, 0)
+    assert export.export_params(state) == {"w": 2} and export.export_params(state.replace(ema={})) == {"w": 1}
+
+
+def test_a_damaged_checkpoint_is_left_out_with_a_warning(drafter, workdir, capsys):
+    file = max((workdir / "checkpoints" / "9" / "state").rglob("*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    code, said = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "step 9 is damaged and left out" in said and "wrote the drafter of step 7" in said
+    assert_same(exported(workdir / "out")[1], drafter[1])
+    assert (workdir / "checkpoints" / "9").is_dir()  # looked at, not touched
+
+
+def mark_finished(workdir, exported_step):
+    marker = {"step": 9, "processes": 1, "exported_step": exported_step, "export_sha256": "0" * 64}
+    (workdir / "finished.json").write_text(json.dumps(marker))
+
+
+def test_the_card_of_a_run_names_rows_and_final_tau(workdir, capsys):
+    recipe = {**RECIPE, "train": {**RECIPE["train"], "steps": 9}}
+    (workdir / "config.json").write_text(json.dumps(recipe))
+    (workdir / "preflight.json").write_text(json.dumps({"data": DATA}))
+    mark_finished(workdir, exported_step=9)
+    (workdir / "report").mkdir()
+    (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
+    assert start(capsys, workdir, workdir / "out")[0] == 0
+    card = (workdir / "out" / "README.md").read_text()
+    assert "12,345 rows, 678,901 tokens, fingerprint 0123456789abcdef\n" in card
+    assert "| domino | 3.25 | 3.50 | 1.75 |" in card
+    assert "block size 4: a round can emit at most 3 tokens." in card
+
+
+def test_the_final_report_says_nothing_of_another_step_than_the_one_it_decoded(workdir, capsys):
+    mark_finished(workdir, exported_step=7)
+    (workdir / "report").mkdir()
+    (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
+    assert start(capsys, workdir, workdir / "out")[0] == 0
+    assert "τ" not in (workdir / "out" / "README.md").read_text().partition("## Measured")[2]
+
+
+# ------------------------------------------------------------------------------------------------------ the folder
+
+
+def test_an_interrupted_export_leaves_the_folder_as_it_was(drafter, tmp_path, monkeypatch):
+    config, params = drafter
+    export.write_export(tmp_path / "out", config, params, RECIPE, 1)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    save = export.save_drafter
+
+    def dies(*arguments):
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "save_drafter", dies)
+    for folder in ("out", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            export.write_export(tmp_path / folder, config, scaled(params, 2.0), RECIPE, 2)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_first(drafter, tmp_path):
+    config, params = drafter
+    for left in (".out.123.new", ".out.123.old"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".out.notes.new").mkdir()
+    export.write_export(tmp_path / "out", config, params, RECIPE, 1)
+    (tmp_path / "out" / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
+    export.write_export(tmp_path / "out", config, scaled(params, 2.0), RECIPE, 2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.notes.new", "out"]
+    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    assert_same(exported(tmp_path / "out")[1], scaled(params, 2.0))
+
+
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_a_later_export_replaces_the_constants_tuned_for_the_weights_before(drafter, tmp_path, request, place):
+    folder = tmp_path / "out" if place == "disk" else f"{request.getfixturevalue('bucket')}/export"
+    export.write_export(folder, *drafter, RECIPE, 1)
+    tuned_constants.store(tmp_path, CHAINS, SamplingParams(1.0), Coupling(2.0), 3.25, 8)
+    epath.Path(tmp_path / "decoding.json").copy(epath.Path(folder) / "decoding.json")
+    export.write_export(folder, *drafter, RECIPE, 2)
+    names = sorted(file.name for file in epath.Path(folder).iterdir())
+    assert names == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(drafter, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(DominoError, match="thesis.tex, which no export wrote"):
+        export.write_export(tmp_path / "out", *drafter, RECIPE, 1)
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_object_store_never_shows_a_config_before_the_weights(drafter, tmp_path):
+    config, params = drafter
+    folder = tmp_path / "bucket"
+    export.write_export(tmp_path / "local", config, params, RECIPE, 1)
+    seen = []
+
+    folder.mkdir()
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
+    (folder / "config.json").write_text("{}")
+    with pytest.MonkeyPatch.context() as patch:
+        copy = type(epath.Path(tmp_path)).copy
+        patch.setattr(
+            type(epath.Path(tmp_path)),
+            "copy",
+            lambda self, to, overwrite=False: (
+                seen.append((to.name, (folder / "config.json").exists())),
+                copy(self, to, overwrite=overwrite),
+            )[1],
+        )
+        export.upload(tmp_path / "local", epath.Path(folder))
+    assert [name for name, _ in seen] == ["README.md", "model.safetensors", "config.json"]
+    assert not any(there for _, there in seen)
+    assert not (folder / "model-00001-of-00002.safetensors").exists()
+    assert_same(exported(folder)[1], params)
+
+
+def test_only_process_0_writes(drafter, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    export.write_export(tmp_path / "out", *drafter, RECIPE, 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter):
+    config, _ = drafter
+    card = model_card(config, 1_234, "bfloat16", RECIPE, 9, data=DATA)
+    for said in (
+        "# Domino drafter for some/target",
+        "weights: 1,234, bfloat16",
+        "9 of 600, 8 rows each",
+        "rows.jsonl (answers reg",
+        "12,345 rows",
+        "λ of the base loss from 1 to 0 over 50% of the run, slot decay γ 7.0, total-variation weight 0.1\n",
+        "\nlicense: other # yours",
+    ):
+        assert said in card
+    assert f"jax {jax.__version__}" in card and "τ" not in card
+    measured = model_card(config, 1_234, "bfloat16", RECIPE, 9, report=REPORT)
+    assert "| domino | 3.25 | 3.50 | 1.75 |" in measured
+    assert "autoregressive" not in measured
+
+
+def test_the_card_names_no_folder_of_the_machine(drafter):
+    recipe = {**RECIPE, "target": {"path": "/data/models/qwen"}, "data": {**RECIPE["data"], "train": "~/rows.jsonl"}}
+    card = model_card(drafter[0], 1_234, "bfloat16", recipe, 9)
+    assert "# Domino drafter for qwen\n" in card and "/data" not in card and "~" not in card
+    mixture = "gs://bucket/a.jsonl=0.7, /home/me/b/*.gz=0.3,c.jsonl"
+    assert public_sources(mixture) == "a.jsonl (0.7), *.gz (0.3), c.jsonl"
+    assert public_sources("/home/me/rows.jsonl") == "rows.jsonl"
+
+
+def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
+    config, params = drafter
+    with Checkpoints(workdir, keep=1) as checkpoints:
+        found = export.restore_params(checkpoints, config, 9)
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "said"),
+    [
+        (lambda workdir: shutil.rmtree(workdir), 2, "is no folder"),
+        (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
+        (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is no JSON"),
+        (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),
+        (lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")], 3, "no intact"),
+        (lambda workdir: change_width(workdir), 3, "checkpoints/9 does not hold"),
+    ],
+    ids=["no workdir", "no drafter config", "torn recipe", "no checkpoints", "no state", "other shapes"],
+)
+def test_a_workdir_that_cannot_be_exported_is_told(workdir, capsys, damage, code, said):
+    damage(workdir)
+    found, told = start(capsys, workdir, workdir.parent / "out")
+    assert (found, "Traceback" in told) == (code, False)
+    assert said in told and len(told.strip().splitlines()) <= 5
+    assert not (workdir.parent / "out").exists()
+
+
+def change_width(workdir):
+    path = workdir / "drafter_config.json"
+    raw = json.loads(path.read_text())
+    raw["dflash_config"]["emb_dim"] += 1
+    path.write_text(json.dumps(raw))

@@ -1,0 +1,56 @@
+"""Files that a run or a person left: whatever one holds, reading it is one sentence or a value, never a traceback."""
+
+import pytest
+from etils import epath
+
+from domino_jax import export
+from domino_jax.data.answer_files import AnswerFiles, read_places
+from domino_jax.decoding import tuned_constants
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.evals import report, width_tuning
+from domino_jax.evals.run_files import _whole_lines
+from domino_jax.runtime.errors import DominoError
+from domino_jax.training import finished, manifest, metrics
+from domino_jax.weights import hf
+
+READERS = {
+    "metrics.jsonl": metrics.read_rows,
+    "report.json": lambda file: report.read_report(file.parent),
+    "config.json": lambda file: export.read_json(epath.Path(file)),
+    "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
+    "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
+    "generation_config.json": lambda file: hf.stop_ids(file.parent),
+    "decoding.json": lambda file: tuned_constants.stored(str(file.parent), "tuned", SamplingParams(temperature=1.0)),
+    "tune.json": width_tuning._read_chosen,
+    "manifest.json": lambda file: manifest._parse(file.read_bytes()),
+    "progress.jsonl": lambda file: list(_whole_lines(file)),
+    "answers.jsonl": lambda file: read_places([file]),
+    "out.jsonl.meta.json": lambda file: AnswerFiles(file.with_name("out.jsonl"), ["a"], {"x": 1}).check_settings(),
+}
+CONTENTS = {
+    "nothing": b"",
+    "zeros": b"\0" * 50,
+    "no UTF-8": b"\xff\xfe{",
+    "cut": b'{"step": ',
+    "brackets": b"[" * 200_000,
+    "braces": b'{"a":' * 3_000 + b"1" + b"}" * 3_000,
+    "null": b"null",
+    "a number": b"5",
+    "a list": b"[]",
+    "an empty object": b"{}",
+    "an int of 5000 digits": b'{"step": ' + b"9" * 5_000 + b"}",
+    "infinity": b'{"step": 1e400, "1": 1e400}',
+    "a step in words": b'{"step": "8", "processes": 1, "export_sha256": ""}',
+    "other kinds": b'{"tuned": 5, "chosen": 5, "id": 5, "eos_token_id": {}, "files": 5}',
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
+@pytest.mark.parametrize("name", READERS)
+def test_no_content_of_a_file_is_a_traceback(tmp_path, name, content):
+    for end in (b"", b"\n"):
+        (tmp_path / name).write_bytes(content + end)
+        try:
+            READERS[name](tmp_path / name)
+        except DominoError as error:
+            assert len(str(error).splitlines()) <= 5 and error.exit_code in (2, 3)

@@ -1,0 +1,410 @@
+"""regenerate.py: the target's own tokens, masked; killed at any byte and continued, the file comes out the same."""
+
+import concurrent.futures
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import threading
+
+import pytest
+
+from domino_jax import regenerate
+from domino_jax.data.answer_files import AnswerFiles, Share, local_output, locked
+from domino_jax.data.chat import encode_training_row
+from domino_jax.data.prompts import read_jsonl
+from domino_jax.decoding import conversations
+from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.weights.loading import load_target, read_target_identity, target_identity
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+SETTINGS = {
+    "batch_size": 2,
+    "max_new_tokens": 12,
+    "sampling": SamplingParams(),
+    "seed": 0,
+    "thinking": False,
+}
+PROMPTS = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES)]
+PROMPTS.append({"id": "p4", "token_ids": CASES[2]["prompt"][:9]})
+
+
+class BytesTokenizer:
+    """Bytes are ids; a turn is R(text|) with R the role's first letter; an open A asks for the assistant's."""
+
+    chat_template = (
+        "{% for message in messages %}{{ message.role[0]|upper }}({{ message.content }}|){% endfor %}"
+        "{% if add_generation_prompt %}A({% endif %}"
+    )
+    special_tokens_map: dict[str, str] = {}
+
+    def get_chat_template(self):
+        return self.chat_template
+
+    def encode(self, text, add_special_tokens):
+        assert not add_special_tokens
+        return list(text.encode())
+
+    def decode(self, ids, skip_special_tokens):
+        return bytes(token for token in ids if token < 128 and token != ord("|")).decode()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(str(GOLDEN / "target"), "float32")
+
+
+@pytest.fixture(scope="module")
+def generators():
+    """Compiled generators, kept between the runs of this module."""
+    return {}
+
+
+@pytest.fixture
+def shared(monkeypatch, generators):
+    """Lets every run use the generators of the runs before it that had the same settings."""
+    make = conversations.Answerer.__init__
+
+    def init(self, models, *settings):
+        make(self, models, *settings)
+        drafter = models.drafter.config if models.drafter is not None else None
+        self.generators = generators.setdefault((id(models.target_params), drafter, settings), {})
+
+    monkeypatch.setattr(conversations.Answerer, "__init__", init)
+
+
+@pytest.fixture
+def rows_file(target, shared, tmp_path):
+    """A finished file of five rows."""
+    path = tmp_path / "rows.jsonl"
+    regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS)
+    return path
+
+
+def rows_of(path):
+    return {row["id"]: row for _, row in read_jsonl(path)}
+
+
+def test_rows_hold_the_prompt_and_what_the_target_says_to_it(rows_file):
+    rows = rows_of(rows_file)
+    assert set(rows) == {"p0", "p1", "p2", "p3", "p4"}
+    for index, case in enumerate(CASES):
+        row = rows[f"p{index}"]
+        assert row["token_ids"] == case["prompt"] + case["output"][:12]
+        assert row["loss_mask"] == [0] * len(case["prompt"]) + [1] * 12
+        assert row["finish_reason"] == "length"
+        trained_on = encode_training_row(None, {key: row[key] for key in row}, thinking=False)
+        assert trained_on.token_ids.tolist() == row["token_ids"]
+
+
+def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file):
+    whole = rows_file.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in (0, 1, ends[0] - 1, ends[0], ends[0] + 1, ends[1] + 7, ends[3] - 2, ends[4] - 1):
+        rows_file.write_bytes(whole[:cut])
+        regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
+        assert rows_file.read_bytes() == whole, cut
+
+
+def test_a_whole_file_is_left_alone(target, rows_file, capsys):
+    before = rows_file.stat().st_mtime_ns
+    regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
+    assert rows_file.stat().st_mtime_ns == before
+    assert "holds all 5 answers already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompts", "said"),
+    [
+        ({"max_new_tokens": 11}, PROMPTS, "max_new_tokens: 12 there, 11 now"),
+        ({"seed": 3}, PROMPTS, "seed: 0 there, 3 now"),
+        ({"sampling": SamplingParams(0.5)}, PROMPTS, "temperature: 0.0 there, 0.5 now"),
+        ({}, PROMPTS[:4], "prompts_sha256"),
+    ],
+)
+def test_a_file_made_with_something_else_is_refused(target, rows_file, changes, prompts, said):
+    with pytest.raises(DominoError, match=said) as refused:
+        regenerate.regenerate_rows(target, prompts, rows_file, **{**SETTINGS, **changes})
+    assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
+
+
+def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file):
+    first = rows_file.read_bytes().split(b"\n")[0]
+    rows_file.write_bytes(first + b"\n" + first + b"\n")
+    with pytest.raises(DataError, match=r"rows.jsonl:2: the id 'p\d' is missing or there twice"):
+        regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
+    rows_file.with_name("rows.jsonl.meta.json").unlink()
+    with pytest.raises(DominoError, match="it is not known what the rows were made with"):
+        regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
+
+
+def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path):
+    other = tmp_path / "other.jsonl"
+    regenerate.regenerate_rows(target, PROMPTS, other, **{**SETTINGS, "batch_size": 5})
+    assert rows_of(other) == rows_of(rows_file)
+
+
+def test_batches_are_neighbours_by_length_within_a_window():
+    lengths = [5, 1, 4, 2, 3]
+    rows = [conversations.Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
+    found = [[len(one.prompt) for one in batch] for batch in conversations.batches(rows, 2)]
+    assert found == [[1, 2], [3, 4], [5]]
+    many = [conversations.Conversation({"id": str(i)}, i, [[]], [], [0] * (100 - i)) for i in range(100)]
+    first = next(iter(conversations.batches(many, 2)))
+    assert [one.request for one in first] == [63, 62]  # the shortest two of the first 32 batches
+
+
+def test_turns_are_what_stands_before_each_answer():
+    system, one, two = (
+        {"role": role, "content": text} for role, text in (("system", "s"), ("user", "1"), ("user", "2"))
+    )
+    given = {"role": "assistant", "content": "old"}
+    assert conversations.split_turns([system, one, given, two], "row") == [[system, one], [two]]
+    assert conversations.split_turns([one, two, given], "row") == [[one], [two]]
+    with pytest.raises(DataError, match="role 'tool'"):
+        conversations.split_turns([one, {"role": "tool", "content": "x"}], "row")
+    with pytest.raises(DataError, match="no message is a user's"):
+        conversations.split_turns([system, given], "row")
+
+
+def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_path):
+    chat = dataclasses.replace(target, tokenizer=BytesTokenizer())
+    messages = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "OLD"}]
+    messages += [{"role": "user", "content": "return x"}]
+    path = tmp_path / "rows.jsonl"
+    prompts = [{"id": "two", "messages": messages}, {"id": "one", "messages": messages[:1]}]
+    regenerate.regenerate_rows(chat, prompts, path, **SETTINGS)
+    two, one = (rows_of(path)[name] for name in ("two", "one"))
+    assert [message["role"] for message in two["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert two["messages"][1] == one["messages"][1]
+    assert two["messages"][1]["content"] != "OLD"
+    before = "U(def f(x):|)A("
+    assert one["token_ids"][: len(before)] == list(before.encode())
+    assert one["loss_mask"] == [0] * len(before) + [1] * 12
+    history = f"{before}{two['messages'][1]['content']}|)U(return x|)A("
+    assert two["token_ids"][: len(history)] == list(history.encode())
+    assert two["loss_mask"][-12:] == [1] * 12
+    # The first answer is supervised only if the history repeats it token for token.
+    supervised = [token for token, bit in zip(two["token_ids"], two["loss_mask"], strict=True) if bit]
+    assert supervised in (one["token_ids"][-12:] + two["token_ids"][-12:], two["token_ids"][-12:])
+
+
+def test_an_earlier_answer_is_found_behind_its_prompt_or_not_at_all():
+    assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2], [8, 9]) == 2
+    assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2, 7, 7], [8, 9]) == 2  # the think block went
+    assert conversations.find_answer([1, 2, 8, 5, 3], [1, 2], [8, 9]) is None
+    assert conversations.find_answer([8, 9, 2, 5, 3], [8, 9], [8, 9]) is None
+
+
+def test_an_earlier_answer_is_supervised_where_it_stands():
+    done = Generation([5, 6], [], "stop")
+    one = conversations.Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
+    row = conversations.output_row(one, None)
+    assert (row["token_ids"], row["loss_mask"]) == ([1, 8, 9, 2, 5, 6], [0, 1, 1, 0, 1, 1])
+
+
+def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has(target):
+    class Answerer:
+        def fits(self, prompt):
+            return len(prompt) < 20
+
+        def answer(self, conversations):
+            return [Generation([ord("y")], [], "stop") for _ in conversations]
+
+    row = {"id": "a", "messages": [{"role": "user", "content": text} for text in ("hi", "a far longer text")]}
+    one = conversations.start_conversation(row, 0, BytesTokenizer(), False)
+    assert conversations.converse([one], Answerer(), BytesTokenizer(), False) == 1
+    assert [message["content"] for message in one.messages] == ["hi", "y"]
+    assert one.answer.token_ids == [ord("y")]
+
+
+def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answered(target, tmp_path):
+    limit = target.model.config.max_position_embeddings
+    prompts = [PROMPTS[0], {"id": "far", "token_ids": [1] * limit}]
+    with pytest.raises(DataError, match=f"prompt far has {limit} tokens"):
+        regenerate.regenerate_rows(target, prompts, tmp_path / "rows.jsonl", **SETTINGS)
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def start(argv):
+    """Runs the command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as left:
+        cli.run(regenerate.main, ("config", "prompts", "output"), ("distributed",), argv)
+    return left.value.code
+
+
+def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"token_ids": CASES[2]["prompt"]}) + "\n")
+    output = tmp_path / "new" / "rows.jsonl"
+    argv = ["regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
+    argv += ["--config.regenerate.max_new_tokens=5", f"--prompts={prompts}", f"--output={output}"]
+    argv += ["--config.regenerate.batch_size=1", "--distributed=off"]
+    assert start(argv) == 0
+    assert rows_of(output)["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
+    assert start([*argv, "--config.regenerate.seed=1"]) == 2
+    assert "seed: 0 there, 1 now" in capsys.readouterr().err
+    monkeypatch.setattr(regenerate, "load_target", lambda *_: pytest.fail("the rows are all there"))
+    assert start(argv) == 0
+    assert "holds all 1 answers already" in capsys.readouterr().out
+    assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 0
+
+
+def test_rows_are_in_the_order_of_the_prompts(rows_file):
+    assert list(rows_of(rows_file)) == ["p0", "p1", "p2", "p3", "p4"]
+
+
+# ------------------------------------------------------------------------------------------------------ a drafter
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), pytest.param(SamplingParams(0.7, 20, 0.8), marks=pytest.mark.slow)], ids=str
+)
+def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
+    plain, drafted = tmp_path / "plain.jsonl", tmp_path / "drafted.jsonl"
+    settings = {**SETTINGS, "sampling": sampling}
+    prompts = [{**row, "token_ids": row["token_ids"][: 9 + place]} for place, row in enumerate(PROMPTS)]  # one bucket
+    regenerate.regenerate_rows(target, prompts, plain, **settings)
+    regenerate.regenerate_rows(target, prompts, drafted, **settings, drafter_path=str(GOLDEN / "drafter"))
+    assert drafted.read_bytes() == plain.read_bytes()
+    assert (
+        drafted.with_name("drafted.jsonl.meta.json").read_text() == plain.with_name("plain.jsonl.meta.json").read_text()
+    )
+
+
+def test_the_drafter_runs_with_its_head_and_its_cache_holds_a_block(target):
+    models = regenerate.load_models(target, str(GOLDEN / "drafter"), ("backbone",))
+    answerer = conversations.Answerer(models, target.stop_ids, 2, 12, SamplingParams(), 0)
+    assert answerer.mode == "domino"
+    longest = 128 - 12 - models.drafter.config.num_drafts
+    assert [answerer.generator(size).cache_slots for size in (longest - 1, longest)] == [128, 256]
+    answerer.generator(longest - 1).check_prompt([1] * (longest - 1), "a prompt that just fits")
+
+
+def test_a_drafter_that_is_not_named_is_told(target, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"token_ids": [1, 2]}) + "\n")
+    argv = ["regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
+    argv += [f"--prompts={prompts}", f"--output={tmp_path / 'rows.jsonl'}", "--distributed=off"]
+    assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 2
+    assert "config.drafter.path is not set" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------ processes
+
+
+def run_shares(target, path, count):
+    """What `count` processes do, as threads that meet at the same barriers."""
+    meeting = threading.Barrier(count, timeout=60)
+
+    def run(index):
+        share = Share(index, count, lambda name: meeting.wait())
+        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, share=share)
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(run, index) for index in range(count)]:
+            done.result()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_the_merged_file_of_several_processes_is_that_of_one(target, shared, rows_file, tmp_path, count):
+    path = tmp_path / "several" / "rows.jsonl"
+    run_shares(target, path, count)
+    assert path.read_bytes() == rows_file.read_bytes()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
+
+
+def test_every_process_answers_every_other_batch(target, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(AnswerFiles, "merge", lambda self: None)
+    run_shares(target, tmp_path / "rows.jsonl", 2)
+    by_length = [row["id"] for row in sorted(PROMPTS, key=lambda row: len(row["token_ids"]))]  # in batches of two
+    assert list(rows_of(tmp_path / "rows.jsonl.part-0-of-2.jsonl")) == [*by_length[:2], by_length[4]]
+    assert list(rows_of(tmp_path / "rows.jsonl.part-1-of-2.jsonl")) == by_length[2:4]
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+def test_rows_of_any_part_are_not_asked_again_whatever_the_number_of_processes(target, shared, rows_file, tmp_path):
+    folder = tmp_path / "several"
+    path = folder / "rows.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnswerFiles, "merge", lambda self: None)  # they die before
+        run_shares(target, path, 3)
+    (folder / "rows.jsonl.part-1-of-3.jsonl").unlink()
+    part = folder / "rows.jsonl.part-2-of-3.jsonl"
+    part.write_bytes(part.read_bytes() + b'{"id": "p0", "tok')  # a torn line is cut off
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        run = conversations.Answerer.answer
+        patch.setattr(
+            conversations.Answerer,
+            "answer",
+            lambda self, batch: asked.extend(one.row["id"] for one in batch) or run(self, batch),
+        )
+        run_shares(target, path, 2)
+    assert len(asked) == 2 and len(set(asked)) == 2
+    assert path.read_bytes() == rows_file.read_bytes()
+
+
+def test_a_merge_that_died_behind_its_renaming_is_finished(target, shared, rows_file, tmp_path):
+    whole = rows_file.read_bytes()
+    part = rows_file.with_name("rows.jsonl.part-0-of-2.jsonl")
+    part.write_bytes(whole[: whole.index(b"\n") + 1])
+    regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
+    assert rows_file.read_bytes() == whole and not part.exists()
+
+
+def test_parts_that_process_0_does_not_see_are_told(target, shared, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with pytest.raises(DataError, match="2 of 5 rows are in none of its parts"):
+        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, share=Share(0, 2))
+
+
+def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DominoError, match="another process is writing"):
+            regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_second_run_is_refused_before_it_cuts_the_row_that_the_first_one_is_writing(tmp_path, first, second):
+    def files(count):
+        return AnswerFiles(tmp_path / "rows.jsonl", ["a", "b"], {"seed": 1}, Share(0, count))
+
+    torn = b'{"id": "a"}\n{"id": "b", "token_'
+    running = files(first)
+    with running.opened():
+        running.part.write_bytes(torn)
+        with pytest.raises(DominoError, match="another process is writing"), files(second).opened():
+            pass
+        assert running.part.read_bytes() == torn
+    with files(second).opened() as done:
+        assert done == {"a"} and running.part.read_bytes() == b'{"id": "a"}\n'
+
+
+def test_a_lock_taken_on_a_file_that_a_merge_has_just_replaced_does_not_count(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    path.touch()
+    (tmp_path / "merged").touch()
+    monkeypatch.setattr(fcntl, "flock", lambda *_: os.replace(tmp_path / "merged", path))
+    with pytest.raises(DominoError, match="another process is writing"), locked(path):
+        pass
+
+
+def test_an_object_store_is_refused():
+    with pytest.raises(DominoError, match="no object store can do"):
+        local_output("gs://bucket/rows.jsonl")
+    assert local_output("~/rows.jsonl") == pathlib.Path.home() / "rows.jsonl"
+
+
+def test_the_targets_identity_needs_no_device(target):
+    scale = target.params["norm"]["scale"]
+    assert read_target_identity(str(GOLDEN / "target"), "float32") == target_identity(target.model.config, scale)
+    assert read_target_identity(str(GOLDEN / "target"), "bfloat16") != target_identity(target.model.config, scale)

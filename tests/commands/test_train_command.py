@@ -1,0 +1,322 @@
+"""train.py end to end on a golden target: what a workdir holds, resuming, refusing, and the chain from loss to τ."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax import train
+from domino_jax.recipe import builders, cli
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.training.metrics import read_rows
+from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.loading import keep_compiled, load_target
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+STEPS = 8
+LOGGED = ("loss", "base_loss", "final_loss", "lambda_base", "learning_rate", "grad_norm", "accept_len")
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def training_rows():
+    """The golden target's own answers to the golden prompts."""
+    return [
+        {
+            "token_ids": case["prompt"] + case["output"],
+            "loss_mask": [0] * len(case["prompt"]) + [1] * len(case["output"]),
+        }
+        for case in CASES
+    ]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """(training rows, held-out prompts) as files."""
+    folder = tmp_path_factory.mktemp("rows")
+    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
+    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+
+
+def arguments(files, workdir, **changes):
+    values = {
+        "config": ROOT / "configs" / "tiny_8.py",
+        "workdir": workdir,
+        "distributed": "off",  # the tests share a process, whose devices are in use already
+        "config.target.path": GOLDEN / "target",
+        "config.drafter.mask_token_id": 259,
+        "config.drafter.num_layers": 1,
+        "config.drafter.target_layer_ids": "(1,3)",
+        "config.drafter.block_size": 4,
+        "config.drafter.gru_hidden_dim": 16,
+        "config.drafter.emb_dim": 8,
+        "config.data.train": files[0],
+        "config.data.regenerate": False,
+        "config.data.max_length": 144,
+        "config.train.steps": STEPS,
+        "config.train.batch_size": 2,
+        "config.train.num_anchors": 8,
+        "config.train.log_every": 1,
+        "config.checkpoint.every": 4,
+        "config.eval.every": 0,
+        "config.eval.final": False,
+        "config.eval.prompts": files[1],
+        "config.decode.prompts": files[1],
+        "config.decode.max_new_tokens": 16,
+        "config.decode.num_drafts": 3,  # of 4
+        "config.decode.cache_length": 128,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return ["train", *(f"--{key}={value}" for key, value in values.items())]
+
+
+def start(argv):
+    """Runs the command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as left:
+        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
+    return left.value.code
+
+
+def losses(workdir):
+    return {row["step"]: row["loss"].hex() for row in read_rows(workdir / "metrics.jsonl") if "loss" in row}
+
+
+def exported(workdir):
+    target = load_target(str(GOLDEN / "target"), "float32")
+    return load_drafter(workdir / "export", target.model.config, "bfloat16")[1]
+
+
+def same_bytes(one, two):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    """A run of STEPS steps with evaluation and final decoding; the uninterrupted run that others are compared with."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    assert start(arguments(files, workdir, config__eval__every=4, config__eval__final=True)) == 0
+    return workdir
+
+
+def test_a_workdir_holds_the_documented_files(finished):
+    for name in ("config.json", "metrics.jsonl", "checkpoints/8", "export/config.json", "export/model.safetensors"):
+        assert (finished / name).exists(), name
+    for name in ("report/report.json", "report/report.md", "report/generations.jsonl", "tensorboard"):
+        assert (finished / name).exists(), name
+
+
+def test_a_cache_of_programs_that_others_may_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax.config, "update", lambda *setting: pytest.fail(f"changed {setting}"))
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.raises(DominoError, match="chmod 700"):
+        keep_compiled(tmp_path / "cache")
+
+
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(jax.config, "update", lambda *setting: pytest.fail(f"changed {setting}"))
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    keep_compiled(tmp_path / "cache")
+    assert "belongs to user" in capsys.readouterr().err
+
+
+def test_every_logged_step_has_the_documented_keys(finished):
+    rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(set(LOGGED) <= row.keys() and "base_accept_len" in row and "seconds" in row for row in rows)
+
+
+def test_the_curriculum_falls_from_one_to_an_eighth(finished):
+    rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
+    assert [row["lambda_base"] for row in rows] == [1 - step / STEPS for step in range(STEPS)]
+
+
+def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows(tmp_path, capsys):
+    case = CASES[0]
+    ids = [[first, *case["prompt"][1:], *case["output"]] for first in range(40, 64)]
+    mask = [0] * len(case["prompt"]) + [1] * len(case["output"])
+    rows = write_rows(tmp_path / "rows.jsonl", [{"token_ids": row, "loss_mask": mask} for row in ids])
+    argv = arguments((rows, ""), tmp_path / "run", config__data__held_out=8, config__eval__every=2)
+    assert start([*argv, "--config.train.steps=2", "--config.preflight.rows=0"]) == 0
+    assert "held out for evaluation by their hash: prompts 1, rows with them 1" in capsys.readouterr().out
+    held_out = json.loads((tmp_path / "run" / "held_out.jsonl").read_text())
+    assert held_out["token_ids"][1:] == case["prompt"][1:]
+    measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
+    assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
+    with pytest.raises(DataError, match="too few to hold any out"):
+        builders.evaluation_rows(cli.parse(argv, ("config", "workdir"), ("distributed",)).config, NoRows())
+
+
+class NoRows:
+    num_read = 3
+
+    def held_out_prompts(self):
+        return []
+
+
+def test_evaluation_rows_carry_tau_by_decoding(finished):
+    rows = [row for row in read_rows(finished / "metrics.jsonl") if "eval_tau" in row]
+    assert [row["step"] for row in rows] == [4, 8]
+    assert all(1.0 <= row["eval_tau"] <= 4.0 and 1.0 <= row["eval_tau_backbone"] <= 4.0 for row in rows)
+    assert [len(row["eval_accept_by_position"]) for row in rows] == [3, 3]
+
+
+def test_the_final_decoding_changes_no_output(finished):
+    report = json.loads((finished / "report" / "report.json").read_text())
+    assert {mode: (said["same"], said["of"]) for mode, said in report["identical_outputs"].items()} == {
+        "backbone": (2, 2),
+        "domino": (2, 2),
+    }
+    assert report["round_widths"] == {"backbone": 4, "domino": 4}
+    assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
+
+
+def test_a_second_run_is_bit_identical(files, finished, tmp_path):
+    assert start(arguments(files, tmp_path / "again")) == 0
+    assert losses(tmp_path / "again") == losses(finished)
+    assert same_bytes(exported(tmp_path / "again"), exported(finished))
+
+
+def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypatch):
+    workdir = tmp_path / "killed"
+    write = train.MetricsWriter.write
+
+    def dies_at_six(self, step, values):
+        if step == 6:
+            raise KeyboardInterrupt
+        write(self, step, values)
+
+    monkeypatch.setattr(train.MetricsWriter, "write", dies_at_six)
+    assert start(arguments(files, workdir)) == 130
+    assert not (workdir / "export").exists()
+    monkeypatch.undo()
+    assert start(arguments(files, workdir)) == 0
+    assert losses(workdir) == losses(finished)
+    assert same_bytes(exported(workdir), exported(finished))
+
+
+def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert start(arguments(files, finished, config__eval__every=4, config__eval__final=True)) == 0
+    assert "finished" in capsys.readouterr().out
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_changed_recipe_is_refused_field_by_field(files, finished, tmp_path, capsys):
+    workdir = tmp_path / "changed"
+    assert start(arguments(files, workdir)) == 0
+    recipe = (workdir / "config.json").read_bytes()
+    assert start(arguments(files, workdir, config__train__learning_rate=0.5)) == 2
+    said = capsys.readouterr().err
+    assert "train.learning_rate" in said and "0.5" in said
+    assert (workdir / "config.json").read_bytes() == recipe
+
+
+def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, monkeypatch, capsys):
+    """The third step's update is poisoned; it is told at the next look, which comes before the checkpoint of step 4."""
+    make = builders.train_step_of
+
+    def poisoned(*args):
+        step, taken = make(*args), []
+
+        def run(state, params, *rest):
+            taken.append(1)
+            if len(taken) == 3:
+                params = jax.tree.map(lambda leaf: leaf * np.nan, params)
+            return step(state, params, *rest)
+
+        return run
+
+    monkeypatch.setattr(builders, "train_step_of", poisoned)
+    assert start(arguments(files, tmp_path / "nan", config__train__log_every=100)) == 4
+    said = capsys.readouterr().err
+    assert "step 3: " in said and "rows.jsonl:" in said
+    assert not (tmp_path / "nan" / "checkpoints" / "4").exists()
+
+    skipped = arguments(files, tmp_path / "skip", config__train__non_finite="skip")
+    assert start(skipped) == 0
+    rows = [row for row in read_rows(tmp_path / "skip" / "metrics.jsonl") if "loss" in row]
+    assert [row["skipped"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert all(np.isfinite(row["loss"]) for row in rows if row["step"] != 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ({"config.target.path": "/no/such/folder"}, 2, "/no/such/folder"),
+        ({"config.drafter.mask_token_id": 260}, 2, "260"),
+        ({"config.drafter.target_layer_ids": "(1,5)"}, 3, "5"),
+        ({"config.data.train": "/no/rows.jsonl"}, 2, "/no/rows.jsonl"),
+        ({"config.train.stepz": 5}, 2, "steps"),
+        ({"config.eval.final": True, "config.eval.tensor": 3, "config.train.steps": 10**6}, 2, "eval.tensor is 3"),
+    ],
+)
+def test_a_mistake_is_one_short_message_and_its_exit_code(files, tmp_path, capsys, change, code, says):
+    changes = {key.replace(".", "__"): value for key, value in change.items()}
+    assert start(arguments(files, tmp_path / "run", **changes)) == code
+    said = capsys.readouterr().err
+    assert says in said and "Traceback" not in said and len(said.splitlines()) <= 5
+
+
+@pytest.mark.parametrize("name", ["run", "run/plots", "run/report", "run/report/plots"])
+def test_a_file_where_a_folder_of_the_workdir_goes_is_told_before_anything_is_loaded(files, tmp_path, capsys, name):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
+    said = capsys.readouterr().err
+    assert f"{path} cannot be written as a folder: a file is there" in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
+    """From anchors to acceptance: on 32 rows learnt by heart a drafter of block 8 must come near its cap of 9."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = (ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl").read_text().splitlines()
+    prompts.write_text("\n".join(lines[:32]) + "\n")
+    argv = [
+        *("train", f"--config={ROOT / 'configs' / 'tiny_8.py'}", f"--workdir={tmp_path / 'run'}", "--distributed=off"),
+        *(f"--config.data.train={prompts}", f"--config.decode.prompts={prompts}", f"--config.eval.prompts={prompts}"),
+        # Rows whole: what is cut off is not learnt, and drags τ down where it is decoded.
+        *("--config.data.max_length=320", "--config.train.steps=250"),
+        *("--config.train.log_every=50", "--config.checkpoint.every=250"),
+        *(
+            "--config.eval.every=0",
+            "--config.decode.num_prompts=32",
+            "--config.decode.modes=('autoregressive','domino')",
+        ),
+    ]
+    assert start(argv) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run/report/generations.jsonl").read_text().splitlines()]
+    # The last round of an answer is cut by its end and says nothing about the drafter.
+    rounds = [n for row in rows if row["mode"] == "domino" for n in row["accept_lengths"][:-1]]
+    assert len(rounds) > 100 and np.mean(rounds) > 0.9 * 9
+
+
+@pytest.mark.slow
+def test_a_run_over_fsdp_evaluates_and_decodes_at_the_end_with_the_targets_texts(files, tmp_path):
+    few = {"config__train__steps": 1, "config__preflight__rows": 0, "config__decode__max_new_tokens": 8}
+    modes = "('autoregressive','domino')"
+    judged = {"config__eval__every": 1, "config__eval__final": True, "config__decode__modes": modes}
+    argv = arguments(files, tmp_path / "run", config__mesh__fsdp=-1, **few, **judged)[1:]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    command = [sys.executable, "-m", "domino_jax.train", *argv]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-2000:]
+    [row] = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
+    report = json.loads((tmp_path / "run" / "report" / "report.json").read_text())
+    assert row["eval_identical"] == 1.0
+    assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 2

@@ -1,0 +1,152 @@
+"""The train command, stopped by a real SIGTERM in each of its phases: it leaves with 42 and ends as if undisturbed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from domino_jax.training.metrics import read_rows
+from tests.commands.test_train_command import CASES, arguments, losses, training_rows, write_rows
+from tests.helpers.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+# The command, which blocks in one place as in a compilation: in C, with the signal kept from the main thread.
+BLOCKED = """
+import ctypes, itertools, signal, sys, time
+from domino_jax.recipe import builders as building, cli
+from domino_jax import decode, regenerate, train
+from domino_jax.evals import run as decode_run
+from domino_jax.decoding.generate import Generator
+from domino_jax.training.evaluate import DecodedEvaluation
+
+def blocked(owner, name, call=1):
+    function, calls = getattr(owner, name), itertools.count(1)
+
+    def block(*args, **named):
+        if next(calls) == call:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            print("blocked", flush=True)
+            ctypes.CDLL(None).sleep(120)
+        return function(*args, **named)
+
+    setattr(owner, name, block)
+
+def slow(function):
+    def wait(*args, **named):
+        print("blocked", flush=True)
+        time.sleep(1)
+        return function(*args, **named)
+    return wait
+
+def in_step(*args, make=building.train_step_of):
+    class Step:
+        step = staticmethod(make(*args))
+    blocked(Step, "step")
+    return lambda *args: Step.step(*args)
+
+phase = sys.argv.pop(1)
+if phase == "regenerate":
+    blocked(regenerate, "regenerate_rows")
+elif phase == "pre-flight":
+    blocked(train, "run_preflight")
+elif phase == "first compilation":
+    building.train_step_of = in_step
+elif phase == "evaluation":
+    Generator.advance = slow(Generator.advance)
+elif phase == "compilation of an evaluation":
+    blocked(Generator, "_start")
+elif phase == "final decoding":
+    blocked(decode_run, "decode_group", call=2)
+cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), sys.argv)
+"""
+PHASES = (
+    "regenerate",
+    "pre-flight",
+    "first compilation",
+    "compilation of an evaluation",
+    "evaluation",
+    "final decoding",
+)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """The flags of a run of 8 steps that regenerates its rows, evaluates twice and decodes at the end."""
+    folder = tmp_path_factory.mktemp("rows")
+    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
+    files = write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+    return lambda workdir: arguments(
+        files,
+        workdir,
+        distributed="auto",
+        config__data__train=files[1],
+        config__data__regenerate=True,
+        config__regenerate__max_new_tokens=40,
+        config__eval__every=4,
+        config__eval__final=True,
+    )
+
+
+@contextlib.contextmanager
+def training(phase, argv):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED, phase, *argv[1:]],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def finish(argv):
+    with training("none", argv) as process:
+        said = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, said
+    return said
+
+
+def test_stopped_in_every_phase_a_run_ends_as_the_undisturbed_one(recipe, tmp_path):
+    disturbed, whole = tmp_path / "disturbed", tmp_path / "whole"
+    for phase in PHASES:
+        with training(phase, recipe(disturbed)) as process:
+            lines = []
+            for line in process.stdout:
+                lines.append(line)
+                if line == "blocked\n":
+                    break
+            else:
+                raise AssertionError(f"{phase}: {''.join(lines)}")
+            started = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            lines.append(process.communicate(timeout=60)[0])
+            crowd = max(1, os.getloadavg()[0] / os.cpu_count())  # other tests may run beside this one
+            assert (phase, process.returncode) == (phase, 42), "".join(lines)
+            assert time.monotonic() - started < 10 * crowd
+            assert not (disturbed / "finished.json").exists()
+    finish(recipe(disturbed))
+    finish(recipe(whole))
+    assert losses(disturbed) == losses(whole)
+    for name in ("export/model.safetensors", "regenerated.jsonl"):
+        assert (disturbed / name).read_bytes() == (whole / name).read_bytes(), name
+    taus = [
+        [(row["step"], row["eval_tau"]) for row in read_rows(run / "metrics.jsonl") if "eval_tau" in row]
+        for run in (disturbed, whole)
+    ]
+    assert [step for step, _ in taus[1]] == [4, 8] and taus[0] == taus[1]
+    reports = [json.loads((run / "report" / "report.json").read_text()) for run in (disturbed, whole)]
+    assert reports[0]["identical_outputs"] == reports[1]["identical_outputs"]
+    assert "holds a finished run" in finish(recipe(disturbed))

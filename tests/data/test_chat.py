@@ -1,0 +1,184 @@
+"""chat.py: the mask covers what the assistant said and the token that closes its turn, nothing else."""
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+
+from domino_jax.data.chat import encode_prompt, encode_training_row
+from domino_jax.runtime.errors import DataError
+
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+
+# Like Qwen3's: only the last answer keeps its thoughts, and thinking off puts an empty block into the prompt.
+TEMPLATE = """\
+{%- set ns = namespace(last=-1) %}
+{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for m in messages %}
+  {%- if m.role == 'assistant' %}
+    {%- set parts = m.content.split('</think>') %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if loop.index0 > ns.last %}
+      {{- '<think>\n' + (parts[0].split('<think>')[-1].strip('\n') if parts|length > 1 else '') + '\n</think>\n\n' }}
+    {%- endif %}
+    {{- parts[-1].lstrip('\n') + '<|im_end|>\n' }}
+  {%- else %}
+    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- '<|im_start|>assistant\n' }}
+  {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
+{%- endif %}
+"""
+
+
+def make_tokenizer(template=TEMPLATE):
+    """Bytes, the special tokens, and one merge: two line ends are one token, so that a boundary can be straddled."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: row for row, piece in enumerate([*alphabet, "ĊĊ"])}
+    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("Ċ", "Ċ")]))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = tokenizers.decoders.ByteLevel()
+    core.add_special_tokens(SPECIAL)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def marked(tokenizer, row):
+    """The row's text with the supervised runs in brackets."""
+    edges = np.diff(row.loss_mask, prepend=0, append=0)
+    pieces = []
+    for place, token in enumerate(row.token_ids):
+        pieces.append("[" if edges[place] > 0 else "]" if edges[place] < 0 else "")
+        pieces.append(tokenizer.decode([int(token)]))
+    return "".join(pieces) + ("]" if edges[-1] < 0 else "")
+
+
+def turns(*texts, first="user"):
+    roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
+    return [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def test_thinking_off_the_empty_block_is_prompt_and_the_closing_token_is_supervised(tokenizer):
+    row = encode_training_row(tokenizer, {"messages": turns("Hi", "Hello")}, thinking=False)
+    assert marked(tokenizer, row) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[Hello<|im_end|>]\n"
+    )
+    assert row.token_ids.dtype == np.int32 and row.loss_mask.dtype == np.float32
+
+
+def test_thinking_on_the_thoughts_are_supervised(tokenizer):
+    row = encode_training_row(tokenizer, {"messages": turns("Hi", "<think>\nhm\n</think>\n\nHello")}, thinking=True)
+    assert marked(tokenizer, row) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[<think>\nhm\n</think>\n\nHello<|im_end|>]\n"
+    )
+
+
+def test_every_answer_of_a_conversation_is_supervised_and_system_and_user_are_not(tokenizer):
+    messages = [{"role": "system", "content": "Be brief"}, *turns("a", "b", "c", "d")]
+    row = encode_training_row(tokenizer, {"messages": messages}, thinking=False)
+    assert marked(tokenizer, row) == (
+        "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[d<|im_end|>]\n"
+    )
+
+
+def test_an_answer_that_repeats_the_question_or_starts_like_a_tag_is_found_in_its_place(tokenizer):
+    row = encode_training_row(tokenizer, {"messages": turns("<th", "<th", "<th", "<th")}, thinking=False)
+    assert marked(tokenizer, row).count("[<th<|im_end|>]") == 2
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_training_row_begins_with_exactly_the_tokens_of_its_prompt(tokenizer, thinking):
+    messages = turns("Hi", "</think>\n\nHello") if thinking else turns("a", "b", "Hi", "Hello")
+    row = encode_training_row(tokenizer, {"messages": messages}, thinking)
+    prompt = encode_prompt(tokenizer, {"messages": messages[:-1]}, thinking)
+    assert row.token_ids[: len(prompt)].tolist() == prompt
+    assert row.loss_mask[len(prompt)] == 1 and row.loss_mask[len(prompt) - 1] == 0
+
+
+def test_no_token_straddles_the_start_of_an_answer():
+    plain = make_tokenizer(
+        "{% for m in messages %}{{ m.role + ':\n' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:\n' }}{% endif %}"
+    )
+    row = encode_training_row(plain, {"messages": turns("q", "\nx")}, thinking=False)
+    assert marked(plain, row) == "user:\nq<|im_end|>assistant:\n[\nx<|im_end|>]"
+
+
+def test_turns_behind_the_last_answer_and_an_opening_answer_are_not_supervised(tokenizer):
+    tail = encode_training_row(tokenizer, {"messages": turns("a", "b", "c")}, thinking=False)
+    assert marked(tokenizer, tail).endswith("[b<|im_end|>]\n")
+    opening = encode_training_row(tokenizer, {"messages": turns("w", "a", "b", first="assistant")}, thinking=False)
+    assert marked(tokenizer, opening).count("[") == 1 and "[b<|im_end|>]" in marked(tokenizer, opening)
+
+
+def test_a_row_without_an_answer_supervises_nothing(tokenizer):
+    row = encode_training_row(tokenizer, {"messages": turns("a")}, thinking=False)
+    assert len(row.token_ids) > 0 and row.loss_mask.sum() == 0
+
+
+def test_sharegpt_rows_equal_their_messages(tokenizer):
+    shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    ours = encode_training_row(tokenizer, {"messages": turns("a", "b")}, thinking=False)
+    theirs = encode_training_row(tokenizer, shared, thinking=False)
+    np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
+    np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
+
+
+def test_token_rows_need_no_tokenizer():
+    row = encode_training_row(None, {"token_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}, thinking=False)
+    assert row.token_ids.tolist() == [5, 6, 7] and row.loss_mask.tolist() == [0, 1, 1]
+    assert encode_prompt(None, {"token_ids": [5, 6]}, thinking=False) == [5, 6]
+
+
+def test_a_raw_prompt_is_taken_as_it_is(tokenizer):
+    assert tokenizer.decode(encode_prompt(tokenizer, {"prompt": "<|im_start|>x"}, thinking=False)) == "<|im_start|>x"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"text": "a"}, "the row has text"),
+        ({"messages": turns("a"), "conversations": []}, "the row has conversations, messages"),
+        ({"token_ids": [1, 2], "loss_mask": [1]}, "token_ids has 2 entries, loss_mask has 1"),
+        ({"token_ids": [1, 2]}, "loss_mask has no"),
+        ({"token_ids": [1, 2], "loss_mask": [1, 2]}, "a 0 or 1 for each"),
+        ({"conversations": [{"from": "alien", "value": "a"}]}, "the speaker is 'alien'"),
+        ({"conversations": [{"value": "a"}]}, "conversations must be"),
+        ({"messages": [{"role": "user", "content": 3}]}, "message 0 is"),
+        ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>'"),
+    ],
+)
+def test_a_row_of_another_form_is_refused_with_its_place(tokenizer, row, said):
+    with pytest.raises(DataError) as refused:
+        encode_training_row(tokenizer, row, thinking=False, where="rows.jsonl:4")
+    assert said in str(refused.value) and "rows.jsonl:4" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (None, "no chat template"),
+        ("{{ messages|length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "cannot be told apart"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "closes no assistant turn"),
+        ("{{ raise_exception('only tools') }}", "refuses the messages"),
+    ],
+)
+def test_a_template_that_cannot_be_followed_is_refused(template, said):
+    with pytest.raises(DataError, match=said):
+        encode_training_row(make_tokenizer(template), {"messages": turns("a", "b", "c", "d")}, thinking=False)
+
+
+def test_text_without_a_tokenizer_is_refused():
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        encode_prompt(None, {"prompt": "a"}, thinking=False)
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        encode_training_row(None, {"messages": turns("a", "b")}, thinking=False)

@@ -1,0 +1,117 @@
+"""held_out.py: which prompts a run is judged by, and that no row with them is trained on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from domino_jax.data.held_out import hold_out, prompt_hash, prompt_of
+from domino_jax.runtime.errors import DataError
+from tests.helpers.data_files import batches_of, take, write_rows
+
+
+def answers(count: int, prompt: int = 2) -> list[dict]:
+    """Row k: a prompt of ids 100 k, 100 k + 1, …, then three supervised tokens."""
+    mask = [0] * prompt + [1] * 3
+    return [{"token_ids": [100 * k + i for i in range(prompt + 3)], "loss_mask": mask} for k in range(count)]
+
+
+def prompts_of(batches) -> list[list[int]]:
+    return [row["token_ids"] for row in batches.rows.held_out_prompts()]
+
+
+def trained_on(batches, rows: int) -> set[int]:
+    """The first ids of the rows of one epoch."""
+    return {int(tokens[0]) for batch in take(batches, rows // 4) for tokens in batch["tokens"]}
+
+
+def test_a_prompt_is_what_stands_before_the_first_supervised_token():
+    assert prompt_of(np.array([0, 0, 1, 0, 1.0])) == 2
+    assert prompt_of(np.array([1.0, 1.0])) == 0
+    assert prompt_of(np.array([0.0, 0.0, 0.0])) == 3
+
+
+def test_the_hash_is_that_of_the_ids_whatever_their_type():
+    assert prompt_hash(np.array([1, 2], np.int32)) == prompt_hash(np.array([1, 2], np.int64)) == 8287731769009959701
+    assert prompt_hash(np.array([1, 2, 0])) != prompt_hash(np.array([1, 2]))
+
+
+def test_the_smallest_hashes_are_held_out_and_all_rows_that_share_them():
+    hashes = np.array([9, 3, 5, 3, 1, 2, *range(100, 160)])
+    prompts = np.full(66, 2, np.int32)
+    prompts[4], prompts[5] = 0, 7  # without a prompt, and with one that is too long
+    usable = np.arange(66) != 2
+    left_out, first = hold_out(prompts, hashes, usable, count=2, longest=6)
+    assert np.flatnonzero(left_out).tolist() == [0, 1, 3]
+    assert first.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("rows, expected", [(19, 0), (20, 1), (59, 2), (400, 8)])
+def test_at_most_one_prompt_in_twenty_is_held_out(rows, expected):
+    ones = np.ones(rows, np.int32)
+    left_out, first = hold_out(ones, np.arange(rows), ones > 0, count=8, longest=4)
+    assert len(first) == left_out.sum() == expected
+
+
+def test_held_out_prompts_are_not_trained_on_and_the_rest_is(tmp_path):
+    rows = answers(40)
+    rows.append(rows[7] | {"token_ids": [*rows[7]["token_ids"][:2], 7, 7, 7]})  # another answer to the prompt of row 7
+    said = []
+    batches = batches_of(write_rows(tmp_path, rows), held_out=2, report=said.append)
+    chosen = {prompt[0] for prompt in prompts_of(batches)}
+    assert len(chosen) == 2 and all(prompt == [prompt[0], prompt[0] + 1] for prompt in prompts_of(batches))
+    assert trained_on(batches, 40) == {100 * k for k in range(40)} - chosen
+    left_out = 3 if 700 in chosen else 2
+    assert said[0].endswith(f"{41 - left_out} of 41 rows are trained on, 0 have no anchor")
+    assert said[1] == f"held out for evaluation by their hash: prompts 2, rows with them {left_out}"
+
+
+def test_rows_that_share_a_held_out_prompt_are_left_out_too(tmp_path):
+    [prompt] = prompts_of(batches_of(write_rows(tmp_path, answers(20)), held_out=1))
+    rows = answers(20) + [{"token_ids": [*prompt, 9, 9, 9], "loss_mask": [0, 0, 1, 1, 1]}]
+    batches = batches_of(write_rows(tmp_path, rows), held_out=1)
+    assert (prompts_of(batches), batches.rows.num_held_out, len(batches.rows)) == ([prompt], 2, 19)
+
+
+def test_every_start_every_order_of_the_rows_and_every_process_choose_the_same(tmp_path):
+    file = write_rows(tmp_path, answers(60))
+    first = prompts_of(batches_of(file, held_out=3, cache=tmp_path / "cache"))
+    again = batches_of(file, held_out=3, cache=tmp_path / "cache", rows=slice(2, 4), seed=5)  # by the index kept there
+    reversed_rows = write_rows(tmp_path, answers(60)[::-1], "other.jsonl")
+    assert first == prompts_of(again) == prompts_of(batches_of(reversed_rows, held_out=3))
+
+
+def test_a_run_goes_on_exactly_without_the_held_out_rows(tmp_path):
+    file = write_rows(tmp_path, answers(40))
+    with batches_of(file, held_out=2).start() as stream:
+        for _ in range(5):
+            next(stream)
+        state, expected = stream.state(), [next(stream) for _ in range(5)]
+    for batch, other in zip(expected, take(batches_of(file, held_out=2), 5, state), strict=True):
+        np.testing.assert_array_equal(batch["row_ids"], other["row_ids"])
+
+
+def test_none_are_held_out_unless_told(tmp_path):
+    batches = batches_of(write_rows(tmp_path, answers(40)))
+    assert (len(batches.rows), batches.rows.num_held_out, prompts_of(batches)) == (40, 0, [])
+
+
+def test_a_source_that_would_lose_all_its_rows_is_refused(tmp_path):
+    whole = write_rows(tmp_path, answers(40), "whole.jsonl")
+    lost = 0
+    for place in range(40):  # whichever rows are chosen, in a file of their own they are all of it
+        small = write_rows(tmp_path, [answers(40)[place]], "small.jsonl")
+        try:
+            batches_of(f"{whole}=0.5,{small}=0.5", held_out=2)
+        except DataError as error:
+            assert "all of its 1 usable rows would be held out" in str(error)
+            lost += 1
+    assert lost == 2
+
+
+def test_prompts_name_the_row_that_they_are_from(tmp_path):
+    file = write_rows(tmp_path, answers(20))
+    [row] = batches_of(file, held_out=1).rows.held_out_prompts()
+    name, line = row["id"].rsplit(":", 1)
+    assert name == str(file)
+    assert json.loads(file.read_text().splitlines()[int(line) - 1])["token_ids"][:2] == row["token_ids"]

@@ -1,0 +1,131 @@
+"""A packed row is its rows side by side: the same labels, losses and gradients, and nothing read across a border."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.drafters import blocks
+from domino_jax.models.attention import attend, attend_causal, causal_mask
+from domino_jax.training.losses import LossSettings
+from domino_jax.training.step import drafter_sums, target_pass
+from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
+
+# Two rows of 11 and 9 tokens; in the packed row they lie at 0 and 11, and four places of padding follow.
+LENGTHS, PLACES = (11, 9), 24
+ANCHORS = ((3, 9), (2, 6))  # 9 of the first row: its block runs over the border
+
+
+@functools.lru_cache
+def models(shift):
+    target = tiny_target(tied=False)
+    return target, tiny_drafter(target.config, shift, 1, layers=2)
+
+
+def rows():
+    """The rows as they are, each padded to 12 places, fully supervised but for their first token."""
+    tokens = np.zeros((2, 12), np.int32)
+    mask = np.zeros((2, 12), np.float32)
+    for place, length in enumerate(LENGTHS):
+        tokens[place, :length] = np.asarray(random_tokens((length,), seed=place))
+        mask[place, 1:length] = 1.0
+    return {"tokens": jnp.asarray(tokens), "loss_mask": jnp.asarray(mask)}
+
+
+def packed(plain):
+    """The same rows in one."""
+    first, second = LENGTHS
+    parts = {name: np.zeros((1, PLACES), np.asarray(value).dtype) for name, value in plain.items()}
+    parts |= {name: np.zeros((1, PLACES), np.int32) for name in ("positions", "documents")}
+    for number, (start, length) in enumerate(((0, first), (first, second))):
+        span = np.s_[0, start : start + length]
+        for name, value in plain.items():
+            parts[name][span] = np.asarray(value)[number, :length]
+        parts["positions"][span] = np.arange(length)
+        parts["documents"][span] = number + 1
+    return {name: jnp.asarray(value) for name, value in parts.items()}
+
+
+def measured(shift, batch, anchors, contiguous=False, attention_blocks=None):
+    """((loss, metrics), gradients) of the drafter on a batch with given anchors."""
+    target, drafter = models(shift)
+    module = drafter.module.clone(attention_blocks=attention_blocks)
+    settings = LossSettings(gamma=4.0, contiguous=contiguous)
+
+    @jax.jit
+    def run(params, batch, anchors):
+        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
+        keep = jnp.ones(anchors.shape, bool)
+
+        def loss_of(params):
+            sums = drafter_sums(module, params, target.module, target.params, features, batch, anchors, keep, settings)
+            return dual_loss(sums, 0.3)
+
+        return jax.value_and_grad(loss_of, has_aux=True)(params)
+
+    return jax.device_get(run(drafter.params, batch, jnp.asarray(anchors)))
+
+
+def agree(shift, **choices):
+    apart = measured(shift, rows(), ANCHORS, **choices)
+    first = LENGTHS[0]
+    together = measured(shift, packed(rows()), [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]], **choices)
+    for name in apart[0][1]:
+        np.testing.assert_allclose(together[0][1][name], apart[0][1][name], rtol=1e-5, err_msg=name)
+    for ours, plain in zip(jax.tree.leaves(together[1]), jax.tree.leaves(apart[1]), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-6)
+    return apart
+
+
+def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows():
+    (loss, _), gradients = agree(True)
+    assert loss > 1.0 and max(abs(leaf).max() for leaf in jax.tree.leaves(gradients)) > 1e-2
+
+
+def test_the_same_unshifted_and_with_attention_in_slices():
+    agree(False, attention_blocks=3)
+
+
+def test_without_document_ids_the_packed_row_would_be_another_one():
+    first = LENGTHS[0]
+    anchors = [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]]
+    batch = {name: value for name, value in packed(rows()).items() if name in ("tokens", "loss_mask")}
+    assert abs(measured(True, batch, anchors)[0][0] - measured(True, packed(rows()), anchors)[0][0]) > 1e-3
+
+
+def test_an_anchor_and_its_label_are_of_one_document():
+    """The last token of the first row is supervised, and so is the first of a row without a prompt behind it."""
+    mask, documents = jnp.ones((1, 6)), jnp.array([[1, 1, 1, 2, 2, 0]])
+    legal = blocks.legal_anchors(mask, documents)
+    assert legal.astype(int).tolist() == [[1, 1, 0, 1, 0, 0]]
+
+
+def test_labels_end_with_the_document():
+    tokens, mask = jnp.arange(6)[None], jnp.ones((1, 6))
+    _, weights = blocks.labels_and_weights(
+        tokens,
+        mask,
+        jnp.array([[1]]),
+        jnp.ones((1, 1), bool),
+        block_size=4,
+        shift_label=True,
+        contiguous=False,
+        documents=jnp.array([[1, 1, 1, 2, 2, 2]]),
+    )
+    assert weights.tolist() == [[[1.0, 0.0, 0.0, 0.0]]]
+
+
+def draw(length, heads=4, kv=2, width=8):
+    rng = np.random.default_rng(5)
+    shapes = ((2, heads, length, width), (2, kv, length, width), (2, kv, length, width))
+    return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+
+
+def test_causal_attention_in_slices_equals_one_dense_mask():
+    """21 rows in slices of 8, the last one short."""
+    q, k, v = draw(21)
+    documents = jnp.asarray([[1] * 9 + [2] * 12, [1] * 21], jnp.int32)
+    for own in (None, documents):
+        dense = attend(q, k, v, causal_mask(jnp.arange(21), 21, own, own))
+        np.testing.assert_allclose(attend_causal(q, k, v, own, slice_rows=8), dense, atol=1e-6)

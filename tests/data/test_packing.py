@@ -1,0 +1,109 @@
+"""arrange.py and reading.py: packs of whole rows, which know where each of their documents begins."""
+
+import collections
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from domino_jax.data.chat import Row
+from domino_jax.data.order import pack
+from domino_jax.data.reading import pack_rows
+from tests.helpers.data_files import batches_of, row, rows_of, take, write_rows
+
+
+def packs_of(lengths, capacity):
+    order, ends = pack(np.asarray(lengths), capacity)
+    return [order[first:last].tolist() for first, last in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def row_lengths(documents):
+    """Tokens of each document of a packed row."""
+    return np.bincount(documents)[1:].tolist()
+
+
+def test_first_fit_packs_longest_first_and_keeps_the_rows_order():
+    assert packs_of([3, 6, 2, 5], 8) == [[0, 3], [1, 2]]
+    assert packs_of([8, 8, 1], 8) == [[0], [1], [2]]
+    assert packs_of([1, 1, 1, 1], 3) == [[0, 1, 2], [3]]
+
+
+@hypothesis.settings(deadline=None)  # a busy machine is no failure
+@hypothesis.given(st.lists(st.integers(1, 32), min_size=1, max_size=60))
+def test_packs_hold_every_row_once_none_overflows_and_few_are_half_empty(lengths):
+    packs = packs_of(lengths, 32)
+    assert sorted(place for members in packs for place in members) == list(range(len(lengths)))
+    filled = [sum(lengths[place] for place in members) for members in packs]
+    assert max(filled) <= 32
+    assert sum(tokens <= 16 for tokens in filled) <= 1  # two such packs would fit into one
+
+
+def test_a_packed_row_restarts_positions_and_counts_documents():
+    rows = [
+        Row(np.array([7, 8, 9], np.int32), np.array([0, 1, 1], np.float32)),
+        Row(np.array([5, 6], np.int32), np.array([1, 1], np.float32)),
+    ]
+    packed = pack_rows(rows, 7)
+    assert {name: value.tolist() for name, value in packed.items()} == {
+        "tokens": [7, 8, 9, 5, 6, 0, 0],
+        "loss_mask": [0, 1, 1, 1, 1, 0, 0],
+        "positions": [0, 1, 2, 0, 1, 0, 0],
+        "documents": [1, 1, 1, 2, 2, 0, 0],
+    }
+    assert {name: value.dtype.name for name, value in packed.items()} == {
+        "tokens": "int32",
+        "loss_mask": "float32",
+        "positions": "int32",
+        "documents": "int32",
+    }
+
+
+def test_a_packed_batch_has_the_documented_shape(tmp_path):
+    file = write_rows(tmp_path, rows_of([3, 4, 5]))
+    [batch] = take(batches_of(file, kind="pack", batch_size=2), 1)
+    assert {key: (value.shape, value.dtype.name) for key, value in batch.items()} == {
+        "tokens": ((2, 8), "int32"),
+        "loss_mask": ((2, 8), "float32"),
+        "row_ids": ((2,), "int32"),
+        "positions": ((2, 8), "int32"),
+        "documents": ((2, 8), "int32"),
+    }
+
+
+def test_packs_hold_whole_rows_each_once_an_epoch(tmp_path):
+    lengths = [3, 8, 4, 5, 7, 3, 6, 8, 4, 3, 12]  # the last is cut to 8
+    file = write_rows(tmp_path, rows_of(lengths))
+    batches = batches_of(file, kind="pack", batch_size=1, window=11)
+    seen = collections.Counter()
+    packs = take(batches, 30)
+    while packs and sum(seen.values()) < 22:
+        packed = packs.pop(0)
+        tokens, documents = packed["tokens"][0], packed["documents"][0]
+        assert packed["row_ids"][0] == tokens[0] // 100  # the id is that of the first row
+        for document in range(1, documents.max() + 1):
+            held = tokens[documents == document]
+            row_id = int(held[0]) // 100
+            assert held.tolist() == list(range(100 * row_id, 100 * row_id + min(lengths[row_id], 8)))
+            seen[row_id] += 1
+        if sum(seen.values()) == 11:
+            assert set(seen.values()) == {1}  # the window is the data: an epoch ends with it
+    assert seen == dict.fromkeys(range(11), 2)
+
+
+def test_the_supervised_tokens_of_a_pack_are_those_of_its_rows(tmp_path):
+    file = write_rows(tmp_path, [row(0, 3, [0, 1, 1]), row(100, 4, [1, 1, 0, 1])])
+    [batch] = take(batches_of(file, kind="pack", batch_size=1), 1)
+    by_token = dict(zip(batch["tokens"][0].tolist(), batch["loss_mask"][0].tolist(), strict=True))
+    supervised = {token for token, mask in by_token.items() if mask}
+    assert supervised == {1, 2, 100, 101, 103}
+    assert row_lengths(batch["documents"][0]) in ([3, 4], [4, 3])
+
+
+def test_the_share_of_text_is_reported(tmp_path):
+    said = []
+    file = write_rows(tmp_path, rows_of([4] * 16))
+    batches = batches_of(file, kind="pack", report=said.append)
+    assert said[1] == "layout pack: 100.0% of a batch's tokens are text, 2 rows in each of its places"
+    assert (batches.efficiency, batches.rows_per_item) == (1.0, 2.0)
+    assert batches_of(file).efficiency == pytest.approx(0.5)

@@ -1,0 +1,323 @@
+"""pipeline.py: fixed shapes, each usable row once an epoch, and what a process reads of the global batches."""
+
+import collections
+import io
+import json
+
+import numpy as np
+import pytest
+import transformers
+
+from domino_jax.data import index
+from domino_jax.data.rows import RowEncoder, has_anchor
+from domino_jax.runtime import remote
+from domino_jax.runtime.errors import DataError
+from tests.helpers.data_files import batches_of, row, rows_of, take, write_rows
+from tests.helpers.paths import ASSETS
+
+TINY_TARGET = ASSETS / "tiny_qwen3"
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Ten rows; rows 3 and 7 have no two supervised tokens in a row."""
+    rows = rows_of([3 + place for place in range(10)])
+    rows[3]["loss_mask"] = [1, 0, 1, 0, 1, 0]
+    rows[7]["loss_mask"] = [0] * 10
+    return write_rows(tmp_path, rows)
+
+
+def ids_of(batches):
+    return [int(entry) for batch in batches for entry in batch["row_ids"]]
+
+
+def tiny_tokenizer():
+    return transformers.AutoTokenizer.from_pretrained(TINY_TARGET, local_files_only=True)
+
+
+def test_a_batch_has_the_documented_shape_and_padding(tmp_path):
+    file = write_rows(tmp_path, [row(10, 3), row(20, 6)])
+    [batch] = take(batches_of(file, max_length=4, batch_size=2), 1)
+    assert {key: (type(value), value.shape, value.dtype.name) for key, value in batch.items()} == {
+        "tokens": (np.ndarray, (2, 4), "int32"),
+        "loss_mask": (np.ndarray, (2, 4), "float32"),
+        "row_ids": (np.ndarray, (2,), "int32"),
+    }
+    order = np.argsort(batch["row_ids"])
+    assert batch["tokens"][order].tolist() == [[10, 11, 12, 0], [20, 21, 22, 23]]
+    assert batch["loss_mask"][order].tolist() == [[0, 1, 1, 0], [0, 1, 1, 1]]
+
+
+def test_an_anchor_is_two_supervised_tokens_in_a_row():
+    assert has_anchor(np.array([0, 1, 1.0]))
+    assert not has_anchor(np.array([1, 0, 1.0]))
+    assert not has_anchor(np.array([1.0]))
+
+
+def test_rows_without_anchors_are_left_out_and_counted(file):
+    said = []
+    batches_of(file, report=said.append)
+    assert said == [
+        f"{file}: 8 of 10 rows are trained on, 2 have no anchor",
+        # 3, 4, 5, 7 and four rows of 8 tokens in eight places of 8
+        "layout pad: 79.7% of a batch's tokens are text, 1 rows in each of its places",
+    ]
+
+
+def test_rows_count_their_tokens_and_know_their_line(tmp_path):
+    file = write_rows(tmp_path, rows_of([3, 4, 12]))
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\n\n", 1))  # a blank line behind the first row
+    rows = batches_of(file).rows
+    assert (len(rows), rows.num_read, rows.num_tokens, rows.num_supervised) == (3, 3, 3 + 4 + 8, 2 + 3 + 7)
+    assert [rows.where(row_id) for row_id in range(3)] == [f"{file}:1", f"{file}:3", f"{file}:4"]
+    row_id, second = rows[1]
+    assert (row_id, second.token_ids.tolist(), second.loss_mask.tolist()) == (1, [100, 101, 102, 103], [0, 1, 1, 1])
+
+
+def test_row_ids_count_over_all_files_of_all_sources(tmp_path):
+    first = write_rows(tmp_path, [row(0, 3), row(0, 3, [0, 0, 0]), row(100, 3)], "a.jsonl")
+    second = write_rows(tmp_path, [row(200, 3)], "b.jsonl")
+    rows = batches_of(f"{first}=0.5,{second}=0.5").rows
+    assert [rows[place][0] for place in range(len(rows))] == [0, 2, 3]
+    assert rows.where(3) == f"{second}:1"
+
+
+def test_truncation_comes_before_the_filter(tmp_path):
+    file = write_rows(tmp_path, [row(0, 6, [0, 0, 0, 0, 1, 1]), row(0, 6)])
+    rows = batches_of(file, max_length=4).rows
+    assert (len(rows), rows.num_skipped, rows[0][0]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("window", [3, 8, 4_096])
+@pytest.mark.parametrize("layout", ["pad", "buckets"])
+def test_every_usable_row_comes_once_an_epoch_in_another_order(file, layout, window):
+    batches = batches_of(file, kind=layout, buckets=(4, 8), window=window)
+    stream = ids_of(take(batches, 6))
+    epochs = [stream[0:8], stream[8:16], stream[16:24]]
+    usable = collections.Counter([0, 1, 2, 4, 5, 6, 8, 9])
+    assert all(collections.Counter(epoch) == usable for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_follows_from_the_seed(file):
+    first, again, other = (ids_of(take(batches_of(file, seed=seed), 4)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_batch_larger_than_the_data_wraps_around(tmp_path):
+    file = write_rows(tmp_path, [row(0, 3)])
+    for layout in ("pad", "buckets"):
+        [batch] = take(batches_of(file, batch_size=3, kind=layout, buckets=(8,)), 1)
+        assert batch["row_ids"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("layout", ["pad", "pack", "buckets"])
+def test_the_processes_read_slices_of_the_same_global_batches(tmp_path, layout):
+    file = write_rows(tmp_path, rows_of([3, 8, 4, 5, 7, 3, 6, 8, 4, 3]))
+    settings = {"kind": layout, "buckets": (4, 6, 8)}
+    whole = take(batches_of(file, **settings), 12)
+    parts = [take(batches_of(file, **settings, rows=slice(first, first + 2)), 12) for first in (0, 2)]
+    for batch, left, right in zip(whole, *parts, strict=True):
+        for key, value in batch.items():
+            np.testing.assert_array_equal(value, np.concatenate([left[key], right[key]]))
+
+
+def test_a_batch_is_padded_to_the_smallest_bucket_that_holds_its_longest_row(tmp_path):
+    file = write_rows(tmp_path, rows_of([3, 8, 4, 5, 7, 3, 6, 8, 4, 3]))
+    batches = batches_of(file, kind="buckets", buckets=(4, 6, 8), batch_size=2, window=10)
+    lengths = batches.rows.lengths
+    for batch in take(batches, 25):
+        longest = lengths[batch["row_ids"]].max()
+        assert batch["tokens"].shape == (2, {3: 4, 4: 4, 5: 6, 6: 6, 7: 8, 8: 8}[int(longest)])
+
+
+def test_buckets_bring_rows_of_one_bucket_together(tmp_path):
+    file = write_rows(tmp_path, rows_of([3, 8] * 16))
+    batches = batches_of(file, kind="buckets", buckets=(4, 8), window=32)
+    lengths = batches.rows.lengths
+    assert all(len(set(lengths[batch["row_ids"]].tolist())) == 1 for batch in take(batches, 8))
+    assert batches.efficiency == pytest.approx((3 + 8) / (4 + 8))
+    assert [batch["tokens"].shape[1] for batch in take(batches, 8)] != [4] * 4 + [8] * 4  # shuffled again
+
+
+def test_a_mixture_draws_by_its_weights_and_starts_a_short_source_again(tmp_path):
+    many = write_rows(tmp_path, rows_of([3] * 60), "many.jsonl")
+    few = write_rows(tmp_path, rows_of([3] * 2), "few.jsonl")
+    stream = ids_of(take(batches_of(f"{many}=3,{few}=1"), 20))
+    assert sum(row_id >= 60 for row_id in stream) == 20  # a quarter of 80
+    assert collections.Counter(row_id for row_id in stream if row_id >= 60) == {60: 10, 61: 10}
+    assert sorted(row_id for row_id in stream if row_id < 60) == list(range(60))
+
+
+def test_two_sources_of_one_length_are_not_shuffled_alike(tmp_path):
+    files = [write_rows(tmp_path, rows_of([3] * 32), name) for name in ("a.jsonl", "b.jsonl")]
+    stream = ids_of(take(batches_of(f"{files[0]}=1,{files[1]}=1"), 16))
+    assert [row_id for row_id in stream if row_id < 32] != [row_id - 32 for row_id in stream if row_id >= 32]
+
+
+def test_data_without_answers_is_refused_with_the_way_out(tmp_path):
+    file = write_rows(tmp_path, [row(0, 4, [0, 0, 0, 0])])
+    with pytest.raises(DataError, match="config.data.regenerate=True"):
+        batches_of(file)
+    with pytest.raises(DataError, match="none of its 0 rows"):
+        batches_of(write_rows(tmp_path, [], "empty.jsonl"))
+    full = write_rows(tmp_path, [row(0, 4)], "full.jsonl")
+    with pytest.raises(DataError, match=r"rows.jsonl: none of its 1 rows"):
+        batches_of(f"{full}=0.5,{file}=0.5")
+
+
+def test_a_broken_row_is_named_by_its_line(tmp_path):
+    with pytest.raises(DataError, match=r"rows.jsonl:2: token_ids has 2 entries"):
+        batches_of(write_rows(tmp_path, [row(0, 3), {"token_ids": [1, 2], "loss_mask": [1]}]))
+
+
+def test_an_id_outside_the_embedding_is_named_by_its_line(tmp_path):
+    file = write_rows(tmp_path, [row(0, 3), row(9, 3)])
+    with pytest.raises(DataError, match=r"rows.jsonl:2: token id 11 is outside the target's 11 embedding rows"):
+        batches_of(file, vocab_size=11)
+
+
+def test_a_start_with_the_index_kept_encodes_no_row(file, tmp_path, monkeypatch):
+    first = batches_of(file, cache=tmp_path / "cache")
+    monkeypatch.setattr(index, "_measure", None)
+    again = batches_of(file, cache=tmp_path / "cache")
+    assert again.fingerprint == first.fingerprint
+    np.testing.assert_array_equal(again.rows.lengths, first.rows.lengths)
+
+
+def test_a_damaged_index_is_built_again(file, tmp_path):
+    cache = tmp_path / "cache"
+    first = batches_of(file, cache=cache)
+    [kept] = cache.glob("index-*.npz")
+    data = bytearray(kept.read_bytes())
+    data[len(data) // 2] ^= 1
+    kept.write_bytes(data)
+    np.testing.assert_array_equal(batches_of(file, cache=cache).rows.lengths, first.rows.lengths)
+    kept.write_bytes(b"")
+    assert len(batches_of(file, cache=cache).rows) == 8
+    assert [path.name for path in cache.iterdir()] == [kept.name]
+
+
+def test_an_index_of_worker_processes_equals_one_of_this_process(tmp_path, monkeypatch):
+    file = write_rows(tmp_path, rows_of([3 + place % 5 for place in range(20)]))
+    alone = batches_of(file, cache=tmp_path / "alone")
+    monkeypatch.setattr(index, "LINES_PER_TASK", 3)
+    monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
+    pools = []
+
+    class Pool(index.concurrent.futures.ProcessPoolExecutor):
+        def __init__(self, count, *rest, **options):
+            pools.append(count)
+            super().__init__(count, *rest, **options)
+
+    monkeypatch.setattr(index.concurrent.futures, "ProcessPoolExecutor", Pool)
+    shared = batches_of(file, cache=tmp_path / "shared", workers=2)
+    assert pools == [2] and alone.fingerprint == shared.fingerprint
+    one, two = (np.load(next((tmp_path / name).glob("index-*.npz"))) for name in ("alone", "shared"))
+    assert set(one) == set(two) and all(np.array_equal(one[name], two[name]) for name in one)
+    broken = write_rows(tmp_path, [*rows_of([3] * 12), {"token_ids": []}, *rows_of([3] * 4), {"x": 1}], "broken.jsonl")
+    with pytest.raises(DataError, match=r"broken.jsonl:13: token_ids is \[\]"):  # the first, whichever ends first
+        batches_of(broken, workers=2)
+
+
+@pytest.mark.parametrize(("cores", "rows", "workers"), [(8, 20, 5), (2, 20, 2), (1, 20, 1), (8, 7, 1)])
+def test_as_many_processes_read_rows_as_there_are_cores_and_work_for(tmp_path, monkeypatch, cores, rows, workers):
+    monkeypatch.setattr(index, "LINES_PER_TASK", 1)
+    monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
+    monkeypatch.setattr(index, "usable", lambda: cores)
+    started = []
+    start = lambda count, *_, **__: started.append(count) or Here()  # noqa: E731
+    monkeypatch.setattr(index.concurrent.futures, "ProcessPoolExecutor", start)
+    batches_of(write_rows(tmp_path, rows_of([3] * rows)))
+    assert started == ([workers] if workers > 1 else [])
+
+
+class Here:
+    """Stands in for a pool of processes."""
+
+    def map(self, work, tasks):
+        return (index._measure(RowEncoder(None, 8, False, None), *task) for task in tasks)
+
+    def shutdown(self, cancel_futures):
+        pass
+
+
+# ---------------------------------------------------------------- the index, shared by machines
+
+
+def bucket_index(bucket):
+    return remote.open_path(next(f"gs://{name}" for name in remote.filesystem(bucket).find(bucket) if "index-" in name))
+
+
+def test_machines_share_the_index_through_the_bucket(file, tmp_path, bucket, monkeypatch):
+    first = batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "_measure", None)  # no row is read again
+        for name in ("two", "two"):
+            again = batches_of(file, cache=tmp_path / name, bucket=f"{bucket}/run/data")
+            np.testing.assert_array_equal(again.rows.lengths, first.rows.lengths)
+    # A start that has its own copy leaves it to the others.
+    bucket_index(bucket).unlink()
+    batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
+    assert bucket_index(bucket).exists()
+
+
+def test_a_damaged_index_in_the_bucket_is_built_and_put_there_again(file, tmp_path, bucket):
+    first = batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
+    whole = bucket_index(bucket).read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damaged in (whole[: len(whole) // 2], flipped):
+        bucket_index(bucket).write_bytes(bytes(damaged))
+        again = batches_of(file, cache=tmp_path / str(len(damaged)), bucket=f"{bucket}/run/data")
+        np.testing.assert_array_equal(again.rows.lengths, first.rows.lengths)
+        assert index._load(io.BytesIO(bucket_index(bucket).read_bytes())) is not None
+
+
+def test_the_first_process_builds_and_the_others_find_what_it_left(file, tmp_path, monkeypatch):
+    order = []
+    measure = index._measure
+    monkeypatch.setattr(index, "_measure", lambda *given: (order.append("row read"), measure(*given))[1])
+
+    def second(work):
+        order.append("waits")
+        batches_of(file, cache=tmp_path / "cache")  # the first process, meanwhile
+        order.append("goes on")
+        return work()
+
+    assert len(batches_of(file, cache=tmp_path / "cache", primary_first=second).rows) == 8
+    assert order == ["waits", "row read", "goes on"]
+
+
+def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):
+    def fingerprint(text, name="rows.jsonl", template=None, **changes):
+        file = write_rows(tmp_path, [], name)
+        file.write_text(text)
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = template or tokenizer.chat_template
+        return batches_of(file, tokenizer, **changes).fingerprint
+
+    text = json.dumps(row(0, 4)) + "\n"
+    base = fingerprint(text)
+    assert fingerprint(text, "another_name.jsonl") == base
+    other = [
+        fingerprint(text + "\n"),
+        fingerprint(text.replace("3", "4", 1)),
+        fingerprint(text, template="{{ messages }}"),
+        fingerprint(text, max_length=7),
+        fingerprint(text, thinking=True),
+    ]
+    assert len({base, *other}) == 6
+
+
+def test_conversations_pass_through_the_tiny_targets_own_template(tmp_path):
+    tokenizer = tiny_tokenizer()
+    messages = [{"role": "user", "content": "Name it."}, {"role": "assistant", "content": "def f(x): pass"}]
+    file = write_rows(tmp_path, [{"messages": messages}])
+    batches = batches_of(file, tokenizer, max_length=64, batch_size=1)
+    _, only = batches.rows[0]
+    said = tokenizer.decode(only.token_ids[only.loss_mask > 0])
+    assert said == "def f(x): pass<|im_end|>"
+    before = tokenizer.decode(only.token_ids[: int(np.argmax(only.loss_mask))])
+    assert before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

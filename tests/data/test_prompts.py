@@ -1,0 +1,125 @@
+"""prompts.py: JSONL and prompt rows; what is wrong is told with file, line and id."""
+
+import gzip
+import tracemalloc
+
+import pytest
+import zstandard
+
+from domino_jax.data.prompts import LINE_LIMIT, check_prompt, read_jsonl, read_prompts
+from domino_jax.runtime.errors import DataError, DominoError
+
+
+def write(tmp_path, *lines):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    return file
+
+
+def test_rows_come_with_their_line_numbers_and_blank_lines_are_passed_over(tmp_path):
+    file = write(tmp_path, '{"a": 1}', "", "  ", '{"b": "é"}')
+    assert list(read_jsonl(file)) == [(1, {"a": 1}), (4, {"b": "é"})]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"a": 1', "rows.jsonl:2: the line is no JSON"),
+        ("[1]", "rows.jsonl:2: the line holds a list"),
+        (b"\xff{", "rows.jsonl:2"),
+    ],
+)
+def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, said):
+    with pytest.raises(DataError, match=said) as refused:
+        list(read_jsonl(write(tmp_path, '{"a": 1}', line)))
+    assert refused.value.exit_code == 3
+
+
+HOSTILE = {
+    "nested": ("[" * 100_000, "nested too deeply"),
+    "an int of 5000 digits": ('{"token_ids": [%s]}' % ("9" * 5000), "no JSON object"),
+    "zero bytes": ("\0" * 1000, "no JSON object"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), "no JSON object|holds"),
+    "longer than a row may be": (b'{"a": "' + b"x" * LINE_LIMIT, "rows.jsonl:2: the line has more than 67108864 bytes"),
+}
+
+
+@pytest.mark.parametrize(("line", "said"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_line_is_one_sentence(tmp_path, line, said):
+    with pytest.raises(DataError, match=said) as refused:
+        list(read_jsonl(write(tmp_path, '{"a": 1}', line, '{"a": 2}')))
+    assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
+
+
+def test_an_archive_of_one_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
+    """300 MB in 10 kB: a piece of an archive is unpacked only as far as it is needed."""
+    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(300_000_000))
+    assert len(bomb) < 30_000
+    (tmp_path / "rows.jsonl.zst").write_bytes(bomb)
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(bytes(100_000_000), 6))
+    for name in ("rows.jsonl.zst", "rows.jsonl.gz"):
+        tracemalloc.start()
+        with pytest.raises(DataError, match="1: the line has more than 67108864 bytes"):
+            list(read_jsonl(tmp_path / name))
+        assert tracemalloc.get_traced_memory()[1] < 4 * LINE_LIMIT
+        tracemalloc.stop()
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path):
+    with pytest.raises(DominoError, match="there is no such file") as refused:
+        list(read_jsonl(tmp_path / "none.jsonl"))
+    assert refused.value.exit_code == 2
+
+
+def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
+    file = write(tmp_path, '{"prompt": "a", "kind": "x"}', '{"id": 7, "token_ids": [1, 2]}', '{"prompt": "c"}')
+    assert read_prompts(file) == [
+        {"prompt": "a", "kind": "x", "id": "0"},
+        {"token_ids": [1, 2], "id": "7"},
+        {"prompt": "c", "id": "2"},
+    ]
+    assert [row["id"] for row in read_prompts(file, limit=2)] == ["0", "7"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            ['{"id": "q1", "text": "a"}'],
+            r"rows.jsonl:1 \(id q1\): the row has id, text; a prompt row has exactly one of",
+        ),
+        (['{"prompt": "a", "token_ids": [1]}'], "the row has prompt, token_ids"),
+        (['{"prompt": ""}'], "expected a text that is not empty"),
+        (['{"prompt": 3}'], "prompt is 3"),
+        (['{"messages": []}'], "at least one message"),
+        (['{"messages": "hello"}'], "must be a list"),
+        (['{"messages": ["hello"]}'], "message 0 is"),
+        (['{"messages": [{"role": "user"}]}'], "message 0 is"),
+        (['{"messages": [{"role": "user", "content": [1]}]}'], "message 0 is"),
+        (['{"token_ids": []}'], "at least one id"),
+        (['{"token_ids": [1, -1]}'], "token_ids is"),
+        (['{"token_ids": [1, true]}'], "token_ids is"),
+        (['{"token_ids": [2147483648]}'], "one id from 0 to 2147483647"),
+        (
+            ['{"id": "a", "prompt": "x"}', '{"id": "a", "prompt": "y"}'],
+            "rows.jsonl:2: the id a is already that of line 1",
+        ),
+        ([""], "holds no prompt rows"),
+        (
+            ['{"prompt": "a"}', '{"prompt": "b", "source": "\\ud800"}'],
+            r"rows.jsonl:2 \(id 1\) holds half of a surrogate",
+        ),
+        (['{"prompt": "a", "id": "a\\nb"}'], r"rows.jsonl:1: the id is 'a\\nb'; an id has"),
+        (['{"prompt": "a", "id": "%s"}' % ("x" * 201)], "the id is 'xxxx"),
+        (['{"prompt": [%s]}' % ("1, " * 100_000 + "1")], r"prompt is \[1, 1.*\.\.\., expected a text"),
+        (['{"%s": 1}' % ("k" * 100_000)], r"the row has id, kkk.*; a prompt row"),
+    ],
+)
+def test_a_row_that_is_no_prompt_is_refused(tmp_path, lines, said):
+    with pytest.raises(DataError, match=said) as refused:
+        read_prompts(write(tmp_path, *lines))
+    assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
+
+
+def test_a_tool_call_may_have_no_text():
+    check_prompt({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "row")

@@ -1,0 +1,261 @@
+"""sources.py: every form data comes in gives the same rows; what is wrong with a file is one message that names it."""
+
+import gc
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from domino_jax.data import index, prompts, sources
+from domino_jax.data.prompts import read_jsonl
+from domino_jax.data.sources import find_files, open_sources, parse_sources
+from domino_jax.runtime import remote
+from domino_jax.runtime.errors import DataError, DominoError
+from tests.helpers.data_files import batches_of, jsonl, rows_of, take, write_rows
+
+FORMS = ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.array_record", "rows.array_record-00000-of-00001")
+
+
+@pytest.fixture
+def put(bucket):
+    """A function that makes an object of that bucket, and returns its gs:// address."""
+
+    def write(name, data):
+        remote.filesystem(bucket).pipe_file(f"{bucket}/{name}", data)
+        return f"{bucket}/{name}"
+
+    return write
+
+
+# ---------------------------------------------------------------- what data.train may say
+
+
+def test_a_mixture_is_split_at_commas_and_at_the_last_equals_sign():
+    assert parse_sources("A.jsonl=0.7,day=3/*.gz=2") == [("A.jsonl", 0.7), ("day=3/*.gz", 2.0)]
+    assert parse_sources("A.jsonl = 0.5, B.jsonl=1e-1") == [("A.jsonl ", 0.5), ("B.jsonl", 0.1)]
+    assert parse_sources("rows/*.jsonl") == [("rows/*.jsonl", 1.0)]
+
+
+@pytest.mark.parametrize("name", ["day=3.jsonl", "a,b.jsonl", "a=1,b=2"])
+def test_a_path_that_exists_is_taken_as_it_is(tmp_path, name):
+    file = write_rows(tmp_path, rows_of([3]), name)
+    assert parse_sources(str(file)) == [(str(file), 1.0)]
+    assert parse_sources(f"{tmp_path}/[{name[0]}]*{name[1:]}")[0][1] == 1.0  # a glob that matches it
+    if "," not in name:
+        assert parse_sources(f"{file}=2") == [(str(file), 2.0)]
+
+
+def test_weights_are_shares(tmp_path):
+    a, b = (write_rows(tmp_path, rows_of([3]), name) for name in ("a.jsonl", "b.jsonl"))
+    assert [source.weight for source in open_sources(f"{a}=3,{b}=1", tmp_path)] == [0.75, 0.25]
+    assert [source.weight for source in open_sources(f"{a}=7", tmp_path)] == [1.0]
+
+
+def test_a_glob_names_its_files_in_order_and_no_folder(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl"):
+        write_rows(tmp_path, rows_of([3]), name)
+    (tmp_path / "d.jsonl").mkdir()
+    assert find_files(f"{tmp_path}/*.jsonl") == [f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"]
+    assert find_files(f"{tmp_path}/**/*.jsonl")[-1] == f"{tmp_path}/deep/c.jsonl"
+
+
+def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_rows(tmp_path, rows_of([3]))
+    assert len(batches_of("~/rows.jsonl").rows) == 1
+    assert len(list(read_jsonl("~/rows.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{0}/none.jsonl", "none.jsonl: there is no such file"),
+        ("{0}/*.none", r"/\*.none: no file matches"),
+        ("{0}", "is a folder; name its files, as .*/\\*.jsonl"),
+        ("{0}/rows.jsonl=much", "'much' is no number above 0"),
+        ("{0}/rows.jsonl=0", "'0' is no number above 0"),
+        ("{0}/rows.jsonl=-1", "'-1' is no number above 0"),
+        ("{0}/rows.jsonl=nan", "'nan' is no number above 0"),
+        ("{0}/rows.jsonl=inf", "'inf' is no number above 0"),
+        ("{0}/rows.jsonl,{0}/rows.jsonl", "rows.jsonl has no weight in"),
+        ("{0}/rows.jsonl=1,", "an empty part has no weight in"),
+        ("{0}/rows.jsonl=1,{0}/none.jsonl=1", "none.jsonl: there is no such file"),
+    ],
+)
+def test_what_names_nothing_is_a_usage_error(tmp_path, text, said):
+    write_rows(tmp_path, rows_of([3]))
+    with pytest.raises(DominoError, match=said) as refused:
+        open_sources(text.format(tmp_path), tmp_path / "cache")
+    assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
+
+
+# ---------------------------------------------------------------- the forms
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_gives_the_same_batches(tmp_path, name):
+    rows = rows_of([3, 8, 4, 5, 7])
+    plain = batches_of(write_rows(tmp_path, rows, "plain.jsonl"))
+    formed = batches_of(write_rows(tmp_path, rows, name))
+    for expected, given in zip(take(plain, 5), take(formed, 5), strict=True):
+        for key in expected:
+            np.testing.assert_array_equal(expected[key], given[key])
+    assert formed.rows.where(2) == f"{tmp_path}/{name}:3"
+
+
+def test_files_of_several_forms_are_one_glob(tmp_path):
+    for place, name in enumerate(("0.jsonl", "1.jsonl.gz", "2.jsonl.zst")):
+        write_rows(tmp_path, rows_of([3 + place]), name)
+    rows = batches_of(f"{tmp_path}/?.jsonl*").rows
+    assert rows.lengths.tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n\n \n"])
+def test_the_last_line_counts_with_or_without_an_end(tmp_path, end):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(jsonl(rows_of([3, 4])).removesuffix(b"\n") + end)
+    assert batches_of(file).rows.lengths.tolist() == [3, 4]
+
+
+def test_lines_are_found_across_the_pieces_a_file_is_read_in(tmp_path, monkeypatch):
+    file = write_rows(tmp_path, rows_of([3, 8, 4, 5]))
+    whole = batches_of(file).rows
+    monkeypatch.setattr("domino_jax.data.index.READ_BYTES", 7)
+    pieces = batches_of(file).rows
+    assert [pieces[place][1].token_ids.tolist() for place in range(4)] == [
+        whole[place][1].token_ids.tolist() for place in range(4)
+    ]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst"])
+def test_prompt_files_may_be_compressed_too(tmp_path, name):
+    rows = [{"prompt": "a" * 200_000}, {"prompt": "é"}]
+    assert list(read_jsonl(write_rows(tmp_path, rows, name))) == [(1, rows[0]), (2, rows[1])]
+
+
+# ---------------------------------------------------------------- copies in the cache
+
+
+def test_an_archive_is_unpacked_once_and_again_when_its_bytes_change(tmp_path, monkeypatch):
+    file, cache = write_rows(tmp_path, rows_of([3, 4]), "rows.jsonl.gz"), tmp_path / "cache"
+    unpacked = []
+    monkeypatch.setattr(sources, "_unpack", lambda *given, real=sources._unpack: (unpacked.append(1), real(*given)))
+    batches_of(file, cache=cache)
+    batches_of(file, cache=cache)
+    assert len(unpacked) == 1
+    stat = file.stat()
+    write_rows(tmp_path, rows_of([3, 5]), file.name)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the date says nothing
+    assert batches_of(file, cache=cache).rows.lengths.tolist() == [3, 5]
+    assert len(unpacked) == 2
+
+
+def test_without_a_cache_an_archive_stays_unpacked_while_it_is_read(tmp_path):
+    iterator = batches_of(write_rows(tmp_path, rows_of([3, 4, 5]), "rows.jsonl.zst")).start()
+    gc.collect()  # the Batches are gone
+    seen = [int(row_id) for _ in range(20) for row_id in next(iterator)["row_ids"]]
+    iterator.close()
+    assert set(seen) == {0, 1, 2}
+
+
+def test_what_cannot_be_unpacked_leaves_nothing_behind(tmp_path):
+    file = write_rows(tmp_path, rows_of([3] * 100), "rows.jsonl.gz")
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(DataError):
+        batches_of(file, cache=tmp_path / "cache")
+    (lock,) = (tmp_path / "cache" / "unpacked").iterdir()
+    assert lock.suffix == ".lock" and lock.stat().st_size == 0
+
+
+def test_a_full_disk_is_told_with_the_folder(tmp_path, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sources.shutil, "copyfileobj", full)
+    file = write_rows(tmp_path, rows_of([3]), "rows.jsonl.gz")
+    with pytest.raises(DominoError, match="cannot be unpacked to .*cache/unpacked.*No space left") as refused:
+        batches_of(file, cache=tmp_path / "cache")
+    assert refused.value.exit_code == 2
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl.zst", "rows.array_record"])
+@pytest.mark.parametrize("damage", ["cut", "other", "flipped"])
+def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, damage):
+    file = write_rows(tmp_path, rows_of([3 + place % 5 for place in range(400)]), name)
+    data = bytearray(file.read_bytes())
+    if damage == "flipped":
+        # In an ArrayRecord the start of the first chunk; much of the rest is padding.
+        place = 70 if name.endswith("array_record") else len(data) // 2
+        data[place] ^= 0xFF
+    file.write_bytes({"cut": data[: len(data) // 2], "other": b"plain text " * 9_000, "flipped": data}[damage])
+    with pytest.raises(DataError) as refused:
+        batches_of(file)
+    assert name in str(refused.value) and refused.value.exit_code == 3
+    assert len(str(refused.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl.zst"])
+def test_a_damaged_prompt_file_is_named(tmp_path, name):
+    file = write_rows(tmp_path, [{"prompt": "a"}], name)
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(DataError, match=name):
+        list(read_jsonl(file))
+
+
+# ---------------------------------------------------------------- gs://
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_bucket_is_copied_once_and_read_like_a_folder(tmp_path, put, monkeypatch, name):
+    rows = rows_of([3, 8, 4, 5, 7])
+    local = write_rows(tmp_path, rows, name)
+    address = put(f"data/{name}", local.read_bytes())
+    near, far = batches_of(local), batches_of(address, cache=tmp_path / "cache")
+    assert far.fingerprint == near.fingerprint
+    assert far.rows.where(4) == f"{address}:5"
+    for expected, given in zip(take(near, 3), take(far, 3), strict=True):
+        np.testing.assert_array_equal(expected["tokens"], given["tokens"])
+    monkeypatch.setattr(sources.shutil, "copyfileobj", None)
+    assert len(batches_of(address, cache=tmp_path / "cache").rows) == 5
+
+
+def test_a_bucket_is_globbed_and_mixed(bucket, put, tmp_path):
+    for place, name in enumerate(("x/b.jsonl", "x/a.jsonl", "y/c.jsonl")):
+        put(name, jsonl(rows_of([3 + place])))
+    assert find_files(f"{bucket}/x/*.jsonl") == [f"{bucket}/x/a.jsonl", f"{bucket}/x/b.jsonl"]
+    rows = batches_of(f"{bucket}/x/*.jsonl=0.5,{bucket}/y/c.jsonl=0.5", cache=tmp_path).rows
+    assert rows.lengths.tolist() == [4, 3, 5]
+
+
+def test_a_file_that_was_replaced_in_its_bucket_is_copied_again(put, tmp_path):
+    address = put("a.jsonl", jsonl(rows_of([3])))
+    assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [3]
+    put("a.jsonl", jsonl(rows_of([4])))  # the same size, in the same second
+    assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [4]
+
+
+def test_prompts_may_be_in_a_bucket(bucket, put):
+    address = put("prompts.jsonl", b'{"prompt": "a"}\n')
+    assert list(read_jsonl(address)) == [(1, {"prompt": "a"})]
+    with pytest.raises(DominoError, match=f"{bucket}/none.jsonl: there is no such file"):
+        list(read_jsonl(f"{bucket}/none.jsonl"))
+
+
+def test_no_client_of_a_bucket_is_imported_for_local_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "connect", None)
+    assert len(batches_of(write_rows(tmp_path, rows_of([3]))).rows) == 1
+    assert pathlib.Path(find_files(f"{tmp_path}/rows.jsonl")[0]).name == "rows.jsonl"
+
+
+def test_a_training_line_longer_than_a_row_may_be_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    file = write_rows(tmp_path, rows_of([3, 4_000]), "rows.jsonl")
+    monkeypatch.setattr(prompts, "LINE_LIMIT", 10_000)
+    read = []
+    monkeypatch.setattr(index, "read_span", lambda file, start, end: read.append(end - start))
+    with pytest.raises(DataError, match="rows.jsonl:2: the line has more than 10000 bytes"):
+        batches_of(file, cache=tmp_path / "cache")
+    assert read == []

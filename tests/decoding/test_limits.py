@@ -1,0 +1,60 @@
+"""limits.py: prompt and answer stay within the positions that the models know, and the refusal names both numbers."""
+
+import dataclasses
+
+import pytest
+
+from domino_jax.decoding.conversations import Answerer
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.runtime.errors import DataError, DominoError
+from tests.helpers.decoding_models import make_generator, random_models
+
+
+def with_positions(target: int, drafter: int):
+    """Models whose configs allow so many positions."""
+    models = random_models()
+    modules = {"target": (models.target, target), "drafter": (models.drafter, drafter)}
+    return models.replace(
+        **{
+            name: module.clone(config=dataclasses.replace(module.config, max_position_embeddings=positions))
+            for name, (module, positions) in modules.items()
+        }
+    )
+
+
+@pytest.mark.parametrize(("target", "drafter", "model"), [(20, 40, "target"), (40, 20, "drafter"), (20, 20, "target")])
+def test_prompt_and_answer_stay_within_the_smaller_max_position_embeddings(target, drafter, model):
+    """8 + 12 tokens fill 20 positions; the block behind them may lie beyond."""
+    made = make_generator(with_positions(target, drafter), max_new_tokens=12)
+    made.check_prompt([7] * 8, "prompt a")
+    with pytest.raises(DataError, match=f"prompt a has 9 tokens and asks for 12 more, but the {model}'s .* is 20;"):
+        made.check_prompt([7] * 9, "prompt a")
+    with pytest.raises(DataError, match="prompt 1 has 9 tokens"):
+        made.generate([[7], [7] * 9], "domino")
+
+
+def test_a_prompt_at_the_last_position_is_answered():
+    made = make_generator(with_positions(20, 20), max_new_tokens=12)
+    [answer] = made.generate([[7] * 8], "domino")
+    assert len(answer.token_ids) == 12
+
+
+def test_room_is_what_check_prompt_accepts():
+    for made in (make_generator(with_positions(20, 20), max_new_tokens=12), make_generator(random_models())):
+        room = made.limits.room(12)
+        made.limits.check_prompt([7] * room, 12, "a prompt")
+        with pytest.raises(DataError):
+            made.limits.check_prompt([7] * (room + 1), 12, "a prompt")
+
+
+def test_an_answer_length_that_no_prompt_leaves_room_for_is_a_mistake_of_the_recipe():
+    with pytest.raises(DominoError, match="max_new_tokens is 20, but the target's max_position_embeddings is 20") as it:
+        make_generator(with_positions(20, 40), max_new_tokens=20)
+    assert it.value.exit_code == 2
+
+
+def test_regenerated_prompts_past_a_drafters_positions_are_answered_without_it():
+    answerer = Answerer(with_positions(100, 50), (), 2, 12, SamplingParams(), 0)
+    assert answerer.generator(38).models.drafter is not None
+    assert answerer.generator(39).models.drafter is None
+    assert answerer.fits([7] * 60)

@@ -1,0 +1,127 @@
+"""A prefill makes no array that grows with the square of the prompt, nor logits of rows that nobody asks for."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.decoding import measure
+from domino_jax.decoding.loop import prefill
+from domino_jax.decoding.sampling import SamplingParams, request_keys
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.pair import Models
+from domino_jax.models import attention
+from domino_jax.models.attention import attend, attend_prompts, causal_mask
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from tests.helpers.decoding_models import make_generator, random_models, random_prompts
+
+PROMPT = 4_096
+
+
+def draw(batch: int, length: int):
+    """q, k, v of 4 query heads over 2 key/value heads, 8 wide."""
+    rng = np.random.default_rng(5)
+    return [jnp.asarray(rng.standard_normal((batch, heads, length, 8)), jnp.float32) for heads in (4, 2, 2)]
+
+
+def test_attention_over_slices_of_prompts_equals_one_dense_mask(monkeypatch):
+    """Slices of 64 queries, the last one short, of two prompts of 200 tokens."""
+    q, k, v = draw(2, 200)
+    monkeypatch.setattr(attention, "PREFILL_SCORES", 1)
+    sliced = jax.jit(attend_prompts)(q, k, v)
+    np.testing.assert_allclose(sliced, attend(q, k, v, causal_mask(jnp.arange(200), 200)), atol=1e-6)
+
+
+def test_slices_of_prompts_are_as_large_as_their_scores_may_be(monkeypatch):
+    """2 prompts × 4 heads × 256 keys are 2,048 scores a query."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(2, 256)]
+    for scores, rows in [(1, 64), (2_048 * 64, 64), (2_048 * 128, 128), (2_048 * 255, 128), (2_048 * 10_000, 256)]:
+        monkeypatch.setattr(attention, "PREFILL_SCORES", scores)
+        text = str(jax.make_jaxpr(lambda *arrays: attend_prompts(*arrays))(*shapes))
+        assert f"f32[2,2,{2 * rows},256]" in text  # [B, K, R·T, S]
+        assert (rows == 256) or f"f32[2,2,{2 * 2 * rows},256]" not in text
+
+
+def test_a_prefill_in_slices_leaves_the_state_of_a_prefill_in_one(monkeypatch):
+    """Both caches, target's and drafter's, and the first tokens, of prompts of 150 and 7 tokens."""
+    models, prompts = random_models(), [*random_prompts(1, 150, 150), *random_prompts(1, 7, 7)]
+    states = []
+    for scores in (2**26, 1):
+        monkeypatch.setattr(attention, "PREFILL_SCORES", scores)
+        made = make_generator(models, cache_slots=320, batch_size=2)
+        states.append(made.start(prompts, range(2)))
+    whole, sliced = states
+    assert (whole.anchors == sliced.anchors).all() and (whole.lengths == jnp.array([150, 7])).all()
+    for one, two in zip(jax.tree.leaves(whole.target_cache), jax.tree.leaves(sliced.target_cache), strict=True):
+        np.testing.assert_allclose(two, one, atol=2e-5)
+    for one, two in zip(jax.tree.leaves(whole.draft_cache), jax.tree.leaves(sliced.draft_cache), strict=True):
+        np.testing.assert_allclose(two, one, atol=2e-5)
+
+
+def shapes_of(tree):
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+@functools.lru_cache
+def as_wide_as_qwen3_8b(vocab: int = 1_024) -> Models:
+    """Two layers and a drafter of one with Qwen3-8B's widths, float32, as shapes."""
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=4_096,
+        intermediate_size=12_288,
+        num_hidden_layers=2,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        max_position_embeddings=40_960,
+    )
+    target = Qwen3(config)
+    params = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    head = {"projector": "dflash", "shift_label": False, "pure_draft_prefix_len": 0, "emb_dim": 0, "gru_hidden_dim": 0}
+    block = {"num_layers": 1, "target_layer_ids": (0,), "block_size": 16, "mask_token_id": 1}
+    drafter = Drafter(DrafterConfig.for_target(config, **block, **head))
+    drafter_params = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+    return Models(target, shapes_of(params), drafter, shapes_of(drafter_params))
+
+
+def prefill_lowered(models: Models, batch: int):
+    def run(models, prompts, ones):
+        shape = {"cache_slots": PROMPT + 64, "buffer": 32, "sampling": SamplingParams()}
+        return prefill(models, prompts, ones, ones, request_keys(0, ones), ones[:1], **shape)
+
+    ids = jax.ShapeDtypeStruct((batch, PROMPT), jnp.int32), jax.ShapeDtypeStruct((batch,), jnp.int32)
+    return jax.jit(run).lower(models, *ids)
+
+
+def test_a_prefill_of_4096_tokens_of_qwen3_8bs_widths_needs_little_besides_its_results():
+    """All scores of one layer are 2.1 GB and their exponentials as much again; in slices 0.27 GB each."""
+    lowered = prefill_lowered(as_wide_as_qwen3_8b(), batch=1)
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 1.1e9
+
+
+def test_attention_of_eight_prompts_of_4096_tokens_needs_what_that_of_one_does():
+    def temporaries(batch: int) -> int:
+        q, kv = ((batch, heads, PROMPT, 128) for heads in (32, 8))
+        arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (q, kv, kv)]
+        program = jax.jit(attend_prompts).lower(*arrays).compile().memory_analysis()
+        return program.temp_size_in_bytes - 3 * batch * 32 * PROMPT * 128 * 4  # what is as long as the prompts
+
+    assert temporaries(8) < 1.2e9 and temporaries(1) < 1.2e9
+
+
+def test_one_row_of_a_prompt_goes_through_the_lm_head():
+    text = prefill_lowered(as_wide_as_qwen3_8b(vocab=1_031), batch=2).as_text()
+    assert "tensor<2x1x1031xf32>" in text and f"2x{PROMPT}x1031x" not in text
+
+
+def test_judging_a_divergence_makes_the_logits_of_one_place():
+    models = as_wide_as_qwen3_8b(vocab=1_031)
+    tokens = jax.ShapeDtypeStruct((1, PROMPT), jnp.int32)
+    text = measure._uncached_logits.lower(models, tokens, np.int32(4_000)).as_text()
+    assert "tensor<1x1x1031xf32>" in text and f"1x{PROMPT}x1031x" not in text

@@ -1,0 +1,36 @@
+"""docs/quickstart.ipynb runs from top to bottom."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
+
+
+def code_of(notebook: pathlib.Path) -> str:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_the_notebook_is_kept_without_outputs():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert all(not cell["outputs"] for cell in cells if cell["cell_type"] == "code")
+    compile(code_of(NOTEBOOK), str(NOTEBOOK), "exec")
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path):
+    script = tmp_path / "quickstart.py"
+    script.write_text(code_of(NOTEBOOK), encoding="utf-8")
+    environment = os.environ | {"MPLBACKEND": "agg", "PYTHONPATH": str(NOTEBOOK.parent.parent)}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=NOTEBOOK.parent, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "τ" in done.stdout and "tokens/s" in done.stdout

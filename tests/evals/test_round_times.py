@@ -1,0 +1,114 @@
+"""round_times.py: each part of a round has a time of its own, and what is timed is the real thing."""
+
+import statistics
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax.evals import round_times
+from domino_jax.weights.loading import load_models, load_target
+from tests.helpers.decoding_models import make_generator, random_models
+from tests.helpers.paths import ASSETS
+
+PROMPT = [5, 9, 2, 60, 7]
+
+
+@pytest.fixture(scope="module")
+def timed():
+    """(generator, state, split by mode, bounds of a step)."""
+    generator = make_generator(random_models())
+    state = generator.start([PROMPT], [0])
+    split = round_times.round_split(generator, state, ("backbone", "domino"), repeats=3)
+    return generator, state, split, round_times.step_bounds(generator, state, repeats=3)
+
+
+def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
+    _, state, split, _ = timed
+    assert set(split["backbone"]) == {"draft", "head", "verify", "commit", "other", "round"}
+    assert set(split["domino"]) == {*split["backbone"], "without_head"}
+    assert split["backbone"]["head"] == 0
+    assert split["domino"]["without_head"] == split["backbone"]["round"]
+    for parts in split.values():
+        assert min(parts.values()) >= 0  # on a busy machine a part may vanish in the noise
+    assert not state.done.any()
+
+
+def test_a_steps_bytes_are_its_weights_and_the_cache(timed):
+    """Untied: the embedding is a look-up, the lm_head [32, 64] counts; the cache has 2 layers × 2 × [2, 64, 16]."""
+    generator, _, _, bounds = timed
+    weights = sum(leaf.size for leaf in jax.tree.leaves(generator.models.target_params)) - 64 * 32
+    assert bounds.bytes == 4 * (weights + 2 * 2 * 2 * 64 * 16)
+    assert bounds.bare >= 0 and bounds.bandwidth >= 0  # on a busy machine a turn may vanish in the noise
+
+
+def test_the_bare_step_is_the_whole_pass_in_a_loop(timed):
+    """The lm_head's product in every turn: what the compiler could take out of the loop would be no bound."""
+    generator, state, _, _ = timed
+    programs = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(round_times, "_stopwatch", lambda program, *arguments: programs.append((program, arguments)))
+        round_times.bare_stopwatch(generator, state)
+    [(program, arguments)] = programs
+    text = program.lower(*arguments, np.int32(3)).compile().as_text()
+    assert "f32[32,64]" in text and any("dot" in line and "while/body" in line for line in text.splitlines())
+
+
+def test_a_turn_costs_what_more_turns_cost_beyond_one():
+    """A program of 30 s and 2 s a turn, and one call that was disturbed: a turn is 2 s."""
+    calls = []
+
+    def seconds(turns):
+        calls.append(turns)
+        return 30.0 + 2.0 * turns + 500.0 * (len(calls) == 5)
+
+    assert round_times.turn_seconds({"one": seconds}, 3) == {"one": 2.0}
+    assert calls == [1, round_times.LOOPED + 1] * 4
+
+
+def test_timed_rounds_are_the_generators_own_program_and_leave_it_as_it_was(timed):
+    generator, state, _, _ = timed
+    assert {key[0] for key in generator.compiled} == {"prefill", "backbone", "domino"}
+    assert generator.clock.decode_seconds == 0 and int(state.counts[0]) == 1
+
+
+def test_other_is_what_the_parts_leave_of_the_round():
+    seconds = {"draft": 1.0, "head": 2.0, "verify": 4.0, "commit": 0.5, "domino": 8.0, "backbone": 6.0}
+    split = round_times._split("domino", seconds)
+    assert (split["other"], split["round"], split["without_head"]) == (1.0, 8.0, 6.0)
+    assert round_times._split("backbone", seconds)["other"] == 1.0
+
+
+@pytest.mark.slow
+def test_no_step_of_the_loop_is_faster_than_the_bare_step():
+    """4 MB of weights; the loops take turns, and the median of their ratios counts, in three tries."""
+    models = random_models(vocab=32_768)
+    generator = make_generator(models, cache_slots=256, max_new_tokens=64)
+    state = generator.start([PROMPT], [0])
+    loop = round_times.round_stopwatch(generator, round_times.endless(state), "autoregressive")
+    bare = round_times.bare_stopwatch(generator, state)
+    for turns in (1, 1, 200):
+        loop(turns), bare(turns)
+    for _ in range(3):
+        ratios = [(loop(400) - loop(1)) / (bare(400) - bare(1)) for _ in range(9)]
+        print(f"step ÷ bare step: {statistics.median(ratios):.3f} of {[round(one, 3) for one in ratios]}")
+        if statistics.median(ratios) >= 0.97:
+            return
+    raise AssertionError(f"a step takes {statistics.median(ratios):.3f} × its lower bound")
+
+
+@pytest.mark.slow
+def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_next_to_nothing():
+    """The head below 15 % of a round, the round below 1.10 × its parts; a busy machine gets three tries."""
+    target = load_target(str(ASSETS / "tiny_qwen3"), "float32")
+    models = load_models(target, str(ASSETS / "tiny_domino"), ("domino",))
+    generator = make_generator(models, cache_slots=384, max_new_tokens=160)
+    state = generator.start([list(range(100, 150))], [0])
+    for _ in range(3):
+        split = round_times.round_split(generator, state, ("domino",), repeats=31)["domino"]
+        overhead = split["round"] / sum(split[part] for part in ("draft", "head", "verify", "commit"))
+        head = 1 - split["without_head"] / split["round"]
+        print(f"head {head:.1%} of the round, round {overhead:.3f} × its parts")
+        if overhead < 1.10 and head < 0.15:
+            return
+    raise AssertionError(f"round {overhead:.3f} × its parts (below 1.10), head {head:.1%} (below 15 %)")

@@ -1,0 +1,276 @@
+"""decode_run.py over stub generators: groups and turns, an interrupted run against a whole one, flat memory."""
+
+import gc
+import json
+import weakref
+
+import pytest
+
+from domino_jax import decode
+from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.limits import Limits
+from domino_jax.decoding.measure import Divergence, Lane
+from domino_jax.evals import run as decode_run
+from domino_jax.evals.run import Speech, check_rows, fingerprint, plan_groups, run_lanes
+from domino_jax.evals.run_files import GENERATIONS, RunFiles
+from domino_jax.runtime.errors import DataError
+
+RUN = {"settings": {}}
+ALIVE: list[int] = []  # one entry for each answer that is still held
+
+
+class Bytes:
+    """Bytes are ids; a turn is R(text|), R the role's first letter; an open A asks for the assistant's."""
+
+    chat_template = (
+        "{% for message in messages %}{{ message.role[0]|upper }}({{ message.content }}|){% endfor %}"
+        "{% if add_generation_prompt %}A({% endif %}"
+    )
+    special_tokens_map: dict[str, str] = {}
+
+    def get_chat_template(self):
+        return self.chat_template
+
+    def encode(self, text, add_special_tokens):
+        return list(text.encode())
+
+    def decode(self, ids, skip_special_tokens):
+        return bytes(ids).decode()
+
+
+class Answering:
+    """Answers with the number of its tokens in the prompt, as text; `odd` is a mode that says something else."""
+
+    max_new_tokens, cache_slots = 4, 200
+
+    def __init__(self, odd=None, positions=1_000):
+        self.clock, self.odd, self.asked, self.most = Clock(), odd, [], 0
+        self.limits = Limits(256, self.max_new_tokens, self.cache_slots, self.block_rows(), positions, "target")
+
+    def block_rows(self):
+        return 1
+
+    def check_prompt(self, prompt, name, request):
+        if len(prompt) + 5 > self.cache_slots:
+            raise DataError(f"{name} needs {len(prompt) + 5} cache rows")
+
+    def generate(self, prompts, mode, requests):
+        self.asked.append((mode, [bytes(prompt).decode() for prompt in prompts], list(requests)))
+        self.clock.decode_seconds += 0.25
+        self.clock.decode_tokens += len(prompts)
+        said = [str(len(prompt) + (mode == self.odd)).encode() for prompt in prompts]
+        answers = [Generation(list(text), [] if mode == "autoregressive" else [len(text)], "stop") for text in said]
+        for answer in answers:
+            ALIVE.append(1)
+            weakref.finalize(answer, ALIVE.pop)
+        self.most = max(self.most, len(ALIVE))
+        return answers
+
+
+def lanes_of(generator, modes=("autoregressive", "domino")):
+    return [Lane(mode, mode, generator) for mode in modes]
+
+
+def row(name, text="Hi", **more):
+    return {"id": name, "messages": [{"role": "user", "content": text}], **more}
+
+
+SPEECH = Speech(Bytes(), False)
+ROWS = [row(f"r{index}", "x" * index) for index in range(11)]
+
+
+def run(folder, generator, rows=ROWS, batch_size=1, simulated=False):
+    with RunFiles(folder, RUN) as files:
+        return run_lanes(lanes_of(generator), rows, SPEECH, batch_size, files, simulated), files.sittings
+
+
+def rows_on_disk(folder):
+    return [json.loads(line) for line in (folder / GENERATIONS).read_text().splitlines()]
+
+
+# --------------------------------------------------------------------------------------------------- groups
+
+
+def test_a_group_is_one_prompt_at_batch_size_1_and_four_batches_above():
+    assert [len(group.rows) for group in plan_groups(ROWS, 1)] == [1] * 11
+    assert [(group.first, len(group.rows)) for group in plan_groups(ROWS, 2)] == [(0, 8), (8, 3)]
+
+
+def test_no_group_holds_two_tasks_and_noise_is_counted_within_a_task():
+    rows = [row(str(index), task=task) for index, task in enumerate("aaaaaaaaaabb")]
+    groups = plan_groups(rows, 2)
+    assert [(group.task, group.first, list(group.requests)) for group in groups] == [
+        ("a", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("a", 8, [8, 9]),
+        ("b", 10, [0, 1]),
+    ]
+
+
+def test_lanes_begin_in_turn(tmp_path):
+    generator = Answering()
+    run(tmp_path, generator, ROWS[:2])
+    assert [mode for mode, _, _ in generator.asked] == ["autoregressive", "domino", "domino", "autoregressive"]
+
+
+# ---------------------------------------------------------------------------------------------------- turns
+
+
+def test_a_second_turn_follows_the_generated_first_answer_and_has_an_id_of_its_own(tmp_path):
+    generator = Answering()
+    rows = [row("a", "Hi", next_turns=["More"]), row("b")]
+    measured, _ = run(tmp_path, generator, rows, batch_size=2)
+    assert generator.asked[0] == ("autoregressive", ["U(Hi|)A(", "U(Hi|)A("], [0, 1])
+    assert generator.asked[2] == ("autoregressive", ["U(Hi|)A(8|)U(More|)A("], [0])
+    names = [line["id"] for line in rows_on_disk(tmp_path) if line["mode"] == "domino"]
+    assert names == ["a", "b", "a#2"]
+    assert measured.runs["domino"].answers == 3
+
+
+def test_all_modes_get_the_baselines_history(tmp_path):
+    generator = Answering(odd="domino")
+    run(tmp_path, generator, [row("a", "Hi", next_turns=["More"])], simulated=True)
+    second = {mode: prompts for mode, prompts, _ in generator.asked[2:]}
+    assert second["domino"] == second["autoregressive"] == ["U(Hi|)A(8|)U(More|)A("]
+
+
+def test_each_task_is_summed_on_its_own(tmp_path):
+    rows = [row("a", task="gsm8k"), row("b", task="mbpp"), row("c", task="mbpp")]
+    measured, _ = run(tmp_path, Answering(), rows)
+    assert {task: runs["domino"].answers for task, runs in measured.tasks.items()} == {"gsm8k": 1, "mbpp": 2}
+    assert measured.runs["domino"].answers == 3 and measured.runs["domino"].clock.decode_seconds == 0.75
+
+
+# --------------------------------------------------------------------------------------------- interruption
+
+
+class Cut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("calls", [0, 1, 2, 3])
+def test_an_interrupted_run_goes_on_and_ends_as_an_uninterrupted_one(tmp_path, monkeypatch, batch_size, calls):
+    rows = [*ROWS, row("talk", next_turns=["a", "b"])]
+    whole, sittings = run(tmp_path / "whole", Answering(), rows, batch_size)
+    assert sittings == 1
+    real, made = decode_run.take_turns, []
+
+    def cut_short(*arguments):
+        made.append(1)
+        if len(made) > calls:
+            raise Cut
+        return real(*arguments)
+
+    monkeypatch.setattr(decode_run, "take_turns", cut_short)
+    with pytest.raises(Cut):
+        run(tmp_path / "cut", Answering(), rows, batch_size)
+    monkeypatch.setattr(decode_run, "take_turns", real)
+    with (tmp_path / "cut" / GENERATIONS).open("a") as file:
+        file.write('{"id": "torn", "mo')
+    continued, sittings = run(tmp_path / "cut", Answering(), rows, batch_size)
+    assert sittings == 2
+    assert rows_on_disk(tmp_path / "cut") == rows_on_disk(tmp_path / "whole")
+    assert continued == whole
+
+
+def test_groups_that_are_on_disk_are_not_run_again(tmp_path):
+    run(tmp_path, Answering(), ROWS)
+    generator = Answering()
+    run(tmp_path, generator, ROWS)
+    assert generator.asked == []
+
+
+# --------------------------------------------------------------------------------------------------- memory
+
+
+def test_memory_stays_flat_over_a_file_of_10_000_prompts(tmp_path):
+    """No answer outlives its group: what is kept of one is a few numbers, whatever its length."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(row(f"r{index}", str(index))) + "\n" for index in range(10_000)))
+    rows = decode.read_prompt_rows(str(prompts), 0, None)
+    generator = Answering()
+    gc.collect()
+    measured, _ = run(tmp_path, generator, rows, batch_size=8)
+    assert measured.runs["domino"].answers == 10_000
+    assert generator.most <= 4 * 32  # two lanes of this group, at most two of the last
+    gc.collect()
+    assert ALIVE == []
+    assert measured.runs["domino"].emitted.itemsize == 8  # an array of numbers, not of lists
+
+
+# ---------------------------------------------------------------------------------------------- comparisons
+
+
+def test_a_simulated_run_compares_nothing(tmp_path):
+    measured, _ = run(tmp_path, Answering(odd="domino"), ROWS[:1], simulated=True)
+    assert measured.runs["domino"].compared is None
+
+
+def test_outputs_are_held_against_the_baselines(tmp_path):
+    measured, _ = run(tmp_path, Answering(), ROWS[:3])
+    assert (measured.runs["domino"].compared, measured.runs["domino"].diverged) == (3, 0)
+    assert measured.runs["autoregressive"].compared is None
+
+
+def test_a_divergence_names_its_row_and_turn(tmp_path, monkeypatch):
+    def judged(generator, prompts, one, two, requests):
+        return [Divergence(len(prompts) - 1, 2, float("inf"), False)]
+
+    monkeypatch.setattr(decode_run, "divergences", judged)
+    rows = [row("a"), row("b"), row("c", next_turns=["More"])]
+    measured, _ = run(tmp_path, Answering(), rows, batch_size=2)
+    assert [(one["prompt"], one["id"], one["margin"]) for one in measured.runs["domino"].first_divergences] == [
+        (2, "c", None),
+        (2, "c#2", None),
+    ]
+
+
+# --------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_row_that_does_not_fit_is_refused_before_anything_runs():
+    generator = Answering()
+    with pytest.raises(DataError, match="prompt far needs"):
+        check_rows(lanes_of(generator), [row("near"), row("far", "x" * 300)], SPEECH)
+    assert generator.asked == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (row("a", kind="nonsense", answer_check={}), "prompt a brings kind 'nonsense' .*cannot judge.*fenced code"),
+        (row("a", kind="arithmetic", answer_check={"name": "Laura"}), "kind 'arithmetic' .*KeyError: 'things'"),
+        (row("a", kind="arithmetic", answer_check=5), "kind 'arithmetic' .*TypeError"),
+        (row("a", "```\n1 +\n```", kind="stub", answer_check={}), "kind 'stub' .*SyntaxError"),
+        (row("\ud800"), r"prompt \\ud800 holds half of a surrogate pair"),
+        (row("a", "x\udce9"), r"prompt a holds half of a surrogate pair \('x?\\?.*udce9"),
+    ],
+)
+def test_a_row_that_could_be_neither_judged_nor_written_is_refused_before_anything_runs(bad, said):
+    generator = Answering()
+    with pytest.raises(DataError, match=said):
+        check_rows(lanes_of(generator), [row("near"), bad], SPEECH)
+    assert generator.asked == []
+
+
+def test_without_a_tokenizer_no_checker_is_asked():
+    odd = {"id": "a", "token_ids": [1], "kind": "nonsense", "answer_check": {}}
+    check_rows(lanes_of(Answering()), [odd], Speech(None, False))
+
+
+def test_a_conversation_has_to_fit_at_its_longest():
+    generator = Answering()
+    check_rows(lanes_of(generator), [row("talk", next_turns=["More"] * 9)], SPEECH)
+    with pytest.raises(
+        DataError, match="prompt talk has 13 turns, which may need 205 cache rows .*cache_length is 200"
+    ):
+        check_rows(lanes_of(generator), [row("talk", next_turns=["More"] * 12)], SPEECH)
+    with pytest.raises(
+        DataError, match="prompt talk, of 10 turns, has .* asks for 40 more, but the target's .* is 150; shorten"
+    ):
+        check_rows(lanes_of(Answering(positions=150)), [row("talk", next_turns=["More"] * 9)], SPEECH)
+
+
+def test_prompts_that_changed_behind_their_name_are_told_apart():
+    assert fingerprint(ROWS) == fingerprint([dict(row) for row in ROWS])
+    assert fingerprint(ROWS) != fingerprint([*ROWS[:-1], row("r10", "y")])

@@ -1,0 +1,119 @@
+"""decode_files.py: groups are whole or not there, wherever a run was cut; a folder answers for one run only."""
+
+import json
+
+import pytest
+
+from domino_jax.evals.run_files import GENERATIONS, PROGRESS, RunFiles, refuse_other_run
+from domino_jax.runtime.errors import DominoError
+
+RUN = {"settings": {"seed": 0, "modes": ["domino"]}, "drafter": None}
+GROUPS = [
+    ({"group": number}, [{"id": f"{number}-{row}", "text": "é\u2028\r"} for row in range(2)]) for number in range(3)
+]
+
+
+def write(folder, groups=GROUPS):
+    with RunFiles(folder, RUN) as files:
+        for record, rows in groups:
+            files.append(record, rows)
+
+
+def read(folder):
+    """(sitting, groups as they were appended) of the next start."""
+    with RunFiles(folder, RUN) as files:
+        return files.sittings, [({"group": record["group"]}, rows) for record, rows in files.replay()]
+
+
+def test_what_was_appended_is_there_at_the_next_start(tmp_path):
+    write(tmp_path)
+    assert read(tmp_path) == (2, GROUPS)
+    assert read(tmp_path) == (3, GROUPS)
+
+
+def test_a_new_folder_holds_nothing(tmp_path):
+    assert read(tmp_path / "new" / "folder") == (1, [])
+
+
+def test_cut_at_any_byte_a_run_goes_on_behind_its_last_whole_group(tmp_path):
+    write(tmp_path)
+    whole = (tmp_path / PROGRESS).read_bytes()
+    generations = (tmp_path / GENERATIONS).read_bytes()
+    ends = [index + 1 for index, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        (tmp_path / PROGRESS).write_bytes(whole[:cut])
+        (tmp_path / GENERATIONS).write_bytes(generations)
+        lines = sum(end <= cut for end in ends)  # the first one is the header
+        sitting, groups = read(tmp_path)
+        assert (sitting, groups) == (1 + min(lines, 1), GROUPS[: max(0, lines - 1)])
+        with RunFiles(tmp_path, RUN) as files:
+            for record, rows in GROUPS[len(groups) :]:
+                files.append(record, rows)
+        assert (tmp_path / GENERATIONS).read_bytes() == generations
+
+
+@pytest.mark.parametrize("line", ['{"sitting": 1, "bytes": "x"}', '{"sitting": 1, "run": 5}', '{"bytes": 0}', "[1]"])
+def test_a_line_that_this_command_did_not_write_ends_what_is_taken_up(tmp_path, line):
+    write(tmp_path)
+    with (tmp_path / PROGRESS).open("a") as file:
+        file.write(line + "\n")
+    assert read(tmp_path) == (2, GROUPS)
+
+
+def test_rows_that_never_reached_the_disk_take_their_group_with_them(tmp_path):
+    write(tmp_path)
+    file = tmp_path / GENERATIONS
+    file.write_bytes(file.read_bytes()[:-3])
+    assert read(tmp_path) == (2, GROUPS[:2])
+    assert len(file.read_text().split("\n")) == 5
+
+
+def test_rows_of_a_run_without_a_record_are_dropped(tmp_path):
+    (tmp_path / GENERATIONS).write_text('{"id": "p0", "mode": "dom')
+    write(tmp_path, GROUPS[:1])
+    assert [json.loads(line)["id"] for line in (tmp_path / GENERATIONS).read_bytes().splitlines()] == ["0-0", "0-1"]
+
+
+def test_a_folder_begun_with_other_settings_is_refused_and_left_alone(tmp_path):
+    write(tmp_path)
+    before = (tmp_path / PROGRESS).read_bytes()
+    other = {**RUN, "settings": {**RUN["settings"], "seed": 7}}
+    with pytest.raises(DominoError, match="holds an unfinished decoding of something else") as refused:
+        RunFiles(tmp_path, other)
+    assert "settings.seed: 0 there, 7 now" in str(refused.value)
+    assert (tmp_path / PROGRESS).read_bytes() == before
+
+
+def test_a_second_run_on_the_same_folder_is_refused_before_it_cuts_anything(tmp_path):
+    with RunFiles(tmp_path, RUN) as files:
+        files.append(*GROUPS[0])
+        with (tmp_path / GENERATIONS).open("ab") as rows:
+            rows.write(b'{"id": "p1"')  # the first run is writing its second group
+        before = (tmp_path / GENERATIONS).read_bytes(), (tmp_path / PROGRESS).read_bytes()
+        for anew in (False, True):
+            with pytest.raises(DominoError, match="another process is writing"):
+                RunFiles(tmp_path, RUN, anew)
+        assert ((tmp_path / GENERATIONS).read_bytes(), (tmp_path / PROGRESS).read_bytes()) == before
+
+
+def test_a_folder_begun_with_other_weights_can_be_begun_anew_and_one_with_the_same_goes_on(tmp_path):
+    write(tmp_path)
+    other = {**RUN, "weights": {"drafters": ["b"]}}
+    with RunFiles(tmp_path, other, anew=True) as files:
+        assert (files.sittings, files.records) == (1, [])
+        files.append(*GROUPS[0])
+    with RunFiles(tmp_path, other, anew=True) as files:
+        assert (files.sittings, [rows for _, rows in files.replay()]) == (2, [GROUPS[0][1]])
+
+
+def test_a_refusal_has_at_most_five_lines(tmp_path):
+    wanted = {"settings": {name: 1 for name in "abcdefgh"}}
+    with pytest.raises(DominoError, match="and 6 more") as refused:
+        refuse_other_run(tmp_path, "a decoding", {"settings": {name: 0 for name in "abcdefgh"}}, wanted)
+    assert len(str(refused.value).splitlines()) == 5
+
+
+def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path):
+    refuse_other_run(tmp_path, "a decoding", {"settings": {"seed": 0}}, {"settings": {"seed": 0, "new": 1}})
+    with pytest.raises(DominoError, match="drafter.path: None there, 'D' now"):
+        refuse_other_run(tmp_path, "a decoding", {"drafter": None}, {"drafter": {"path": "D"}})

@@ -1,0 +1,64 @@
+"""Small files of training rows for the tests of the data pipeline."""
+
+import dataclasses
+import gzip
+import json
+import pathlib
+
+import zstandard
+
+from domino_jax.data.order import Layout
+from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
+
+PADDED = Layout("pad", max_length=8, batch_size=4, buckets=(), window=4_096)
+SILENT = ProcessShare(report=lambda text: None)
+
+
+def row(first: int, length: int, mask: list[int] | None = None) -> dict:
+    """Ids first, first + 1, …; all but the first supervised."""
+    return {"token_ids": list(range(first, first + length)), "loss_mask": mask or [0] + [1] * (length - 1)}
+
+
+def rows_of(lengths: list[int]) -> list[dict]:
+    """Row k holds ids from 100 k on, so that a token tells where it is from."""
+    return [row(100 * place, length) for place, length in enumerate(lengths)]
+
+
+def jsonl(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def write_rows(folder: pathlib.Path, rows: list[dict], name: str = "rows.jsonl") -> pathlib.Path:
+    """A file in the form its name says."""
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if ".array_record" in name:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        writer = ArrayRecordWriter(str(file), "group_size:1")
+        for entry in rows:
+            writer.write(json.dumps(entry).encode())
+        writer.close()
+    elif name.endswith(".gz"):
+        file.write_bytes(gzip.compress(jsonl(rows)))
+    elif name.endswith(".zst"):  # two frames, as archives that were appended to have
+        halves = jsonl(rows[: len(rows) // 2]), jsonl(rows[len(rows) // 2 :])
+        file.write_bytes(b"".join(zstandard.ZstdCompressor().compress(half) for half in halves))
+    else:
+        file.write_bytes(jsonl(rows))
+    return file
+
+
+def batches_of(sources, tokenizer=None, **changes) -> Batches:
+    """Silent batches of 4 rows of at most 8 tokens; `changes` name fields of Layout and ProcessShare, or arguments."""
+    layout, share = (
+        dataclasses.replace(start, **{name: changes.pop(name) for name in {*vars(start)} & {*changes}})
+        for start in (PADDED, SILENT)
+    )
+    return make_batches(str(sources), tokenizer, layout, share, **{"seed": 0, "thinking": False} | changes)
+
+
+def take(batches: Batches, count: int, state: dict | None = None) -> list[dict]:
+    """The first `count` batches from a position on."""
+    with batches.start(state) as iterator:
+        return [next(iterator) for _ in range(count)]

@@ -1,0 +1,129 @@
+"""Decoding of a tiny random model on meshes, in a process of its own with fake CPU devices (test_decode_meshes.py).
+
+    JAX_NUM_CPU_DEVICES=8 python -m tests.helpers.decode_mesh_run '{"name": [2, 4], ...}'
+
+With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment the devices are those of several
+processes. Prints one JSON object: name → {mode: texts, "split": leaves of the parameters that no device holds whole,
+"cache": share of the target's cache on one device}. Two names are for something else: EVALUATION and COMMAND.
+"""
+
+import json
+import math
+import os
+import sys
+
+import jax
+
+from domino_jax import decode
+from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.pair import Models
+from domino_jax.evals.round_times import StepBounds
+from domino_jax.models import sharding
+from domino_jax.recipe import cli
+from domino_jax.runtime import distributed
+from domino_jax.training.evaluate import DecodedEvaluation
+from domino_jax.training.evaluation_layout import EvaluationLayout
+from tests.helpers.decoding_models import make_generator, random_models, random_prompts, texts
+
+PROMPTS = random_prompts(11)
+MODES = ("autoregressive", "domino", "tree")
+TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
+EVALUATION = "evaluation"  # the name under which meshes (data, fsdp, tensor) are for the trainer's evaluation
+COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
+
+
+def laid_out(models: Models, mesh, split_head: bool) -> Models:
+    config = models.target.config
+    place = sharding.decode_placement(mesh, config.num_key_value_heads, config.tie_word_embeddings, split_head)
+
+    def put(tree):
+        def one(path, leaf):
+            return jax.device_put(leaf, place([part.key for part in path], leaf.shape))
+
+        return jax.tree_util.tree_map_with_path(one, tree)
+
+    drafter = Drafter(models.drafter.config, models.drafter.dtype, whole_head=not split_head)
+    return Models(models.target, put(models.target_params), drafter, put(models.drafter_params))
+
+
+def count_split(tree) -> int:
+    return sum(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(tree))
+
+
+def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) -> dict:
+    mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
+    with jax.set_mesh(mesh):
+        models = laid_out(random_models(tied=tied), mesh, split_head)
+        made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), tree=TREE)
+        modes = MODES[1:] if split_head else MODES
+        found = {mode: texts(made.generate(PROMPTS, mode)) for mode in modes}
+        state = made.start(PROMPTS[:8], range(8))
+        keys = state.target_cache[0][0]
+        leaves = jax.tree.leaves((models.target_params, models.drafter_params))
+        return {
+            **found,
+            "split": count_split(leaves),
+            "head_split": count_split(models.drafter_params["head"]),
+            "cache": keys.addressable_shards[0].data.size / keys.size,
+        }
+
+
+def evaluate(*mesh_sizes: int, tensor: int = 0) -> dict:
+    """Two evaluations of a training run: weights where the trainer has them, over fsdp and tensor.
+
+    Returns:
+        {"found" by the first, "again" by the second, "mesh" that it decoded on, "left": arrays that the second left on
+        the devices}
+    """
+    mesh = sharding.make_mesh(*mesh_sizes, devices=jax.devices()[: math.prod(mesh_sizes)])
+    models, config = random_models(), random_models().target.config
+
+    def put(tree):
+        return jax.device_put(tree, sharding.param_shardings(mesh, tree, config.num_key_value_heads))
+
+    with jax.set_mesh(mesh):
+        layout = EvaluationLayout(mesh, config, models.drafter, tensor)
+        trained, drafter_params = put(models.target_params), put(models.drafter_params)
+        models = Models(models.target, trained, layout.drafter)
+        generator = make_generator(models, batch_size=4, sampling=SamplingParams(1.0))
+        evaluation = DecodedEvaluation(generator, PROMPTS[:4], layout)
+        found = evaluation(drafter_params)
+        before = len(jax.live_arrays())
+        again = evaluation(drafter_params)
+        left = len(jax.live_arrays()) - before
+        assert evaluation.generator.models.target_params is trained
+    return {"found": found, "again": again, "mesh": dict(layout.mesh.shape), "left": left}
+
+
+def command(*arguments: str) -> dict:
+    """domino_jax.decode in this process, and how many leaves of the head that it decoded with are split.
+
+    The parts of a round are not timed: that would compile more programs than all of the rest.
+    """
+    found, decode_rows = {}, decode.decode_rows
+
+    def looked_at(models: Models, *rest):
+        found["head_split"] = count_split(models.drafter_params["head"])
+        return decode_rows(models, *rest)
+
+    decode.decode_rows = looked_at
+    decode.timings = lambda *arguments: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)}
+    decode.main(cli.parse(["decode", *arguments], ("config", "output"), ("prompts", "distributed")))
+    return found
+
+
+def main() -> None:
+    if "JAX_COORDINATOR_ADDRESS" in os.environ:
+        distributed.initialize("manual")
+    meshes = json.loads(sys.argv[1])
+    kinds = {EVALUATION: lambda *each: [evaluate(*sizes) for sizes in each], COMMAND: command}
+    found = {name: (kinds[name] if name in kinds else run)(*sizes) for name, sizes in meshes.items()}
+    print(json.dumps(found))
+    distributed.shutdown()
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_default_matmul_precision", "highest")
+    main()

@@ -1,0 +1,181 @@
+"""What the decoding tests share: tiny random models, the golden pairs, stub drafts, and the chi-square yardstick."""
+
+import contextlib
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.decoding import speculative
+from domino_jax.decoding.generate import Generation, Generator
+from domino_jax.decoding.measure import divergences
+from domino_jax.decoding.propose import DraftSettings
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.pair import Models
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from tests.helpers.models import load_golden
+
+VOCAB = 64
+CHAINS = ("autoregressive", "backbone", "domino")
+# The six kinds of Domino drafter: where labels stand, and how many drafts the head leaves alone.
+DRAFTERS = {
+    f"{'shifted' if shifted else 'unshifted'}, prefix {prefix}": {
+        "shift_label": shifted,
+        "pure_draft_prefix_len": prefix,
+    }
+    for shifted in (True, False)
+    for prefix in (0, 1, 2)
+}
+# For programs that a test compiles once for each kind: half the time, and the code runs slower.
+COMPILED_FAST = {"xla_backend_optimization_level": "0"}
+
+
+def random_params(shapes, seed: int) -> dict:
+    """Matrices of about unit gain: at init scale a tiny model's logits are flat, and every choice is a coin toss."""
+    random = np.random.default_rng(seed)
+
+    def fill(leaf):
+        if leaf.ndim == 1:
+            return jnp.ones(leaf.shape)
+        return jnp.asarray(random.normal(0, 0.25, leaf.shape), jnp.float32)
+
+    return jax.tree.map(fill, shapes)
+
+
+@functools.lru_cache
+def random_target(vocab: int = VOCAB, tied: bool = False) -> tuple[Qwen3, dict]:
+    """Two layers, 32 wide, grouped heads 4/2 of width 16 (not 32/4)."""
+    config = Qwen3Config(
+        vocab_size=vocab,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rms_norm_eps=1e-6,
+        rope_theta=1e4,
+        tie_word_embeddings=tied,
+        attention_bias=False,
+        max_position_embeddings=512,
+    )
+    target = Qwen3(config)
+    shapes = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    return target, random_params(shapes, 0)
+
+
+def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[Drafter, dict]:
+    """One layer, or as many as `layer_types` has, over layer 0 of the target."""
+    fields = {
+        "num_layers": len(choices["layer_types"]) if "layer_types" in choices else 1,
+        "target_layer_ids": (0,),
+        "block_size": block_size,
+        "mask_token_id": target.config.vocab_size - 1,
+        "projector": "domino",
+        "shift_label": True,
+        "pure_draft_prefix_len": 1,
+        "emb_dim": 8,
+        "gru_hidden_dim": 16,
+        **choices,
+    }
+    if fields["projector"] != "domino":
+        fields |= {"pure_draft_prefix_len": 0, "emb_dim": 0, "gru_hidden_dim": 0}
+    drafter = Drafter(DrafterConfig.for_target(target.config, **fields))
+    shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+    return drafter, random_params(shapes, seed)
+
+
+@functools.lru_cache
+def random_models(block_size: int = 4, vocab: int = VOCAB, tied: bool = False, **choices) -> Models:
+    target, params = random_target(vocab, tied)
+    return Models(target, params, *random_drafter(target, block_size, **choices))
+
+
+def golden_models(name: str) -> Models:
+    """A trained pair of tests/golden: acceptance is neither 1 nor full."""
+    golden = load_golden(name)
+    return Models(golden.target.module, golden.target.params, golden.drafter.module, golden.drafter.params)
+
+
+def make_generator(models: Models, **choices) -> Generator:
+    """A small generator; choices of DraftSettings may stand among its own."""
+    names = {field.name for field in dataclasses.fields(DraftSettings)} & set(choices)
+    drafting = DraftSettings(**{name: choices.pop(name) for name in names})
+    return Generator(models, **{"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, **choices}, drafting=drafting)
+
+
+def random_prompts(count: int, shortest: int = 1, longest: int = 12, vocab: int = VOCAB, seed: int = 0):
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(shortest, longest + 1, count)
+    return [[int(token) for token in draw.integers(0, vocab, length)] for length in lengths]
+
+
+@contextlib.contextmanager
+def planted_drafts(known: np.ndarray):
+    """The real round with `propose` replaced: it drafts `known` int32 [B, N], a row's text by index of the new token.
+
+    What stands past a text's end is token 0. Programs compiled inside keep the stub; use a Generator of their own.
+    """
+    known = jnp.pad(jnp.asarray(known, jnp.int32), ((0, 0), (0, 64)))
+
+    def propose(models, state, sampling, settings):
+        index = state.counts[:, None] + jnp.arange(models.drafter.config.num_drafts)
+        return jnp.take_along_axis(known, index, axis=1), state.draft_cache
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speculative, "propose", propose)
+        yield
+
+
+@jax.jit
+def _pass(models, tokens):
+    return models.run_target(tokens, tap_layers=(0,))
+
+
+def uncached(models: Models, texts_: list[list[int]]) -> np.ndarray:
+    """The target's logits [B, T, V] after every prefix of equally long texts, by one pass without a cache.
+
+    Padded to 32 tokens, so that one program serves all lengths; the pass is causal.
+    """
+    tokens = np.asarray(texts_, np.int32)
+    padded = np.pad(tokens, ((0, 0), (0, 32 - tokens.shape[1])))
+    return np.asarray(_pass(models, padded)["logits"][:, : tokens.shape[1]])
+
+
+def texts(generations) -> list[list[int]]:
+    return [generation.token_ids for generation in generations]
+
+
+def chi_square(counts: np.ndarray, law: np.ndarray) -> float:
+    """Pearson's statistic, cells of fewer than 5 expected draws joined; infinite after an impossible outcome."""
+    counts, expected = counts.ravel().astype(float), law.ravel() * counts.sum()
+    if counts[law.ravel() == 0].any():
+        return float("inf")
+    rare = expected < 5
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+    kept = expected > 0
+    return float((((counts - expected) ** 2)[kept] / expected[kept]).sum())
+
+
+def total_variation(counts: np.ndarray, law: np.ndarray) -> float:
+    return float(abs(counts / counts.sum() - law).sum() / 2)
+
+
+def check_lossless(generator: Generator, prompts, modes=CHAINS, requests=None) -> dict[str, list[Generation]]:
+    """The answers of every mode, each mode held against the first one, row by row."""
+    runs = {mode: generator.generate(prompts, mode, requests) for mode in modes}
+    for mode in modes[1:]:
+        found = divergences(generator, prompts, runs[modes[0]], runs[mode], requests)
+        wrong = [entry for entry in found if not entry.near_tie]
+        same, ties = len(prompts) - len(found), len(found) - len(wrong)
+        print(f"{mode}: {same} of {len(prompts)} identical, {ties} near ties, {len(wrong)} violations")
+        assert not wrong, f"not lossless: {wrong}"
+        for answer in runs[mode]:
+            assert 1 + sum(answer.accept_lengths) == len(answer.token_ids)
+    return runs

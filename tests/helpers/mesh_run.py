@@ -1,0 +1,81 @@
+"""Steps of a tiny random model on a mesh in a separate process with fake CPU devices (tests/training/test_meshes.py).
+
+    JAX_NUM_CPU_DEVICES=8 python -m tests.helpers.mesh_run '{"name": {"mesh": [1, 8, 1], "steps": 20, ...}, ...}'
+
+Prints one JSON object: name → the losses and gradient norms of the steps.
+"""
+
+import functools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.models import sharding
+from domino_jax.training.curriculum import lambda_base
+from domino_jax.training.losses import LossSettings
+from domino_jax.training.optimizer import learning_rate, make_optimizer
+from domino_jax.training.state import init_state
+from domino_jax.training.step import make_train_step
+from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
+
+ROWS, LENGTH, ANCHORS, TOTAL = 8, 24, 5, 20
+
+
+def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
+    """Random rows whose first three tokens are a prompt."""
+    mask = np.ones((count, length), np.float32)
+    mask[:, :3] = 0.0
+    tokens = np.asarray(random_tokens((count, length), seed=9))
+    return {"tokens": tokens, "loss_mask": mask, "row_ids": np.arange(count, dtype=np.int32)}
+
+
+@functools.lru_cache
+def models():
+    target = tiny_target(tied=False)
+    return target, tiny_drafter(target.config, layers=2, target_layer_ids=(0, 1))
+
+
+def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, ema=0.0, **losses):
+    """[[loss, gradient norm], …] of `steps` steps on a mesh of these sizes."""
+    size = int(np.prod(mesh))
+    made = sharding.make_mesh(*mesh, devices=jax.devices()[:size])
+    target, small = models()
+    drafter = Drafter(small.config, jnp.float32, attention_blocks, remat)
+    schedule = learning_rate(1e-2, TOTAL, 0.1)
+    optimizer = make_optimizer("adamw", b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    kv_heads = target.config.num_key_value_heads
+
+    def start(key):
+        return init_state(drafter, optimizer, key, with_ema=ema > 0)
+
+    places = sharding.param_shardings(made, jax.eval_shape(start, jax.random.key(0)), kv_heads)
+    with jax.set_mesh(made):
+        state = jax.jit(start, out_shardings=places)(jax.random.key(0))
+        params = jax.device_put(target.params, sharding.param_shardings(made, target.params, kv_heads))
+        step = make_train_step(
+            target.module,
+            drafter,
+            optimizer,
+            num_anchors=ANCHORS,
+            learning_rate=schedule,
+            curriculum=lambda step: lambda_base(step, TOTAL, 1.0, 1.0),
+            settings=LossSettings(gamma=4.0, slice_blocks=slice_blocks, **losses),
+            accumulate=accumulate,
+            ema_decay=ema,
+            shardings=(places, sharding.replicated(made)),
+        )
+        measured = []
+        for _ in range(steps):
+            state, metrics = step(state, params, sharding.global_batch(made, rows_of()), jax.random.key(11))
+            measured.append([float(metrics["loss"]), float(metrics["grad_norm"])])
+        split = [leaf for leaf in jax.tree.leaves(state.params) if not leaf.sharding.is_fully_replicated]
+    return {"steps": measured, "split": len(split)}
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_default_matmul_precision", "highest")
+    print(json.dumps({name: run(**settings) for name, settings in json.loads(sys.argv[1]).items()}))

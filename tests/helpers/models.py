@@ -1,0 +1,195 @@
+"""Tiny random models and the golden models, built once per process and shared by the tests."""
+
+import functools
+import json
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load_file
+
+from domino_jax.drafters import blocks
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.training.losses import Sums, loss_metrics
+from domino_jax.training.step import corrected, target_pass
+from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.target import load_target
+from tests.helpers.paths import GOLDEN
+
+GOLDEN_SETS = ("tied_shift", "untied_noshift")
+
+TARGET_FIELDS = {
+    "model_type": "qwen3",
+    "vocab_size": 80,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,  # not hidden_size / num_attention_heads
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}
+MASK_TOKEN = 79
+
+
+class Model(NamedTuple):
+    """A target or a drafter: its config, its Flax module, its float32 parameters."""
+
+    config: Any
+    module: Any
+    params: dict
+
+
+def random_params(shapes: Any, seed: int) -> dict:
+    """Parameters that make every part matter: kernels of unit gain, norms near but not at one, biases not zero."""
+    rng = np.random.default_rng(seed)
+
+    def fill(path, leaf):
+        noise = rng.standard_normal(leaf.shape, dtype=np.float32)
+        name = path[-1].key
+        if name == "scale":
+            return jnp.asarray(1.0 + 0.2 * noise)
+        if name == "embedding":
+            return jnp.asarray(0.5 * noise)
+        return jnp.asarray(noise * (leaf.shape[0] ** -0.5 if leaf.ndim > 1 else 0.3))
+
+    return jax.tree_util.tree_map_with_path(fill, shapes)
+
+
+@functools.lru_cache
+def tiny_target(tied: bool = True, attention_bias: bool = False, seed: int = 1) -> Model:
+    """A random Qwen3 target: 3 layers, 32 wide, 80 tokens, head_dim 12, two query heads per key/value head."""
+    fields = {**TARGET_FIELDS, "tie_word_embeddings": tied, "attention_bias": attention_bias}
+    config = Qwen3Config.from_dict(fields)
+    module = Qwen3(config)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    return Model(config, module, random_params(shapes, seed))
+
+
+@functools.lru_cache
+def tiny_drafter(
+    target_config: Qwen3Config,
+    shift_label: bool = True,
+    prefix: int = 1,
+    *,
+    block_size: int = 4,
+    head: bool = True,
+    layer_types: tuple[str, ...] = (),
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    layers: int = 2,
+    target_layer_ids: tuple[int, ...] = (0, 1),
+    seed: int = 2,
+) -> Model:
+    """A random drafter for a tiny target, two layers deep; head False makes it plain DFlash."""
+    choices: dict[str, Any] = {"projector": "dflash"}
+    if head:
+        choices = {"projector": "domino", "pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10}
+    config = DrafterConfig.for_target(
+        target_config,
+        num_layers=layers,
+        target_layer_ids=target_layer_ids,
+        block_size=block_size,
+        mask_token_id=target_config.vocab_size - 1,
+        shift_label=shift_label,
+        layer_types=layer_types,
+        sliding_window=sliding_window,
+        is_causal=is_causal,
+        **choices,
+    )
+    module = Drafter(config)
+    shapes = jax.eval_shape(lambda: init_drafter_params(module, jax.random.key(0)))
+    return Model(config, module, random_params(shapes, seed))
+
+
+def random_tokens(shape: tuple[int, ...], seed: int = 0, vocab: int = MASK_TOKEN) -> jax.Array:
+    """int32 tokens below the mask token."""
+    return jnp.asarray(np.random.default_rng(seed).integers(0, vocab, shape), jnp.int32)
+
+
+class _ById:
+    """A model as a key of lru_cache: equal only to itself."""
+
+    def __init__(self, model: Model):
+        self.model = model
+
+    def __hash__(self):
+        return id(self.model.params)
+
+    def __eq__(self, other):
+        return self.model.params is other.model.params
+
+
+@functools.lru_cache
+def _features(target: _ById, layer_ids: tuple[int, ...]):
+    """Jitted tokens → features of the tapped layers."""
+    module, params = target.model.module, target.model.params
+    return jax.jit(lambda tokens: target_pass(module, params, {"tokens": tokens}, layer_ids)[0])
+
+
+@functools.lru_cache
+def _teacher_forced(target: _ById, drafter: _ById):
+    """Jitted (drafter params, features, tokens, anchors, keep) → {"z", "base", "final"} of the training path."""
+    target, drafter = target.model, drafter.model
+    c = drafter.config
+
+    def run_target(*args, method):
+        return target.module.apply({"params": target.params}, *args, method=method)
+
+    @jax.jit
+    def forward(params, features, tokens, anchors, keep):
+        x = run_target(blocks.block_tokens(tokens, anchors, keep, c.block_size, c.mask_token_id), method="embed")
+        prefix = run_target(blocks.head_tokens(tokens, anchors, c.block_size), method="embed")
+        z, inner = drafter.module.apply({"params": params}, features, x, anchors, keep, prefix)
+        base = run_target(z, method="unembed")
+        return {"z": z, "base": base, "final": corrected(drafter.module, params, base, inner)}
+
+    return forward
+
+
+def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params=None) -> dict[str, np.ndarray]:
+    """The teacher-forced forward of the training path, as numpy arrays: features, z, base, final.
+
+    Compiled once per pair of models and shape, so tests share shapes where they can.
+    """
+    tokens, anchors = jnp.asarray(tokens, jnp.int32), jnp.asarray(anchors, jnp.int32)
+    keep = jnp.ones(anchors.shape, bool) if keep is None else jnp.asarray(keep, bool)
+    features = _features(_ById(target), drafter.config.target_layer_ids)(tokens)
+    forward = _teacher_forced(_ById(target), _ById(drafter))
+    out = forward(drafter.params if params is None else params, features, tokens, anchors, keep)
+    return jax.device_get(out | {"features": features})
+
+
+def dual_loss(sums: Sums, share) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
+    metrics = loss_metrics(sums, share)
+    return metrics["loss"], metrics
+
+
+class Golden(NamedTuple):
+    """One golden set: the models, the arrays of golden.safetensors, the figures of golden.json."""
+
+    target: Model
+    drafter: Model
+    arrays: dict[str, np.ndarray]
+    figures: dict[str, Any]
+
+
+@functools.lru_cache
+def load_golden(name: str) -> Golden:
+    """Reads tests/golden/<name>; a missing file is an error."""
+    folder = GOLDEN / name
+    target_config, target_params = load_target(folder / "target", jnp.float32)
+    drafter_config, drafter_params = load_drafter(folder / "drafter", target_config, jnp.float32)
+    return Golden(
+        Model(target_config, Qwen3(target_config), target_params),
+        Model(drafter_config, Drafter(drafter_config), drafter_params),
+        load_file(folder / "golden.safetensors"),
+        json.loads((folder / "golden.json").read_text()),
+    )

@@ -1,0 +1,8 @@
+"""Where the tests find the repository and its stored models."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "domino_jax"
+ASSETS = ROOT / "assets"
+GOLDEN = ROOT / "tests" / "golden"

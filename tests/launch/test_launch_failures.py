@@ -1,0 +1,93 @@
+"""Launchers on machines where something is missing: a program, room on the disk, a machine to run on."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launch import commands, gcloud, local, signals, ssh, supervise, tpu_vm, xpk
+from tests.helpers.paths import ROOT
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A PATH without any program."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("launcher", "flags", "program"),
+    [
+        (xpk, ["--name=n", "--cluster=c", "--type=t", "--image=i"], "xpk"),
+        (tpu_vm, ["--name=n", "--zone=z", "--type=t", "--version=v"], "gcloud"),
+        (ssh, ["--hosts=a,b", "--log_dir=logs"], "ssh"),
+        (local, ["--log_dir=logs"], "train"),
+    ],
+)
+def test_a_program_that_is_not_installed_is_one_sentence(bare, monkeypatch, capsys, launcher, flags, program):
+    monkeypatch.chdir(bare)
+    with pytest.raises(SystemExit) as left:
+        launcher.main([*flags, "--", "train"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {program} is not installed, or not on the PATH."
+
+
+def test_a_program_that_may_not_be_executed_is_one_sentence(bare, capsys):
+    (bare / "gcloud").write_text("")
+    for ask in (gcloud.ask, commands.run):
+        with pytest.raises(SystemExit) as left:
+            ask(["gcloud", "version"])
+        assert left.value.code == 2
+        assert "gcloud cannot be started: Permission denied" in capsys.readouterr().err
+
+
+def rank(tmp_path, number, *command):
+    return supervise.Rank(command, {}, tmp_path / f"rank-{number}.log")
+
+
+@pytest.mark.parametrize("log", ["rank-1.log", "file/rank-1.log"])
+def test_when_a_rank_cannot_start_the_others_do_not_stay(tmp_path, log):
+    (tmp_path / "file").touch()  # no folder for a log
+    first = rank(tmp_path, 0, "sleep", "60")
+    second = supervise.Rank(["no-such-program"], {}, tmp_path / log)
+    processes = []
+    start = subprocess.Popen
+
+    def noted(*given, **settings):
+        processes.append(start(*given, **settings))
+        return processes[-1]
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(SystemExit) as left:
+        patched.setattr(subprocess, "Popen", noted)
+        supervise.keep_running(lambda: [first, second], 5, 1)
+    assert left.value.code == 2
+    assert processes[0].poll() == -signal.SIGKILL
+
+
+def test_a_full_disk_costs_the_log_and_not_the_run(tmp_path):
+    (tmp_path / "rank-0.log").symlink_to("/dev/full")
+    program = "for i in range(20_000): print('a line of the run', i)"
+    command = [sys.executable, "-m", "launch.local", "--processes=1", f"--log_dir={tmp_path}", "--max_restarts=0"]
+    done = subprocess.run(
+        [*command, "--", sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 20_000
+
+
+def test_no_machine_to_run_on_is_refused(capsys):
+    with pytest.raises(SystemExit) as left:
+        supervise.keep_running(list, 5, 1)
+    assert left.value.code == 2
+    assert "no machine" in capsys.readouterr().err
+
+
+def test_an_inner_block_without_targets_leaves_those_of_the_outer_one():
+    stop, got = signals.Stop(), []
+    with stop.to(got.append):
+        with stop.to():
+            pass
+        stop(signal.SIGTERM, None)
+    assert got == [signal.SIGTERM]

@@ -1,0 +1,228 @@
+"""launch.queued_resources with a stand-in for gcloud: its storage is a folder, its resource a list of states."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launch_stand_ins import calls, stand_in
+
+from launch import machine_codes, queued_resources
+from tests.helpers.paths import ROOT
+
+FLAGS = ["--name=n", "--zone=z", "--type=t", "--version=v", "--storage=gs://b/l", "--poll=0"]
+# on_create is a test's: what the machines leave when they are asked for.
+GCLOUD = """
+folder=$HERE/gs
+case "$*" in
+  "storage cp"*)
+    to=$folder/${4#gs://}; mkdir -p "${to%/*}"
+    if [ "$3" = - ]; then cat > "$to"; else : > "$to"; fi ;;
+  "storage cat"*)
+    if ! compgen -G "$folder/${3#gs://}" > /dev/null; then echo "URLs matched no objects or files:" >&2; exit 1; fi
+    cat $folder/${3#gs://} ;;
+  *" describe "*)
+    state=$(head -n 1 "$HERE/states"); [ "$(wc -l < "$HERE/states")" = 1 ] || sed -i 1d "$HERE/states"
+    [ "$state" != - ] || { echo "ERROR: NOT_FOUND: no resource n" >&2; exit 1; }
+    echo "$state" ;;
+  *" create "*)
+    machines=$folder/b/l/n/$(cat "$folder/b/l/n/attempt")/machines; mkdir -p "$machines"
+    source "$HERE/on_create" ;;
+esac
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HERE", str(tmp_path))
+    stand_in(tmp_path, "gcloud", GCLOUD)
+    stand_in(tmp_path, "git", "")
+    on_create(tmp_path, "")
+    return tmp_path
+
+
+def states(cloud, *names):
+    (cloud / "states").write_text("".join(f"{name}\n" for name in names))
+
+
+def on_create(cloud, script):
+    (cloud / "on_create").write_text(script)
+
+
+def run(*flags, train="train"):
+    return queued_resources.main([*FLAGS, *flags, "--", train])
+
+
+def refused(*flags, **train):
+    with pytest.raises(SystemExit) as left:
+        run(*flags, **train)
+    return left.value.code
+
+
+def verbs(cloud):
+    words = [word for line in calls(cloud, "gcloud") for word in line.split()[3:4]]
+    return [word for word in words if word in ("create", "delete")]
+
+
+def stored(cloud):
+    return cloud / "gs" / "b" / "l" / "n"
+
+
+def test_the_code_of_the_machines_is_the_launchers(cloud):
+    states(cloud, "-", "ACCEPTED", "ACTIVE")
+    on_create(cloud, 'echo "5 0 h0" > $machines/h0; echo "6 0 h1" > $machines/h1')
+    assert run() == 0
+    assert verbs(cloud) == ["create"]
+
+
+def test_a_name_whose_run_is_over_is_refused_with_its_code_and_runs_again_when_replaced(cloud, capsys):
+    states(cloud, "-", "ACTIVE")
+    on_create(cloud, 'echo "5 3 h0" > $machines/h0')
+    assert run() == 3
+    assert refused() == 2
+    assert "its run is over, with exit code 3" in capsys.readouterr().err
+    assert verbs(cloud) == ["create"]
+    on_create(cloud, 'echo "9 0 h0" > $machines/h0')
+    assert run("--replace") == 0
+    assert verbs(cloud) == ["create", "delete", "create"]
+
+
+def test_attempts_of_one_second_have_different_names(monkeypatch):
+    seen = []
+    monkeypatch.setattr(queued_resources, "keep", lambda args: seen.append(args) or 0)
+    run()
+    names = {queued_resources.attempt_name(seen[0]) for _ in range(20)}
+    assert len(names) == 20
+    assert all(name.endswith(queued_resources.fingerprint(seen[0])) for name in names)
+
+
+def test_a_resource_that_was_made_for_another_command_is_refused(cloud, capsys):
+    states(cloud, "ACTIVE")
+    assert refused() == 2
+    assert "made for another command" in capsys.readouterr().err
+    assert verbs(cloud) == []
+
+
+def attempt_under_way(cloud, monkeypatch):
+    """An attempt whose launcher was stopped; the folder of its machines."""
+    states(cloud, "-", "ACTIVE")
+    on_create(cloud, 'echo "5 running h0" > $machines/h0; kill -TERM $PPID')
+    assert refused() == 128 + signal.SIGTERM
+    return stored(cloud) / (stored(cloud) / "attempt").read_text() / "machines"
+
+
+def test_a_launcher_that_was_stopped_waits_again_for_the_same_attempt(cloud, monkeypatch):
+    machines = attempt_under_way(cloud, monkeypatch)
+    (machines / "h0").write_text("7 4 h0\n")
+    assert run() == 4
+    assert verbs(cloud) == ["create"]
+
+
+def test_a_loss_while_the_launcher_was_stopped_is_not_final(cloud, monkeypatch):
+    machines = attempt_under_way(cloud, monkeypatch)
+    (machines / "h0").write_text("7 143 h0\n")
+    states(cloud, "SUSPENDED", "SUSPENDED", "SUSPENDED", "ACTIVE")
+    on_create(cloud, 'echo "9 0 h0" > $machines/h0')
+    assert run() == 0
+    assert verbs(cloud) == ["create", "delete", "create"]
+
+
+def test_a_run_that_ended_before_its_machines_were_taken_away_is_not_run_again(cloud, monkeypatch):
+    machines = attempt_under_way(cloud, monkeypatch)
+    (machines / "h0").write_text("7 0 h0\n")
+    states(cloud, "SUSPENDED")
+    assert run() == 0
+    assert verbs(cloud) == ["create"]
+
+
+def test_a_resource_that_somebody_deleted_ends_the_wait(cloud, capsys):
+    states(cloud, "-", "ACTIVE", "-")
+    assert refused() == 2
+    assert "was deleted" in capsys.readouterr().err
+    assert verbs(cloud) == ["create"]
+
+
+def test_a_resource_that_fails_is_asked_for_with_pauses_and_not_for_ever(cloud):
+    states(cloud, "-", "FAILED")
+    started = time.monotonic()
+    assert run("--max_restarts=2") == 1
+    assert time.monotonic() - started > 3  # 1 s and 2 s
+    assert verbs(cloud) == ["create", "delete", "create", "delete", "create"]
+
+
+def test_a_machine_that_gave_up_restarting_ends_the_run(cloud):
+    states(cloud, "-", "ACTIVE")
+    on_create(cloud, 'echo "5 134 h0" > $machines/h0; echo "5 running h1" > $machines/h1')
+    assert run("--poll=0.01") == 134
+
+
+def test_the_first_final_code_wins_over_those_of_other_machines_and_later_ones():
+    assert machine_codes.codes("9 2 h0\n5 3 h1\n7 running h2\n") == [3, 2]
+    assert machine_codes.final("9 2 h0\n5 3 h1\n3 134 h2\n") == 3
+    assert machine_codes.final("9 134 h0\n5 0 h1\n") is None
+    assert machine_codes.final("5 running h0\n") is None
+
+
+def test_machines_that_never_report_end_the_wait(monkeypatch):
+    monkeypatch.setattr(machine_codes, "BEGIN_SECONDS", 0.05)
+    watch = machine_codes.Watch(60)
+    assert watch.verdict("PROVISIONING", "") is None
+    assert watch.verdict("ACTIVE", "") is None
+    time.sleep(0.1)
+    assert watch.verdict("ACTIVE", "") == 2
+
+
+# ---------------------------------------------------------------- the start-up script
+
+
+def startup(cloud, monkeypatch, train, fetched=True):
+    """Runs the script as a machine would, with this folder for /root; the line that it leaves."""
+    seen = []
+    monkeypatch.setattr(queued_resources, "keep", lambda args: seen.append(args) or 0)
+    run(train=train)
+    script = queued_resources.startup(seen[0], "A").replace("/root", str(cloud / "root"))
+    stand_in(cloud, "sleep", "")
+    stand_in(cloud, "tar", f"[ {int(fetched)} = 1 ] && ln -sfn {cloud}/launch launch")
+    stand_in(cloud, "hostname", "echo h0")
+    (cloud / "launch").mkdir()
+    for name in ("__init__", "commands", "host", "restarts", "signals", "supervise"):
+        (cloud / "launch" / f"{name}.py").write_text((ROOT / "launch" / f"{name}.py").read_text())
+    (cloud / "launch" / "on_tpu.sh").write_text('exec "$@"\n')
+    environment = {**os.environ, "DOMINO_LOCK": str(cloud / "lock")}
+    subprocess.run(["/bin/bash", "-c", script], env=environment, check=True, capture_output=True, timeout=60)
+    return (stored(cloud) / "A" / "machines" / "h0").read_text().split()[1:]
+
+
+@pytest.mark.parametrize(("train", "code"), [("true", "0"), ("false", "1")])
+def test_a_machine_leaves_its_code_under_the_attempt_and_its_name(cloud, monkeypatch, train, code):
+    assert startup(cloud, monkeypatch, train) == [code, "h0"]
+
+
+def test_a_machine_that_cannot_fetch_the_code_says_so_after_some_tries(cloud, monkeypatch):
+    assert startup(cloud, monkeypatch, "true", fetched=False) == ["2", "h0"]
+    assert calls(cloud, "sleep") == ["5", "20", "60", "120"]
+
+
+def test_stop_reaches_every_machine_as_root(cloud):
+    assert queued_resources.main([*FLAGS, "--stop"]) == 0
+    (line,) = calls(cloud, "gcloud")
+    assert "--node=all --worker=all --command=sudo sh -c" in line
+    assert "launch.host --stop" in line
+
+
+def test_a_stopped_launcher_says_that_the_run_goes_on(cloud):
+    states(cloud, "-", "ACTIVE")
+    command = [sys.executable, "-m", "launch.queued_resources", *FLAGS, "--poll=60", "--", "train"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 20
+    while not any("machines/*" in line for line in calls(cloud, "gcloud")):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=20)[1]
+    assert process.returncode == 143
+    assert "the run goes on by itself" in error

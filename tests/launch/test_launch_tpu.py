@@ -1,0 +1,231 @@
+"""launch.tpu_vm and launch/on_tpu.sh with stand-ins for gcloud, pip and uv."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launch_stand_ins import calls, stand_in
+
+from launch import tpu_vm
+from tests.helpers.paths import ROOT
+
+ON_TPU = ROOT / "launch" / "on_tpu.sh"
+CLOUD = ["--name=n", "--zone=z", "--type=v5litepod-16", "--version=v"]
+# States are looked at one after the other; the last one stays. "-": there is no such VM. ssh runs what a test says.
+GCLOUD = """
+words=$*
+case $words in
+  *" describe "*)
+    state=$(head -n 1 "$HERE/states"); [ "$(wc -l < "$HERE/states")" = 1 ] || sed -i 1d "$HERE/states"
+    [ "$state" != - ] || { echo "ERROR: NOT_FOUND: no VM n" >&2; exit 1; }
+    printf '%s\\t2\\n' "$state" ;;
+  *--worker=[0-9]*)
+    worker=${words##*--worker=}; worker=${worker%% *}
+    command=${words##*--command=}; command=${command%% -- -o *}
+    source "$HERE/remote" ;;
+esac
+"""
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    """A folder of stand-ins; states(…) and remote(…) say what gcloud answers."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HERE", str(tmp_path))
+    stand_in(tmp_path, "gcloud", GCLOUD)
+    stand_in(tmp_path, "git", "")
+    return tmp_path
+
+
+def states(cloud, *names):
+    (cloud / "states").write_text("".join(f"{name}\n" for name in names))
+
+
+def remote(cloud, script):
+    (cloud / "remote").write_text(script)
+
+
+def run(cloud, *flags):
+    return tpu_vm.main([*CLOUD, f"--log_dir={cloud}/logs", *flags, "--", "train"])
+
+
+def verbs(cloud):
+    return [line.split()[3] for line in calls(cloud, "gcloud") if " describe " not in line]
+
+
+ATTEMPT = ["scp", "ssh", "ssh", "ssh"]  # copy, unpack, two workers
+
+
+def test_a_vm_that_is_not_there_is_created_and_every_machine_runs(cloud):
+    states(cloud, "-", "-", "READY")
+    remote(cloud, "exit 0")
+    assert run(cloud) == 0
+    assert verbs(cloud) == ["create", *ATTEMPT]
+    assert {line.split("--worker=")[1][0] for line in calls(cloud, "gcloud")[-2:]} == {"0", "1"}
+
+
+def test_a_vm_that_is_taken_away_is_created_again_and_the_run_continues(cloud):
+    states(cloud, "-", "-", "READY", "PREEMPTED", "PREEMPTED", "READY")
+    remote(cloud, '[ -e "$HERE/lost-$worker" ] && exit 0; touch "$HERE/lost-$worker"; exit 255')
+    assert run(cloud) == 0
+    assert verbs(cloud) == ["create", *ATTEMPT, "delete", "create", *ATTEMPT]
+
+
+def test_a_final_failure_of_one_machine_stands_for_the_run(cloud):
+    states(cloud, "READY")
+    remote(cloud, '[ "$worker" = 1 ] && { sleep 0.3; exit 3; }; exit 134')
+    assert run(cloud) == 3
+    assert verbs(cloud) == ATTEMPT
+
+
+@pytest.mark.parametrize("state", ["STOPPED", "PREEMPTED", "DELETING", "HIDDEN"])
+def test_a_vm_in_another_state_is_refused_and_not_deleted(cloud, capsys, state):
+    states(cloud, state)
+    with pytest.raises(SystemExit) as left:
+        run(cloud)
+    assert left.value.code == 2
+    assert f"the VM n exists and is {state}" in capsys.readouterr().err
+    assert verbs(cloud) == []
+
+
+def test_replace_deletes_it(cloud):
+    states(cloud, "STOPPED", "STOPPED", "READY")
+    remote(cloud, "exit 0")
+    assert run(cloud, "--replace") == 0
+    assert verbs(cloud) == ["delete", "create", *ATTEMPT]
+
+
+def test_a_vm_that_somebody_deleted_is_not_created_again(cloud, capsys):
+    states(cloud, "READY", "READY", "READY", "-")
+    remote(cloud, "exit 255")
+    with pytest.raises(SystemExit) as left:
+        run(cloud)
+    assert left.value.code == 2
+    assert "was deleted" in capsys.readouterr().err
+    assert verbs(cloud) == ATTEMPT
+
+
+def test_an_answer_that_fails_is_asked_for_again(cloud):
+    stand_in(cloud, "gcloud", f'[ -e "$HERE/twice" ] || {{ touch "$HERE/twice"; echo broken >&2; exit 1; }}\n{GCLOUD}')
+    states(cloud, "READY")
+    remote(cloud, "exit 0")
+    assert run(cloud) == 0
+    assert verbs(cloud) == ATTEMPT
+
+
+def test_stop_asks_every_machine(cloud):
+    assert tpu_vm.main([*CLOUD, "--stop"]) == 0
+    (line,) = calls(cloud, "gcloud")
+    assert line.endswith("--worker=all --command=cd domino_jax && python3 -m launch.host --stop")
+
+
+# ---------------------------------------------------------------- what a machine does
+
+
+REQUIREMENTS = ("requirements.txt", "requirements-gcs.txt", "requirements-tpu.txt")
+
+
+def ready(folder, monkeypatch):
+    """An environment that on_tpu.sh finds made."""
+    names = (*REQUIREMENTS, "launch/on_tpu.sh")
+    digest = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in names)).hexdigest()
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (folder / "venv" / "ready").write_text(f"{digest}  -\n")
+    monkeypatch.setenv("DOMINO_VENV", str(folder / "venv"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_however_the_launcher_ends_both_machines_save(cloud, monkeypatch, number):
+    ready(cloud, monkeypatch)
+    repository = copied(cloud)
+    states(cloud, "READY")
+    remote(cloud, 'cd "$HERE"; export DOMINO_LOCK=$HERE/lock-$worker WORKER=$worker; exec sh -c "$command"')
+    train = cloud / "train.sh"
+    train.write_text(
+        'trap "touch $HERE/saved-$WORKER; exit 42" TERM; touch $HERE/up-$WORKER; while :; do sleep 0.1; done'
+    )
+    command = [sys.executable, "-m", "launch.tpu_vm", *CLOUD, f"--log_dir={cloud}/logs", "--", "bash", str(train)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: (cloud / "up-0").exists() and (cloud / "up-1").exists())
+    process.send_signal(number)
+    assert process.wait(20) == (-signal.SIGKILL if number == signal.SIGKILL else 42)
+    wait_for(lambda: (cloud / "saved-0").exists() and (cloud / "saved-1").exists())
+    assert (repository / "logs" / "host.log").exists()
+
+
+def copied(cloud):
+    """The repository as the machines have it: their logs go into this folder and not into the developer's."""
+    folder = cloud / "domino_jax"
+    folder.mkdir()
+    for name in ("launch", *REQUIREMENTS):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+# pip of a Python that the distribution manages: it installs into other folders alone.
+PYTHON3 = """
+words=$*
+folder=${words##*--target }; folder=${folder%% *}
+if [[ $words != *--target* ]]; then echo "error: externally-managed-environment" >&2; exit 1; fi
+mkdir -p "$folder/bin"
+cp "$HERE/uv" "$folder/bin"
+"""
+# Makes the folder of the environment; installing fails as often as $HERE/n says.
+UV = """
+case "$*" in
+  venv*) mkdir -p "$DOMINO_VENV/bin" ;;
+  pip*) n=$(cat "$HERE/n"); echo $((n - 1)) > "$HERE/n"; [ "$n" -le 1 ] ;;
+esac
+"""
+
+
+def on_tpu(folder, *command, failures=0):
+    stand_in(folder, "python3", PYTHON3)
+    stand_in(folder, "uv", UV)
+    stand_in(folder, "sleep", "")
+    (folder / "n").write_text(f"{failures + 1}\n")
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HERE": str(folder)}
+    environment["DOMINO_VENV"] = str(folder / "venv")
+    return subprocess.run(["bash", str(ON_TPU), *command], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_environment_is_made_once_and_again_when_the_requirements_change(tmp_path):
+    assert on_tpu(tmp_path, "bash", "-c", 'echo "$1" > $HERE/said', "x", "a b").returncode == 0
+    assert (tmp_path / "said").read_text() == "a b\n"
+    assert (len(calls(tmp_path, "python3")), len(calls(tmp_path, "uv"))) == (1, 2)
+    assert on_tpu(tmp_path, "true").returncode == 0
+    assert (len(calls(tmp_path, "python3")), len(calls(tmp_path, "uv"))) == (1, 2)
+    (tmp_path / "venv" / "ready").write_text("of other requirements\n")
+    assert on_tpu(tmp_path, "true").returncode == 0
+    assert (len(calls(tmp_path, "python3")), len(calls(tmp_path, "uv"))) == (2, 4)
+
+
+def test_setting_up_is_tried_again_with_pauses(tmp_path):
+    assert on_tpu(tmp_path, "true", failures=2).returncode == 0
+    assert calls(tmp_path, "sleep") == ["5", "20"]
+
+
+def test_setting_up_fails_at_last_and_runs_nothing(tmp_path):
+    done = on_tpu(tmp_path, "touch", str(tmp_path / "ran"), failures=9)
+    assert done.returncode == 2
+    assert "could not be made" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_command_takes_the_place_of_the_script(tmp_path, monkeypatch):
+    ready(tmp_path, monkeypatch)
+    process = subprocess.Popen(
+        ["bash", str(ON_TPU), sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, text=True
+    )
+    assert int(process.communicate()[0]) == process.pid

@@ -1,0 +1,253 @@
+"""Llama-type targets: the same decoder without norms on queries and keys, against a reference and transformers."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.runtime.errors import DataError
+from domino_jax.weights import hf
+from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter
+from domino_jax.weights.target import load_target, save_target, target_table
+from tests.helpers.decoding_models import make_generator, random_prompts, texts
+from tests.helpers.models import TARGET_FIELDS, Model, random_params, random_tokens, tiny_drafter, tiny_target
+
+# No head_dim: 32 / 4.
+FIELDS = {name: value for name, value in TARGET_FIELDS.items() if name != "head_dim"}
+FIELDS |= {"model_type": "llama", "rms_norm_eps": 1e-5}
+
+
+def read(**changes) -> Qwen3Config:
+    fields = {**FIELDS, **changes}
+    return Qwen3Config.from_dict({key: value for key, value in fields.items() if value != "absent"})
+
+
+@functools.lru_cache
+def llama(tied: bool = True, head_dim: int | None = None, attention_bias: bool = False) -> Model:
+    config = read(tie_word_embeddings=tied, head_dim=head_dim, attention_bias=attention_bias)
+    module = Qwen3(config)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    return Model(config, module, random_params(shapes, 3))
+
+
+# ---- the forward pass ------------------------------------------------------------------------------------------------
+
+
+def normed(x, scale, eps):
+    return scale * x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps)
+
+
+def rotated(x, theta):
+    """x [T, H]: pairs (i, i + H/2) turned by position · theta^(-2i/H)."""
+    half = x.shape[1] // 2
+    out = np.empty_like(x)
+    for position in range(len(x)):
+        for i in range(half):
+            angle = position * theta ** (-i / half)
+            a, b = x[position, i], x[position, i + half]
+            out[position, i] = a * np.cos(angle) - b * np.sin(angle)
+            out[position, i + half] = b * np.cos(angle) + a * np.sin(angle)
+    return out
+
+
+def reference(config: Qwen3Config, params: dict, tokens: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Llama over one row int [T], in float64 and with loops: (logits [T, V], each layer's output [T, D])."""
+    c, p = config, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    x = p["embed_tokens"]["embedding"][tokens]
+    length, outputs = len(tokens), []
+    for index in range(c.num_hidden_layers):
+        layer = p[f"layers_{index}"]
+        attention, mlp = layer["self_attn"], layer["mlp"]
+        y = normed(x, layer["input_layernorm"]["scale"], c.rms_norm_eps)
+        q, k, v = (
+            (y @ attention[name]["kernel"] + attention[name].get("bias", 0.0)).reshape(length, -1, c.head_dim)
+            for name in ("q_proj", "k_proj", "v_proj")
+        )
+        heads = []
+        for head in range(c.num_attention_heads):
+            group = head * c.num_key_value_heads // c.num_attention_heads
+            scores = rotated(q[:, head], c.rope_theta) @ rotated(k[:, group], c.rope_theta).T / np.sqrt(c.head_dim)
+            scores[np.triu_indices(length, 1)] = -np.inf
+            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            heads.append(weights / weights.sum(-1, keepdims=True) @ v[:, group])
+        out = attention["o_proj"]
+        x = x + np.concatenate(heads, axis=-1) @ out["kernel"] + out.get("bias", 0.0)
+        y = normed(x, layer["post_attention_layernorm"]["scale"], c.rms_norm_eps)
+        gate = y @ mlp["gate_proj"]["kernel"]
+        x = x + (gate / (1 + np.exp(-gate)) * (y @ mlp["up_proj"]["kernel"])) @ mlp["down_proj"]["kernel"]
+        outputs.append(x)
+    head = p["embed_tokens"]["embedding"].T if c.tie_word_embeddings else p["lm_head"]["kernel"]
+    return normed(x, p["norm"]["scale"], c.rms_norm_eps) @ head, outputs
+
+
+CASES = {"tied": {}, "untied, head_dim 12, biases": {"tied": False, "head_dim": 12, "attention_bias": True}}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_llama_target_equals_a_reference_with_loops(case):
+    config, module, params = llama(**CASES[case])
+    tokens = random_tokens((1, 9))
+    ours = jax.jit(lambda tokens: module.apply({"params": params}, tokens, tap_layers=(0, 1)))(tokens)
+    logits, outputs = reference(config, params, np.asarray(tokens[0]))
+    assert abs(logits).max() > 1.0
+    np.testing.assert_allclose(ours["logits"][0], logits, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(ours["features"][0], np.concatenate(outputs[:2], axis=-1), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("head_dim", [None, 20], ids=["head_dim absent", "head_dim 20"])
+def test_a_llama_target_equals_transformers_on_256_tokens(tied, head_dim, tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    fields = {key: value for key, value in FIELDS.items() if key not in ("model_type", "rope_theta")}
+    config = transformers.LlamaConfig(
+        **{**fields, "tie_word_embeddings": tied, "head_dim": head_dim, "attention_bias": not tied},
+        rope_parameters={"rope_theta": 10_000.0, "rope_type": "default"},
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).to(torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.0, 0.2) if weight.ndim == 1 else weight.normal_(0.0, weight.shape[1] ** -0.5)
+            weight += 1.0 if weight.ndim == 1 else 0.0
+    model.save_pretrained(tmp_path)
+    if head_dim is None:  # as the older public configs are
+        raw = json.loads((tmp_path / "config.json").read_text())
+        del raw["head_dim"]
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+    ours_config, params = load_target(tmp_path, jnp.float32)
+    tokens = random_tokens((1, 256))
+    with torch.no_grad():
+        theirs = model(torch.from_numpy(np.asarray(tokens, np.int64))).logits.numpy()
+    ours = jax.jit(lambda tokens: Qwen3(ours_config).apply({"params": params}, tokens)["logits"])(tokens)
+    assert abs(theirs).max() > 1.0
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_decoding_a_llama_target_with_a_drafter_gives_its_own_text():
+    target = llama()
+    drafter = tiny_drafter(target.config)
+    generator = make_generator(Models(target.module, target.params, drafter.module, drafter.params))
+    prompts = random_prompts(4)
+    plain, speculative = (texts(generator.generate(prompts, mode)) for mode in ("autoregressive", "domino"))
+    assert speculative == plain
+
+
+# ---- config.json -----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_type_decides_whether_queries_and_keys_are_normed():
+    assert not read().qk_norm
+    assert tiny_target().config.qk_norm
+
+
+def test_an_absent_head_dim_is_width_over_heads_for_llama():
+    assert read().head_dim == 8
+    assert read(head_dim=None).head_dim == 8
+    assert read(head_dim=12).head_dim == 12
+
+
+def test_an_absent_head_dim_is_refused_for_qwen3():
+    with pytest.raises(DataError, match="lacks head_dim"):
+        read(model_type="qwen3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": 30}, "num_attention_heads 4 do not divide hidden_size 30"),
+        ({"hidden_size": "absent"}, "lacks hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "RoPE scaling"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        (
+            {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+            "rope_scaling.partial_rotary_factor",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rotation for some of the layers"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]}}, "mrope_section"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with 'sliding_attention'"),
+        ({"sliding_window": 4, "use_sliding_window": True}, "use_sliding_window true"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping 30.0"),
+        ({"is_causal": False}, "is_causal False"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier 0.22"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"rope_theta": "absent"}, "rope_theta"),
+        ({"model_type": "mistral"}, "'mistral'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_config_that_means_another_model_is_refused(changes, message):
+    with pytest.raises(DataError, match=message):
+        read(**changes)
+
+
+def test_keys_with_the_values_that_change_nothing_are_accepted():
+    neutral = {"partial_rotary_factor": 1.0, "mlp_bias": False, "is_causal": True, "attn_logit_softcapping": None}
+    rope = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default", "partial_rotary_factor": 1.0}}
+    assert read(layer_types=["full_attention"] * 2, sliding_window=4, **neutral, **rope) == read()
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_lists_exactly_the_models_parameters():
+    target = llama(**CASES["untied, head_dim 12, biases"])
+    leaves = jax.tree_util.tree_leaves_with_path(target.params)
+    expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
+    assert {entry.path: entry.leaf_shape for entry in target_table(target.config)} == expected
+    assert not any("q_norm" in path or "k_norm" in path for path in expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_llama_target_written_and_read_is_the_same(case, tmp_path):
+    config, _, params = llama(**CASES[case])
+    save_target(tmp_path, config, params, "float32", token_ids={"eos_token_id": 2})
+    again_config, again = load_target(tmp_path, "float32")
+    assert again_config == config
+    jax.tree.map(np.testing.assert_array_equal, params, again)
+    raw = hf.read_config(tmp_path)
+    assert (raw["model_type"], raw["architectures"]) == ("llama", ["LlamaForCausalLM"])
+    assert not {"qk_norm", "sliding_window", "layer_types"} & set(raw)
+
+
+def test_norms_of_queries_in_a_llama_folder_are_refused_as_unknown(tmp_path):
+    config, _, params = llama()
+    save_target(tmp_path, config, params, "float32")
+    tensors = load_file(tmp_path / hf.SINGLE)
+    save_file({**tensors, "model.layers.0.self_attn.q_norm.weight": np.ones(8, np.float32)}, tmp_path / hf.SINGLE)
+    with pytest.raises(DataError, match="unknown: model.layers.0.self_attn.q_norm.weight"):
+        load_target(tmp_path, "float32")
+
+
+def test_a_llama_folder_that_calls_itself_qwen3_is_refused_for_its_missing_norms(tmp_path):
+    config, _, params = llama()
+    save_target(tmp_path, config, params, "float32")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "model_type": "qwen3"}))
+    with pytest.raises(DataError, match="6 missing"):
+        load_target(tmp_path, "float32")
+
+
+def test_a_drafter_of_a_llama_target_is_in_the_public_qwen3_layout(tmp_path):
+    target = llama()
+    drafter = tiny_drafter(target.config)
+    assert drafter.config.qk_norm
+    assert "layers.0.self_attn.q_norm.weight" in {entry.name for entry in drafter_table(drafter.config)}
+    save_drafter(tmp_path, drafter.config, drafter.params, "float32")
+    raw = hf.read_config(tmp_path)
+    assert raw["model_type"] == "qwen3" and "qk_norm" not in raw
+    config, params = load_drafter(tmp_path, target.config, "float32")
+    assert config == DrafterConfig.from_dict(raw)
+    jax.tree.map(np.testing.assert_array_equal, drafter.params, params)

@@ -1,0 +1,92 @@
+"""Logits are the float32 sums of their products, whatever the dtype of the operands, tied or not."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.decoding.propose import TreeSettings, draft_base
+from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.drafters.pair import Models
+from tests.helpers.decoding_models import check_lossless, make_generator, random_models, random_prompts, texts
+from tests.helpers.models import load_golden
+
+BF16 = jnp.bfloat16
+
+
+def in_bfloat16(models: Models) -> Models:
+    target, drafter = (module.clone(dtype=BF16) for module in (models.target, models.drafter))
+    params = jax.tree.map(lambda leaf: leaf.astype(BF16), (models.target_params, models.drafter_params))
+    return Models(target, params[0], drafter, params[1])
+
+
+def product_types(function, *arguments, platform: str) -> list[str]:
+    """Element types of the results of all matrix products, as the program that the compiler gets has them."""
+    text = jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    return [re.search(r"-> tensor<(?:\d+x)*(\w+)>", line)[1] for line in products]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_product_that_makes_logits_has_float32_results(tied, rows, platform):
+    models = in_bfloat16(random_models(tied=tied))
+    hidden = jnp.ones((1, rows, 32), BF16)
+    kinds = product_types(lambda models, hidden: models.unembed(hidden), models, hidden, platform=platform)
+    assert kinds == ["f32"]
+
+
+@pytest.mark.parametrize("method", ["residual", "residual_of"])
+def test_the_heads_correction_leaves_its_product_in_float32(method):
+    models = in_bfloat16(random_models())
+    inner = (jnp.ones((1, 2, 8), BF16), jnp.ones((1, 2, 16)))
+    columns = (models.run_drafter("head_columns", jnp.zeros((1, 4), jnp.int32)),) if method == "residual_of" else ()
+    kinds = product_types(
+        lambda models, *inner: models.run_drafter(method, *inner), models, *inner, *columns, platform="tpu"
+    )
+    assert kinds == ["bf16", "f32"]  # into the rank, which is no logit, and out of it
+
+
+def test_untied_bfloat16_logits_are_the_sums_and_not_their_rounding():
+    """Of the golden pair's own lm_head: exact products of what it is given, which bfloat16 cannot hold."""
+    golden = load_golden("untied_noshift")
+    target = golden.target.module.clone(dtype=BF16)
+    kernel = golden.target.params["lm_head"]["kernel"].astype(BF16)
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(5, kernel.shape[0])), BF16)
+    params = {**golden.target.params, "lm_head": {"kernel": kernel}}
+    logits = target.apply({"params": params}, hidden, method="unembed")
+    exact = np.asarray(hidden, np.float64) @ np.asarray(kernel, np.float64)
+    np.testing.assert_allclose(logits, exact, atol=1e-4)
+    assert abs(np.asarray(jnp.asarray(exact, BF16), np.float64) - exact).max() > 1e-3
+
+
+def test_a_drafters_base_logits_of_an_untied_target_are_float32_sums():
+    models = in_bfloat16(random_models())
+    made = make_generator(models)
+    state = made.start([[7, 8, 9]], [0])
+    z, base, _ = jax.jit(draft_base)(models, state)
+    exact = np.asarray(z, np.float64) @ np.asarray(models.target_params["lm_head"]["kernel"], np.float64)
+    np.testing.assert_allclose(base, exact, atol=1e-4)
+
+
+def test_untied_bfloat16_texts_part_at_near_ties_alone():
+    made = make_generator(in_bfloat16(random_models()), batch_size=4, max_new_tokens=8)
+    check_lossless(made, random_prompts(4, longest=8), ("autoregressive", "domino"))
+
+
+def test_untied_bfloat16_texts_are_equal_in_fixed_shape():
+    choices = {"batch_size": 4, "max_new_tokens": 8, "sampling": SamplingParams(1.0), "fixed_shape": True}
+    made = make_generator(in_bfloat16(random_models()), **choices)
+    plain, fast = (texts(made.generate(random_prompts(4, longest=8), mode)) for mode in ("autoregressive", "domino"))
+    assert plain == fast
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, top_k=20)], ids=["greedy", "warm"])
+def test_untied_bfloat16_texts_of_a_tree_part_at_near_ties_alone(sampling):
+    tree = TreeSettings(nodes=6, lanes=2, candidates=4)
+    made = make_generator(in_bfloat16(random_models()), batch_size=8, sampling=sampling, tree=tree)
+    check_lossless(made, random_prompts(16), ("autoregressive", "domino", "tree"))

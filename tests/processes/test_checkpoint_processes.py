@@ -1,0 +1,186 @@
+"""Two processes on loopback: one checkpoint of both, and one opinion on which is intact."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.paths import ROOT
+from tests.training.test_damaged_checkpoints import data_file, flip
+
+AGREES = """
+import json, sys
+import jax
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]), coordinator_bind_address=sys.argv[2])
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.runtime.errors import DataError
+
+mesh = Mesh(np.array(jax.devices()), ("fsdp",))
+sharding = NamedSharding(mesh, P("fsdp"))
+target = {"w": jax.ShapeDtypeStruct((16, 8), "float32", sharding=sharding)}
+lines = []
+try:
+    with Checkpoints(sys.argv[1], keep=10, report=lines.append) as checkpoints:
+        restored = checkpoints.restore_latest(target)
+        first = restored.step if restored else 0
+        best = checkpoints.best()
+        if restored:
+            for shard in restored.state["w"].addressable_shards:
+                np.testing.assert_array_equal(shard.data, np.full((4, 8), first, np.float32))
+        for step in (first + 1, first + 2):
+            value = np.full((16, 8), step, np.float32)
+            state = {"w": jax.make_array_from_callback((16, 8), sharding, lambda index: value[index])}
+            checkpoints.mark_tau(step, 1 / step)
+            checkpoints.save(step, state, {"item": step}, {})
+        checkpoints.wait()
+        print(json.dumps({"first": first, "steps": checkpoints.steps(), "best": best, "lines": len(lines)}), flush=True)
+except DataError as error:
+    print(json.dumps({"refused": str(error).splitlines()[0]}), flush=True)
+"""
+
+
+STOPS = """
+import sys, time
+import jax
+jax.distributed.initialize(sys.argv[2], 2, int(sys.argv[3]), coordinator_bind_address=sys.argv[2])
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.runtime.preemption import PREEMPTED, Preemption
+
+sharding = NamedSharding(Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))
+with Preemption(report=lambda line: None) as preemption, Checkpoints(sys.argv[1], keep=10) as checkpoints:
+    print("ready", flush=True)
+    for step in range(501, 2500):
+        time.sleep(0.02)
+        if preemption.reached(step):
+            value = np.full(4, step, np.float32)
+            state = {"w": jax.make_array_from_callback((4,), sharding, lambda index: value[index])}
+            checkpoints.save(step, state, {"item": step}, {})
+            checkpoints.wait()
+            print(step, checkpoints.steps(), flush=True)
+            break
+sys.exit(PREEMPTED)
+"""
+
+REPEATS = """
+import itertools, os, sys
+os.environ |= {"JAX_COORDINATOR_ADDRESS": sys.argv[2], "JAX_PROCESS_ID": sys.argv[3], "JAX_NUM_PROCESSES": "2"}
+from domino_jax.runtime import agreement, distributed
+from domino_jax.recipe import cli
+from domino_jax.training.checkpoints import Checkpoints
+
+def main(flags):
+    distributed.initialize()
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("fsdp",)), P("fsdp"))
+    value = np.ones((64, 1024), np.float32)
+    state = {"w": jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])}
+    print("ready", flush=True)
+    with Checkpoints(sys.argv[1], keep=2, report=lambda line: None) as checkpoints:
+        for step in itertools.count(1):
+            if ACT == "save":
+                checkpoints.save(step, state, {}, {})
+            elif ACT == "restore":
+                checkpoints.save(1, state, {}, {})
+                checkpoints.restore_latest(state)
+            elif ACT == "barrier":
+                agreement.barrier(f"step {step}")
+            else:
+                multihost_utils.broadcast_one_to_all(np.int32(step))
+
+cli.run(main, argv=["repeats"])
+"""
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def two_processes(code, workdir, stderr=None, **more):
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", **more}
+    address = f"127.0.0.1:{free_port()}"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(workdir), address, str(rank)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        yield both
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+
+
+def agree(workdir):
+    with two_processes(AGREES, workdir) as both:
+        return [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in both]
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_the_newest_intact_step(tmp_path):
+    assert agree(tmp_path) == [{"first": 0, "steps": [1, 2], "best": None, "lines": 0}] * 2
+    flip(data_file(tmp_path / "checkpoints" / "2"), 99)
+    one, other = agree(tmp_path)
+    assert one == {"first": 1, "steps": [1, 2, 3], "best": [1, 1.0], "lines": 1}
+    assert other == {"first": 1, "steps": [1, 2, 3], "best": [1, 1.0], "lines": 0}
+    for step in (1, 2, 3):
+        flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
+    one, other = agree(tmp_path)
+    assert one["refused"].startswith("none of the checkpoints")
+    assert other["refused"].startswith("process 0 cannot use the checkpoints")
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
+    """One of them is ahead of the other, and both are resumed: their step numbers are far from JAX's count."""
+    with two_processes(STOPS, tmp_path) as both:
+        for process in both:
+            assert process.stdout.readline() == "ready\n"
+        time.sleep(1)
+        both[1].send_signal(signal.SIGTERM)
+        said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
+    assert [process.returncode for process in both] == [42, 42]
+    step = int(said[0].split()[0])
+    assert step > 501 and said == [f"{step} [{step}]"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("act", ["save", "restore", "barrier", "broadcast"])
+def test_whoever_loses_its_peer_in_collective_work_leaves_by_a_signal_and_blames_no_file(tmp_path, act, victim):
+    """At a random instant, so that repeats meet every part of the work. Launchers answer a signal with a new start."""
+    code = REPEATS.replace("ACT", repr(act))
+    with two_processes(code, tmp_path, subprocess.PIPE, DOMINO_HEARTBEAT_SECONDS="10") as both:
+        for process in both:
+            assert "ready\n" in iter(process.stdout.readline, "")
+        moment = random.uniform(0, 1.5)
+        print(f"killed after {moment} s")
+        time.sleep(moment)
+        both[victim].kill()
+        said = both[1 - victim].communicate(timeout=60)[1]
+    assert both[1 - victim].returncode == -signal.SIGABRT, said
+    assert "Make room" not in said and "cannot be read" not in said

@@ -1,0 +1,350 @@
+"""The train command as several processes, through the local launcher: killed, stopped, moved, and never a loss changed.
+
+All runs are the same 60 steps of a tiny recipe, and share one cache of compiled programs.
+"""
+
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from domino_jax.training.metrics import read_rows
+from domino_jax.weights.target import save_target
+from tests.commands.test_train_command import write_rows
+from tests.helpers.models import MASK_TOKEN, tiny_target
+from tests.helpers.paths import ROOT
+
+pytestmark = pytest.mark.slow
+
+STEPS = 60
+LAUNCHERS: list[subprocess.Popen] = []
+CANARY = "hf_canary_that_must_not_be_written"
+# JAX keys a program for the CPU by the process it is for, and lets process 0 alone write the cache: without this every
+# start of another process would compile for most of a minute. What runs is the train command, as `python -m` runs it.
+TRAIN = """
+import runpy
+from jax._src import compiler, distributed
+
+def write(*program, write=compiler._cache_write):
+    place, distributed.global_state.process_id = distributed.global_state.process_id, 0
+    try:
+        write(*program)
+    finally:
+        distributed.global_state.process_id = place
+
+compiler._cache_write = write
+runpy.run_module("domino_jax.train", run_name="__main__", alter_sys=True)
+"""
+# The same with evaluations that take a while: half a second for every few rounds.
+SLOW_EVALUATIONS = """
+import time
+from domino_jax.decoding.generate import Generator
+
+def advance(*args, advance=Generator.advance):
+    time.sleep(0.5)
+    return advance(*args)
+
+Generator.advance = advance
+"""
+# Programs this small are compiled longer than they run, however well they are compiled.
+XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# What a launcher or scheduler around pytest may have set.
+PLACE = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_NUM_CPU_DEVICES")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """The flags of the tiny run: a random target's folder, rows of token ids, and a recipe cut to seconds."""
+    folder = tmp_path_factory.mktemp("inputs")
+    target = tiny_target()
+    save_target(folder / "target", target.config, target.params, "float32", token_ids={"eos_token_id": 1})
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(16, 33, 24)
+    rows = [
+        {"token_ids": rng.integers(2, MASK_TOKEN, length).tolist(), "loss_mask": [0] * 4 + [1] * (length - 4)}
+        for length in lengths.tolist()
+    ]
+    values = {
+        "target.path": folder / "target",
+        "drafter.mask_token_id": MASK_TOKEN,
+        "drafter.num_layers": 1,
+        "drafter.target_layer_ids": "(0,1)",
+        "drafter.block_size": 4,
+        "drafter.gru_hidden_dim": 16,
+        "drafter.emb_dim": 8,
+        "data.train": write_rows(folder / "rows.jsonl", rows),
+        "data.regenerate": False,
+        "data.max_length": 32,
+        "preflight.rows": 0,
+        "train.steps": STEPS,
+        "train.batch_size": 4,
+        "train.num_anchors": 6,
+        "train.log_every": 1,
+        "train.optimizer": "adamw",
+        "checkpoint.every": 3,
+        "eval.every": 0,
+        "eval.final": False,
+    }
+    return [f"--config={ROOT / 'configs' / 'tiny_8.py'}", *(f"--config.{key}={value}" for key, value in values.items())]
+
+
+def start(recipe, workdir, processes=2, devices=2, max_restarts=0, code=TRAIN, **environment):
+    """The launcher as a process; its ranks log to <workdir>-logs."""
+    command = [sys.executable, "-m", "launch.local", f"--processes={processes}", f"--devices={devices}"]
+    command += [f"--log_dir={logs(workdir)}", f"--max_restarts={max_restarts}", "--"]
+    command += [sys.executable, "-c", code, *recipe, f"--workdir={workdir}"]
+    kept = {name: value for name, value in os.environ.items() if name not in PLACE}
+    environment = {"HF_TOKEN": CANARY, "XLA_FLAGS": XLA_FLAGS, **environment}
+    launcher = subprocess.Popen(command, cwd=ROOT, env={**kept, **environment}, stdout=subprocess.DEVNULL)
+    LAUNCHERS.append(launcher)
+    return launcher
+
+
+def logs(workdir):
+    return workdir.with_name(f"{workdir.name}-logs")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_run_is_left():
+    """Ends what is left of a run that a test gave up on."""
+    yield
+    for launcher in LAUNCHERS:
+        if launcher.poll() is None:
+            left = list(ranks(launcher).values())
+            kill(launcher.pid)
+            for process in left:
+                kill(process)
+            launcher.wait()
+
+
+def finish(launcher, workdir, code=0, seconds=900):
+    left = launcher.wait(timeout=seconds)
+    said = "\n".join(path.read_text(errors="replace")[-3_000:] for path in sorted(logs(workdir).glob("*.log")))
+    assert left == code, said
+
+
+def complete(recipe, workdir, **how):
+    finish(start(recipe, workdir, **how), workdir)
+    return Run.of(workdir)
+
+
+def losses(workdir):
+    """{step: the loss' exact bits}; a loss that is logged twice with two values fails here."""
+    found = {}
+    for row in read_rows(workdir / "metrics.jsonl"):
+        if "loss" in row:
+            assert found.setdefault(row["step"], row["loss"].hex()) == row["loss"].hex()
+    return found
+
+
+def arrays(folder):
+    """The state of a checkpoint as numpy arrays, wherever its shards were."""
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.metadata(folder).item_metadata.tree
+        wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return checkpointer.restore(folder, restore_args=wanted)
+
+
+class Run(NamedTuple):
+    """What came out of a finished run."""
+
+    losses: dict[int, str]
+    state: list[bytes]
+    export: bytes
+
+    @classmethod
+    def of(cls, workdir):
+        state = arrays(workdir / "checkpoints" / str(STEPS) / "state")
+        exported = (workdir / "export" / "model.safetensors").read_bytes()
+        return cls(losses(workdir), [leaf.tobytes() for leaf in jax.tree.leaves(state)], exported)
+
+
+def assert_identical(run, other):
+    assert list(run.losses) == list(range(1, STEPS + 1))
+    assert {step for step in run.losses if run.losses[step] != other.losses[step]} == set()
+    assert run.state == other.state
+    assert run.export == other.export
+
+
+def assert_close(found, expected):
+    """Every loss within 1e-6 of the other one's, relative."""
+    assert found.keys() == expected.keys()
+    pairs = [(float.fromhex(found[step]), float.fromhex(expected[step])) for step in found]
+    assert max(abs(one - other) / other for one, other in pairs) < 1e-6
+
+
+def last_step(workdir):
+    rows = read_rows(workdir / "metrics.jsonl")
+    return rows[-1]["step"] if rows else 0
+
+
+def wait_for_step(launcher, workdir, step, seconds=900):
+    end = time.monotonic() + seconds
+    while last_step(workdir) < step:
+        assert launcher.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+
+
+def ranks(launcher):
+    """The process ids of the launcher's own children, by rank."""
+    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    places = {}
+    for child in map(int, children):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            variables = pathlib.Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            # A child between fork and exec still has the launcher's environment.
+            places |= {int(entry.partition(b"=")[2]): child for entry in variables if entry[:15] == b"JAX_PROCESS_ID="}
+    return places
+
+
+def kill(process):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def plain(recipe, tmp_path_factory):
+    """The uninterrupted run of 2 processes × 2 devices that the others are held against: (workdir, Run)."""
+    workdir = tmp_path_factory.mktemp("plain") / "run"
+    return workdir, complete(recipe, workdir)
+
+
+@pytest.fixture(scope="module")
+def stopped(recipe, tmp_path_factory):
+    """A run of 2 × 2 that SIGTERM stopped: (workdir, the step it stopped after, seconds from the signal to the end)."""
+    workdir = tmp_path_factory.mktemp("stopped") / "run"
+    return workdir, *stop(recipe, workdir, random.Random(8).randint(5, STEPS - 20))
+
+
+def stop(recipe, workdir, step, **how):
+    launcher = start(recipe, workdir, **how)
+    wait_for_step(launcher, workdir, step)
+    started = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    finish(launcher, workdir, code=42)
+    return last_step(workdir), time.monotonic() - started
+
+
+def test_a_second_run_of_two_processes_is_bit_identical(recipe, plain, tmp_path):
+    assert_identical(complete(recipe, tmp_path / "run"), plain[1])
+
+
+def test_nothing_written_holds_a_token_of_the_environment(plain):
+    workdir, _ = plain
+    files = [path for folder in (workdir, logs(workdir)) for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    assert [path for path in files if CANARY.encode() in path.read_bytes()] == []
+
+
+def test_each_rank_left_a_log_and_one_alone_talked(plain):
+    first, second = [(logs(plain[0]) / f"rank-{rank}.log").read_text() for rank in (0, 1)]
+    assert "topology: 2 processes, 4 devices (cpu)" in first
+    assert f"step {STEPS}/{STEPS}" in first
+    assert "step 1/" not in second
+
+
+def test_sigterm_saves_the_current_step_and_leaves_with_42_within_ten_seconds(stopped):
+    workdir, step, seconds = stopped
+    assert step < STEPS
+    assert (workdir / "checkpoints" / str(step) / "manifest.json").exists()
+    assert seconds < 10
+
+
+def test_a_stopped_run_of_two_processes_continues_bit_for_bit(recipe, plain, stopped, tmp_path):
+    shutil.copytree(stopped[0], tmp_path / "run")
+    assert_identical(complete(recipe, tmp_path / "run"), plain[1])
+
+
+def test_sigterm_in_an_evaluation_leaves_with_42_and_the_next_start_evaluates_again(recipe, plain, tmp_path):
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"id": f"p{i}", "token_ids": [2 + i, 3, 4]} for i in range(20)])
+    evaluates = {"eval.every": 20, "eval.prompts": prompts, "decode.max_new_tokens": 40, "decode.cache_length": 64}
+    recipe = [*recipe, *(f"--config.{key}={value}" for key, value in evaluates.items())]
+    workdir = tmp_path / "run"
+    launcher = start(recipe, workdir, code=SLOW_EVALUATIONS + TRAIN)
+    wait_until(lambda: (workdir / "checkpoints" / "20" / "manifest.json").exists(), 900)
+    time.sleep(3)
+    started = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    finish(launcher, workdir, code=42)
+    assert time.monotonic() - started < 15
+    assert last_step(workdir) == 20 and evaluations(workdir) == []
+    assert_identical(complete(recipe, workdir), plain[1])
+    assert evaluations(workdir) == [20, 40, 60]
+
+
+def evaluations(workdir):
+    return [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "eval_tau" in row]
+
+
+def test_one_process_with_four_devices_counts_the_same_losses(recipe, plain, tmp_path):
+    run = complete(recipe, tmp_path / "run", processes=1, devices=4)
+    assert_close(run.losses, plain[1].losses)
+
+
+def test_a_checkpoint_of_two_processes_continues_in_one(recipe, plain, stopped, tmp_path):
+    shutil.copytree(stopped[0], tmp_path / "run")
+    run = complete(recipe, tmp_path / "run", processes=1, devices=4)
+    assert_close(run.losses, plain[1].losses)
+
+
+def test_a_checkpoint_of_one_process_continues_in_two(recipe, plain, tmp_path):
+    workdir = tmp_path / "run"
+    stop(recipe, workdir, 20, processes=1, devices=4)
+    run = complete(recipe, workdir)
+    assert_close(run.losses, plain[1].losses)
+
+
+def test_a_run_killed_ten_times_ends_with_the_weights_of_the_uninterrupted_one(recipe, plain, tmp_path):
+    """kill -9 of all processes: at random steps (also within saves), and twice while they start."""
+    workdir, chance = tmp_path / "run", random.Random(3)
+    launcher = start(recipe, workdir, max_restarts=10)
+    seen: dict[int, set[str]] = {}
+    for life in range(10):
+        if life in (3, 7):
+            wait_until(lambda: len(ranks(launcher)) == 2)
+            time.sleep(chance.uniform(0, 4))
+        else:
+            wait_for_step(launcher, workdir, 5 * life + chance.randint(1, 4))
+            time.sleep(chance.uniform(0, 0.1))
+        for step, loss in losses(workdir).items():
+            seen.setdefault(step, set()).add(loss)
+        victims = list(ranks(launcher).values())
+        for process in victims:
+            kill(process)
+        wait_until(lambda gone=victims: not set(gone) & set(ranks(launcher).values()))
+    finish(launcher, workdir)
+    assert_identical(Run.of(workdir), plain[1])
+    # What was computed again after a kill was computed to the same bits.
+    assert {step for step, values in seen.items() if values != {plain[1].losses[step]}} == set()
+
+
+def wait_until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_survivor_of_a_killed_process_leaves_and_all_start_again(recipe, plain, tmp_path, victim):
+    workdir = tmp_path / "run"
+    launcher = start(recipe, workdir, max_restarts=1, DOMINO_HEARTBEAT_SECONDS="10")
+    wait_for_step(launcher, workdir, 20)
+    before = ranks(launcher)
+    kill(before[victim])
+    started = time.monotonic()
+    wait_until(lambda: ranks(launcher).keys() == {0, 1} and not set(before.values()) & set(ranks(launcher).values()))
+    assert time.monotonic() - started < 30
+    finish(launcher, workdir)
+    assert_identical(Run.of(workdir), plain[1])

@@ -1,0 +1,308 @@
+"""config.py: each cross-field check trips on a value it is there for, and names the key and the value."""
+
+import json
+
+import pytest
+
+from configs import qwen3
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import cli
+from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.runtime.errors import DominoError
+from tests.helpers.paths import ROOT
+
+
+def recipe():
+    """A recipe that passes every check of train."""
+    config = qwen3.get_config("Qwen/Qwen3-8B")
+    config.data.train = "rows.jsonl"
+    return config
+
+
+def set_value(config, key, value):
+    *sections, name = key.split(".")
+    for section in sections:
+        config = config[section]
+    config[name] = value
+
+
+@pytest.mark.parametrize("command", ["train", "decode", "regenerate"])
+def test_a_sound_recipe_passes(command):
+    recipes.check(recipe(), command)
+
+
+BAD = [
+    ("target.path", ""),
+    ("target.dtype", "float16"),
+    ("drafter.projector", "eagle"),
+    ("drafter.num_layers", 0),
+    ("drafter.block_size", 1),
+    ("drafter.gru_hidden_dim", 0),
+    ("drafter.emb_dim", 0),
+    ("drafter.pure_draft_prefix_len", -1),
+    ("drafter.pure_draft_prefix_len", 16),
+    ("drafter.target_layer_ids", ()),
+    ("drafter.target_layer_ids", (1, 1)),
+    ("drafter.target_layer_ids", (1, -2)),
+    ("drafter.target_layer_ids", (1, "x")),
+    ("drafter.mask_token_id", -1),
+    ("data.max_length", 1),
+    ("data.train", ""),
+    ("train.steps", 0),
+    ("train.batch_size", 0),
+    ("train.log_every", 0),
+    ("train.num_anchors", 0),
+    ("train.num_anchors", 3072),
+    ("train.loss_slice_blocks", 0),
+    ("eval.batch_size", 0),
+    ("train.gamma", 0.0),
+    ("train.gamma", float("nan")),
+    ("train.lambda_start", 1.5),
+    ("train.lambda_start", -0.1),
+    ("train.lambda_decay_ratio", -0.1),
+    ("train.learning_rate", 0.0),
+    ("train.learning_rate", float("inf")),
+    ("train.warmup_ratio", 1.0),
+    ("train.clip_norm", 0.0),
+    ("train.weight_decay", -0.1),
+    ("train.b1", 1.0),
+    ("train.b2", -0.5),
+    ("train.eps", 0.0),
+    ("train.dtype", "bf16"),
+    ("seed", -1),
+    ("checkpoint.every", 0),
+    ("checkpoint.keep", 0),
+    ("eval.every", -1),
+    ("eval.num_prompts", 0),
+    ("eval.tensor", -1),
+    ("data.held_out", -1),
+    ("decode.modes", ()),
+    ("decode.modes", ("forest",)),
+    ("decode.modes", ("domino", "domino")),
+    ("decode.temperature", -0.5),
+    ("decode.temperature", float("nan")),
+    ("decode.top_k", -1),
+    ("decode.top_p", 0.0),
+    ("decode.top_p", 1.01),
+    ("decode.min_p", 1.0),
+    ("decode.min_p", -0.1),
+    ("decode.seed", -1),
+    ("decode.seed", 2**31),
+    ("decode.mesh.data", 0),
+    ("decode.block_size", 1),
+    ("decode.num_drafts", -1),
+    ("decode.parity", "equal"),
+    ("decode.draft_noise", "none"),
+    ("decode.chunk_rounds", 0),
+    ("decode.simulate_tau", 0.5),
+    ("decode.concurrency", (0,)),
+    ("decode.tasks", ("",)),
+    ("decode.batch_size", 0),
+    ("decode.max_new_tokens", 0),
+    ("decode.num_prompts", -1),
+    ("decode.dtype", "half"),
+    ("decode.cache_length", 2048),
+    ("decode.draft_scale", 0.0),
+    ("decode.tree.nodes", 1),
+    ("decode.tree.candidates", 0),
+    ("decode.tree.lanes", 0),
+    ("decode.tree.lanes", 65),
+    ("decode.tree.beta", 0.1),
+    ("decode.tree.beta", float("-inf")),
+    ("decode.tree.draft_scale", 0.0),
+    ("decode.tree.spread", 0.0),
+    ("decode.tree.temperature", 0.0),
+    ("decode.tree.depth", -1),
+    ("decode.stop_ids", (-1,)),
+    ("decode.stop_ids", ("x",)),
+    ("regenerate.num_prompts", -1),
+    ("train.optimizer", "sgd"),
+    ("regenerate.temperature", -1.0),
+    ("regenerate.top_k", -1),
+    ("regenerate.top_p", 2.0),
+    ("regenerate.batch_size", 0),
+    ("regenerate.max_new_tokens", 0),
+    ("regenerate.seed", -1),
+    ("data.layout", "padded"),
+    ("data.window", 0),
+    ("data.workers", -1),
+    ("preflight.rows", -1),
+    ("preflight.low_logprob", 0.5),
+    ("train.accumulate", 3),
+    ("train.attention_slice_blocks", 0),
+    ("train.dpace_alpha", 1.5),
+    ("train.distill", -0.1),
+    ("train.ema_decay", 1.0),
+    ("train.non_finite", "ignore"),
+    ("train.hang_seconds", -1.0),
+    ("train.profile_steps", (5,)),
+    ("train.profile_steps", (7, 5)),
+    ("checkpoint.keep_every", -1),
+    ("mesh.data", 0),
+    ("mesh.fsdp", 0),
+    ("mesh.tensor", -2),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BAD)
+def test_a_bad_value_is_refused_by_key_and_value(key, value):
+    config = recipe()
+    set_value(config, key, value)
+    with pytest.raises(DominoError) as refused:
+        recipes.check(config, "train")
+    assert f"config.{key} is {value!r}" in str(refused.value)
+    assert refused.value.exit_code == 2
+    assert len(str(refused.value).splitlines()) <= 5
+
+
+def test_an_unshifted_drafter_needs_one_slot_more_than_its_prefix():
+    config = recipe()
+    config.drafter.block_size = 3
+    config.drafter.pure_draft_prefix_len = 2
+    recipes.check(config, "train")
+    config.drafter.shift_label = False
+    with pytest.raises(DominoError, match="shift_label False the head would correct no slot"):
+        recipes.check(config, "train")
+
+
+@pytest.mark.parametrize(
+    ("flags", "shifted"),
+    [
+        ((), True),
+        (("--config.drafter.projector=dflash",), False),
+        (("--config.drafter.projector=dflash", "--config.drafter.shift_label=true"), True),
+        (("--config.drafter.projector=dflash", "--noconfig.drafter.shift_label"), False),
+        (("--config.drafter.shift_label=False",), False),
+    ],
+)
+def test_plain_dflash_is_unshifted_and_domino_shifted_unless_the_recipe_says_otherwise(flags, shifted):
+    command = ["train", f"--config={ROOT / 'configs' / 'qwen3_8b.py'}", *flags]
+    config = cli.parse(command, ("config",)).config
+    target = Qwen3Config.from_dict(json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text()))
+    assert recipes.resolved(config)["drafter"]["shift_label"] is shifted
+    assert drafter_config_of(config.drafter, target, 151_669).shift_label is shifted
+
+
+def test_a_plain_block_of_two_needs_no_room_for_a_heads_prefix():
+    config = recipe()
+    config.drafter.projector, config.drafter.block_size, config.train.num_anchors = "dflash", 2, 8
+    recipes.check(config, "train")
+
+
+@pytest.mark.parametrize("buckets", [(), (128,), (224, 128), (1, 224), (128, 128, 224)])
+def test_buckets_rise_to_the_longest_row(buckets):
+    config = recipe()
+    config.data.max_length, config.train.num_anchors, config.data.buckets = 224, 48, buckets
+    recipes.check(config, "train")
+    config.data.layout = "buckets"
+    with pytest.raises(DominoError, match="config.data.buckets is"):
+        recipes.check(config, "train")
+    config.data.buckets = (128, 224)
+    recipes.check(config, "train")
+
+
+def test_two_axes_cannot_both_be_the_rest():
+    config = recipe()
+    config.mesh.data = config.mesh.fsdp = -1
+    with pytest.raises(DominoError, match="only one axis"):
+        recipes.check(config, "train")
+
+
+def test_rows_and_heldout_prompts_are_asked_for_by_train_alone():
+    config = qwen3.get_config("Qwen/Qwen3-8B")
+    recipes.check(config, "decode")
+    with pytest.raises(DominoError, match="config.data.train is None"):
+        recipes.check(config, "train")
+    config.data.train = "rows.jsonl"
+    recipes.check(config, "train")  # prompts held out of the rows
+    config.data.held_out = 0
+    with pytest.raises(DominoError, match="config.eval.prompts is None"):
+        recipes.check(config, "train")
+    config.data.held_out, config.eval.final = 64, True
+    with pytest.raises(DominoError, match="config.eval.prompts is None"):
+        recipes.check(config, "train")
+
+
+def test_a_drafter_without_a_head_has_no_domino_mode():
+    config = recipe()
+    config.drafter.projector = "dflash"
+    config.eval.final, config.eval.prompts = True, "p.jsonl"
+    with pytest.raises(DominoError, match="no head"):
+        recipes.check(config, "train")
+    config.decode.modes = ("autoregressive", "backbone")
+    recipes.check(config, "train")
+
+
+def test_infinity_turns_the_decay_off_and_drafts_greedily():
+    config = recipe()
+    config.train.gamma = config.decode.draft_scale = float("inf")
+    recipes.check(config, "train")
+
+
+def test_resolved_is_strict_json_and_survives_a_round_trip():
+    config = recipe()
+    config.train.gamma = float("inf")
+    plain = recipes.resolved(config)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["train"]["gamma"] == "inf"
+    assert plain["decode"]["modes"] == ["autoregressive", "backbone", "domino"]
+    assert plain["drafter"]["mask_token_id"] is None
+
+
+def test_the_recipe_knows_the_modes_that_decoding_has():
+    from domino_jax.decoding import generate
+
+    assert recipes.MODES == generate.MODES
+
+
+def test_a_tree_has_no_fixed_shape_parity():
+    config = recipe()
+    config.decode.modes, config.decode.parity = ("autoregressive", "tree"), "fixed_shape"
+    with pytest.raises(DominoError, match="it is a promise for chains"):
+        recipes.check(config, "decode")
+    config.decode.modes = ("autoregressive", "domino")
+    recipes.check(config, "decode")
+
+
+@pytest.mark.parametrize(
+    ("modes", "tree_depth", "said"),
+    [
+        (("domino",), 16, "decode.num_drafts is 8: drafter.block_size 8 gives 7 drafts"),
+        (("tree",), 8, "decode.tree.depth is 8: drafter.block_size 8 gives 7"),
+    ],
+)
+def test_more_drafts_than_the_trained_block_gives_are_told_before_the_training(modes, tree_depth, said):
+    config = recipe()
+    config.data.train = config.eval.prompts = "rows.jsonl"
+    config.eval.final, config.drafter.block_size, config.drafter.shift_label = True, 8, False
+    config.decode.modes, config.decode.tree.depth = modes, tree_depth
+    config.decode.num_drafts = 8 if "domino" in modes else 0
+    config.decode.tree.nodes = 16
+    with pytest.raises(DominoError, match=said):
+        recipes.check(config, "train")
+    config.drafter.shift_label = True
+    recipes.check(config, "train")
+    recipes.check(config, "decode")
+    config.decode.modes = ("autoregressive",)
+    config.decode.num_drafts = 99
+    recipes.check(config, "train")  # nothing is drafted
+
+
+def test_a_tree_of_more_nodes_than_lanes_give_is_told_before_the_training():
+    config = recipe()
+    config.data.train = config.eval.prompts = "rows.jsonl"
+    config.decode.modes, config.eval.final, config.decode.tree.lanes = ("tree",), True, 2
+    with pytest.raises(DominoError, match="decode.tree.nodes is 64: 2 lanes, .* and the anchor are 33"):
+        recipes.check(config, "train")
+
+
+def test_a_tree_needs_room_in_the_cache():
+    config = recipe()
+    config.decode.cache_length, config.decode.max_new_tokens = 192, 128
+    recipes.check(config, "decode")
+    config.decode.modes = ("tree",)
+    with pytest.raises(DominoError, match="decode.cache_length of 192 has no room"):
+        recipes.check(config, "decode")
+    config.decode.tree.nodes = 63
+    recipes.check(config, "decode")

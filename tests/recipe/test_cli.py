@@ -1,0 +1,234 @@
+"""cli.py: every mistake on the command line is one message on stderr and exit code 2, before jax starts."""
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+from absl import flags as absl_flags
+
+from domino_jax.recipe import cli
+from domino_jax.runtime.errors import DataError, NonFiniteError
+from tests.helpers.paths import ROOT
+
+TINY = f"--config={ROOT / 'configs' / 'tiny.py'}"
+
+
+def start(
+    capsys, *arguments, main=lambda flags: None, required=("config", "workdir"), optional=("allow_config_change",)
+):
+    """Run a command in this process; its exit code and what it wrote to stderr."""
+    with pytest.raises(SystemExit) as left:
+        cli.run(main, required, optional, ["command", *arguments])
+    return left.value.code, capsys.readouterr().err
+
+
+def test_given_flags_and_overrides_arrive_typed(capsys):
+    seen = []
+    code, _ = start(
+        capsys,
+        TINY,
+        "--workdir=w",
+        "--allow_config_change=train,data.thinking",
+        "--config.train.steps=7",
+        "--config.train.learning_rate=1",
+        "--config.decode.temperature=0",
+        "--config.decode.modes=('autoregressive','domino')",
+        "--config.drafter.target_layer_ids=(1,3)",
+        "--config.drafter.mask_token_id=5",
+        "--config.drafter.path=elsewhere",
+        "--noconfig.data.regenerate",
+        main=lambda flags: seen.append(flags),
+    )
+    (flags,) = seen
+    assert code == 0
+    assert (flags.workdir, flags.allow_config_change, flags.prompts) == ("w", ("train", "data.thinking"), None)
+    assert flags.config.train.steps == 7
+    assert flags.config.train.learning_rate == 1.0 and isinstance(flags.config.train.learning_rate, float)
+    assert flags.config.decode.modes == ("autoregressive", "domino")
+    assert flags.config.drafter.target_layer_ids == (1, 3)
+    assert flags.config.drafter.mask_token_id == 5
+    assert flags.config.drafter.path == "elsewhere"
+    assert flags.config.data.regenerate is False
+
+
+RUN_FLAGS = ("distributed", "dry_run", "topology")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ("auto", False, None)),
+        (["--distributed=off"], ("off", False, None)),
+        (["--dry_run"], ("auto", True, None)),
+        (["--dry_run", "--topology=v5e:4x4", "--distributed=manual"], ("manual", True, "v5e:4x4")),
+        (["--nodry_run"], ("auto", False, None)),
+    ],
+)
+def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, expected):
+    seen = []
+    code, _ = start(capsys, "--workdir=w", *arguments, main=seen.append, required=("workdir",), optional=RUN_FLAGS)
+    assert code == 0
+    assert [(flags.distributed, flags.dry_run, flags.topology) for flags in seen] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--distributed=on", "--distributed=on: set it to one of auto, manual, off."),
+        ("--dry_run=perhaps", "--dry_run=perhaps: give --dry_run or --nodry_run, without a value."),
+        ("--topology=v5e:4x4", "--topology=v5e:4x4 is for --dry_run alone"),
+        ("--distribute=off", "unknown flag --distribute. Did you mean --distributed?"),
+    ],
+)
+def test_a_mistake_in_the_flags_of_a_run_exits_2(capsys, argument, said):
+    code, error = start(capsys, argument, main=lambda flags: pytest.fail("main ran"), required=(), optional=RUN_FLAGS)
+    assert code == 2
+    assert said in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([TINY, "--workdir=w", "--config.train.setps=3"], 'Did you mean "steps"?'),
+        ([TINY, "--workdir=w", "--config.tran.steps=3"], 'Did you mean "train"?'),
+        ([TINY, "--workdir=w", "--config.zzz=3"], 'no "zzz". It has checkpoint, data'),
+        ([TINY, "--workdir=w", "--config.train.steps.more=3"], "config.train.steps is a value"),
+        ([TINY, "--workdir=w", "--config.train={}"], "is a section"),
+        (
+            [TINY, "--workdir=w", "--config.train.steps=abc"],
+            "--config.train.steps=abc: the value is not of the kind int",
+        ),
+        ([TINY, "--workdir=w", "--config.train.steps=1.5"], "not of the kind int"),
+        ([TINY, "--workdir=w", "--config.decode.temperature=warm"], "not of the kind float"),
+        ([TINY, "--workdir=w", "--config.data.thinking=perhaps"], "not of the kind bool"),
+        ([TINY, "--workdir=w", "--config.train.steps"], "Missing value for flag --config.train.steps"),
+        ([TINY, "--wrkdir=w"], "unknown flag --wrkdir. Did you mean --workdir?"),
+        ([TINY, "--workdir=w", "--prompts=p"], "unknown flag --prompts. This command knows"),
+        ([TINY, "--workdir=w", "more"], "'more' is not a flag"),
+        ([TINY], "--workdir is missing"),
+        ([TINY, "--workdir="], "--workdir is missing"),
+        (["--workdir=w"], "--config is missing"),
+        (["--workdir=w", "--config"], "--config needs a recipe"),
+        (["--config", "--workdir=w"], "--config needs a recipe"),
+        (["--workdir=w", "--config.train.steps=3"], "given without a recipe"),
+        (["--workdir=w", "--config=nowhere.py"], "--config=nowhere.py: there is no such file"),
+    ],
+)
+def test_a_mistake_exits_2_with_one_short_message(capsys, arguments, said):
+    code, error = start(capsys, *arguments, main=lambda flags: pytest.fail("main ran"))
+    assert code == 2
+    assert said in error
+    assert len(error.strip().splitlines()) <= 5
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import no_such_module_of_ours\n", "recipe.py:1: ModuleNotFoundError"),
+        ("x = 1\ndef get_config(:\n", "recipe.py:2: SyntaxError"),
+        ("def other():\n    pass\n", "AttributeError"),
+        ("def get_config():\n    return 1 / 0\n", "recipe.py:2: ZeroDivisionError"),
+        ("def get_config():\n    return {}\n", "returned dict, expected a ConfigDict"),
+    ],
+)
+def test_a_recipe_that_does_not_load_exits_2_and_names_the_line(capsys, tmp_path, source, said):
+    (tmp_path / "recipe.py").write_text(source)
+    code, error = start(capsys, f"--config={tmp_path / 'recipe.py'}", "--workdir=w")
+    assert code == 2
+    assert said in error
+
+
+@pytest.mark.parametrize(("kind", "code"), [(DataError, 3), (NonFiniteError, 4)])
+def test_an_error_of_the_package_leaves_with_its_own_code(capsys, kind, code):
+    def main(flags):
+        raise kind("two things disagree")
+
+    assert start(capsys, TINY, "--workdir=w", main=main) == (code, "error: two things disagree\n")
+
+
+def test_the_code_that_main_returns_is_the_exit_code(capsys):
+    assert start(capsys, TINY, "--workdir=w", main=lambda flags: 42)[0] == 42
+
+
+def test_an_interrupt_leaves_quietly_with_130(capsys):
+    def main(flags):
+        raise KeyboardInterrupt
+
+    assert start(capsys, TINY, "--workdir=w", main=main) == (130, "")
+
+
+def test_an_unexpected_exception_keeps_its_traceback():
+    def main(flags):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(NonFiniteError("a loss"), 4), (DataError("a row"), 3), (KeyboardInterrupt(), 130)]
+)
+def test_a_process_of_several_that_fails_leaves_through_distributed(capsys, monkeypatch, error, code):
+    left = []
+
+    def main(flags):
+        raise error
+
+    module = types.SimpleNamespace(
+        leave=lambda *why: left.append(why), shutdown=lambda: pytest.fail("waited for the others")
+    )
+    monkeypatch.setitem(sys.modules, "domino_jax.runtime.distributed", module)
+    assert start(capsys, TINY, "--workdir=w", main=main)[0] == code
+    assert left == [(code, error)]
+
+
+def test_processes_that_are_done_leave_together(capsys, monkeypatch):
+    left = []
+    module = types.SimpleNamespace(shutdown=lambda: left.append("together"))
+    monkeypatch.setitem(sys.modules, "domino_jax.runtime.distributed", module)
+    assert start(capsys, TINY, "--workdir=w", main=lambda flags: 42)[0] == 42
+    assert left == ["together"]
+
+
+def test_help_lists_the_flags_of_the_command(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.run(lambda flags: pytest.fail("main ran"), ("config",), ("output",), ["command", "--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--config:" in shown and "--output (optional):" in shown and "--prompts" not in shown
+
+
+def test_a_parsed_command_line_satisfies_grains_worker_check(capsys):
+    start(capsys, "--workdir=w", required=("workdir",))
+    assert absl_flags.FLAGS.is_parsed()
+
+
+def test_flags_are_checked_before_jax_starts_and_from_any_folder(tmp_path):
+    program = (
+        "import sys, json; from domino_jax.recipe import cli\n"
+        "def main(flags): print(json.dumps(['jax' in sys.modules, flags.config.target.path]))\n"
+        "cli.run(main, ('config',))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, TINY],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [False, str(ROOT / "assets" / "tiny_qwen3")]
+
+
+def test_an_error_message_neither_fills_the_terminal_nor_commands_it(capsys):
+    def main(flags):
+        raise DataError("the name is \x1b[2J" + "x" * 100_000 + "\nremove it")
+
+    with pytest.raises(SystemExit) as left:
+        cli.run(main, argv=["command"])
+    error = capsys.readouterr().err
+    assert left.value.code == 3 and error.startswith("error: the name is ?[2Jxxx") and error.endswith("…\nremove it\n")
+    assert len(error) < 1_100

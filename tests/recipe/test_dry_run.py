@@ -1,0 +1,121 @@
+"""The dry run: the real step compiled from shapes, for the devices here and (slow) for TPUs that are not."""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from domino_jax.recipe import cli, dry_run
+from domino_jax.runtime.errors import DominoError
+from domino_jax.training import compiled, flops, topologies
+from tests.helpers.paths import ROOT
+
+SMALL = (
+    "--config.train.num_anchors=4",
+    "--config.data.max_length=64",
+    "--config.drafter.num_layers=1",
+    "--config.train.optimizer=adamw",
+    "--config.eval.every=0",
+)
+CONTRACT = ("peak_bytes_per_chip", "compile_seconds", "flops", "bytes_accessed", "chips", "topology")
+
+
+def flags(*extra):
+    argv = ["train", "--config=configs/tiny.py", "--workdir=unused", *SMALL, *extra]
+    return cli.parse(argv, ("config", "workdir"), ("dry_run", "topology"))
+
+
+@functools.lru_cache
+def found():
+    return dry_run.examine(flags().config, jax.devices()[:1], "cpu")
+
+
+def test_it_holds_what_scripts_rely_on_as_json():
+    kept = json.loads(json.dumps(found()))
+    assert all(kept[key] for key in CONTRACT)
+    assert (kept["chips"], kept["rows"], kept["fits"], kept["evaluation"]) == (1, 8, None, None)
+
+
+def test_the_program_does_no_less_than_the_lean_count_and_not_thrice_as_much():
+    """It also scores keys behind the mask and makes the logits of a slice again."""
+    assert 1.0 < found()["flops"] / found()["lean_flops"] < 3.0
+
+
+def test_memory_holds_the_parameters_and_their_two_moments():
+    assert found()["parameter_bytes_per_chip"] > 1e5
+    assert 0.9 < found()["optimizer_bytes_per_chip"] / (2 * found()["parameter_bytes_per_chip"]) < 1.2
+    # Not the target: its layers above the last tap are no arguments of the program.
+    parts = ("parameter_bytes_per_chip", "optimizer_bytes_per_chip")
+    assert found()["peak_bytes_per_chip"] > sum(found()[part] for part in parts)
+
+
+def test_what_is_printed_names_the_figures():
+    text = "\n".join(dry_run.lines(found()))
+    for words in ("1 chips in 1 processes", "optimizer", "peak", "lean", "naive 6ND", "collectives", "largest arrays"):
+        assert words in text
+
+
+def test_a_public_size_needs_no_folder_and_no_hub(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert dry_run.shapes_of("Qwen/Qwen3-8B").hidden_size == 4096
+
+
+@pytest.mark.parametrize(
+    "topology, said", [("v9:2x2", "no such chip"), ("h200:8", "one GPU"), ("v5e:99x99", "its compiler gives no such")]
+)
+def test_a_topology_that_is_none_is_refused(topology, said):
+    with pytest.raises(DominoError, match=said):
+        topologies.devices_of(topology)
+
+
+def test_products_in_loops_count_as_often_as_they_run():
+    """(2·3·4·5) FLOPs a turn, 7 turns; the same in a rematerialised function and twice in its gradient."""
+
+    def loop(x, w):
+        return jax.lax.scan(lambda total, _: (total + jnp.sum(x @ w), None), 0.0, length=7)[0]
+
+    x, w = jnp.ones((3, 4)), jnp.ones((4, 5))
+    assert compiled.product_flops(jax.make_jaxpr(loop)(x, w)) == 7 * 2 * 3 * 4 * 5
+    gradient = jax.grad(jax.checkpoint(lambda x: jnp.sum((x @ w) ** 2)))
+    assert compiled.product_flops(jax.make_jaxpr(gradient)(x)) >= 2 * 2 * 3 * 4 * 5
+
+
+def test_collectives_are_counted_once_by_their_channel():
+    text = """
+  %a = bf16[16,8]{1,0} all-gather(%p), channel_id=1, metadata={op_name="jit(step)/while/body/x"}
+  %b = bf16[16,8]{1,0} all-gather(%q), channel_id=1, metadata={op_name="again, as an async copy"}
+  %c = (f32[4]{0}, f32[2,2]{1,0}) all-reduce(%r, %s), channel_id=2, metadata={op_name="y"}
+"""
+    counted = compiled.collectives(text)
+    assert counted["all-gather"] == {"count": 1, "bytes": 256, "in_loops": 1}
+    assert counted["all-reduce"] == {"count": 1, "bytes": 32, "in_loops": 0}
+
+
+def test_the_chip_of_a_topology_and_its_peak():
+    assert topologies.chip_of("v5e:4x4").memory == 16e9 and flops.peak_flops("v5e:4x4") == 197e12
+    assert topologies.chip_of("cpu") is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
+def test_the_step_compiles_for_sixteen_chips_in_four_processes(tmp_path):
+    """The true TPU compiler, kernels included, at a public head width; a pod launch starts with this program."""
+    command = [
+        *(sys.executable, "-m", "domino_jax.train", "--config=configs/qwen3_0_6b.py", f"--workdir={tmp_path}"),
+        *("--dry_run", "--topology=v5e:4x4", "--config.train.batch_size=16", "--config.data.train=none"),
+        *("--config.data.max_length=512", "--config.train.num_anchors=32", "--config.drafter.num_layers=2"),
+        *("--config.drafter.target_layer_ids=(1,3)", "--config.eval.every=0"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=1200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    kept = json.loads((tmp_path / "dry_run.json").read_text())
+    assert (kept["chips"], kept["processes"], kept["fits"]) == (16, 4, True)
+    # Parameters are gathered for use; their gradients are scattered, never summed whole on every chip.
+    assert kept["collectives"]["all-gather"]["count"] >= 2 * 7
+    assert kept["parameter_bytes_per_chip"] < 4 * 60e6 / 8

@@ -1,0 +1,98 @@
+"""configs/: every recipe loads, passes the checks, has the same keys, and the real ones carry the paper's values."""
+
+import json
+
+import pytest
+
+from domino_jax.recipe import checks as recipes
+from domino_jax.training.checkpoints import config_diff
+from tests.helpers.paths import ROOT
+
+SIZES = {
+    # size: hub id, hidden, intermediate, layers, heads, tied (CONTRACT §1.4)
+    "0_6b": ("Qwen/Qwen3-0.6B", 1024, 3072, 28, 16, True),
+    "1_7b": ("Qwen/Qwen3-1.7B", 2048, 6144, 28, 16, True),
+    "4b": ("Qwen/Qwen3-4B", 2560, 9728, 36, 32, True),
+    "8b": ("Qwen/Qwen3-8B", 4096, 12288, 36, 32, False),
+    "14b": ("Qwen/Qwen3-14B", 5120, 17408, 40, 40, False),
+    "32b": ("Qwen/Qwen3-32B", 5120, 25600, 64, 64, False),
+}
+
+
+def load(name):
+    return recipes.load_recipe(str(ROOT / "configs" / f"{name}.py"))
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny_8", *(f"qwen3_{size}" for size in SIZES)])
+def test_a_recipe_loads_passes_the_checks_and_carries_its_command(name):
+    config = load(name)
+    config.data.train = "rows.jsonl"
+    recipes.check(config, "train")
+    text = (ROOT / "configs" / f"{name}.py").read_text()
+    assert f"python -m domino_jax.train --config=configs/{name}.py" in text
+    assert "To expect:" in text
+
+
+def test_all_recipes_have_the_keys_of_the_base():
+    base = recipes.resolved(load("qwen3_8b"))
+    for name in ["tiny", "tiny_8", *(f"qwen3_{size}" for size in SIZES)]:
+        other = recipes.resolved(load(name))
+        assert {section: sorted(values) for section, values in base.items() if isinstance(values, dict)} == {
+            section: sorted(values) for section, values in other.items() if isinstance(values, dict)
+        }
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_real_recipes_differ_only_in_their_target(size):
+    difference = config_diff(recipes.resolved(load("qwen3_8b")), recipes.resolved(load(f"qwen3_{size}")))
+    assert set(difference) <= {"target.path"}
+    assert load(f"qwen3_{size}").target.path == SIZES[size][0]
+
+
+def test_the_papers_values_are_in_the_real_recipes():
+    config = load("qwen3_8b")
+    drafter, train = config.drafter, config.train
+    assert (drafter.num_layers, drafter.block_size, drafter.gru_hidden_dim, drafter.emb_dim) == (5, 16, 1024, 256)
+    assert (drafter.pure_draft_prefix_len, recipes.shifts_labels(drafter), drafter.target_layer_ids) == (1, True, None)
+    assert (train.num_anchors, train.gamma, train.learning_rate, train.warmup_ratio) == (256, 7.0, 6e-4, 0.04)
+    assert (train.lambda_start, train.lambda_decay_ratio, train.clip_norm, train.weight_decay) == (1.0, 1.0, 1.0, 0.0)
+    assert (train.b1, train.b2, config.data.max_length) == (0.9, 0.999, 3072)
+
+
+def test_the_real_recipes_judge_the_run_on_prompts_held_out_of_their_rows():
+    config = load("qwen3_8b")
+    assert (config.data.held_out, config.eval.num_prompts, config.eval.prompts, config.eval.final) == (64,) * 2 + (
+        None,
+        False,
+    )
+    assert 0 < config.eval.every < config.train.steps / 50
+    assert config.eval.every % config.checkpoint.every == 0  # the state that was judged is one that is kept anyway
+    for name in ("tiny", "smollm2_135m"):
+        assert load(name).data.held_out == 0 and load(name).eval.prompts
+
+
+def test_float_fields_hold_floats_so_that_any_number_is_accepted():
+    config = load("qwen3_8b")
+    for key in ("gamma", "lambda_start", "lambda_decay_ratio", "learning_rate", "clip_norm", "weight_decay", "eps"):
+        assert config.train.get_type(key) is float
+    for key in ("temperature", "top_p", "min_p", "draft_scale"):
+        assert config.decode.get_type(key) is float
+
+
+def test_the_tiny_recipe_names_its_assets_wherever_it_is_started(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert load("tiny").target.path == str(ROOT / "assets" / "tiny_qwen3")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_public_shapes_lie_in_the_assets(size):
+    _, hidden, intermediate, layers, heads, tied = SIZES[size]
+    file = ROOT / "assets" / "qwen3_configs" / size.replace("_", ".") / "config.json"
+    shape = json.loads(file.read_text())
+    assert (shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]) == (
+        hidden,
+        intermediate,
+        layers,
+    )
+    assert (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]) == (heads, 8, 128)
+    assert (shape["vocab_size"], shape["tie_word_embeddings"], shape["rope_theta"]) == (151936, tied, 1_000_000)

@@ -1,0 +1,146 @@
+"""decode --prompt and --interactive, through the command: the text, a summary line, and what is refused."""
+
+import io
+import re
+import types
+
+import pytest
+import rich.console
+
+from domino_jax import decode
+from domino_jax.decoding.api import TextPiece
+from domino_jax.recipe import cli, terminal
+from domino_jax.runtime.errors import DataError
+from tests.decoding.test_api import PROMPT, answer
+from tests.helpers.paths import ROOT
+
+# Sizes and prompt are those of test_api.py, whose programs are compiled then.
+SIZES = ("cache_length=256", "max_new_tokens=96", "num_drafts=0")
+SUMMARY = r"\d+ tokens in \d+ rounds, τ \d\.\d\d, [\d,]+ tokens/s, prefill [\d,]+ ms, ended by a stop id"
+
+
+def start(capsys, *arguments):
+    """Runs the command in this process; exit code, stdout, stderr."""
+    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", *(f"--config.decode.{size}" for size in SIZES)]
+    optional = ("output", "prompts", "prompt", "interactive", "distributed")
+    with pytest.raises(SystemExit) as left:
+        cli.run(decode.main, ("config",), optional, [*argv, *arguments])
+    said = capsys.readouterr()
+    return left.value.code, said.out, said.err
+
+
+def test_a_prompt_shows_its_text_and_a_summary_line(capsys):
+    code, said, _ = start(capsys, f"--prompt={PROMPT}")
+    assert code == 0
+    text, _, line = said.rstrip("\n").rpartition("\n")
+    assert text == answer().text
+    assert re.fullmatch(SUMMARY, line)
+    assert line.startswith(f"{len(answer().token_ids)} tokens in {len(answer().accept_lengths)} rounds")
+
+
+def test_end_of_input_ends_a_chat_as_done(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{PROMPT}\n"))
+    code, said, error = start(capsys, "--interactive")
+    assert (code, error) == (0, "")
+    assert said.startswith(f"> {answer().text}\n") and said.endswith("\n> \n")
+    assert len(re.findall(SUMMARY, said)) == 1
+
+
+class Answering:
+    """Says yes to everything; asked holds what was said to it."""
+
+    tokenizer = None
+
+    def __init__(self):
+        self.asked = []
+
+    def stream(self, prompt, **_):
+        self.asked.append(prompt)
+        yield TextPiece("yes", [5, 6], [1], "stop")
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_that_is_no_utf_8_is_left_out_and_the_chat_goes_on(errors):
+    decoder, shown = Answering(), io.StringIO()
+    lines = iter([b"caf\xe9", b"caf\xc3\xa9"])
+
+    def read(_):
+        for line in lines:
+            return line.decode(errors=errors)
+        raise EOFError
+
+    terminal.chat(decoder, "domino", rich.console.Console(file=shown), 1, read=read)
+    assert set(decoder.asked) == {"café"} and shown.getvalue().count("no UTF-8") == 1
+
+
+class Forgetful(Answering):
+    """Has room for 12 letters of messages; a longer prompt is refused as a real one is."""
+
+    tokenizer = types.SimpleNamespace(chat_template="there is one")
+
+    def fits(self, messages):
+        return sum(len(message["content"]) for message in messages) <= 12
+
+    def stream(self, prompt, **_):
+        if not self.fits(prompt):
+            raise DataError("the prompt has too many letters.")
+        return super().stream([message["content"] for message in prompt])
+
+
+def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
+    decoder, shown = Forgetful(), io.StringIO()
+    lines = iter(["first", "second", "a line that is far too long", "third", "exit"])
+    terminal.chat(decoder, "domino", rich.console.Console(file=shown), 1, read=lambda _: next(lines))
+    assert decoder.asked[::2] == [["first"], ["second"], ["third"]]  # each is asked twice, once to compile
+    assert shown.getvalue().count("oldest turns are left out from here on: 1.") == 2
+    assert shown.getvalue().count("the prompt has too many letters.") == 1
+
+
+def test_a_system_message_is_never_left_out_of_a_chat():
+    def message(role, text):
+        return {"role": role, "content": text}
+
+    messages = [message("system", "be"), message("user", "one"), message("assistant", "yes"), message("user", "second")]
+    assert terminal.drop_oldest(Forgetful(), messages) == 1
+    assert [one["content"] for one in messages] == ["be", "second"]
+    alone = [message("system", "be"), message("user", "one"), message("assistant", "y"), message("user", "x" * 11)]
+    assert terminal.drop_oldest(Forgetful(), alone) == 0 and len(alone) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--output is missing (a folder for the report); without it give --prompt or --interactive"),
+        (["--prompts=rows.jsonl"], "--output is missing"),
+        (["--prompt= "], "--prompt is empty"),
+        (["--prompt=caf\udce9"], r"--prompt='caf\udce9' holds bytes that are no UTF-8"),
+        (["--prompt=Hi", "--prompts=rows.jsonl"], "--prompts and --prompt are both given"),
+        (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
+        (
+            ["--prompt=Hi", "--distributed=manual"],
+            "--distributed=manual is for several processes, and config.decode.mesh",
+        ),
+        (["--interactive", "--output=folder"], "--interactive and --output are both given"),
+        (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
+        (["--prompt=Hi", "--config.decode.tune=True"], "config.decode.tune is True, but --prompt without --output"),
+        (["--interactive", "--config.decode.tasks=('gsm8k',)"], "but --interactive without --output only shows"),
+        (["--prompt=Hi", "--config.decode.compare=('a',)"], "config.decode.compare is ('a',), but --prompt"),
+    ],
+)
+def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, said):
+    code, shown, error = start(capsys, *arguments)
+    assert (code, shown, "Traceback" in error) == (2, "", False)
+    assert said in error and len(error.strip().splitlines()) == 1
+
+
+def test_processes_that_would_all_write_the_same_folder_are_refused(capsys, monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    code, shown, error = start(capsys, "--output=folder", "--distributed=auto")
+    assert (code, shown) == (2, "") and len(error.strip().splitlines()) == 1
+    assert "JAX_NUM_PROCESSES=2 is for several processes, and config.decode.mesh is 1 x 1" in error
+
+
+@pytest.mark.parametrize("given", ["off", "auto", "manual --config.decode.mesh.data=-1"])
+def test_distributed_is_no_mistake_where_it_says_what_is_done(given):
+    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--prompt=Hi", *f"--distributed={given}".split()]
+    terminal.check_flags(cli.parse(argv, ("config",), ("prompt", "distributed", "interactive", "output", "prompts")))

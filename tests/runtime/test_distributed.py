@@ -1,0 +1,380 @@
+"""distributed.py with real processes: who listens where, who finds whom, and what a wrong environment is told."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import pytest
+
+from domino_jax.recipe import cli
+from domino_jax.runtime import distributed
+from domino_jax.runtime.errors import DominoError
+from tests.helpers.paths import ROOT
+
+# A command as ours are: connect, look around, leave together.
+PROGRAM = """
+import os, sys, time
+from domino_jax.runtime import agreement, distributed
+from domino_jax.recipe import cli
+
+def listening():
+    # (local address in hex, state) of this process' own sockets; 0A is LISTEN.
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    sockets = {os.readlink(link) for link in links if os.path.exists(link)}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in list(open(f"/proc/net/{name}"))[1:]]
+    return sorted({row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets})
+
+def main(flags):
+    distributed.initialize(flags.distributed)
+    distributed.initialize(flags.distributed)
+    import jax
+    print("process", jax.process_index(), "of", jax.process_count(), "primary", distributed.is_primary())
+    print("listening", listening())
+    ACT
+    agreement.barrier("end")
+
+cli.run(main, (), ("distributed",))
+"""
+LOOPBACK_ONLY = {"0100007F", "0000000000000000FFFF00000100007F"}
+OURS = re.compile(r"JAX_|DOMINO_|SLURM_|OMPI_|.*_proxy$", re.IGNORECASE)
+
+
+def start(act="pass", mode="auto", prelude="", **environment):
+    """The program as a process that knows nothing of this one's own place."""
+    kept = {name: value for name, value in os.environ.items() if not OURS.match(name) and name != "XLA_FLAGS"}
+    return subprocess.Popen(
+        [sys.executable, "-c", prelude + PROGRAM.replace("ACT", act), f"--distributed={mode}"],
+        cwd=ROOT,
+        env={**kept, "JAX_PLATFORMS": "cpu", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process, seconds=60):
+    """(exit code, standard output, standard error)"""
+    out, error = process.communicate(timeout=seconds)
+    return process.returncode, out, error
+
+
+def run(**environment):
+    return finish(start(**environment))
+
+
+def by_hand(port, count, process):
+    return {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(process),
+    }
+
+
+def pair(act="pass", **environment):
+    """Two processes of one run, placed by hand; their (code, out, error)."""
+    port = distributed.free_port()
+    return [finish(process) for process in [start(act, **by_hand(port, 2, i), **environment) for i in (0, 1)]]
+
+
+def listened(out):
+    return set(re.findall(r"'([0-9A-F]+)'", re.search(r"listening (.*)", out)[1]))
+
+
+# ---------------------------------------------------------------- who finds whom
+
+
+def test_one_process_has_jaxs_services_on_the_loopback_alone():
+    code, out, _ = run()
+    assert code == 0
+    assert "topology: 1 process, 1 device (cpu)\n" in out
+    assert "process 0 of 1 primary True" in out
+    assert listened(out) and listened(out) <= LOOPBACK_ONLY
+
+
+def test_every_interface_is_served_when_that_is_asked_for():
+    port = distributed.free_port()
+    code, out, _ = run(**by_hand(port, 1, 0), JAX_COORDINATOR_BIND_ADDRESS=f"[::]:{port}")
+    assert code == 0
+    assert not listened(out) <= LOOPBACK_ONLY
+
+
+def test_off_starts_no_service():
+    code, out, _ = finish(start(mode="off"))
+    assert code == 0
+    assert "process 0 of 1 primary True" in out
+    assert listened(out) == set()
+
+
+def test_two_processes_by_hand_share_their_devices_and_stay_on_the_loopback():
+    (code, first, _), (other_code, second, _) = pair(JAX_NUM_CPU_DEVICES="2", DOMINO_NUM_PROCESSES="2")
+    assert (code, other_code) == (0, 0)
+    assert "topology: 2 processes, 4 devices (cpu)\n" in first and "topology" not in second
+    assert "process 0 of 2 primary True" in first and "process 1 of 2 primary False" in second
+    assert listened(first) and listened(first) | listened(second) <= LOOPBACK_ONLY
+
+
+def test_two_slurm_tasks_on_one_node_reach_the_barrier_with_ranks_0_and_1():
+    port = str(distributed.free_port())
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": port}
+    tasks = [start(**step, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in (0, 1)]
+    ends = [finish(task) for task in tasks]
+    assert [code for code, _, _ in ends] == [0, 0]
+    assert ["process 0 of 2" in ends[0][1], "process 1 of 2" in ends[1][1]] == [True, True]
+    assert listened(ends[0][1]) <= LOOPBACK_ONLY
+
+
+def test_a_proxy_does_not_stand_between_a_process_and_itself():
+    code, _, error = run(http_proxy="http://127.0.0.1:9", DOMINO_INIT_SECONDS="20")
+    assert code == 0, error
+
+
+HEARS = """
+import time
+from jax.experimental import multihost_utils
+
+def hears():
+    for step in range(600):
+        if multihost_utils.reached_preemption_sync_point(step):
+            return True
+        if step == 0:
+            print("ready", flush=True)
+        time.sleep(0.05)
+"""
+
+
+def test_sigterm_is_heard_in_a_run_of_one_process():
+    process = start("print('heard', hears())", prelude=HEARS)
+    while process.stdout.readline() != "ready\n":
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    code, out, _ = finish(process)
+    assert (code, "heard True" in out) == (0, True)
+
+
+# ---------------------------------------------------------------- a wrong environment
+
+
+def mistake(**environment):
+    """What is said about an environment, which has to come within a minute and with exit code 2."""
+    started = time.monotonic()
+    code, _, error = run(**environment)
+    assert (code, "Traceback" in error) == (2, False), error
+    assert time.monotonic() - started < 60
+    (said,) = [line for line in error.splitlines() if line.startswith("error: ")]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS is 'cuda', and jax finds no such device"),
+        ({"DOMINO_NUM_PROCESSES": "2"}, "DOMINO_NUM_PROCESSES is 2, but 1 came up"),
+        ({"DOMINO_NUM_DEVICES": "8"}, "DOMINO_NUM_DEVICES is 8, but 1 came up"),
+    ],
+)
+def test_a_machine_that_is_not_what_was_asked_for_exits_2_and_names_the_variable(environment, said):
+    assert said in mistake(**environment)
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Sets the environment that places a process, from nothing."""
+    for name in list(os.environ):
+        if OURS.match(name) and name != "JAX_PLATFORMS":
+            monkeypatch.delenv(name)
+
+    def set_all(**environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, "JAX_NUM_PROCESSES is not set, JAX_COORDINATOR_ADDRESS is"),
+        ({"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS is not set"),
+        (by_hand(1, 2, 2), "JAX_PROCESS_ID is 2, JAX_NUM_PROCESSES is 2"),
+        (by_hand(1, "two", 0), "JAX_NUM_PROCESSES is 'two': set it to a whole number, 1 or more"),
+        (by_hand(1, 0, 0), "JAX_NUM_PROCESSES is '0': set it to a whole number, 1 or more"),
+        (by_hand("x", 1, 0), "JAX_COORDINATOR_ADDRESS is '127.0.0.1:x': write it as HOST:PORT"),
+        ({"DOMINO_INIT_SECONDS": "0"}, "DOMINO_INIT_SECONDS is '0'"),
+        ({**by_hand(9_999, 1, 0), "DOMINO_HEARTBEAT_SECONDS": "soon"}, "DOMINO_HEARTBEAT_SECONDS is 'soon'"),
+        ({"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}, "SLURM_NTASKS is 2 but SLURM_STEP_NODELIST is not set: start"),
+    ],
+)
+def test_a_variable_that_is_wrong_or_missing_is_named(place, environment, said):
+    place(**environment)
+    with pytest.raises(DominoError, match=re.escape(said)) as error:
+        distributed.initialize("auto")
+    assert error.value.exit_code == 2
+
+
+def test_manual_asks_for_every_variable(place):
+    place()
+    with pytest.raises(DominoError, match="JAX_COORDINATOR_ADDRESS is not set: set all of"):
+        distributed.initialize("manual")
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = mistake(**by_hand(port, 1, 0))
+    assert f"JAX_COORDINATOR_ADDRESS: process 0 cannot listen on 127.0.0.1:{port} (Address already in use)" in said
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_whose_peer_never_comes_gives_up_with_exit_2(process):
+    said = mistake(**by_hand(distributed.free_port(), 2, process), DOMINO_INIT_SECONDS="2")
+    assert "waited 2 s for all processes at JAX_COORDINATOR_ADDRESS=127.0.0.1:" in said
+    assert "raise DOMINO_INIT_SECONDS" in said
+
+
+def test_a_peer_that_comes_too_late_counts_as_lost_where_a_launcher_starts_again():
+    environment = by_hand(distributed.free_port(), 2, 0)
+    code, _, error = run(**environment, DOMINO_INIT_SECONDS="2", DOMINO_RESTARTED="1")
+    assert code == -signal.SIGABRT
+    assert "waited 2 s for all processes" in error
+
+
+def test_the_patience_at_the_start_is_below_a_minute():
+    assert distributed.INIT_SECONDS < 60
+
+
+def test_a_device_used_too_early_is_told_with_its_remedy(place):
+    place()
+    jax.devices()
+    with pytest.raises(DominoError, match="call initialize first, or pass --distributed=off"):
+        distributed.initialize("auto")
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(DominoError, match="--distributed=on: set it to one of off, auto, manual"):
+        distributed.initialize("on")
+
+
+# ---------------------------------------------------------------- leaving
+
+
+FAILS = "from domino_jax.runtime.errors import NonFiniteError\n    if jax.process_index() == {}: {}"
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_the_exit_code_of_a_process_that_fails_alone_is_kept(process):
+    act = FAILS.format(process, "raise NonFiniteError('a loss')")
+    ends = pair(act, DOMINO_HEARTBEAT_SECONDS="5")
+    code, _, error = ends[process]
+    assert (code, "error: a loss" in error) == (4, True)
+    assert ends[1 - process][0] != 0
+
+
+def test_an_unexpected_exception_in_one_process_keeps_its_traceback_and_ends_it():
+    first, second = pair(FAILS.format(1, "1 / 0"), DOMINO_HEARTBEAT_SECONDS="5")
+    assert (second[0], "ZeroDivisionError" in second[2]) == (1, True)
+    assert first[0] != 0
+
+
+RUNTIME = jax.errors.JaxRuntimeError
+# Messages as they were seen, on jax 0.10 with Orbax 0.12, when one process of two was killed; and errors that are not.
+MESSAGES = [
+    (RUNTIME("UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:24467"), True),
+    (RUNTIME("INTERNAL: NCCL operation failed"), True),
+    (RUNTIME("DEADLINE_EXCEEDED: Barrier timed out. Id: async_write_complete.2"), True),
+    (RUNTIME("UNAVAILABLE: Task /job:jax_worker/replica:0/task:1 heartbeat timeout"), True),
+    (RUNTIME("RESOURCE_EXHAUSTED: Out of memory"), False),
+    (RUNTIME("INVALID_ARGUMENT: shapes"), False),
+    (ValueError("UNKNOWN: Gloo AllGather failed: [pair.cc:538] Read error [::1]:1: Connection reset by peer"), True),
+    (ValueError("UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:941"), True),
+    (ValueError("INTERNAL: NCCL operation ncclAllReduce failed: remote process exited"), True),
+    (TimeoutError("Timed out while waiting for async_write_complete barrier."), True),
+    (TimeoutError("Timeout waiting at barrier 'save'. The original error raised was: UNAVAILABLE"), True),
+    (ValueError('RESOURCE_EXHAUSTED: Error writing "w/0" in OCDBT database: No space left on device'), False),
+    (ValueError('NOT_FOUND: Error opening "zarr" driver'), False),
+    (ConnectionResetError(104, "Connection reset by peer"), False),  # from a bucket: no process of this run
+    (OSError(28, "No space left on device"), False),
+    (ZeroDivisionError(), False),
+]
+
+
+@pytest.mark.parametrize(("error", "loss"), MESSAGES, ids=[str(error)[:30] for error, _ in MESSAGES])
+def test_a_lost_process_is_told_from_a_fault_of_the_program_or_of_a_file(error, loss):
+    assert distributed.is_loss(error) is loss
+    try:
+        raise DominoError("a checkpoint cannot be written") from error
+    except DominoError as outer:
+        assert distributed.is_loss(outer) is loss
+
+
+def test_a_survivor_leaves_within_30_seconds_when_its_peer_is_killed():
+    act = "if jax.process_index() == 1: os.kill(os.getpid(), 9)"
+    started = time.monotonic()
+    survivor, killed = pair(act, DOMINO_HEARTBEAT_SECONDS="10")
+    assert killed[0] == -signal.SIGKILL
+    # By a signal, which launchers answer with a new start.
+    assert survivor[0] == -signal.SIGABRT
+    assert time.monotonic() - started < 30
+
+
+def test_a_command_that_is_not_preemptible_is_ended_by_sigterm():
+    program = PROGRAM.replace("distributed.initialize(flags.distributed)", "distributed.initialize(preemptible=False)")
+    program = program.replace("ACT", "os.kill(os.getpid(), 15); time.sleep(20)")
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=60)
+    assert ended.returncode == -signal.SIGTERM
+
+
+ASKS = """
+    broadcast = agreement.multihost_utils.broadcast_one_to_all
+    def late(value):
+        print(f"broadcast at {time.time()}")
+        return broadcast(value)
+    agreement.multihost_utils.broadcast_one_to_all = late
+    def work():
+        time.sleep(1)
+        print(f"worked at {time.time()}")
+        return 7 + jax.process_index()
+    print("result", agreement.from_primary(work))
+"""
+
+
+def test_what_the_first_process_finds_out_is_known_in_all_and_nobody_waits_for_it_in_a_collective():
+    ends = pair(ASKS.strip())
+    assert [code for code, _, _ in ends] == [0, 0]
+    assert [re.findall(r"result (.*)", out) for _, out, _ in ends] == [["7"], ["7"]]
+    assert [len(re.findall("worked at", out)) for _, out, _ in ends] == [1, 0]
+    worked = float(re.search(r"worked at (\S+)", ends[0][1])[1])
+    assert all(float(re.search(r"broadcast at (\S+)", out)[1]) >= worked for _, out, _ in ends)
+
+
+def test_the_flag_offers_the_modes():
+    assert set(cli.CHOICES["distributed"]) == set(distributed.MODES)
+
+
+def test_processes_that_are_done_wait_for_one_that_still_writes():
+    ends = pair("if jax.process_index() == 0: time.sleep(3)")
+    assert [code for code, _, _ in ends] == [0, 0]
+
+
+WORKS = """
+    def work():
+        time.sleep(1 - jax.process_index())
+        print(f"worked at {time.time()}")
+        if OUTCOME: raise DataError("row 3 is broken")
+        return jax.process_index()
+    from domino_jax.runtime.errors import DataError
+    print("result", agreement.primary_first(work), agreement.primary_first(lambda: "twice"))
+"""
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 3)])
+def test_the_first_process_works_before_the_others_also_when_it_fails(fails, code):
+    ends = pair(WORKS.replace("OUTCOME", str(fails)).strip(), DOMINO_HEARTBEAT_SECONDS="5")
+    moments = [float(re.search(r"worked at (\S+)", out)[1]) for _, out, _ in ends]
+    assert moments[0] < moments[1] and ends[0][0] == code
+    if not fails:
+        assert [re.search("result (.*)", out)[1] for _, out, _ in ends] == ["0 twice", "1 twice"]

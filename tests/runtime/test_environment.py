@@ -1,0 +1,85 @@
+"""environment.py: enough to know under what a run ran, and no secret."""
+
+import json
+import pathlib
+import subprocess
+
+import jax
+import pytest
+
+from domino_jax.runtime.environment import VARIABLES, environment, git_state, packages, write_environment
+
+IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+
+
+def git(folder, *arguments):
+    done = subprocess.run(["git", "-C", str(folder), *IDENTITY, *arguments], check=True, capture_output=True)
+    return done.stdout.decode().strip()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository that tracks package/__init__.py."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    return package
+
+
+def test_env_json_names_versions_devices_and_processes(tmp_path):
+    write_environment(tmp_path)
+    told = json.loads((tmp_path / "env.json").read_text())
+    assert told["packages"]["jax"] == jax.__version__
+    assert told["device_kinds"] == {"cpu": told["device_count"]} and told["backend"] == "cpu"
+    assert told["process_count"] == 1 and told["python"].startswith("3.")
+    assert {"date", "domino_jax", "git", "local_device_count", "cores"} <= told.keys()
+
+
+def test_flags_are_told_and_tokens_are_not(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_canary_flag=1")
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_canary=2")
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN"):
+        monkeypatch.setenv(name, "canary-secret")
+    told = environment()
+    assert told["variables"]["XLA_FLAGS"] == "--xla_canary_flag=1"
+    assert told["variables"]["LIBTPU_INIT_ARGS"] == "--xla_tpu_canary=2"
+    assert set(told["variables"]) <= set(VARIABLES)
+    assert "canary-secret" not in json.dumps(told)
+
+
+def test_packages_are_names_and_versions_alone():
+    assert all("/" not in version and "@" not in version for version in packages().values())
+
+
+def test_a_clean_checkout(checkout):
+    assert git_state(checkout) == {"sha": git(checkout, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None}
+
+
+def test_a_changed_file_is_dirty_and_its_difference_has_a_hash(checkout):
+    hashes = set()
+    for text in ("x = 1\n", "x = 2\n"):
+        (checkout / "__init__.py").write_text(text)
+        state = git_state(checkout)
+        assert state["dirty"]
+        hashes.add(state["diff_sha256"])
+    assert len(hashes) == 2 and None not in hashes
+
+
+def test_a_new_file_is_dirty(checkout):
+    (checkout / "new.py").write_text("")
+    assert git_state(checkout)["dirty"]
+
+
+def test_a_package_that_is_not_tracked_has_no_state(checkout):
+    installed = checkout.parent / "site-packages"
+    installed.mkdir()
+    (installed / "__init__.py").write_text("")
+    assert git_state(installed) is None
+
+
+def test_no_git_is_no_state(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(pathlib.Path(__file__).parent) is None

@@ -1,0 +1,91 @@
+"""files.py: a file is complete or not there, and what several processes need is made once."""
+
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from domino_jax.data.sources import open_sources
+from domino_jax.runtime import files, remote
+from domino_jax.runtime.errors import refuse_read_only
+from domino_jax.weights import hf
+from tests.helpers.paths import ROOT
+
+
+def full_disk(self, data):
+    with open(self, "wb") as file:
+        file.write(data[: len(data) // 2])
+    raise OSError(28, "No space left on device")
+
+
+def test_a_file_whose_writing_fails_stays_as_it_was_and_nothing_is_left_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "report.md"
+    files.write_whole(path, "first")
+    with monkeypatch.context() as full:
+        full.setattr(pathlib.Path, "write_bytes", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            files.write_whole(path, "second")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.md", "first")]
+
+
+def test_a_folder_that_is_not_filled_to_the_end_is_removed(tmp_path):
+    def fail(fresh):
+        fresh.mkdir()
+        (fresh / "half").write_text("x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        files.make_once(tmp_path / "folder", fail)
+    assert [path.name for path in tmp_path.iterdir()] == [".folder.lock"]
+
+
+def test_processes_that_need_the_same_file_make_it_once(tmp_path):
+    code = """
+import pathlib, sys, time
+from domino_jax.runtime.files import make_once
+def make(fresh):
+    with open("made", "a") as log:
+        log.write("x")
+    time.sleep(0.3)
+    fresh.write_text("whole")
+assert make_once(pathlib.Path("folder/target"), make).read_text() == "whole"
+"""
+    root = ROOT
+    environment = {"PYTHONPATH": str(root)}
+    processes = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment) for _ in range(3)]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
+    assert (tmp_path / "made").read_text() == "x"
+
+
+def test_a_model_and_data_in_a_bucket_are_copied_once_whoever_asks_meanwhile(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
+    store, copied = remote.filesystem(bucket), []
+    store.pipe_file(f"{bucket}/target/config.json", b"{}")
+    store.pipe_file(f"{bucket}/rows.jsonl", b"{}\n")
+    both, get = threading.Barrier(2), store.get_file
+
+    def get_slowly(name, target):
+        copied.append(name)
+        threading.Event().wait(0.3)
+        get(name, target)
+
+    monkeypatch.setattr(store, "get_file", get_slowly)
+    found = []
+
+    def ask():
+        both.wait()
+        found.append((hf.resolve_folder(f"{bucket}/target"), open_sources(f"{bucket}/rows.jsonl", tmp_path)))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found[0] == found[1] and len(copied) == 1
+
+
+def test_an_address_is_never_looked_for_on_the_disk():
+    refuse_read_only("gs://bucket/run")
+    assert files.is_remote("gs://bucket/run") and not files.is_remote("/a/b:c")

@@ -1,0 +1,131 @@
+"""watchdog.py: a run that hangs is reported once, with the stacks of all threads; slow is not hung."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from domino_jax.runtime.watchdog import HUNG, Watchdog
+
+
+class Log:
+    """What a watchdog reported and which hangs it called back for."""
+
+    def __init__(self):
+        self.text, self.hangs = [], []
+
+    def watchdog(self, seconds, **choices):
+        return Watchdog(seconds, on_hang=self.hangs.append, report=self.text.append, **choices)
+
+
+def blocked_in_a_step(seconds):
+    time.sleep(seconds)
+
+
+def test_a_blocked_step_puts_all_stacks_in_the_log_once():
+    """R23: blocked 5 s, limit 2 s."""
+    log, other = Log(), threading.Event()
+    waiting = threading.Thread(target=other.wait, name="loader")
+    waiting.start()
+    with log.watchdog(2) as watchdog:
+        watchdog.beat()
+        blocked_in_a_step(5)
+        watchdog.beat()
+    other.set()
+    waiting.join()
+    assert len(log.text) == 1 and len(log.hangs) == 1
+    assert 2 <= log.hangs[0] <= 3.5
+    assert "warning: a step has not ended for" in log.text[0]
+    assert "blocked_in_a_step" in log.text[0] and 'thread "MainThread"' in log.text[0]
+    assert 'thread "loader"' in log.text[0]
+
+
+def test_each_hang_is_told():
+    log = Log()
+    with log.watchdog(0.2) as watchdog:
+        for _ in range(2):
+            watchdog.beat()
+            blocked_in_a_step(0.6)
+    assert len(log.hangs) == 2
+
+
+@pytest.mark.parametrize("seconds", [0.5, 0], ids=["steps in time", "off"])
+def test_steps_in_time_are_not_told(seconds):
+    log = Log()
+    with log.watchdog(seconds) as watchdog:
+        for _ in range(10):
+            watchdog.beat()
+            time.sleep(0.1)
+    assert log.text == [] and log.hangs == []
+
+
+def test_the_start_may_take_ten_times_as_long_as_a_step():
+    log = Log()
+    with log.watchdog(0.1):
+        time.sleep(0.5)
+        assert log.hangs == []
+        time.sleep(1)
+    assert len(log.hangs) == 1 and "warning: the start has not ended" in log.text[0]
+
+
+def test_so_may_what_is_no_step_and_the_step_after_it_may_not():
+    log = Log()
+    with log.watchdog(0.2) as watchdog:
+        with watchdog.slow("an evaluation"):
+            for _ in range(3):  # two seconds each
+                time.sleep(1)
+                watchdog.renew()
+        assert log.hangs == []
+        time.sleep(0.6)
+        assert len(log.hangs) == 1 and "a step has" in log.text[0]
+        with watchdog.slow("an evaluation"):
+            time.sleep(2.6)
+    assert len(log.hangs) == 2 and "an evaluation has" in log.text[1]
+
+
+def test_a_pause_is_not_watched_and_a_hang_behind_it_is():
+    log = Log()
+    with log.watchdog(0.2) as watchdog:
+        watchdog.beat()
+        with watchdog.paused():
+            time.sleep(0.6)
+        assert log.hangs == []
+        time.sleep(0.6)
+    assert len(log.hangs) == 1
+
+
+def test_it_ends_the_process_when_asked_to():
+    code = (
+        "import time; from domino_jax.runtime.watchdog import Watchdog\n"
+        "with Watchdog(0.3, abort=True, on_hang=lambda seconds: print('told')) as watchdog:\n"
+        "    watchdog.beat(); time.sleep(60)"
+    )
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == HUNG == 43
+    assert time.monotonic() - started < 15
+    assert "time.sleep(60)" in ended.stdout or "<string>" in ended.stdout
+    assert ended.stdout.index("told") < ended.stdout.index("exit code 43")
+
+
+HANGING = {
+    "the metrics": "on_hang=lambda seconds: held.acquire()",
+    "the terminal": "report=lambda text: held.acquire()",
+    "both": "on_hang=lambda seconds: held.acquire(), report=lambda text: held.acquire()",
+}
+
+
+@pytest.mark.parametrize("choices", HANGING.values(), ids=HANGING)
+def test_it_ends_the_process_also_when_what_it_would_write_to_is_what_hangs(choices):
+    code = (
+        "import threading, time; from domino_jax.runtime.watchdog import Watchdog\n"
+        "held = threading.Lock(); held.acquire()\n"
+        f"with Watchdog(0.2, abort=True, {choices}) as watchdog:\n"
+        "    watchdog.beat(); held.acquire()"
+    )
+    started = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == HUNG, ended.stderr
+    assert time.monotonic() - started < 40

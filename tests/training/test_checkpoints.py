@@ -1,0 +1,252 @@
+"""checkpoint.py: what is saved comes back bit for bit, the right ones stay, a changed recipe is refused by field."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.training import manifest
+from domino_jax.training.checkpoints import Checkpoints, config_diff, refuse_changes
+
+META = {"config": {"train": {"steps": 5}}}
+
+
+def state_of(step):
+    key = jax.random.key(step)
+    return {
+        "params": {"fc": {"kernel": jax.random.normal(key, (3, 4))}, "norm": jnp.ones(4, jnp.bfloat16) * step},
+        "opt_state": (jnp.int32(step), [jnp.zeros((2,))]),
+        "step": jnp.int32(step),
+    }
+
+
+ABSTRACT = jax.eval_shape(lambda: state_of(0))
+
+
+def assert_same_bits(left, right):
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert one.dtype == other.dtype
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A workdir with the steps 1 to 4 saved, three of them kept."""
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step in (1, 2, 3, 4):
+            checkpoints.save(step, state_of(step), {"next_index": 10 * step}, META)
+    return tmp_path
+
+
+def test_a_fresh_workdir_restores_nothing(tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.restore_latest(ABSTRACT) is None
+
+
+def test_the_newest_comes_back_bit_for_bit_with_its_data_position_and_recipe(saved):
+    with Checkpoints(saved, keep=3) as checkpoints:
+        step, state, data_state, meta = checkpoints.restore_latest(ABSTRACT)
+    assert (step, data_state, meta) == (4, {"next_index": 40}, META)
+    assert_same_bits(state, state_of(4))
+
+
+def test_the_newest_keep_stay(saved):
+    with Checkpoints(saved, keep=3) as checkpoints:
+        assert checkpoints.steps() == [2, 3, 4]
+    assert sorted(folder.name for folder in (saved / "checkpoints").iterdir()) == ["2", "3", "4"]
+
+
+def test_a_step_that_is_saved_already_is_left_alone(saved):
+    with Checkpoints(saved, keep=3) as checkpoints:
+        checkpoints.save(4, state_of(9), {"next_index": 0}, META)
+        assert_same_bits(checkpoints.restore_latest(ABSTRACT).state, state_of(4))
+
+
+def test_the_state_may_be_donated_as_soon_as_save_returns(tmp_path):
+    bump = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        state = {"w": jnp.arange(50_000, dtype=jnp.float32)}
+        expected = np.array(state["w"])
+        checkpoints.save(1, state, {}, {})
+        for _ in range(5):
+            state = bump(state)
+        restored = checkpoints.restore_latest(jax.eval_shape(lambda: state)).state
+    np.testing.assert_array_equal(restored["w"], expected)
+
+
+def test_the_recipe_is_checked_before_any_array_is_read(saved):
+    def refuse(meta):
+        assert meta == META
+        raise DominoError("changed")
+
+    other_model = {"params": jax.ShapeDtypeStruct((7,), jnp.float32)}
+    with Checkpoints(saved, keep=3) as checkpoints, pytest.raises(DominoError, match="changed"):
+        checkpoints.restore_latest(other_model, check=refuse)
+
+
+def test_a_step_without_a_data_position_is_refused(saved):
+    """Intact, but not written by save(): nothing to fall back for."""
+    extra = saved / "checkpoints" / "4" / "extra" / "metadata"
+    extra.write_text('{"meta": {}}')
+    manifest.write(saved / "checkpoints" / "4", 4)
+    with Checkpoints(saved, keep=3) as checkpoints, pytest.raises(DataError, match="lacks the data position"):
+        checkpoints.restore_latest(ABSTRACT)
+
+
+def test_a_state_of_another_shape_is_refused(saved):
+    other = {**ABSTRACT, "params": {**ABSTRACT["params"], "norm": jax.ShapeDtypeStruct((5,), jnp.bfloat16)}}
+    with Checkpoints(saved, keep=3) as checkpoints, pytest.raises(DataError, match="cannot be read"):
+        checkpoints.restore_latest(other)
+
+
+def test_training_does_not_wait_for_the_hashing(tmp_path, monkeypatch):
+    hashed, write = threading.Event(), manifest.write
+
+    def slow(folder, step):
+        hashed.wait(60)
+        write(folder, step)
+
+    monkeypatch.setattr(manifest, "write", slow)
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        checkpoints.save(1, state_of(1), {}, {})
+        checkpoints.save(2, state_of(2), {}, {})  # returns although step 1 has no manifest yet
+        assert checkpoints.steps() == []
+        hashed.set()
+        checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
+
+
+def test_looking_at_a_workdir_changes_nothing(tmp_path):
+    left = tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp"
+    left.mkdir(parents=True)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert (checkpoints.steps(), checkpoints.best()) == ([], None)
+    assert left.exists()
+
+
+@pytest.mark.parametrize(
+    ("keep", "keep_every", "taus", "stay"),
+    [
+        (2, 0, {}, [5, 6]),
+        (1, 3, {}, [3, 6]),
+        (2, 0, {1: 3.0, 2: 3.5, 4: 3.4}, [2, 5, 6]),
+        (1, 0, {2: 3.0, 3: 3.0}, [3, 6]),
+        (1, 4, {1: 2.0, 6: 1.0}, [1, 4, 6]),
+    ],
+    ids=["newest", "multiples", "best", "later of equals", "all three"],
+)
+def test_retention_leaves_exactly_the_expected_steps(tmp_path, keep, keep_every, taus, stay):
+    """R22. The best is marked while later steps come, as evaluations are."""
+    state = {"w": jnp.zeros(2)}
+    with Checkpoints(tmp_path, keep=keep, keep_every=keep_every) as checkpoints:
+        for step in range(1, 7):
+            if step in taus:
+                checkpoints.mark_tau(step, taus[step])
+            checkpoints.save(step, state, {}, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == stay
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert left == {*map(str, stay), *(["tau.json"] if taus else [])}
+
+
+def test_the_best_is_known_and_kept_after_a_restart(tmp_path):
+    state = {"w": jnp.zeros(2)}
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, state, {}, {})
+        checkpoints.mark_tau(1, 4.5)
+        checkpoints.save(2, state, {}, {})
+        checkpoints.mark_tau(2, 3.5)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.best() == (1, 4.5)
+        checkpoints.mark_tau(3, 4.0)
+        checkpoints.save(3, state, {}, {})
+        checkpoints.wait()
+        assert checkpoints.best() == (1, 4.5)
+        assert checkpoints.steps() == [1, 3]
+
+
+def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with Checkpoints(tmp_path, keep=1, report=[].append) as checkpoints:
+        checkpoints.mark_tau(1, 2.0)
+        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {})
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(manifest, "write", full)
+            checkpoints.mark_tau(2, 3.0)
+            checkpoints.save(2, {"w": jnp.zeros(2)}, {}, {})
+            assert checkpoints.best() == (2, 3.0)  # on its way, it counts
+            with pytest.raises(DataError):
+                checkpoints.wait()
+        assert checkpoints.best() == (1, 2.0)
+
+
+def test_unreadable_scores_are_one_warning(tmp_path):
+    lines = []
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.mark_tau(1, 2.0)
+        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {})
+    (tmp_path / "checkpoints" / "tau.json").write_text("[")
+    with Checkpoints(tmp_path, keep=1, report=lines.append) as checkpoints:
+        assert checkpoints.best() is None
+    assert len(lines) == 1 and "tau.json is unreadable" in lines[0]
+
+
+def test_an_old_step_goes_only_behind_the_manifest_of_the_newer(tmp_path, monkeypatch):
+    state, write = {"w": jnp.zeros(2)}, manifest.write
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, state, {}, {})
+        checkpoints.wait()
+
+        def looks(folder, step):
+            assert (tmp_path / "checkpoints" / "1" / "manifest.json").exists()
+            write(folder, step)
+
+        monkeypatch.setattr(manifest, "write", looks)
+        checkpoints.save(2, state, {}, {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [2]
+
+
+OLD = {"seed": 1, "train": {"steps": 10, "gamma": 7.0}, "decode": {"seed": 0}, "data": {"thinking": False}}
+
+
+def test_config_diff_names_changed_added_and_removed_fields():
+    new = {"seed": 1, "train": {"steps": 12, "eps": 1e-8}, "decode": {"seed": 0}, "data": {"thinking": False}}
+    assert config_diff(OLD, new) == {"train.eps": (None, 1e-8), "train.gamma": (7.0, None), "train.steps": (10, 12)}
+    assert config_diff(OLD, OLD) == {}
+
+
+def test_a_changed_recipe_is_refused_field_by_field_unless_allowed():
+    new = {**OLD, "train": {"steps": 20, "gamma": 4.0}, "decode": {"seed": 5}}
+    with pytest.raises(DominoError) as refused:
+        refuse_changes(OLD, new, free=("decode",), allowed=())
+    assert str(refused.value).splitlines()[1:] == [
+        "  train.gamma: 7.0 in the checkpoint, 4.0 now",
+        "  train.steps: 10 in the checkpoint, 20 now",
+        "Set it back, train in another workdir, or allow it with --allow_config_change=train.gamma,train.steps",
+    ]
+    assert refused.value.exit_code == 2
+    with pytest.raises(DominoError, match="train.steps"):
+        refuse_changes(OLD, new, free=("decode",), allowed=("train.gamma",))
+    refuse_changes(OLD, new, free=("decode",), allowed=("train.gamma", "train.steps"))
+    refuse_changes(OLD, new, free=("decode",), allowed=("train",))
+
+
+def test_many_differences_still_make_a_message_of_five_lines():
+    old = {f"k{number}": 0 for number in range(9)}
+    with pytest.raises(DominoError) as refused:
+        refuse_changes(old, {key: 1 for key in old}, free=(), allowed=())
+    assert len(str(refused.value).splitlines()) == 5
+    assert "and 7 more" in str(refused.value)
+
+
+def test_allowing_what_the_recipe_does_not_have_is_a_mistake():
+    with pytest.raises(DominoError, match="allow_config_change=train.setps"):
+        refuse_changes(OLD, OLD, free=(), allowed=("train.setps",))

@@ -1,0 +1,98 @@
+"""console.py: what stands on the screen before the first step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from domino_jax.training import console
+
+DEVICES = np.array(jax.devices()[:1])
+
+
+def shape(*sizes, dtype=jnp.float32, sharding=None):
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+
+def test_the_recipe_is_one_section_a_line_without_what_is_not_set():
+    recipe = {"seed": 42, "train": {"steps": 900, "lr": 6e-4, "name": "", "list": [1, 2], "alpha": None, "on": True}}
+    assert console.recipe_lines(recipe) == [
+        "         seed=42",
+        '  train  steps=900  lr=0.0006  name=""  list=(1,2)  on=True',
+    ]
+
+
+def test_a_long_section_is_wrapped_below_itself_and_no_value_is_cut():
+    recipe = {"data": {f"key_{index}": "v" * 30 for index in range(6)}, "decode": {"tree": {"nodes": 64}}}
+    lines = console.recipe_lines(recipe)
+    assert all(len(line) <= console.WIDTH for line in lines)
+    assert [len(line.split()) for line in lines] == [3, 2, 2, 2] or [len(line.split()) for line in lines] == [4, 3, 2]
+    assert lines[-1] == "  decode  tree.nodes=64"
+
+
+def test_a_table_names_every_array_with_its_size():
+    params = {"head": {"up": {"kernel": shape(256, 1000)}}, "norm": {"scale": shape(16, dtype=jnp.bfloat16)}}
+    assert console.parameter_lines(params) == [
+        "  name            shape     dtype     parameters       bytes",
+        "  head/up/kernel  256×1000  float32      256,000  1000.0 KiB",
+        "  norm/scale      16        bfloat16          16        32 B",
+        "  2 arrays, 256,016 parameters, 1000.0 KiB",
+    ]
+
+
+def test_the_targets_layers_are_one_line_a_kind():
+    layers = {f"layers_{index}": {"q_proj": {"kernel": shape(8, 4)}} for index in range(12)}
+    lines = console.parameter_lines({**layers, "norm": {"scale": shape(8)}}, by_kind=True)
+    assert lines[1].split() == ["layers_*/q_proj/kernel", "12", "×", "8×4", "float32", "384", "1.5", "KiB"]
+    assert len(lines) == 4 and lines[3].startswith("  13 arrays, 392 parameters")
+
+
+def test_layers_that_differ_in_shape_are_not_one_kind():
+    params = {"layers_0": shape(8), "layers_1": shape(4)}
+    assert len(console.parameter_lines(params, by_kind=True)) == 4
+
+
+def test_a_sharded_array_shows_its_mesh_axes_and_what_one_device_holds():
+    mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+    def laid(*spec):
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    params = {
+        "a": shape(8, 16, sharding=laid("fsdp", "tensor")),
+        "b": shape(8, sharding=laid()),
+        "c": shape(8, 4, sharding=laid(("data", "fsdp"), None)),
+    }
+    lines = console.parameter_lines(params)
+    assert [line.split()[-1] for line in lines[:4]] == ["sharding", "fsdp,–", "whole", "data+fsdp,–"]
+    # 128 values over 4, 8 whole, 32 over 8: 44 of 4 bytes.
+    assert lines[4].endswith("672 B, 176 B a device")
+
+
+def test_arrays_of_the_host_have_no_sharding():
+    assert console.parameter_lines({"a": np.zeros(3, np.float32)})[1].split() == ["a", "3", "float32", "3", "12", "B"]
+
+
+def test_the_topology_names_devices_processes_and_mesh():
+    mesh = Mesh(DEVICES.reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    assert console.topology_line(mesh) == "1 × cpu (cpu) in 1 process, mesh data 1 × fsdp 1 × tensor 1"
+
+
+def test_everything_stands_in_its_order():
+    lines = console.start_up_lines({"seed": 1}, {"w": shape(2)}, {"e": shape(3)}, Mesh(DEVICES, ("data",)))
+    heads = [lines.index(head) for head in ("recipe", "drafter, trained", "target, frozen (by kind of matrix)")]
+    assert heads == sorted(heads) and lines[-1].endswith("mesh data 1")
+
+
+def test_bytes_in_the_unit_that_fits():
+    assert [console.say_bytes(count) for count in (0, 512, 1024, 1536, 5 * 1024**3)] == [
+        "0 B",
+        "512 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "5.0 GiB",
+    ]
+
+
+def test_the_first_step_is_told_in_seconds():
+    assert console.first_step_line(12.34) == "first step, with its compilation: 12.3 s"

@@ -1,0 +1,373 @@
+"""What may happen to checkpoints (R4 to R7, R13, R21): nothing is lost but the step itself, and nothing goes unsaid."""
+
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.runtime.errors import DataError
+from domino_jax.training.checkpoints import Checkpoints
+from tests.helpers.paths import ROOT
+
+
+def state_of(step):
+    return {"w": jax.random.normal(jax.random.key(step), (16, 8)), "step": jnp.int32(step)}
+
+
+ABSTRACT = jax.eval_shape(lambda: state_of(0))
+
+
+def save(workdir, steps, keep=10):
+    with Checkpoints(workdir, keep=keep) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state_of(step), {"item": step}, {"config": {}})
+
+
+def resume(workdir):
+    """(the restored checkpoint, the lines it said)."""
+    lines = []
+    with Checkpoints(workdir, keep=10, report=lines.append) as checkpoints:
+        restored = checkpoints.restore_latest(ABSTRACT)
+    if restored is not None:
+        np.testing.assert_array_equal(restored.state["w"], state_of(restored.step)["w"])
+        assert (int(restored.state["step"]), restored.data_state) == (restored.step, {"item": restored.step})
+    return restored, lines
+
+
+def names(workdir):
+    return sorted(path.name for path in (workdir / "checkpoints").iterdir())
+
+
+# ---------------------------------------------------------------- R4: cut off
+
+DIES = """
+import os, pathlib, signal, sys
+import jax.numpy as jnp
+from domino_jax.training import manifest
+from domino_jax.training.checkpoints import Checkpoints
+
+moment, workdir = sys.argv[1:]
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if moment == "before the rename":
+    pathlib.PosixPath.rename = os.rename = os.replace = die
+elif moment == "before the manifest":
+    manifest.write = die
+elif moment == "before its rename":
+    manifest.write_whole = die
+with Checkpoints(workdir, keep=10) as checkpoints:
+    checkpoints.save(5, {"w": jnp.zeros(4)}, {}, {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "before"),
+    [
+        ("before the rename", [4]),
+        ("before the manifest", [4]),
+        ("before its rename", [4]),
+        ("before the manifest", []),
+    ],
+    ids=["in orbax", "before hashing", "before the manifest is in place", "the first checkpoint of a run"],
+)
+def test_a_save_cut_off_by_kill_9_is_cleared_away_and_its_step_saved_again(tmp_path, moment, before):
+    save(tmp_path, before)
+    ended = subprocess.run([sys.executable, "-c", DIES, moment, str(tmp_path)], cwd=ROOT, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert names(tmp_path) != list(map(str, before))
+    restored, lines = resume(tmp_path)
+    assert (restored.step if restored else None) == (before[-1] if before else None)
+    assert lines == ["the checkpoint of step 5 was cut off while it was written or removed: cleared away"]
+    assert names(tmp_path) == list(map(str, before))
+    save(tmp_path, [5])
+    assert resume(tmp_path)[0].step == 5
+
+
+def test_a_temporary_folder_of_orbax_is_cleared_away(tmp_path):
+    save(tmp_path, [4])
+    (tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp-12" / "state").mkdir(parents=True)
+    restored, lines = resume(tmp_path)
+    assert restored.step == 4 and len(lines) == 1 and "step 5" in lines[0]
+    assert names(tmp_path) == ["4"]
+
+
+def test_a_save_that_ended_before_its_marker_did_counts(tmp_path):
+    save(tmp_path, [4, 5])
+    (tmp_path / "checkpoints" / "unfinished-5").touch()
+    restored, lines = resume(tmp_path)
+    assert restored.step == 5 and lines == []
+    assert names(tmp_path) == ["4", "5"]
+
+
+def test_a_removal_that_was_cut_off_is_finished(tmp_path):
+    save(tmp_path, [3, 4])
+    (tmp_path / "checkpoints" / "unfinished-3").touch()
+    (tmp_path / "checkpoints" / "3" / "manifest.json").unlink()
+    restored, lines = resume(tmp_path)
+    assert restored.step == 4 and len(lines) == 1
+    assert names(tmp_path) == ["4"]
+
+
+# ---------------------------------------------------------------- R5, R6: damaged
+
+
+def data_file(folder):
+    files = [path for path in (folder / "state").rglob("*") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def flip(path, bit):
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def empty(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+HARM = {
+    "truncated": (lambda folder: os.truncate(data_file(folder), 10), "10 bytes instead of"),
+    "one bit flipped": (lambda folder: flip(data_file(folder), 99), "its content changed"),
+    "manifest deleted": (lambda folder: (folder / "manifest.json").unlink(), "manifest.json: missing"),
+    "item deleted": (lambda folder: shutil.rmtree(folder / "state"), "state/_METADATA: missing"),
+    "metadata deleted": (lambda folder: (folder / "_CHECKPOINT_METADATA").unlink(), "_CHECKPOINT_METADATA: missing"),
+    "empty folder": (empty, "manifest.json: missing"),
+}
+
+
+@pytest.mark.parametrize(("harm", "reason"), HARM.values(), ids=HARM)
+def test_a_damaged_checkpoint_is_set_aside_with_one_warning(tmp_path, harm, reason):
+    save(tmp_path, [2, 4])
+    harm(tmp_path / "checkpoints" / "4")
+    left = sorted(path.name for path in (tmp_path / "checkpoints" / "4").rglob("*"))
+    restored, lines = resume(tmp_path)
+    assert restored.step == 2
+    assert len(lines) == 1 and lines[0].startswith("warning: the checkpoint of step 4 is damaged (")
+    assert reason in lines[0] and lines[0].endswith("checkpoints/corrupt/4")
+    assert sorted(path.name for path in (tmp_path / "checkpoints" / "corrupt" / "4").rglob("*")) == left
+    assert names(tmp_path) == ["2", "corrupt"]
+
+
+def test_a_second_damaged_checkpoint_of_the_same_step_is_kept_too(tmp_path):
+    save(tmp_path, [2])
+    for _ in range(3):
+        save(tmp_path, [4])
+        flip(data_file(tmp_path / "checkpoints" / "4"), 99)
+        assert resume(tmp_path)[0].step == 2
+    assert sorted(os.listdir(tmp_path / "checkpoints" / "corrupt")) == ["4", "4-2", "4-3"]
+
+
+def test_several_damaged_ones_are_passed_over(tmp_path):
+    save(tmp_path, [1, 2, 3])
+    for step in (2, 3):
+        flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
+    restored, lines = resume(tmp_path)
+    assert restored.step == 1 and len(lines) == 2
+    assert names(tmp_path) == ["1", "corrupt"]
+
+
+def test_the_best_one_is_no_more_the_best_once_it_is_damaged(tmp_path):
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        for step, tau in ((1, 2.0), (2, 3.0)):
+            checkpoints.mark_tau(step, tau)
+            checkpoints.save(step, state_of(step), {"item": step}, {})
+    flip(data_file(tmp_path / "checkpoints" / "2"), 99)
+    resume(tmp_path)
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        assert checkpoints.best() == (1, 2.0)
+
+
+def test_when_all_are_damaged_the_run_stops_with_3_and_does_so_again(tmp_path):
+    """R6. Nothing is moved: a second start must not find an empty folder and train from the beginning."""
+    save(tmp_path, [2, 4])
+    for step in (2, 4):
+        flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
+    for _ in range(2):
+        with pytest.raises(DataError) as refused:
+            resume(tmp_path)
+        assert refused.value.exit_code == 3
+        said = str(refused.value)
+        assert len(said.splitlines()) <= 5
+        assert "none of the checkpoints" in said and "step 4: state/" in said and "--workdir" in said
+        assert names(tmp_path) == ["2", "4"]
+
+
+# ---------------------------------------------------------------- R7: flipped bits
+
+
+def test_all_of_200_random_flipped_bits_are_found(tmp_path):
+    save(tmp_path, [1])
+    folder = tmp_path / "checkpoints" / "1"
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    assert len(files) > 8 and folder / "manifest.json" in files
+    draw = random.Random(0)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        for number in range(200):
+            path = files[number % len(files)]
+            bit = draw.randrange(8 * path.stat().st_size)
+            flip(path, bit)
+            said = checkpoints.damage(1)
+            assert said is not None and said.startswith(path.relative_to(folder).as_posix()), (path, bit)
+            flip(path, bit)
+        assert checkpoints.damage(1) is None
+
+
+def test_20_clean_checkpoints_raise_no_alarm(tmp_path):
+    save(tmp_path, range(1, 21), keep=20)
+    with Checkpoints(tmp_path, keep=20) as checkpoints:
+        assert [checkpoints.damage(step) for step in checkpoints.steps()] == [None] * 20
+
+
+# ---------------------------------------------------------------- R21: disk full
+
+
+@contextlib.contextmanager
+def small_disk(folder):
+    """A file system of 300 KB, where mounting one is allowed."""
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not allowed here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def small_files(folder):
+    """No file above 100 KB can be written by this process meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+TOO_MUCH = {"w": np.random.default_rng(0).standard_normal(200_000)}
+
+
+@pytest.mark.parametrize("limit", [small_disk, small_files], ids=["tmpfs", "file size"])
+def test_a_full_disk_costs_one_checkpoint_and_training_goes_on(tmp_path, limit):
+    lines = []
+    with limit(tmp_path), Checkpoints(tmp_path, keep=10, report=lines.append) as checkpoints:
+        checkpoints.save(1, state_of(1), {"item": 1}, {})
+        checkpoints.wait()  # the second one fills the disk, on a slow machine before the first is finished
+        checkpoints.save(2, TOO_MUCH, {"item": 2}, {})
+        checkpoints.save(3, state_of(3), {"item": 3}, {})
+        checkpoints.wait()
+        assert len(lines) == 1
+        assert lines[0].startswith("warning: the checkpoint of step 2 could not be written (")
+        assert lines[0].endswith("training goes on, finished ones: [1]")
+        assert names(tmp_path) == ["1", "3"]
+        assert [checkpoints.damage(step) for step in (1, 3)] == [None, None]
+
+
+@pytest.mark.parametrize("limit", [small_disk, small_files], ids=["tmpfs", "file size"])
+def test_a_full_disk_at_the_last_save_stops_with_3_and_keeps_the_one_before(tmp_path, limit):
+    with limit(tmp_path):
+        with Checkpoints(tmp_path, keep=10) as checkpoints:
+            checkpoints.save(1, state_of(1), {"item": 1}, {})
+            checkpoints.save(2, TOO_MUCH, {"item": 2}, {})
+            with pytest.raises(DataError, match="step 2 could not be written") as refused:
+                checkpoints.wait()
+        assert refused.value.exit_code == 3 and len(str(refused.value).splitlines()) <= 5
+        assert "Make room" in str(refused.value)
+        assert resume(tmp_path)[0].step == 1
+
+
+FILLS = """
+import gc, sys
+import numpy as np
+from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.runtime.errors import DataError
+
+checkpoints = Checkpoints(sys.argv[1], keep=10)
+try:
+    for step in (1, 2, 3):
+        arrays = {f"w{i}": np.random.default_rng(i).standard_normal(4_000) for i in range(30)}
+        checkpoints.save(step, arrays, {}, {})
+    checkpoints.close()
+except DataError as error:
+    print(error)
+gc.collect()
+"""
+
+
+def test_a_full_disk_is_reported_without_a_traceback(tmp_path):
+    with small_disk(tmp_path):
+        ended = subprocess.run(
+            [sys.executable, "-c", FILLS, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 4 and lines[2] == (
+        "the checkpoint of step 3 could not be written (No space left on device)."
+    ), lines
+
+
+def test_no_room_for_the_manifest_costs_that_checkpoint(tmp_path, monkeypatch):
+    lines = []
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with Checkpoints(tmp_path, keep=1, report=lines.append) as checkpoints:
+        checkpoints.save(1, state_of(1), {"item": 1}, {})
+        checkpoints.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr("domino_jax.training.manifest.write_whole", full)
+            checkpoints.save(2, state_of(2), {"item": 2}, {})
+            with pytest.raises(DataError, match="No space left"):
+                checkpoints.wait()
+        assert checkpoints.steps() == [1] and checkpoints.damage(1) is None
+    assert names(tmp_path) == ["1"]
+
+
+# ---------------------------------------------------------------- R13: another sharding
+
+RESHARDS = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from domino_jax.training.checkpoints import Checkpoints
+
+def placed(shape, rows, columns):
+    mesh = Mesh(np.array(jax.devices()).reshape(shape), ("fsdp", "tensor"))
+    shardings = {"w": NamedSharding(mesh, P(rows, columns)), "step": NamedSharding(mesh, P())}
+    dtypes = {"w": ((16, 8), "float32"), "step": ((), "int32")}
+    return {name: jax.ShapeDtypeStruct(*dtypes[name], sharding=shardings[name]) for name in dtypes}
+
+assert jax.device_count() == 4
+with Checkpoints(sys.argv[1], keep=10) as checkpoints:
+    for step, target in ((2, placed((4, 1), "fsdp", None)), (3, placed((2, 2), "fsdp", "tensor"))):
+        restored = checkpoints.restore_latest(target)
+        assert restored.step == step - 1
+        assert restored.state["w"].sharding == target["w"].sharding
+        assert len(restored.state["w"].addressable_shards) == 4
+        checkpoints.save(step, restored.state, {"item": step}, {})
+"""
+
+
+def test_what_is_restored_on_another_mesh_is_bit_equal(tmp_path):
+    """1 device, to fsdp 4, to fsdp 2 x tensor 2, to 1 device again."""
+    save(tmp_path, [1])
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", RESHARDS, str(tmp_path)], cwd=ROOT, env=environment, check=True, timeout=120)
+    with Checkpoints(tmp_path, keep=10) as checkpoints:
+        step, state, data_state, _ = checkpoints.restore_latest(ABSTRACT)
+    assert (step, data_state) == (3, {"item": 3})
+    assert np.asarray(state["w"]).tobytes() == np.asarray(state_of(1)["w"]).tobytes()
+    assert int(state["step"]) == 1

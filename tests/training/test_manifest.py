@@ -1,0 +1,114 @@
+"""manifest.py: every changed bit of a checkpoint is found and named, and an unchanged one raises no alarm."""
+
+import json
+
+import pytest
+from etils import epath
+
+from domino_jax.runtime.remote import BucketError
+from domino_jax.training import manifest
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three files, one below a folder, and their manifest as of step 7."""
+    (tmp_path / "state" / "d").mkdir(parents=True)
+    (tmp_path / "state" / "d" / "data").write_bytes(bytes(range(256)) * 40)
+    (tmp_path / "extra").write_text("{}")
+    (tmp_path / "empty").write_bytes(b"")
+    manifest.write(tmp_path, 7)
+    return tmp_path
+
+
+def test_the_manifest_holds_names_sizes_and_sha256(folder):
+    written = json.loads((folder / "manifest.json").read_text())
+    assert (written["format"], written["step"]) == (1, 7)
+    assert list(written["files"]) == ["empty", "extra", "state/d/data"]
+    assert written["files"]["extra"] == {
+        "bytes": 2,
+        "sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+    }
+    assert manifest.damage(folder, 7) is None
+
+
+def test_writing_it_again_gives_the_same_bytes(folder):
+    before = (folder / "manifest.json").read_bytes()
+    manifest.write(folder, 7)
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+def test_a_file_larger_than_one_read_is_hashed_to_its_end(folder, monkeypatch):
+    monkeypatch.setattr(manifest, "CHUNK", 1000)
+    assert manifest.damage(folder, 7) is None
+    data = folder / "state" / "d" / "data"
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+    assert manifest.damage(folder, 7) == "state/d/data: its content changed (SHA-256 differs)"
+
+
+def edit(path, change):
+    written = json.loads(path.read_text())
+    change(written)
+    path.write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda folder: (folder / "extra").unlink(), "extra: missing"),
+        (lambda folder: (folder / "extra").write_text("{"), "extra: 1 bytes instead of 2"),
+        (lambda folder: (folder / "extra").write_text("[]"), "extra: its content changed (SHA-256 differs)"),
+        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json: missing"),
+        (lambda folder: (folder / "manifest.json").write_text(""), "manifest.json: does not match its own checksum"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest.json: does not match its own checksum"),
+        (
+            lambda folder: edit(folder / "manifest.json", lambda written: written["files"].pop("extra")),
+            "manifest.json: does not match its own checksum",
+        ),
+        (lambda folder: manifest.write(folder, 8), "manifest.json: is that of step 8"),
+    ],
+    ids=["file gone", "cut", "changed", "no manifest", "empty manifest", "a list", "edited manifest", "other step"],
+)
+def test_damage_names_the_file_and_the_reason(folder, harm, said):
+    harm(folder)
+    assert manifest.damage(folder, 7) == said
+
+
+def test_a_later_format_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(manifest, "FORMAT", 2)
+    assert manifest.damage(folder, 7) == "manifest.json: format 1, this version reads 2"
+
+
+def test_files_that_the_manifest_does_not_name_are_left_alone(folder):
+    (folder / ".nfs0001").write_text("busy")
+    assert manifest.damage(folder, 7) is None
+
+
+def test_a_manifest_is_written_whole_or_not_at_all(folder, monkeypatch):
+    before = (folder / "manifest.json").read_bytes()
+    path = manifest.epath.Path(folder / "manifest.json")
+
+    def torn(self, data):
+        with open(self, "wb") as file:
+            file.write(data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(path), "write_bytes", torn)
+    with pytest.raises(OSError, match="No space left"):
+        manifest.write(folder, 7)
+    assert (folder / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "extra"])
+def test_a_store_that_does_not_answer_is_no_damage(folder, monkeypatch, name):
+    """Else one outage would set a whole checkpoint aside."""
+    real = type(epath.Path(folder)).open, type(epath.Path(folder)).read_bytes
+
+    def silent(path, *given, method):
+        if path.name == name:
+            raise BucketError("gs://b cannot be used: no answer")
+        return real[method](path, *given)
+
+    monkeypatch.setattr(type(epath.Path(folder)), "open", lambda path, *given: silent(path, *given, method=0))
+    monkeypatch.setattr(type(epath.Path(folder)), "read_bytes", lambda path: silent(path, method=1))
+    with pytest.raises(BucketError):
+        manifest.damage(folder, 7)

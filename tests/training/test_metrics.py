@@ -1,0 +1,212 @@
+"""metrics.py: one row a step, none lost and none told twice, whatever kills the run."""
+
+import io
+import json
+import struct
+
+import jax.numpy as jnp
+import pytest
+import rich.console
+from etils import epath
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.remote import filesystem
+from domino_jax.training.metrics import MetricsWriter, read_rows, truncate_rows
+
+
+def log_console():
+    return rich.console.Console(file=io.StringIO(), force_terminal=False, width=40)
+
+
+def write_steps(workdir, steps, start_step=0, console=None):
+    with MetricsWriter(workdir, 10, start_step=start_step, console=console or log_console()) as metrics:
+        for step in steps:
+            metrics.write(step, {"loss": jnp.float32(step / 2), "lambda_base": 1.0})
+
+
+def events_of(data):
+    """The Events of an event file, each with both of its checksums right."""
+    events = []
+    while data:
+        (length,), (of_length,) = struct.unpack("<Q", data[:8]), struct.unpack("<I", data[8:12])
+        body, (of_body,) = data[12 : 12 + length], struct.unpack("<I", data[12 + length : 16 + length])
+        assert (of_length, of_body) == (masked_crc32c(data[:8]), masked_crc32c(body))
+        events.append(Event.FromString(body))
+        data = data[16 + length :]
+    return events
+
+
+def test_a_row_holds_step_values_and_seconds(tmp_path):
+    write_steps(tmp_path, [1, 2])
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [sorted(row) for row in rows] == [["lambda_base", "loss", "seconds", "step"]] * 2
+    assert [(row["step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 1.0)]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_row_is_on_disk_before_the_run_ends(tmp_path):
+    metrics = MetricsWriter(tmp_path, 10, console=log_console())
+    metrics.write(1, {"loss": 0.5})
+    assert metrics.flush(30)
+    assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
+    metrics.close()
+
+
+def test_values_keep_every_bit(tmp_path):
+    value = 0.1 + 0.2
+    with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
+        metrics.write(1, {"loss": value})
+    assert read_rows(tmp_path / "metrics.jsonl")[0]["loss"].hex() == value.hex()
+
+
+def test_a_resumed_run_drops_the_rows_behind_its_step_and_goes_on_counting_time(tmp_path):
+    write_steps(tmp_path, [2, 4, 6])
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    rows[1]["seconds"] = 100.0
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_steps(tmp_path, [6, 8], start_step=4)
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [2, 4, 6, 8]
+    assert rows[2]["seconds"] >= 100.0
+
+
+def test_a_line_torn_by_a_kill_is_not_a_row(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "lo')
+    truncate_rows(file, last_step=5)
+    assert file.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}'])
+def test_a_broken_row_in_the_middle_is_named_by_its_line(tmp_path, line):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n' + line + '\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics.jsonl:2"):
+        read_rows(file)
+
+
+def test_no_file_is_no_rows(tmp_path):
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+    truncate_rows(tmp_path / "metrics.jsonl", 3)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_start_without_a_row_leaves_every_byte_and_makes_no_file(tmp_path):
+    write_steps(tmp_path, [2, 4])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_steps(tmp_path, [], start_step=2)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_processes_other_than_the_first_write_and_say_nothing(tmp_path):
+    console = log_console()
+    with MetricsWriter(tmp_path / "run", 10, primary=False, console=console) as metrics:
+        metrics.write(1, {"loss": 1.0, **metrics.clock().rates()})
+        metrics.advance(2)
+        metrics.say("nothing")
+    assert not (tmp_path / "run").exists() and console.file.getvalue() == ""
+
+
+def test_a_list_of_numbers_is_in_the_file_and_not_on_the_console(tmp_path):
+    console = log_console()
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(5, {"eval_tau": 2.5, "eval_accept_by_position": [0.75, float("nan")]})
+    row = read_rows(tmp_path / "metrics.jsonl")[0]
+    assert row["eval_accept_by_position"] == [0.75, None]
+    assert console.file.getvalue().startswith("step 5/10  τ 2.5  left ")
+
+
+def test_tensorboard_gets_the_values_and_none_of_the_bookkeeping(tmp_path):
+    with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
+        metrics.write(1, {"loss": 1.0, "rates": [0.5, 0.25], "started": 1e9, "productive_seconds": 2.0})
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    version, start, points = events_of(events.read_bytes())
+    assert version.file_version == "brain.Event:2" and start.session_log.status == 1 and start.step == 1
+    told = {value.tag: value.simple_value for value in points.summary.value}
+    assert told == {"loss": 1.0, "rates/1": 0.5, "rates/2": 0.25}
+
+
+def test_a_bucket_holds_the_same_rows_and_a_tensorboard(bucket):
+    for start, steps in ((0, [2, 4, 6]), (4, [6, 8])):
+        with MetricsWriter(f"{bucket}/run", 10, start_step=start, console=log_console()) as metrics:
+            for step in steps:
+                metrics.write(step, {"loss": step / 2})
+    assert [row["step"] for row in read_rows(f"{bucket}/run/metrics.jsonl")] == [2, 4, 6, 8]
+    files = [epath.Path(f"gs://{name}") for name in filesystem(bucket).find(f"{bucket}/run")]
+    assert sorted(path.name.split(".")[0] for path in files) in (["events", "metrics"], ["events", "events", "metrics"])
+    events = b"".join(path.read_bytes() for path in sorted(files) if path.name.startswith("events"))
+    assert [(event.step, value.tag) for event in events_of(events) for value in event.summary.value] == [
+        (step, "loss") for step in (2, 4, 6, 6, 8)
+    ]
+
+
+def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path):
+    with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
+        metrics.write(1, {"loss": float("nan"), "grad_norm": float("inf")})
+    row = read_rows(tmp_path / "metrics.jsonl")[0]
+    assert row["loss"] is None and row["grad_norm"] is None
+
+
+def test_a_log_gets_one_plain_line_a_step(tmp_path):
+    console = log_console()
+    write_steps(tmp_path, [5, 10], console=console)
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("step 5/10  loss 2.5  λ 1  left ")
+    assert lines[1].endswith("left 0:00:00")
+    assert "\x1b" not in console.file.getvalue()
+
+
+def test_a_terminal_gets_a_bar_with_the_time_left(tmp_path):
+    console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(5, {"loss": 2.5})
+        metrics.advance(7)
+        metrics.say("a word beside the bar [not markup]")
+    shown = console.file.getvalue()
+    assert "7/10" in shown and "loss 2.5" in shown and "left" in shown and "[not markup]" in shown
+
+
+def test_the_bar_keeps_the_last_evaluation_beside_the_last_step(tmp_path):
+    console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(4, {"eval_tau": 3.25})
+        metrics.write(5, {"loss": 2.5})
+    assert "loss 2.5  τ 3.25" in console.file.getvalue()
+
+
+def test_skipped_steps_are_shown_once_there_are_some(tmp_path):
+    console = log_console()
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(1, {"loss": 1.0, "skipped": 0})
+        metrics.write(2, {"loss": 1.0, "skipped": 3})
+    one, two = console.file.getvalue().splitlines()
+    assert "SKIPPED" not in one and "loss 1  SKIPPED 3  left" in two
+
+
+def test_a_line_shows_every_figure_of_an_interval_in_its_unit(tmp_path):
+    values = {
+        "loss": 2.5,
+        "base_loss": 2.75,
+        "final_loss": 2.25,
+        "lambda_base": 0.5,
+        "learning_rate": 6e-4,
+        "grad_norm": 0.125,
+        "accept_len": 3.5,
+        "base_accept_len": 3.25,
+        "rows_per_second": 12.5,
+        "tokens_per_second": 38_400.0,
+        "anchors_per_second": 3_200.0,
+        "mfu": 0.352,
+        "data_wait": 0.015,
+        "goodput": 0.97,
+    }
+    console = log_console()
+    with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(10, values)
+    assert console.file.getvalue() == (
+        "step 10/10  loss 2.5  base 2.75  final 2.25  λ 0.5  lr 0.0006  grad 0.125  accept 3.5  base accept 3.25  "
+        "rows/s 12.5  tokens/s 38,400  anchors/s 3,200  MFU 35.2%  data wait 1.5%  goodput 97.0%  left 0:00:00\n"
+    )

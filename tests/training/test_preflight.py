@@ -1,0 +1,379 @@
+"""preflight.py: what would waste a run is told with file and line, or stops it before the first step."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import rich.console
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from domino_jax.data.chat import Row
+from domino_jax.drafters.drafter import Drafter
+from domino_jax.runtime.distributed import free_port
+from domino_jax.runtime.errors import DataError
+from domino_jax.training import estimates, preflight, preflight_scores
+from domino_jax.training.preflight import Plan, Sampled, run_preflight
+from domino_jax.training.state import init_state
+from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.loading import load_target
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+PLAN = Plan(steps=100, batch_size=4, max_length=144, num_anchors=8, dtype="float32", scored_rows=6)
+
+
+class RowList:
+    """Training rows from a list, with the interface of data.pipeline's."""
+
+    def __init__(self, rows, num_skipped=0):
+        self.rows = [Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in rows]
+        self.num_skipped = num_skipped
+        self.num_read = len(rows) + num_skipped
+        self.num_tokens = sum(len(row.token_ids) for row in self.rows)
+        self.num_supervised = int(sum(row.loss_mask.sum() for row in self.rows))
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return 10 + index, self.rows[index]
+
+    def where(self, row_id):
+        return f"rows.jsonl:{row_id - 9}"
+
+
+def own_rows():
+    """The golden target's own answers: rows.jsonl:1 to 4."""
+    return [(case["prompt"] + case["output"], [0] * len(case["prompt"]) + [1] * len(case["output"])) for case in CASES]
+
+
+def foreign_row(seed):
+    """An answer that nobody's model gave."""
+    ids = np.random.default_rng(seed).integers(0, 200, 60).tolist()
+    return ids, [0] * 20 + [1] * 40
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(str(GOLDEN / "target"), "float32")
+
+
+@pytest.fixture(scope="module")
+def drafter(target):
+    return load_drafter(GOLDEN / "drafter", target.model.config, np.dtype("float32"))[0]
+
+
+@pytest.fixture(scope="module")
+def state(drafter):
+    """The shapes of a training state."""
+    return jax.eval_shape(lambda key: init_state(Drafter(drafter), optax.adamw(1e-3), key), jax.random.key(0))
+
+
+@pytest.fixture(scope="module")
+def found(target, drafter, state, tmp_path_factory):
+    """(what was found in 4 own and 2 foreign rows, the workdir)."""
+    workdir = tmp_path_factory.mktemp("run") / "new"
+    rows = RowList([*own_rows(), foreign_row(0), foreign_row(1)], num_skipped=2)
+    inputs = {"rows": rows, "fingerprint": "f1", "loaded": target, "drafter": drafter, "state": state, "plan": PLAN}
+    return run_preflight(workdir, **inputs), workdir
+
+
+def with_rows(target, drafter, state, tmp_path, rows, **changes):
+    plan = dataclasses.replace(PLAN, **changes)
+    return run_preflight(
+        tmp_path, rows=RowList(rows), fingerprint="f", loaded=target, drafter=drafter, state=state, plan=plan
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ the whole
+
+
+def test_answers_of_somebody_else_are_named_with_a_remedy(found):
+    scores = found[0]["target_logprob"]
+    assert {one["where"] for one in scores["low"]} == {"rows.jsonl:5", "rows.jsonl:6"}
+    assert scores["num_low"] == 2 and scores["rows"] == 6 and scores["threshold"] == -2.0
+    (warning,) = [said for said in found[0]["warnings"] if "hardly say 2 of 6 sampled answers" in said]
+    assert "rows.jsonl:5 (-" in warning and "python -m domino_jax.regenerate" in warning
+
+
+def test_rows_without_an_anchor_are_counted_and_told(found):
+    assert found[0]["data"]["fraction_without_anchor"] == 0.25
+    assert any("2 of 8 rows have no two supervised tokens" in said for said in found[0]["warnings"])
+
+
+def test_json_holds_what_was_returned_and_markdown_the_figures(found):
+    result, workdir = found
+    assert json.loads((workdir / "preflight.json").read_text()) == result
+    said = (workdir / "preflight.md").read_text()
+    for part in ("| mask token | 259", "25.0% have no anchor", "memory per device (estimate)", "**Warning:**", "[["):
+        assert part in said
+
+
+def test_supervised_and_all_tokens_are_those_of_the_rows(found):
+    data = found[0]["data"]
+    tokens = sum(len(case["prompt"]) + len(case["output"]) for case in CASES) + 120
+    supervised = sum(len(case["output"]) for case in CASES) + 80
+    assert (data["tokens"], data["supervised_tokens"], data["fingerprint"]) == (tokens, supervised, "f1")
+    assert data["supervised_fraction"] == supervised / tokens
+
+
+def test_a_log_gets_plain_lines(found, capsys):
+    preflight.show(found[0], ["plain ", "[[said]]"], rich.console.Console(width=40))
+    said = capsys.readouterr().out
+    assert "plain [[said]]\n" in said and "\x1b" not in said
+    assert "  target layers: [" in said and "warning: the target would hardly say" in said
+
+
+def test_a_terminal_gets_the_supervised_part_in_colour(found):
+    console = rich.console.Console(force_terminal=True, color_system="standard", record=True, quiet=False)
+    with console.capture() as shown:
+        preflight.show(found[0], ["plain ", "[[said]]"], console)
+    assert "\x1b[32m[[said]]" in shown.get()
+
+
+# ------------------------------------------------------------------------------------------------------ what is fatal
+
+
+def test_a_mask_token_in_the_text_stops_the_run(target, drafter, state, tmp_path):
+    ids, mask = own_rows()[1]
+    rows = [own_rows()[0], ([*ids[:5], drafter.mask_token_id, *ids[6:]], mask)]
+    with pytest.raises(DataError, match="rows.jsonl:2: the row holds the mask token 259 as text, as 1 of 2") as stopped:
+        with_rows(target, drafter, state, tmp_path, rows)
+    assert len(str(stopped.value).splitlines()) <= 5 and not (tmp_path / "preflight.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mask_token_id": 260}, "mask_token_id 260 is no row"),
+        ({"target_layer_ids": (1, 5)}, "target_layer_ids hold \\[5\\], but the target has layers 0..5"),
+        ({"target_layer_ids": (1, 9)}, "target_layer_ids hold \\[9\\]"),
+    ],
+)
+def test_ids_that_the_target_does_not_have_stop_the_run(target, drafter, state, tmp_path, change, said):
+    with pytest.raises(DataError, match=said):
+        with_rows(target, dataclasses.replace(drafter, **change), state, tmp_path, own_rows())
+
+
+def test_a_target_whose_logits_are_not_finite_stops_the_run():
+    sample = [Sampled("a:1", None), Sampled("a:2", None)]
+    with pytest.raises(DataError, match="a:2: the target's log-probability of the answer is nan"):
+        preflight.describe_scores(sample, np.array([-1.0, np.nan]), -2.0)
+
+
+# ------------------------------------------------------------------------------------------------------ the target
+
+
+def test_a_rows_score_is_the_mean_over_its_supervised_tokens(target):
+    ids, mask = own_rows()[0]
+    logits = target.model.apply({"params": target.params}, jnp.asarray([ids], jnp.int32))["logits"][0]
+    every = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(ids) - 1), ids[1:]]
+    expected = every[np.asarray(mask[1:]) > 0].mean()
+    row = Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32))
+    scores = preflight_scores.mean_logprobs(target.model, target.params, [row], 144, None)
+    np.testing.assert_allclose(scores, [expected], rtol=1e-5)
+
+
+def test_scores_do_not_depend_on_slices_padding_or_batch(target, monkeypatch):
+    rows = [Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in own_rows()]
+    whole = preflight_scores.mean_logprobs(target.model, target.params, rows, 144, None)
+    monkeypatch.setattr(preflight_scores, "SCORED_TOKENS", 400)  # two rows at a time
+    cut = preflight_scores.mean_logprobs(target.model, target.params, rows[:3], 200, None)
+    np.testing.assert_allclose(cut, whole[:3], rtol=1e-5)
+
+
+def test_no_array_of_all_logits_lives(target):
+    vocab = target.model.config.vocab_size
+    jaxpr = jax.make_jaxpr(
+        lambda tokens, mask: preflight_scores.supervised_logprob(target.model, target.params, tokens, mask)
+    )(jnp.zeros((2, 400), jnp.int32), jnp.ones((2, 400)))
+    wide = [
+        variable.aval.shape
+        for equation in all_equations(jaxpr.jaxpr)
+        for variable in equation.outvars
+        if variable.aval.ndim == 3 and variable.aval.shape[-1] == vocab
+    ]
+    assert wide and set(wide) == {(2, preflight_scores.SLICE_TOKENS, vocab)}
+
+
+def all_equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            inner = value.jaxpr if hasattr(value, "jaxpr") else value
+            if hasattr(inner, "eqns"):
+                yield from all_equations(inner)
+
+
+def test_a_first_token_with_nothing_before_it_does_not_count(target):
+    tokens, mask = jnp.asarray([[5, 6, 7, 0]], jnp.int32), jnp.asarray([[1.0, 1.0, 1.0, 0.0]])
+    assert preflight_scores.supervised_logprob(target.model, target.params, tokens, mask)[1].tolist() == [2.0]
+
+
+def test_no_rows_to_score_is_no_pass_of_the_target(target, drafter, state, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "mean_logprobs", lambda *_: pytest.fail("nothing was to be scored"))
+    found = with_rows(target, drafter, state, tmp_path, own_rows(), scored_rows=0)
+    assert found["target_logprob"] is None
+    assert json.loads((tmp_path / "preflight.json").read_text())["target_logprob"] is None
+
+
+# ------------------------------------------------------------------------------------------------------ the example
+
+
+class Letters:
+    """Ids are letters, 0 being a."""
+
+    def decode(self, ids, skip_special_tokens):
+        assert not skip_special_tokens
+        return "".join(chr(97 + token) for token in ids)
+
+
+def test_the_supervised_part_of_a_row_stands_in_brackets():
+    row = Row(np.arange(6, dtype=np.int32), np.asarray([0, 1, 1, 0, 0, 1], np.float32))
+    assert preflight.marked(row, Letters()) == ["a", "[[bc]]", "de", "[[f]]"]
+    assert "".join(preflight.marked(row, None)) == "0 [[1 2 ]]3 4 [[5 ]]"
+
+
+def test_a_long_part_is_shown_without_its_middle():
+    row = Row(np.asarray([0] * 300 + [1] * 1_000 + [2] * 300, np.int32), np.ones(1_600, np.float32))
+    assert preflight.marked(row, Letters()) == [f"[[{'a' * 300} … 1,000 characters … {'c' * 300}]]"]
+
+
+def test_the_sample_is_the_same_everywhere_and_without_doubles():
+    rows = RowList([([place, 0], [0, 1]) for place in range(40)])
+    one, two = (preflight.draw(rows, 25, seed=3) for _ in range(2))
+    assert [entry.where for entry in one] == [entry.where for entry in two]
+    assert len({entry.where for entry in one}) == 25
+    assert len(preflight.draw(rows, 99, seed=3)) == 40
+
+
+# ------------------------------------------------------------------------------------------------------ estimates
+
+
+def shape(*sizes, spec=None, mesh=None):
+    sharding = NamedSharding(mesh, PartitionSpec(*spec)) if mesh is not None else None
+    return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=sharding)
+
+
+def test_bytes_of_a_device_follow_the_shardings():
+    mesh = AbstractMesh((2, 4, 2), ("data", "fsdp", "tensor"))
+    tree = {"a": shape(16, 8, spec=("fsdp", "tensor"), mesh=mesh), "b": shape(10, spec=(), mesh=mesh), "c": shape(3)}
+    assert estimates.device_bytes(tree) == 4 * (4 * 4 + 10 + 3)
+
+
+def test_memory_of_a_device_by_part(target, drafter):
+    params = {"w": shape(1_000)}
+    state = types.SimpleNamespace(params=params, ema={}, opt_state=(params, params))
+    plan = Plan(
+        steps=1, batch_size=8, max_length=100, num_anchors=10, accumulate=2, loss_slice_blocks=5, dtype="float32"
+    )
+    config = target.model.config
+    mesh = AbstractMesh((1, 2, 1), ("data", "fsdp", "tensor"))
+    parts = estimates.memory_per_device(config, {"w": shape(500)}, drafter, state, plan, mesh)
+    rows = 2  # 8 rows, two micro-batches, two devices
+    assert parts["target parameters"] == 2_000 and parts["drafter parameters"] == 4_000 == parts["gradients"]
+    assert parts["optimizer"] == 8_000
+    assert parts["features"] == rows * 100 * len(drafter.target_layer_ids) * 64 * 4
+    # Base and final logits with their gradients, five blocks of a row at a time.
+    assert parts["logits slice"] == 2 * 2 * rows * 5 * drafter.block_size * 260 * 4
+    drafting = parts["drafter activations"] + parts["attention slice"] + parts["logits slice"] + parts["gradients"]
+    assert parts["total"] == 14_000 + parts["features"] + max(drafting, parts["target pass"])
+
+
+def test_ema_packing_and_rematerialisation_show_in_the_estimate(target, drafter, state):
+    def total(state=state, **changes):
+        plan = dataclasses.replace(PLAN, **changes)
+        return estimates.memory_per_device(target.model.config, target.params, drafter, state, plan, None)
+
+    assert total(remat=True)["drafter activations"] < total()["drafter activations"]
+    with_ema = types.SimpleNamespace(params=state.params, ema=state.params, opt_state=state.opt_state)
+    assert total(with_ema)["drafter parameters"] == 2 * total()["drafter parameters"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "epochs"), [("pad", 400, 8.0), ("buckets", 400, 8.0), ("pack", 1_600, 32.0)]
+)
+def test_steps_become_rows_tokens_and_epochs(target, drafter, layout, rows, epochs):
+    plan = Plan(steps=100, batch_size=4, max_length=144, num_anchors=8, layout=layout)
+    said = estimates.run_length(target.model.config, drafter, plan, 50, 50 * 36, 1)
+    assert (said["rows"], said["tokens"], said["epochs"]) == (rows, rows * 36, epochs)
+    assert said["hours"] is None  # a CPU's peak is in no list
+
+
+def test_hours_are_flops_over_the_peak_of_all_devices(target, drafter, monkeypatch):
+    monkeypatch.setattr(estimates, "peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(estimates, "step_flops", lambda *_, **__: {"lean": 3e12})
+    said = estimates.run_length(target.model.config, drafter, PLAN, 50, 1_800, 8)
+    assert said["hours"] == pytest.approx(100 * 4 * 3e12 / (8 * 1e12 * 0.4) / 3600)
+
+
+def test_a_step_that_does_not_fit_and_rows_beyond_the_positions_are_told(found):
+    result = {**found[0], "device_memory": found[0]["memory_per_device"]["total"] - 1}
+    said = " ".join(preflight.warnings(result, dataclasses.replace(PLAN, max_length=2_000), 1_024))
+    assert "by estimate a device needs" in said and "mesh.fsdp" in said
+    assert "data.max_length 2000 is beyond the target's max_position_embeddings 1024" in said
+
+
+# ------------------------------------------------------------------------------------------------------ many devices
+
+ON_A_MESH = """
+import sys, json
+from domino_jax.runtime import distributed
+distributed.initialize("auto")
+import jax, optax
+sys.path.insert(0, ".")
+from tests.training import test_preflight as t
+from domino_jax.models.sharding import make_mesh, param_shardings
+from domino_jax.weights.drafter import load_drafter
+mesh = make_mesh(1, 2, 2)
+local = t.load_target(str(t.GOLDEN / "target"), "float32")
+kv_heads = local.model.config.num_key_value_heads
+loaded = t.load_target(str(t.GOLDEN / "target"), "float32", param_shardings(mesh, local.params, kv_heads))
+drafter = load_drafter(t.GOLDEN / "drafter", local.model.config, "float32")[0]
+state = jax.eval_shape(lambda key: t.init_state(t.Drafter(drafter), optax.adamw(1e-3), key), jax.random.key(0))
+rows = t.RowList([*t.own_rows(), t.foreign_row(0)])
+inputs = dict(rows=rows, fingerprint="f", loaded=loaded, drafter=drafter, state=state, plan=t.PLAN, mesh=mesh)
+found = t.run_preflight(sys.argv[1], **inputs)
+print("SCORES", json.dumps(found["target_logprob"]), flush=True)
+distributed.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_scores_are_the_same_on_a_mesh_and_in_every_process(target, drafter, state, tmp_path, processes):
+    rows = [*own_rows(), foreign_row(0)]
+    alone = with_rows(target, drafter, state, tmp_path / "alone", rows)["target_logprob"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(4 // processes)}
+    environment |= {"PYTHONPATH": str(ROOT)}
+    if processes > 1:
+        address = f"127.0.0.1:{free_port()}"
+        environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
+    argv = [sys.executable, "-c", ON_A_MESH, str(tmp_path / "mesh")]
+    running = [
+        subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=environment | ({"JAX_PROCESS_ID": str(index)} if processes > 1 else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(processes)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in running]
+    for text in said:
+        (line,) = [line for line in text.splitlines() if line.startswith("SCORES ")] or pytest.fail(text)
+        scores = json.loads(line.removeprefix("SCORES "))
+        assert scores["mean"] == pytest.approx(alone["mean"], rel=1e-5)
+        assert [one["where"] for one in scores["low"]] == ["rows.jsonl:5"]
+    assert sum("pre-flight" in text for text in said) == 1

@@ -1,0 +1,129 @@
+"""weights_and_biases.py against a stand-in for the package: asked for, told everything, and never waited for."""
+
+import io
+import sys
+import threading
+import time
+import types
+
+import pytest
+import rich.console
+
+from domino_jax.runtime.errors import DominoError
+from domino_jax.training import weights_and_biases
+from domino_jax.training.metrics import MetricsWriter
+from domino_jax.training.weights_and_biases import require_wandb
+
+
+class Service(types.ModuleType):
+    """A module `wandb` that keeps what it is told."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.__spec__ = types.SimpleNamespace(name="wandb")
+        self.settings, self.rows, self.finished = [], [], 0
+        self.open = threading.Event()
+        self.open.set()
+        self.fails = None
+
+    def init(self, **settings):
+        self.open.wait(20)
+        if self.fails:
+            raise self.Error(self.fails)
+        self.settings.append(settings)
+        return self
+
+    def define_metric(self, *names, **settings):
+        pass
+
+    def log(self, row):
+        self.rows.append(row)
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.fixture
+def service(monkeypatch):
+    module = Service()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def writer(workdir, **changes):
+    console = rich.console.Console(file=io.StringIO(), width=200)
+    return MetricsWriter(workdir, 10, wandb="domino", recipe={"seed": 42}, console=console, **changes), console
+
+
+def test_asked_for_and_not_installed_is_told_with_the_line_to_type(monkeypatch):
+    monkeypatch.setattr(weights_and_biases.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DominoError, match=r"train.wandb is 'domino'.*pip install wandb"):
+        require_wandb("domino")
+    require_wandb("")
+
+
+def test_rows_recipe_and_project_arrive(service, tmp_path):
+    metrics, _ = writer(tmp_path)
+    with metrics:
+        metrics.write(1, {"loss": 0.5})
+        metrics.write(2, {"loss": 0.25})
+    assert [(row["step"], row["loss"]) for row in service.rows] == [(1, 0.5), (2, 0.25)]
+    assert service.settings[0]["project"] == "domino" and service.settings[0]["config"] == {"seed": 42}
+    assert service.finished == 1
+
+
+def test_a_later_start_continues_the_same_run(service, tmp_path):
+    for start in (0, 2):
+        with writer(tmp_path, start_step=start)[0] as metrics:
+            metrics.write(start + 2, {"loss": 1.0})
+    one, two = service.settings
+    assert one["id"] == two["id"] and two["resume"] == "allow"
+
+
+def test_another_workdir_is_another_run(service, tmp_path):
+    for name in ("a", "b"):
+        with writer(tmp_path / name)[0] as metrics:
+            metrics.write(1, {"loss": 1.0})
+    assert service.settings[0]["id"] != service.settings[1]["id"]
+
+
+def test_a_service_that_hangs_stops_no_step(service, tmp_path):
+    service.open.clear()
+    metrics, _ = writer(tmp_path)
+    begin = time.monotonic()
+    for step in range(1, 51):
+        metrics.write(step, {"loss": 1.0})
+    assert time.monotonic() - begin < 5 and service.rows == []
+    service.open.set()
+    metrics.close()
+    assert len(service.rows) == 50
+
+
+def test_a_service_that_fails_is_one_line_and_the_run_goes_on(service, tmp_path):
+    service.fails = "no network"
+    metrics, console = writer(tmp_path)
+    with metrics:
+        metrics.write(1, {"loss": 1.0})
+    said = [line for line in console.file.getvalue().splitlines() if "Weights" in line]
+    assert said == ["Weights & Biases: no network; the run goes on without it."]
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
+
+
+def test_only_the_first_process_talks_to_the_service(service, tmp_path):
+    with writer(tmp_path, primary=False)[0] as metrics:
+        metrics.write(1, {"loss": 1.0})
+    assert service.settings == [] and service.rows == []
+
+
+def test_rows_beyond_the_queue_are_counted_not_waited_for(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(weights_and_biases, "WAITING_ROWS", 3)
+    service.open.clear()
+    metrics, console = writer(tmp_path)
+    for step in range(1, 6):
+        metrics.write(step, {"loss": 1.0})
+    metrics.close()
+    service.open.set()
+    assert "5 rows were not sent" in console.file.getvalue()

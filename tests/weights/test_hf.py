@@ -1,0 +1,384 @@
+"""Hugging Face folders: what is read, what is refused before it is opened, and how they are written."""
+
+import ast
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.weights import hf
+from domino_jax.weights.safetensors_file import read_header
+from tests.helpers.paths import GOLDEN, PACKAGE
+
+
+def message_of(error: pytest.ExceptionInfo, lines: int = 3) -> str:
+    text = str(error.value)
+    assert len(text.splitlines()) <= lines
+    return text
+
+
+# ---- which files are opened ------------------------------------------------------------------------------------------
+
+
+def index_folder(folder: Path, weight_map: dict) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / hf.INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def test_shards_named_by_the_index_are_read(tmp_path):
+    index_folder(tmp_path, {"a": "x.safetensors", "b": "y.safetensors"})
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "x.safetensors")
+    save_file({"b": np.zeros(3, np.float32)}, tmp_path / "y.safetensors")
+    tensors = hf.open_tensors(tmp_path)
+    assert {name: tensors.shape(name) for name in tensors} == {"a": (2,), "b": (3,)}
+
+
+ESCAPES = [
+    "../out.safetensors",
+    "/etc/out.safetensors",
+    "a\\out.safetensors",
+    "a\0.safetensors",
+    7,
+    None,
+    ["x"],
+    "w.bin",
+    "..",
+]
+
+
+@pytest.mark.parametrize("shard", ESCAPES)
+def test_a_shard_name_that_leaves_the_folder_is_refused_and_nothing_outside_is_opened(tmp_path, monkeypatch, shard):
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "out.safetensors")
+    folder = index_folder(tmp_path / "model", {"a": shard})
+    monkeypatch.setattr(hf, "read_header", lambda path: pytest.fail(f"opened {path}"))
+    with pytest.raises(DataError) as error:
+        hf.open_tensors(folder)
+    assert repr(shard) in message_of(error)
+
+
+def test_a_good_shard_is_not_opened_before_a_bad_one_is_refused(tmp_path, monkeypatch):
+    folder = index_folder(tmp_path / "model", {"a": "a.safetensors", "b": "../b.safetensors"})
+    save_file({"a": np.ones(2, np.float32)}, folder / "a.safetensors")
+    monkeypatch.setattr(hf, "read_header", lambda path: pytest.fail(f"opened {path}"))
+    with pytest.raises(DataError, match=r"'\.\./b\.safetensors'"):
+        hf.open_tensors(folder)
+
+
+@pytest.mark.parametrize("name", [hf.SINGLE, "shard.safetensors", "config.json", "tokenizer.json"])
+def test_a_link_out_of_the_folder_is_refused(tmp_path, name):
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "outside")
+    folder = index_folder(tmp_path / "model", {"a": "shard.safetensors"})
+    (folder / name).symlink_to(tmp_path / "outside")
+    readers = {"config.json": hf.read_config, "tokenizer.json": hf.load_tokenizer}
+    with pytest.raises(DataError, match=f"'{name}' links to .*outside, outside the folder"):
+        readers.get(name, hf.open_tensors)(folder)
+
+
+def test_a_link_within_the_folder_is_followed(tmp_path):
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "weights")
+    (tmp_path / hf.SINGLE).symlink_to("weights")
+    assert list(hf.open_tensors(tmp_path)) == ["a"]
+
+
+def test_a_loop_of_links_is_refused(tmp_path):
+    (tmp_path / hf.SINGLE).symlink_to(hf.SINGLE)
+    with pytest.raises(DataError):
+        hf.open_tensors(tmp_path)
+
+
+def hub_snapshot(cache: Path) -> Path:
+    """A hub cache as huggingface_hub lays it out, holding the tied golden target."""
+    repository = cache / "models--owner--name"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    for folder in (snapshot, repository / "blobs", repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    for number, file in enumerate(sorted((GOLDEN / "tied_shift" / "target").iterdir())):
+        (repository / "blobs" / f"{number:040d}").write_bytes(file.read_bytes())
+        (snapshot / file.name).symlink_to(f"../../blobs/{number:040d}")
+    return snapshot
+
+
+def test_a_hub_snapshot_of_links_into_its_blobs_is_read(tmp_path):
+    snapshot = hub_snapshot(tmp_path)
+    assert "model.norm.weight" in hf.open_tensors(snapshot)
+    assert hf.read_config(snapshot)["vocab_size"] == 260
+
+
+def test_a_hub_snapshot_may_not_link_beyond_its_blobs(tmp_path):
+    snapshot = hub_snapshot(tmp_path)
+    (tmp_path / "secret").write_text("{}")
+    (snapshot / "config.json").unlink()
+    (snapshot / "config.json").symlink_to("../../../secret")
+    with pytest.raises(DataError, match="outside the folder"):
+        hf.read_config(snapshot)
+
+
+def test_more_than_ten_thousand_shards_are_refused_at_once(tmp_path):
+    index_folder(tmp_path, {f"t{i}": f"s{i}.safetensors" for i in range(100_000)})
+    start = time.process_time()
+    with pytest.raises(DataError, match="100000 shards; more than 10000"):
+        hf.open_tensors(tmp_path)
+    assert time.process_time() - start < 1
+
+
+def test_the_first_shard_that_disagrees_ends_the_reading(tmp_path, monkeypatch):
+    """Ten thousand names may be links to one large file."""
+    index_folder(tmp_path, {f"t{i}": f"s{i}.safetensors" for i in range(1000)})
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "file")
+    for i in range(1000):
+        (tmp_path / f"s{i}.safetensors").symlink_to("file")
+    opened = []
+    monkeypatch.setattr(hf, "read_header", lambda path: opened.append(path) or read_header(path))
+    with pytest.raises(DataError, match="does not place there: a"):
+        hf.open_tensors(tmp_path)
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize(
+    "weight_map, reason",
+    [
+        ({"a": "x.safetensors", "b": "x.safetensors", "c": "x.safetensors"}, "lack them: c"),
+        ({"a": "x.safetensors"}, "does not place there: b"),
+        ({"a": "x.safetensors", "b": "gone.safetensors"}, "lacks gone.safetensors"),
+        ({}, "no weight_map"),
+        (["x.safetensors"], "no weight_map"),
+    ],
+)
+def test_an_index_that_disagrees_with_its_shards_is_refused(tmp_path, weight_map, reason):
+    index_folder(tmp_path, weight_map)
+    save_file({"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}, tmp_path / "x.safetensors")
+    with pytest.raises(DataError) as error:
+        hf.open_tensors(tmp_path)
+    assert reason in message_of(error)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path):
+    index_folder(tmp_path, {"a": "x.safetensors", "b": "y.safetensors"})
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "x.safetensors")
+    save_file({"a": np.ones(2, np.float32), "b": np.ones(2, np.float32)}, tmp_path / "y.safetensors")
+    with pytest.raises(DataError, match="does not place there: a"):
+        hf.open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pkl", "weights.npy"])
+def test_a_folder_of_pickles_is_refused_unopened(tmp_path, name):
+    os.mkfifo(tmp_path / name)  # opening it would block for ever
+    with pytest.raises(DataError) as error:
+        hf.open_tensors(tmp_path)
+    assert name in message_of(error) and "not opened" in str(error.value) and "safetensors" in str(error.value)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path):
+    with pytest.raises(DataError, match="holds neither model.safetensors nor"):
+        hf.open_tensors(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / hf.SINGLE)
+    with pytest.raises(DataError, match="holds neither"):
+        hf.open_tensors(tmp_path)
+
+
+def test_nothing_in_the_package_unpickles_or_trusts_remote_code():
+    forbidden = {"pickle", "torch", "cloudpickle", "dill", "joblib"}
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not forbidden & {name.split(".")[0] for name in names}, file
+            if isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle"):
+                assert isinstance(node.value, ast.Constant) and node.value.value is False, file
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        (b"[1]", "JSON list"),
+        (b'{"a": 1', "not valid JSON"),
+        (b'{"a": 1, "a": 2}', "'a' twice"),
+        (b'{"a": NaN}', "NaN"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"a":' * 100_000, "nested too deep"),
+        (b"", "not valid JSON"),
+    ],
+)
+def test_a_config_that_is_no_plain_json_object_is_refused(tmp_path, text, reason):
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(DataError) as error:
+        hf.read_json(tmp_path, "config.json")
+    assert reason in message_of(error)
+
+
+def test_a_huge_config_is_refused_unread(tmp_path):
+    with open(tmp_path / "config.json", "wb") as file:
+        file.truncate(17_000_000)
+    with pytest.raises(DataError, match="17000000 bytes"):
+        hf.read_json(tmp_path, "config.json")
+
+
+def test_a_missing_file_is_an_error_only_when_required(tmp_path):
+    assert hf.read_json(tmp_path, "config.json", required=False) == {}
+    with pytest.raises(DataError, match="holds no config.json"):
+        hf.read_json(tmp_path, "config.json")
+
+
+def test_auto_map_is_ignored_with_one_warning_and_never_imported(tmp_path, caplog):
+    (tmp_path / "canary.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')")
+    (tmp_path / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "canary.Model"}, "vocab_size": 3}))
+    with caplog.at_level(logging.WARNING):
+        assert hf.read_config(tmp_path) == {"vocab_size": 3}
+    assert ["auto_map" in record.getMessage() for record in caplog.records] == [True]
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(DataError, match="quantised"):
+        hf.read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "generation, config, expected",
+    [
+        ({"eos_token_id": [5, 3]}, {"eos_token_id": 4}, (3, 4, 5)),
+        ({"eos_token_id": 3}, {"eos_token_id": 3}, (3,)),
+        (None, {"eos_token_id": 4}, (4,)),
+        ({"eos_token_id": None}, {}, ()),
+        (None, None, ()),
+    ],
+)
+def test_stop_ids_are_the_union_of_both_files(tmp_path, generation, config, expected):
+    for name, content in (("generation_config.json", generation), ("config.json", config)):
+        if content is not None:
+            (tmp_path / name).write_text(json.dumps(content))
+    assert hf.stop_ids(tmp_path) == expected
+
+
+@pytest.mark.parametrize("value", ["<eos>", [1, "2"], True, -1, 1.5])
+def test_a_stop_id_that_is_no_token_id_is_refused(tmp_path, value):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(DataError, match="eos_token_id"):
+        hf.stop_ids(tmp_path)
+
+
+# ---- finding folders -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: pytest.fail("asked the hub"))
+
+
+def test_local_folders_never_ask_a_hub(tmp_path, no_hub, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    for path in ("owner/name", "./owner/name", "~/owner/name", str(tmp_path / "owner/name")):
+        assert hf.resolve_folder(path).resolve() == (tmp_path / "owner" / "name").resolve()
+
+
+@pytest.mark.parametrize("path", ["./nope", "../nope", "/nope/x", "~/nope", "s3://bucket/model"])
+def test_a_local_path_that_does_not_exist_is_a_usage_error(no_hub, path):
+    with pytest.raises(DominoError) as error:
+        hf.resolve_folder(path)
+    assert error.value.exit_code == 2 and path in message_of(error, lines=2)
+
+
+def test_a_file_in_place_of_a_folder_is_a_usage_error(tmp_path, no_hub):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DominoError, match="is a file, not a folder"):
+        hf.resolve_folder(tmp_path / "file")
+
+
+def offline(tmp_path: Path, name: str) -> subprocess.CompletedProcess:
+    """resolve_folder in a process whose hub is off and whose cache is tmp_path: the library reads both at import."""
+    code = f"""
+from domino_jax.weights import hf
+from domino_jax.runtime.errors import DominoError
+try:
+    print(hf.resolve_folder({name!r}))
+except DominoError as error:
+    print(error)
+    raise SystemExit(error.exit_code)
+"""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    return subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, env=env, capture_output=True, text=True)
+
+
+def test_a_cached_hub_model_is_found_offline(tmp_path):
+    snapshot = hub_snapshot(tmp_path)
+    done = offline(tmp_path, "owner/name")
+    assert (done.returncode, done.stdout.strip()) == (0, str(snapshot)), done.stderr
+
+
+@pytest.mark.parametrize("name", ["owner/unknown", "no/such/folder", "", "owner/name@elsewhere"])
+def test_a_model_the_hub_does_not_give_is_a_short_usage_error(tmp_path, name):
+    done = offline(tmp_path, name)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stdout.strip().splitlines()) <= 2 and repr(name) in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_hub_is_asked_for_weights_and_tokenizer_files_of_the_named_revision_only(tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = {}
+
+    def record(name, **options):
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    assert hf.resolve_folder("owner/name@v1") == tmp_path
+    assert (asked["name"], asked["revision"], asked["ignore_patterns"]) == ("owner/name", "v1", ["*/*"])
+    assert asked["allow_patterns"] == ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
+
+
+# ---- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_tokenizer_files_gives_none():
+    assert hf.load_tokenizer(GOLDEN / "tied_shift" / "target") is None
+
+
+def write_tokenizer(folder: Path, template: str) -> None:
+    model = {"type": "WordLevel", "vocab": {"yes": 0, "no": 1, "?": 2}, "unk_token": "?"}
+    content = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (folder / "chat_template.jinja").write_text(template)
+
+
+def test_a_tokenizer_and_its_template_are_loaded_from_local_files(tmp_path):
+    write_tokenizer(tmp_path, "{% for m in messages %}{{ m.content }} {% endfor %}")
+    tokenizer = hf.load_tokenizer(tmp_path)
+    assert tokenizer.encode("no yes", add_special_tokens=False) == [1, 0]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "no"}], tokenize=False) == "no "
+
+
+def test_a_template_that_reaches_for_python_is_stopped_by_the_sandbox(tmp_path):
+    write_tokenizer(tmp_path, "{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(Exception, match="unsafe"):
+        hf.load_tokenizer(tmp_path).apply_chat_template([{"role": "user", "content": "no"}], tokenize=False)
+
+
+def test_a_damaged_tokenizer_is_a_short_data_error(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be loaded") as error:
+        hf.load_tokenizer(tmp_path)
+    message_of(error)

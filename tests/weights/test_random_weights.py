@@ -1,0 +1,70 @@
+"""decode.simulate_tau from the command line: a folder of shapes, a forced τ, and "simulated" wherever it stands."""
+
+import json
+import pathlib
+
+import pytest
+
+from domino_jax import decode
+from domino_jax.evals.round_times import StepBounds
+from domino_jax.recipe import cli
+from domino_jax.weights.target import target_config_dict
+from tests.helpers.decoding_models import random_target
+from tests.helpers.paths import ROOT
+
+DRAFTER = {"num_layers": 1, "target_layer_ids": "(0,)", "block_size": 4, "emb_dim": 8, "gru_hidden_dim": 16}
+TAU = 2.5
+
+
+def arguments(folder: pathlib.Path, **changes) -> list[str]:
+    """A run with the shapes of the random target and of a drafter for it, and no weights of either."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(target_config_dict(random_target()[0].config, "float32")))
+    values = {
+        "config": ROOT / "configs" / "tiny_8.py",
+        "config.target.path": folder,
+        "config.drafter.path": "",
+        **{f"config.drafter.{name}": value for name, value in DRAFTER.items()},
+        "config.decode.prompts": "",
+        "config.decode.num_prompts": 3,
+        "config.decode.max_new_tokens": 64,
+        "config.decode.cache_length": 208,
+        "config.decode.modes": "('autoregressive','domino')",
+        "config.decode.simulate_tau": TAU,
+        "output": folder / "out",
+        **changes,
+    }
+    return ["decode", *(f"--{key}={value}" for key, value in values.items())]
+
+
+def start(argv) -> int:
+    with pytest.raises(SystemExit) as left:
+        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
+    return left.value.code
+
+
+def test_a_simulated_run_says_so_in_every_place_and_measures_the_tau_that_was_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(decode, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
+    assert start(arguments(tmp_path)) == 0
+    said, page = capsys.readouterr().out, (tmp_path / "out" / "report.md").read_text()
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["simulated"] == TAU and report["prompts"]["source"] == "made up"
+    assert report["modes"]["domino"]["tau_pooled"] == pytest.approx(TAU, rel=0.04)  # the last round is cut
+    assert report["modes"]["autoregressive"]["tau_pooled"] is None and report["identical_outputs"] == {}
+    assert page.startswith("# Decoding report (simulated)\n")
+    tables = [(tmp_path / "out" / name).read_text() for name in ("table.md", "table.tex")]
+    assert all("simulated" in shown.lower() for shown in (said, page, *tables))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"config.decode.simulate_tau": 5.5}, 2, "decode.simulate_tau is 5.5, but a round of 4 drafts emits 5"),
+        ({"config.drafter.target_layer_ids": "(0,7)"}, 3, "target_layer_ids [0, 7] must lie in 0..0"),
+        ({"config.decode.simulate_tau": 0.0, "config.decode.prompts": "none.jsonl"}, 3, "it is not a complete"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_short_message(tmp_path, capsys, changes, code, said):
+    assert start(arguments(tmp_path, **changes)) == code
+    error = capsys.readouterr().err
+    assert said in error and "Traceback" not in error and len(error.strip().splitlines()) <= 2

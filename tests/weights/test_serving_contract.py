@@ -1,0 +1,176 @@
+"""What SGLang and vLLM demand of a drafter's folder, held for every folder that is exported here.
+
+The rule was read in the sources of SGLang 0.5.23 and vLLM 0.33 and is written down again below, without ours: both skip
+tensors they do not know and leave those that are missing at random, so the names have to be exactly these.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from domino_jax import export
+from domino_jax.evals.model_card import model_card
+from domino_jax.recipe import cli
+from domino_jax.weights import formats
+from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.loading import load_target
+from tests.commands.test_export import RECIPE
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden"
+HUB_ID = "owner/target"
+
+
+def shapes_of(folder):
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+
+
+def wanted_shapes(raw):
+    """Every parameter that a server allocates for this config.json, by its name in the file."""
+    hidden, inner, width = raw["hidden_size"], raw["intermediate_size"], raw["head_dim"]
+    queries, keys = (raw[f"num_{part}_heads"] * width for part in ("attention", "key_value"))
+    nested = raw["dflash_config"]
+    names = {"fc": (hidden, len(nested["target_layer_ids"]) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
+    for layer in range(raw["num_hidden_layers"]):
+        part = f"layers.{layer}"
+        names |= {f"{part}.{norm}_layernorm": (hidden,) for norm in ("input", "post_attention")}
+        names |= {f"{part}.self_attn.{norm}_norm": (width,) for norm in "qk"}
+        names |= {f"{part}.self_attn.q_proj": (queries, hidden), f"{part}.self_attn.o_proj": (hidden, queries)}
+        names |= {f"{part}.self_attn.{matrix}_proj": (keys, hidden) for matrix in "kv"}
+        names |= {f"{part}.mlp.{matrix}_proj": (inner, hidden) for matrix in ("gate", "up")}
+        names |= {f"{part}.mlp.down_proj": (hidden, inner)}
+    names = {f"{name}.weight": shape for name, shape in names.items()}
+    if nested.get("projector_type") == "domino":
+        state, rank = nested["gru_hidden_dim"], nested["emb_dim"]
+        names |= {"prefix_gru.weight_ih_l0": (3 * state, hidden), "prefix_gru.weight_hh_l0": (3 * state, state)}
+        names |= {"embed_proj.0.weight": (rank, hidden + state), "embed_proj.2.weight": (raw["vocab_size"], rank)}
+    return names
+
+
+def assert_sglang_opens(folder):
+    raw = json.loads((folder / "config.json").read_text())
+    nested = raw["dflash_config"]
+    assert raw["architectures"] == ["DFlashDraftModel"] and raw["model_type"] == "qwen3"
+    assert type(raw["block_size"]) is int and raw["block_size"] > 1
+    assert type(nested["mask_token_id"]) is int and 0 <= nested["mask_token_id"] < raw["vocab_size"]
+    assert nested["target_layer_ids"] and all(0 <= i < raw["num_target_layers"] for i in nested["target_layer_ids"])
+    assert set(raw["layer_types"]) == {"full_attention"} and len(raw["layer_types"]) == raw["num_hidden_layers"]
+    assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"]
+    if "projector_type" in nested:
+        assert nested["projector_type"] == "domino"
+        assert type(nested["shift_label"]) is bool and nested["pure_draft_prefix_len"] == 1
+        assert nested["gru_hidden_dim"] >= 1 and nested["emb_dim"] >= 1
+    else:  # plain DFlash is unshifted there, whatever the file says
+        assert nested["shift_label"] is False and "sample_from_anchor" not in raw
+    assert shapes_of(folder) == wanted_shapes(raw)
+
+
+def assert_vllm_serves_alone(folder):
+    """`vllm serve FOLDER`: the keys it reads before it loads the flat config.json as a plain DFlash drafter."""
+    raw = json.loads((folder / "config.json").read_text())
+    assert raw["speculators_model_type"] == "dflash" and raw["transformer_layer_config"] == {}
+    stated = raw["speculators_config"]
+    assert stated["proposal_methods"][0]["speculative_tokens"] == raw["block_size"] - 1
+    assert stated["proposal_methods"][0]["proposal_type"] == stated["default_proposal_method"] == "greedy"
+    assert stated["verifier"]["name_or_path"] == HUB_ID
+    assert not raw["dflash_config"].get("sample_from_anchor", False)
+    assert not any(name.startswith(("prefix_gru", "embed_proj")) for name in shapes_of(folder))
+
+
+def drafter(name, head, **changes):
+    target = load_target(str(GOLDEN / name / "target"), "float32")
+    config, params = load_drafter(GOLDEN / name / "drafter", target.model.config, np.dtype("float32"))
+    if not head:
+        params = {"backbone": params["backbone"]}
+        changes = {"projector": "dflash", "emb_dim": 0, "gru_hidden_dim": 0, "pure_draft_prefix_len": 0, **changes}
+    return dataclasses.replace(config, **changes), params
+
+
+SERVED = {
+    "Domino, shifted": ("tied_shift", True, {}),
+    "Domino, unshifted": ("untied_noshift", True, {}),
+    "DFlash": ("untied_noshift", False, {}),
+    "DFlash, causal": ("untied_noshift", False, {"is_causal": True}),
+}
+NOT_SERVED = {
+    "Domino, prefix 0": ("tied_shift", True, {"pure_draft_prefix_len": 0}, "requires pure_draft_prefix_len 1"),
+    "Domino, prefix 2": ("tied_shift", True, {"pure_draft_prefix_len": 2}, "this drafter has 2"),
+    "DFlash, shifted": ("tied_shift", False, {"shift_label": True}, "draft one position late"),
+}
+
+
+def written(tmp_path, config, params, target=HUB_ID, **choices):
+    export.write_export(tmp_path / "out", config, params, {**RECIPE, "target": {"path": target}}, 1, **choices)
+    return tmp_path / "out", (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("target", [HUB_ID, "/models/target", "./models/target"])
+@pytest.mark.parametrize("case", SERVED)
+def test_an_export_opens_in_sglang_and_its_card_has_the_command(tmp_path, case, target):
+    name, head, changes = SERVED[case]
+    config, params = drafter(name, head, **changes)
+    folder, card = written(tmp_path, config, params, target)
+    assert_sglang_opens(folder)
+    assert formats.serving_note(config) is None
+    public = HUB_ID if target == HUB_ID else "target"
+    assert f"sglang.launch_server --model-path {public} --speculative-algorithm DFLASH --speculative-draft" in card
+    assert f"drafts {config.block_size - 1} of a block of {config.block_size}, so a round there emits at most" in card
+    raw = json.loads((folder / "config.json").read_text())
+    if not head and target == HUB_ID:
+        assert_vllm_serves_alone(folder)
+        assert f"vllm serve {HUB_ID} --speculative-config" in card and "`vllm serve THIS_FOLDER`" in card
+    else:
+        assert "speculators_config" not in raw and "`vllm serve THIS_FOLDER`" not in card
+
+
+@pytest.mark.parametrize("case", NOT_SERVED)
+def test_a_drafter_that_no_server_drafts_with_says_so_in_a_note_and_in_its_card(tmp_path, case):
+    name, head, changes, reason = NOT_SERVED[case]
+    config, params = drafter(name, head, **changes)
+    folder, card = written(tmp_path, config, params)
+    assert reason in formats.serving_note(config)
+    assert f"SGLang does not serve this drafter: {formats.sglang_refusal(config)}." in card
+    assert "sglang.launch_server" not in card and "vLLM does not serve" in card
+    with pytest.raises(AssertionError):
+        assert_sglang_opens(folder)
+    # Read here all the same.
+    target = load_target(str(GOLDEN / name / "target"), "float32")
+    assert load_drafter(folder, target.model.config, "float32")[0].to_dict() == config.to_dict()
+    raw = json.loads((folder / "config.json").read_text())
+    assert raw.get("sample_from_anchor") is (True if not head else None)
+
+
+@pytest.mark.parametrize("name", ["tiny_domino", "tiny_domino_8"])
+def test_the_shipped_drafters_open_in_sglang(name):
+    assert_sglang_opens(ROOT / "assets" / name)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_specforge_gets_the_architecture_its_training_looks_for(tmp_path, head):
+    config, params = drafter("untied_noshift", head)
+    folder, _ = written(tmp_path, config, params, format=formats.SPECFORGE)
+    raw = json.loads((folder / "config.json").read_text())
+    assert raw["architectures"] == ["DominoDraftModel" if head else "DFlashDraftModel"]
+    assert "speculators_config" not in raw and shapes_of(folder) == wanted_shapes(raw)
+    target = load_target(str(GOLDEN / "untied_noshift" / "target"), "float32")
+    assert load_drafter(folder, target.model.config, "float32")[0].to_dict() == config.to_dict()
+
+
+def test_the_command_line_knows_the_formats():
+    assert cli.CHOICES["format"] == formats.FORMATS and cli.Flags().format == formats.SERVING
+
+
+def test_a_plain_drafters_card_is_not_dominos():
+    cards = {}
+    for head in (True, False):
+        cards[head] = model_card(drafter("untied_noshift", head)[0], 1_234, "bfloat16", RECIPE, 9)
+    for head, tag in ((True, "domino"), (False, "dflash")):
+        front = cards[head].split("---")[1].splitlines()
+        assert {"library_name: domino_jax", "pipeline_tag: text-generation"} <= set(front)
+        assert f"tags: [speculative-decoding, {tag}]" in front
+        assert any(line.startswith("license: ") for line in front)
+    assert "Domino" not in cards[False] and "2605.29707" not in cards[False] and "λ" not in cards[False]
