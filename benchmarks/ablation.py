@@ -235,7 +235,7 @@ All predict the token behind each slot (`shift_label`), so that a round can emit
 - outputs identical: share of these prompts whose text is the target's own, token for token.
 - losses: means over the last tenth of the steps, on training rows.
 
-{environment["date"][:10]}, {kinds} ({environment["cores"]} cores), {train["dtype"]}, domino_jax
+{environment["date"][:10]}, {kinds} ({environment["cores"]} cores), {recipe["target"]["dtype"]}, domino_jax
 {environment["domino_jax"]}, {versions}, Python {environment["python"]}.
 """
 

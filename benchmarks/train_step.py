@@ -23,13 +23,14 @@ import optax
 from domino_jax.drafters import blocks
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.training import flops
+from domino_jax.training import estimates
 from domino_jax.training.losses import LossSettings, mixed_loss
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
-from domino_jax.training.step import drafter_sums, make_train_step, target_pass
+from domino_jax.training.step import drafter_sums, label_blocks, make_train_step, target_pass
 from domino_jax.weights import hf, loading
 
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
@@ -70,10 +71,11 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: Lo
     """(state, target params, batch, features, key) → (state, loss): the step with the target's features given."""
 
     def step(state, target_params, batch, features, key):
-        drawn = blocks.sample_anchors(key, batch["loss_mask"], batch["row_ids"], anchors)
+        places = blocks.sample_anchors(key, batch["loss_mask"], batch["row_ids"], anchors)
+        drawn = label_blocks(batch, *places, drafter.config, settings)
 
         def loss_of(params):
-            sums = drafter_sums(drafter, params, target, target_params, features, batch, *drawn, settings)
+            sums = drafter_sums(Models(target, target_params, drafter, params), features, batch, drawn, settings)
             return mixed_loss(sums, LAMBDA, sums["weight"])
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
@@ -90,7 +92,7 @@ def measure(choices: argparse.Namespace) -> dict:
     config = shapes(choices.size)
     target, drafter = Qwen3(config, np.dtype(choices.dtype)), drafter_of(config, choices)
     schedule = learning_rate(RATE, 10_000, 0.04)
-    optimizer = make_optimizer("adamw", b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    optimizer = make_optimizer("adamw", weight_decay=0.0, clip_norm=1.0)
     settings = LossSettings(slice_blocks=choices.loss_slice)
     mesh = sharding.make_mesh(1, -1, 1)
     sharding.check_rows(mesh, choices.rows)
@@ -138,9 +140,9 @@ def measure(choices: argparse.Namespace) -> dict:
 
 def report(choices: argparse.Namespace, measured: dict) -> dict:
     kind = jax.devices()[0].device_kind
-    peak = flops.peak_flops(kind)
+    peak = estimates.peak_flops(kind)
     count = functools.partial(
-        flops.step_flops, measured["target"], measured["drafter"], length=choices.length, anchors=choices.anchors
+        estimates.step_flops, measured["target"], measured["drafter"], length=choices.length, anchors=choices.anchors
     )
     out = {"device": kind, "devices": jax.device_count(), "jax": jax.__version__} | vars(choices)
     for name, seconds in measured["seconds"].items():

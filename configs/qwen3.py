@@ -27,6 +27,8 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
 def _target(hub_id: str) -> config_dict.ConfigDict:
     target = config_dict.ConfigDict()
     target.path = hub_id
+    # Of the target's weights and of all computation in train and regenerate; the drafter's master weights and moments
+    # are float32.
     target.dtype = "bfloat16"
     return target
 
@@ -59,7 +61,6 @@ def _data() -> config_dict.ConfigDict:
     data.thinking = False
     data.layout = "pad"  # to max_length; or pack (several rows in one), or buckets (to the smallest of data.buckets)
     data.buckets = (768, 1_536, 3_072)
-    data.window = 4_096  # rows that are packed or sorted into buckets together
     data.workers = 0  # processes that encode rows; 0: threads of this one
     return data
 
@@ -67,7 +68,6 @@ def _data() -> config_dict.ConfigDict:
 def _preflight() -> config_dict.ConfigDict:
     preflight = config_dict.ConfigDict()
     preflight.rows = 64  # rows whose answers the target scores before the first step; 0: none
-    preflight.low_logprob = -2.0  # a mean log-probability below this is reported: the target would hardly say that
     return preflight
 
 
@@ -78,11 +78,9 @@ def _train() -> config_dict.ConfigDict:
     train.accumulate = 1  # micro-batches that a step's rows are cut into: memory against speed
     train.log_every = 50
     train.num_anchors = 256
-    train.attention_slice_blocks = 32  # anchor blocks of a row whose attention scores live at once
-    train.loss_slice_blocks = 32  # anchor blocks of a row whose logits live at once
+    train.slice_blocks = 32  # anchor blocks of a row whose attention scores, or logits, are in memory at once
     train.remat = False  # True: draft layers are computed again in the backward pass
     train.gamma = 7.0  # inf: no decay over the slots of a block
-    train.contiguous_labels = True  # False: keep labels after an unsupervised token, as SpecForge does
     train.dpace_alpha = config_dict.placeholder(float)  # α of D-PACE weights (0.5, say), which replace the decay
     train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
     train.lambda_start = 1.0
@@ -92,10 +90,6 @@ def _train() -> config_dict.ConfigDict:
     train.warmup_ratio = 0.04
     train.clip_norm = 1.0
     train.weight_decay = 0.0
-    train.b1 = 0.9
-    train.b2 = 0.999
-    train.eps = 1e-8
-    train.dtype = "bfloat16"  # of the computation; master weights and moments are float32
     train.ema_decay = 0.0  # of an average of the weights, which is then evaluated and exported; 0: none
     train.non_finite = "stop"  # at a loss or gradient that is not finite; or skip: leave the step out and count it
     # If a step takes longer, the stacks of all threads are printed; compilation, evaluations and checkpoints may take

@@ -12,7 +12,7 @@ thousand of any instruction set:
     python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR --config.data.train=PROMPTS.jsonl \
         --config.regenerate.num_prompts=0 --config.regenerate.batch_size=256 --config.regenerate.max_new_tokens=512 \
         --config.data.max_length=1024 --config.train.steps=30000 --config.train.batch_size=32 \
-        --config.train.num_anchors=128 --config.train.dtype=bfloat16 --config.target.dtype=bfloat16
+        --config.train.num_anchors=128 --config.target.dtype=bfloat16
 """
 
 import pathlib
@@ -44,11 +44,10 @@ def get_config():
     config.train.batch_size = 4
     config.train.log_every = 10
     config.train.num_anchors = 24
-    config.train.loss_slice_blocks = 24
+    config.train.slice_blocks = 24
     config.train.gamma = 4.0  # the public value for blocks of 8
     config.train.optimizer = "muon"
     config.train.learning_rate = 6e-3
-    config.train.dtype = "float32"
 
     config.checkpoint.every = 150
     config.eval.prompts = str(FOLDER / "prompts_heldout.jsonl")

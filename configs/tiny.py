@@ -36,13 +36,11 @@ def get_config():
     config.train.batch_size = 8
     config.train.log_every = 20
     config.train.num_anchors = 28
-    config.train.attention_slice_blocks = 28  # all of them: the arrays are small
-    config.train.loss_slice_blocks = 16
+    config.train.slice_blocks = 28  # all of them: the arrays are small
     config.train.gamma = 7.0  # the public value for blocks of 16
     # Decoded τ after the same 300 steps with blocks of 8: 2.5 with Muon at 5e-3, 1.5 with AdamW at 4e-3.
     config.train.optimizer = "muon"
     config.train.learning_rate = 6e-3
-    config.train.dtype = "float32"
 
     config.checkpoint.every = 300
 

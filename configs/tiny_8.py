@@ -15,7 +15,7 @@ def get_config():
     config.drafter.path = str(tiny.ASSETS / "tiny_domino_8")
     config.drafter.block_size = 8
     config.train.num_anchors = 48
-    config.train.attention_slice_blocks = 48
+    config.train.slice_blocks = 48
     config.train.gamma = 4.0  # the public value for blocks of 8
 
     config.decode.num_drafts = 0  # all 8

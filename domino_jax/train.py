@@ -25,7 +25,7 @@ from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
 from domino_jax.models import sharding
-from domino_jax.recipe import builders, cli
+from domino_jax.recipe import builders, cli, dry_run
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, primary_first
@@ -34,7 +34,7 @@ from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.preemption import PREEMPTED, Preempted, Preemption
 from domino_jax.runtime.remote import cache_folder, is_remote, open_path
 from domino_jax.runtime.watchdog import Watchdog
-from domino_jax.training import console, flops
+from domino_jax.training import console, estimates
 from domino_jax.training.checkpoints import Checkpoints, refuse_changes
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
@@ -48,16 +48,16 @@ from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 
+WINDOW = 4_096  # rows that are packed or sorted into buckets together
+
 
 def main(flags: cli.Flags) -> int | None:
     # ---------------------------------------------------------------- recipe
     config = flags.config
-    recipes.check(config, "train")
-    require_wandb(config.train.wandb)
+    recipes.check(config, "dry_run" if flags.dry_run else "train")
     if flags.dry_run:
-        from domino_jax.recipe import dry_run  # sets the environment that the compilers want, before jax starts
-
         return dry_run.main(flags)
+    require_wandb(config.train.wandb)
     workdir = open_path(flags.workdir).expanduser()
     recipe = recipes.resolved(config)
     refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
@@ -90,7 +90,7 @@ def main(flags: cli.Flags) -> int | None:
             loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
             mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded)
             drafter_config = builders.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
-            drafter = builders.drafter_of(drafter_config, config.train)
+            drafter = builders.drafter_of(drafter_config, config)
             # Here, and not after hours of training: a wrong eval.tensor is refused.
             decodes = config.eval.every > 0 or config.eval.final
             layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
@@ -143,7 +143,6 @@ def main(flags: cli.Flags) -> int | None:
                     fingerprint=batches.fingerprint,
                     loaded=loaded,
                     drafter=drafter_config,
-                    state=state_shapes,
                     plan=builders.plan_of(config),
                     mesh=mesh,
                 )
@@ -243,7 +242,7 @@ def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -
     return make_batches(
         source,
         loaded.tokenizer,
-        Layout(data.layout, data.max_length, config.train.batch_size, tuple(data.buckets), data.window),
+        Layout(data.layout, data.max_length, config.train.batch_size, tuple(data.buckets), WINDOW),
         share,
         seed=config.seed,
         thinking=data.thinking,
@@ -254,11 +253,11 @@ def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -
 
 def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: DrafterConfig):
     """Counts rows, tokens, anchors and, on known devices, the share of their peak."""
-    peak = flops.peak_flops(jax.devices()[0].device_kind)
+    peak = estimates.peak_flops(jax.devices()[0].device_kind)
 
     def lean(length: int) -> float:
         shape = {"length": length, "anchors": train.num_anchors, "distill": train.distill > 0}
-        return flops.step_flops(loaded.model.config, drafter, **shape)["lean"]
+        return estimates.step_flops(loaded.model.config, drafter, **shape)["lean"]
 
     return metrics.clock(row_flops=lean, peak_flops=peak and peak * jax.device_count())
 

@@ -22,11 +22,11 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.checks import shifts_labels
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.training.curriculum import lambda_base
+from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
-from domino_jax.training.preflight import Plan
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step
 from domino_jax.weights.loading import LoadedTarget
@@ -71,20 +71,13 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
     return chosen
 
 
-def drafter_of(config: DrafterConfig, train) -> Drafter:
-    """The drafter as it trains: compute type and slices of the recipe's train section."""
-    return Drafter(config, np.dtype(train.dtype), train.attention_slice_blocks, train.remat)
+def drafter_of(config: DrafterConfig, recipe) -> Drafter:
+    """The drafter as it trains, in the type and the slices of the recipe."""
+    return Drafter(config, np.dtype(recipe.target.dtype), recipe.train.slice_blocks, recipe.train.remat)
 
 
 def optimizer_of(train) -> optax.GradientTransformation:
-    return make_optimizer(
-        train.optimizer,
-        b1=train.b1,
-        b2=train.b2,
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-        clip_norm=train.clip_norm,
-    )
+    return make_optimizer(train.optimizer, weight_decay=train.weight_decay, clip_norm=train.clip_norm)
 
 
 def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation, mesh: Mesh):
@@ -103,10 +96,9 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
     """The jitted step of the recipe's train section; `state_shapes` from state_maker."""
     settings = LossSettings(
         gamma=None if math.isinf(train.gamma) else train.gamma,
-        contiguous=train.contiguous_labels,
         dpace_alpha=train.dpace_alpha,
         distill=train.distill,
-        slice_blocks=train.loss_slice_blocks,
+        slice_blocks=train.slice_blocks,
     )
     places = jax.tree.map(lambda x: x.sharding, state_shapes)
     return make_train_step(
@@ -179,12 +171,6 @@ def plan_of(config) -> Plan:
         max_length=config.data.max_length,
         num_anchors=train.num_anchors,
         layout=config.data.layout,
-        accumulate=train.accumulate,
-        loss_slice_blocks=train.loss_slice_blocks,
-        attention_slice_blocks=train.attention_slice_blocks,
-        remat=train.remat,
-        dtype=train.dtype,
         scored_rows=config.preflight.rows,
-        low_logprob=config.preflight.low_logprob,
         seed=config.seed,
     )

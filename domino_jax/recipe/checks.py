@@ -110,7 +110,8 @@ def check(config: config_dict.ConfigDict, command: str) -> None:
 
     Args:
       config: the recipe with the command line's values in it.
-      command: train, decode or regenerate; what only one of them reads is asked for by that one alone.
+      command: train, dry_run (train without data), decode or regenerate; what only one of them reads is required by
+        that one alone.
     """
     _check_integers(config)
     _check_model(config)
@@ -205,11 +206,9 @@ def _check_data(config) -> None:
             f"list rising lengths that end with data.max_length {data.max_length}",
         )
         _at_least("data.buckets", buckets[0], 2, "a row needs an anchor and a token behind it")
-    _at_least("data.window", data.window, 1, "it counts rows")
     _at_least("data.held_out", data.held_out, 0, "0 is none")
     _at_least("data.workers", data.workers, 0, "0 is no process of its own")
     _at_least("preflight.rows", config.preflight.rows, 0, "0 is none")
-    _require(config.preflight.low_logprob <= 0, "preflight.low_logprob", config.preflight.low_logprob, "set it below 0")
 
 
 def _check_train(config) -> None:
@@ -225,8 +224,7 @@ def _check_train(config) -> None:
         f"a row of data.max_length {config.data.max_length} has one anchor less than tokens; lower the one "
         "or raise the other",
     )
-    for key in ("loss_slice_blocks", "attention_slice_blocks"):
-        _at_least(f"train.{key}", train[key], 1, "a slice holds at least one block")
+    _at_least("train.slice_blocks", train.slice_blocks, 1, "a slice holds at least one block")
     _require(
         train.accumulate >= 1 and train.batch_size % train.accumulate == 0,
         "train.accumulate",
@@ -246,10 +244,6 @@ def _check_train(config) -> None:
     _within("train.warmup_ratio", train.warmup_ratio, 0, 1, open_end=True)
     _positive("train.clip_norm", train.clip_norm)
     _within("train.weight_decay", train.weight_decay, 0, 1)
-    _within("train.b1", train.b1, 0, 1, open_end=True)
-    _within("train.b2", train.b2, 0, 1, open_end=True)
-    _positive("train.eps", train.eps)
-    _one_of("train.dtype", train.dtype, DTYPES)
     _within("train.ema_decay", train.ema_decay, 0, 1, open_end=True)
     _one_of("train.non_finite", train.non_finite, ON_NON_FINITE)
     _within("train.hang_seconds", train.hang_seconds, 0, math.inf)

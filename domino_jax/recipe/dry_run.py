@@ -26,8 +26,9 @@ from domino_jax.recipe.dry_run_evaluation import examine_evaluation, on_chip
 from domino_jax.recipe.dry_run_evaluation import lines as evaluation_lines
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.remote import open_path
-from domino_jax.training import compiled, flops, topologies
+from domino_jax.training import compiled, estimates, topologies
 from domino_jax.training.console import say_bytes
+from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import hf, loading
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed (DESIGN §1.3).
@@ -50,14 +51,14 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     """Everything that dry_run.json holds, of the step of this recipe on these devices."""
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
-    loading.use_exact_matmuls(config.train.dtype)
+    loading.use_exact_matmuls(config.target.dtype)
     target_config = shapes_of(config.target.path)
     mask = config.drafter.mask_token_id
     drafter_config = builders.drafter_config_of(
         config.drafter, target_config, target_config.vocab_size - 1 if mask is None else mask
     )
     target = Qwen3(target_config, np.dtype(config.target.dtype))
-    drafter = builders.drafter_of(drafter_config, config.train)
+    drafter = builders.drafter_of(drafter_config, config)
     optimizer = builders.optimizer_of(config.train)
     _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
     step = builders.train_step_of(config.train, target, drafter, optimizer, mesh, state)
@@ -71,7 +72,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         program = lowered.compile()
         seconds = time.perf_counter() - traced_at
     rows = config.train.batch_size
-    counted = flops.step_flops(
+    counted = estimates.step_flops(
         target_config,
         drafter_config,
         length=config.data.max_length,
@@ -91,9 +92,9 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         "lean_flops": counted["lean"] * rows,
         "naive_flops": counted["naive"] * rows,
         "flops": compiled.product_flops(traced.jaxpr),
-        "target_bytes_per_chip": bytes_per_chip(params),
-        "parameter_bytes_per_chip": bytes_per_chip((state.params, state.ema)),
-        "optimizer_bytes_per_chip": bytes_per_chip(state.opt_state),
+        "target_bytes_per_chip": device_bytes(params),
+        "parameter_bytes_per_chip": device_bytes((state.params, state.ema)),
+        "optimizer_bytes_per_chip": device_bytes(state.opt_state),
         "collectives": compiled.collectives(program.as_text()),
         "largest": largest(params, state),
     }
@@ -109,7 +110,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
 def measures(program: jax.stages.Compiled, found: dict[str, Any], topology: str) -> dict[str, Any]:
     """What the compiler says of the program, and the step's floor on a known chip."""
     memory, cost = compiled.memory(program), compiled.cost(program)
-    chip, peak = topologies.chip_of(topology), flops.peak_flops(topology)
+    chip, peak = topologies.chip_of(topology), estimates.peak_flops(topology)
     extra = {
         "peak_bytes_per_chip": memory["peak"],
         "argument_bytes_per_chip": memory["arguments"],
@@ -170,13 +171,6 @@ def batch_shapes(config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
 def key_shape(mesh: Mesh) -> jax.ShapeDtypeStruct:
     kind = jax.eval_shape(lambda: jax.random.key(0)).dtype
     return jax.ShapeDtypeStruct((), kind, sharding=sharding.replicated(mesh))
-
-
-def bytes_per_chip(tree: Any) -> int:
-    return sum(
-        int(np.prod(leaf.sharding.shard_shape(leaf.shape), dtype=np.int64)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
 
 
 def largest(params: Any, state: Any) -> list[dict[str, Any]]:

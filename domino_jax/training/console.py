@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from domino_jax.training.estimates import device_bytes
+
 WIDTH = 120
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -102,7 +104,7 @@ def parameter_lines(params: Any, by_kind: bool = False) -> list[str]:
     everything = [leaf for _, leaf in leaves]
     total = f"{len(leaves)} arrays, {_count(everything):,} parameters, {say_bytes(_bytes(everything))}"
     if sharded:
-        total += f", {say_bytes(sum(map(_bytes_per_device, everything)))} a device"
+        total += f", {say_bytes(device_bytes(everything))} per device"
     return [*_columns([heading, *body], right=("parameters", "bytes")), f"  {total}"]
 
 
@@ -136,12 +138,6 @@ def _count(leaves: Sequence[Any]) -> int:
 
 def _bytes(leaves: Sequence[Any]) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
-
-
-def _bytes_per_device(leaf: Any) -> int:
-    sharding = _sharding(leaf)
-    shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-    return math.prod(shape) * leaf.dtype.itemsize
 
 
 def say_bytes(count: float) -> str:

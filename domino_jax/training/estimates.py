@@ -1,110 +1,167 @@
-"""What a training run will need, by arithmetic on its shapes: bytes on a device, steps, tokens, epochs, hours.
+"""What a training run will need, by arithmetic on its shapes: FLOPs of a step, bytes on a device, epochs and hours.
 
-Estimates, said to be such: `--dry_run` compiles the step and has the compiler's own count.
+FLOPs count a multiply-add as two operations. Elementwise work, norms, RoPE and softmax are left out, as is usual; they
+are under one in a hundred at the public sizes. They are counted in two ways.
+
+Lean: what has to be computed, once. The frozen target runs forward to its last tapped layer. A product with trained
+weights costs three times its forward pass (the gradients of both sides), one with frozen weights or onto frozen inputs
+twice. Work that a program repeats in the backward pass to save memory (sliced logits, rematerialised layers) is not
+counted, and neither are attention scores outside the mask.
+
+Naive: 6·N·D for the A·G block rows, N being the drafter's parameters and the lm_head's, and 2·N·D for the whole target
+over the row. It charges frozen weights for gradients and leaves attention out.
 """
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.models.sharding import row_shards
-from domino_jax.training.flops import peak_flops, step_flops
 
-# What a well-tuned step reaches of the chips' dense peak; the hours are told with it.
-UTILISATION = 0.4
-# Queries whose scores over a whole row live at once in the target's pass (nn/attention.attend_causal).
-TARGET_SLICE_ROWS = 512
+UTILISATION = 0.4  # share of the chips' dense peak that a well-tuned step reaches; printed with the hours
+
+# Dense bfloat16 operations a second of one device, by JAX's device_kind or a topology's name; the first match counts.
+# From the makers' data sheets, without sparsity.
+PEAKS = (
+    (r"TPU v4|^v4\b", 275e12),
+    (r"TPU v5 ?lite|v5e", 197e12),
+    (r"TPU v5|v5p", 459e12),
+    (r"TPU v6|v6e", 918e12),
+    (r"H100 PCIe", 756e12),
+    (r"H[12]00 NVL", 835e12),
+    (r"H100|H200", 989e12),
+    (r"A100", 312e12),
+    (r"B200", 2250e12),
+)
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Dense bfloat16 FLOP/s of a device by its kind ("TPU v5 lite", "NVIDIA H200", "v5e"); None where it is unknown."""
+    return next((peak for pattern, peak in PEAKS if re.search(pattern, device_kind, re.IGNORECASE)), None)
+
+
+def layer_matrices(config: DecoderConfig) -> int:
+    """Weights of the matrices of one Qwen3 decoder layer."""
+    c = config
+    attention = 2 * c.hidden_size * (c.num_attention_heads + c.num_key_value_heads) * c.head_dim
+    return attention + 3 * c.hidden_size * c.intermediate_size
+
+
+def target_parameters(config: Qwen3Config) -> int:
+    """Weights of the target's layers and lm_head; the embedding is a look-up and costs nothing."""
+    return config.num_hidden_layers * layer_matrices(config) + config.vocab_size * config.hidden_size
+
+
+def drafter_parameters(config: DrafterConfig) -> int:
+    """Weights of the drafter's matrices: fc, layers and, with one, the head."""
+    c = config
+    fc = len(c.target_layer_ids) * c.hidden_size**2
+    gru = 3 * c.gru_hidden_dim * (c.hidden_size + c.gru_hidden_dim)
+    residual = c.emb_dim * (c.hidden_size + c.gru_hidden_dim + c.vocab_size)
+    return fc + c.num_hidden_layers * layer_matrices(c) + (gru + residual if c.has_head else 0)
+
+
+def step_flops(
+    target: Qwen3Config,
+    drafter: DrafterConfig,
+    *,
+    length: int,
+    anchors: int,
+    with_target: bool = True,
+    distill: bool = False,
+) -> dict[str, float]:
+    """FLOPs of one training step for one row, forward and backward, by part.
+
+    Attention over the context is counted for the keys that a block may read, on average over anchors spread evenly over
+    the row: (length - 2) / 2 for an anchor in 0..length-2, fewer in a sliding layer.
+
+    Args:
+        length: S, tokens of the row.  anchors: A, blocks of the row.
+        with_target: False leaves the frozen target's pass out, as where features come from elsewhere.
+        distill: the loss also reads the target's own logits: its pass goes through all layers and the lm_head.
+
+    Returns:
+        "target", "fusion" (fc), "context" (keys and values of the context), "blocks" (projections and feed-forward of
+        the A·G block rows), "attention", "vocabulary" (logits by the lm_head), "head" (GRU and residual logits; 0
+        without one), and the totals "lean" (their sum) and "naive".
+    """
+    d, rows = drafter, anchors * drafter.block_size
+    width = d.hidden_size
+    kv_width = d.num_key_value_heads * d.head_dim
+    parts = {
+        "target": _target_forward(target, d, length, distill) if with_target else 0.0,
+        # Frozen features: no gradient onto them.
+        "fusion": 2 * 2 * length * len(d.target_layer_ids) * width**2,
+        "context": 3 * 2 * length * d.num_hidden_layers * 2 * width * kv_width,
+        "blocks": 3 * 2 * rows * d.num_hidden_layers * layer_matrices(d),
+        "attention": 3 * anchors * sum(_block_attention(d, layer, length) for layer in range(d.num_hidden_layers)),
+        # Frozen lm_head: no gradient onto it, and the target's logits, wanted to distill, have none at all. An
+        # unshifted block's slot 0 predicts nothing.
+        "vocabulary": (3 if distill else 2) * 2 * anchors * d.num_drafts * width * d.vocab_size,
+        "head": _head(d, anchors) if d.has_head else 0.0,
+    }
+    weights = drafter_parameters(d) + d.vocab_size * width
+    naive = 6.0 * weights * rows + (2.0 * target_parameters(target) * length if with_target else 0.0)
+    return {**{part: float(flops) for part, flops in parts.items()}, "lean": float(sum(parts.values())), "naive": naive}
+
+
+def _target_forward(target: Qwen3Config, drafter: DrafterConfig, length: int, whole: bool) -> float:
+    depth = target.num_hidden_layers if whole else max(drafter.target_layer_ids) + 1
+    pairs = length * (length + 1) / 2  # causal
+    each = 2 * layer_matrices(target) * length + 4 * target.num_attention_heads * target.head_dim * pairs
+    return depth * each
+
+
+def _block_attention(drafter: DrafterConfig, layer: int, length: int) -> float:
+    """Scores and weighted values of one block in one layer, forward."""
+    size = drafter.block_size
+    if drafter.is_sliding(layer):
+        pairs = sum(_mean_keys(length, drafter.sliding_window - 1 - slot) for slot in range(size))
+    else:
+        pairs = size * _mean_keys(length, length)
+    pairs += size * (size + 1) / 2 if drafter.causal(layer) else size * size
+    return 4 * drafter.num_attention_heads * drafter.head_dim * pairs
+
+
+def _mean_keys(length: int, most: int) -> float:
+    """Mean of min(a, most) over the anchors a = 0..length-2: the context keys in front of a block, at most `most`."""
+    most = min(max(most, 0), length - 2)
+    return (most * (most + 1) / 2 + (length - 2 - most) * most) / (length - 1)
+
+
+def _head(drafter: DrafterConfig, anchors: int) -> float:
+    d = drafter
+    consumed = anchors * d.num_drafts  # tokens that the GRU reads
+    corrected = anchors * (d.block_size - d.suffix_start)  # slots that get residual logits
+    # Frozen embeddings: no gradient onto the GRU's input.
+    gru = (2 * d.hidden_size + 3 * d.gru_hidden_dim) * 2 * 3 * d.gru_hidden_dim * consumed
+    residual = 3 * 2 * d.emb_dim * (d.hidden_size + d.gru_hidden_dim + d.vocab_size) * corrected
+    return gru + residual
+
+
+# ------------------------------------------------------------------------------------------------------ the run
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the recipe says about the steps, as plain values.
+    """What the recipe says about the steps.
 
-    batch_size: rows (items, when packed) of a step over all devices; accumulate: micro-batches they are cut into.
-    layout: pad, pack or buckets.  dtype: of the computation.  loss_slice_blocks, attention_slice_blocks: anchor blocks
-    of a row whose logits, or scores, live at once.
-    scored_rows: rows whose answers the target scores (0: none); low_logprob: a mean log-probability, in nats a token,
-    below which one is told.  seed: of the sample.
+    batch_size: rows (items, when packed) of a step over all devices.  layout: pad, pack or buckets.
+    scored_rows: rows whose answers the target scores (0: none).  seed: of the sample.
     """
 
     steps: int
     batch_size: int
     max_length: int
     num_anchors: int
-    layout: str = "pad"
-    accumulate: int = 1
-    loss_slice_blocks: int = 32
-    attention_slice_blocks: int = 32
-    remat: bool = False
-    dtype: str = "bfloat16"
-    scored_rows: int = 64
-    low_logprob: float = -2.0
-    seed: int = 0
-
-
-def memory_per_device(
-    target: Qwen3Config, target_params: Any, drafter: DrafterConfig, state: Any, plan: Plan, mesh: Mesh | None
-) -> dict[str, int]:
-    """Bytes of one device by part, and their "total"; the target's pass and the drafter's do not overlap in it.
-
-    Args:
-        target_params, state: arrays or shapes with their shardings; state has params, opt_state and ema.
-    """
-    rows = math.ceil(plan.batch_size / plan.accumulate / (row_shards(mesh) if mesh else 1))
-    tensor = mesh.shape["tensor"] if mesh else 1
-    size, length = np.dtype(plan.dtype).itemsize, plan.max_length
-    d, blocks = drafter, plan.num_anchors
-    slots = rows * blocks * d.block_size
-    inner = (d.num_attention_heads + d.num_key_value_heads) * d.head_dim + d.intermediate_size
-    # Kept for the backward pass, a layer: its inputs alone, or what its products read as well.
-    kept = d.hidden_size + (0 if plan.remat else 5 * d.hidden_size + 3 * inner // tensor)
-    keys = 2 * rows * length * d.num_key_value_heads * d.head_dim // tensor
-    slice_slots = rows * min(plan.attention_slice_blocks, blocks) * d.block_size
-    heads = 2 if d.has_head else 1  # base logits, and final ones
-    logit_slots = rows * min(plan.loss_slice_blocks, blocks) * d.block_size
-    parts = {
-        "target parameters": device_bytes(target_params),
-        "drafter parameters": device_bytes((state.params, state.ema)),
-        "optimizer": device_bytes(state.opt_state),
-        "gradients": device_bytes(state.params),
-        "features": rows * length * len(d.target_layer_ids) * d.hidden_size * size,
-        "drafter activations": d.num_hidden_layers * (slots * kept + 2 * keys) * size,
-        "attention slice": 2 * slice_slots * (length + d.block_size) * d.num_attention_heads // tensor * 4,
-        "logits slice": 2 * heads * logit_slots * d.vocab_size // tensor * 4,
-        "target pass": _target_pass(target, rows, length, tensor, size),
-    }
-    drafting = sum(parts[name] for name in ("drafter activations", "attention slice", "logits slice", "gradients"))
-    lasting = sum(parts[name] for name in ("target parameters", "drafter parameters", "optimizer", "features"))
-    return {**parts, "total": lasting + max(drafting, parts["target pass"])}
-
-
-def _target_pass(target: Qwen3Config, rows: int, length: int, tensor: int, size: int) -> int:
-    scores = rows * target.num_attention_heads * min(TARGET_SLICE_ROWS, length) * length * 4
-    wide = rows * length * (4 * target.hidden_size * tensor + 3 * target.intermediate_size) * size
-    return (scores + wide) // tensor
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes that the leaves of a tree (arrays or jax.ShapeDtypeStruct) take on one device by their shardings."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        placed = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding is not None
-        shape = leaf.sharding.shard_shape(leaf.shape) if placed else leaf.shape
-        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            total += math.prod(shape) * leaf.dtype.itemsize
-    return total
-
-
-def device_memory() -> int | None:
-    """Bytes of this process' first device; None where jax does not say (a CPU)."""
-    stats = jax.local_devices()[0].memory_stats()
-    return stats["bytes_limit"] if stats and "bytes_limit" in stats else None
+    layout: str
+    scored_rows: int
+    seed: int
 
 
 def run_length(
@@ -112,8 +169,8 @@ def run_length(
 ) -> dict[str, Any]:
     """{"steps", "rows", "tokens", "epochs", "flops_per_step", "device", "devices", "hours", "utilisation"}.
 
-    rows, tokens, epochs: seen over the run, padding left out; with packing about so many. hours: None where the
-    device's peak is not known. flops_per_step: the lean count at max_length.
+    rows, tokens, epochs: seen over the run, padding left out; approximate with packing. hours: None where the peak of
+    the device is not known. flops_per_step: the lean count at max_length.
     """
     mean = num_tokens / num_rows
     # A pack is about full: whole rows of at most max_length tokens together.
@@ -135,3 +192,23 @@ def run_length(
         "hours": hours,
         "utilisation": UTILISATION,
     }
+
+
+# ------------------------------------------------------------------------------------------------------ memory
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of the leaves of a tree (arrays or jax.ShapeDtypeStruct) on one device, by their shardings."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        placed = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and leaf.sharding is not None
+        shape = leaf.sharding.shard_shape(leaf.shape) if placed else leaf.shape
+        if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            total += math.prod(shape) * leaf.dtype.itemsize
+    return total
+
+
+def device_memory() -> int | None:
+    """Bytes of this process' first device; None where jax does not say (a CPU)."""
+    stats = jax.local_devices()[0].memory_stats()
+    return stats["bytes_limit"] if stats and "bytes_limit" in stats else None

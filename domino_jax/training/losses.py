@@ -1,13 +1,12 @@
-"""The dual cross-entropy of Domino and its metrics, reduced in slices of anchor blocks (CONTRACT §2.6-14).
+"""The dual cross-entropy of Domino (arXiv 2605.29707) and its metrics, reduced in slices of anchor blocks.
 
 A slice is a few anchor blocks of every row. Its logits are made, reduced to additive sums and dropped, forward and
 backward, so the [A·G, V] array of a batch never lives.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +16,7 @@ from domino_jax.drafters.config import DrafterConfig
 from domino_jax.models.shapes import Logits
 from domino_jax.models.slices import cut
 
-# The public trainers' guard against an empty batch: weights sum to at least 1 block, so 1e-6 moves nothing (CONTRACT
-# §2.9).
+# Guards against an empty batch, as in the public trainers: a block with a label weighs about 1, so 1e-6 moves nothing.
 EPSILON = 1e-6
 
 Sums = dict[str, jax.Array]
@@ -28,8 +26,8 @@ Sums = dict[str, jax.Array]
 class LossSettings:
     """Choices of the loss, from the recipe.
 
-    gamma: decay constant γ of the slot weights; None turns decay off.  contiguous: labels cut at the first unsupervised
-    token.
+    gamma: decay constant γ of the slot weights; None turns decay off.
+    contiguous: the labels of a block end at the first unsupervised token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
     distill: share of the total-variation distance to the target's own distribution; the cross-entropy has the rest.
     slice_blocks: anchor blocks of a row per slice of the vocabulary projection.
@@ -54,88 +52,90 @@ def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:
 def total_variation(logits: Logits, target_logits: Logits) -> jax.Array:
     """½ Σ_v |p - q|, float32 [...], from draft and target logits [..., V]: 1 minus the chance that a draw of q is kept.
 
-    Source: the L1 term of DSpark (CONTRACT §2.15), halved.
+    Source: the L1 term of DSpark's loss, halved.
     """
     q, p = jax.nn.softmax(logits.astype(jnp.float32)), jax.nn.softmax(target_logits.astype(jnp.float32))
     return 0.5 * jnp.sum(jnp.abs(p - q), axis=-1)
 
 
-def accepted_lengths(correct: jax.Array, raw_weights: jax.Array) -> jax.Array:
-    """1 + Σ_k valid_k · ∏_{j≤k} (correct_j or not valid_j): float32 [...] from two [..., G] arrays (CONTRACT §2.13).
+def accepted_lengths(correct: jax.Array, label_weights: jax.Array) -> jax.Array:
+    """1 + Σ_k valid_k · ∏_{j≤k} (correct_j or not valid_j): float32 [...] from two [..., G] arrays.
 
     Slots without a label neither break a run nor count.
     """
-    valid = raw_weights > 0
+    valid = label_weights > 0
     running = jnp.cumprod((correct | ~valid).astype(jnp.float32), axis=-1)
     return 1.0 + jnp.sum(running * valid, axis=-1)
 
 
-def dpace_weights(losses: jax.Array, raw_weights: jax.Array, alpha: float) -> jax.Array:
-    """D-PACE slot weights [..., G] (arXiv 2605.18810; CONTRACT §2.14).
+def dpace_weights(losses: jax.Array, label_weights: jax.Array, alpha: float) -> jax.Array:
+    """D-PACE slot weights [..., G] (arXiv 2605.18810).
 
     q = exp(-CE), smoothed to (1-α)q + α and 1 on slots without a label; c_k = ∏_{j≤k} q_j; weight_k = Σ_{i≥k} c_i·w0_i:
     what slot k is worth to the expected accepted length. No gradient flows through it.
     """
     confidence = jnp.exp(-jax.lax.stop_gradient(losses))
-    smoothed = jnp.where(raw_weights > 0, (1.0 - alpha) * confidence + alpha, 1.0)
-    reached = jnp.cumprod(smoothed, axis=-1) * raw_weights
+    smoothed = jnp.where(label_weights > 0, (1.0 - alpha) * confidence + alpha, 1.0)
+    reached = jnp.cumprod(smoothed, axis=-1) * label_weights
     return jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
 
 
-def slot_weights(raw_weights: jax.Array, config: DrafterConfig, settings: LossSettings) -> jax.Array:
-    """The weights [..., G] whose sum the losses are divided by: raw weights with decay; D-PACE divides by the labels.
+def slot_weights(label_weights: jax.Array, config: DrafterConfig, settings: LossSettings) -> jax.Array:
+    """The weights [..., G] whose sum divides the losses: 1 per label, with the decay over the slots of a block.
 
-    They depend on labels and anchors alone, so their sum is known before any forward pass, over all micro-batches.
+    D-PACE has no decay here: it weights each loss and divides by the number of labels. The weights depend on labels and
+    anchors alone, so their sum is known before any forward pass, over all micro-batches.
     """
     if settings.dpace_alpha is not None:
-        return raw_weights
-    return raw_weights * position_decay(config.block_size, config.shift_label, settings.gamma)
+        return label_weights
+    return label_weights * position_decay(config.block_size, config.shift_label, settings.gamma)
+
+
+class Labels(NamedTuple):
+    """What the blocks of a batch are trained to predict, computed once per step.
+
+    ids: int32 [B, A, G].  label_weights: float32 [B, A, G], 1 where the slot has a label.  loss_weights: the same with
+    the decay (`slot_weights`).
+    """
+
+    ids: jax.Array
+    label_weights: jax.Array
+    loss_weights: jax.Array
 
 
 def block_sums(
-    base: Logits,
-    final: Logits,
-    labels: jax.Array,
-    raw_weights: jax.Array,
-    config: DrafterConfig,
-    settings: LossSettings,
-    target: Logits | None = None,
+    base: Logits, final: Logits, labels: Labels, settings: LossSettings, target: Logits | None = None
 ) -> Sums:
-    """Additive sums of one slice: base and final logits [n, G, V], labels and raw weights [n, G] → scalars.
+    """Additive sums of one slice: base and final logits [n, G, V], labels with arrays [n, G] → scalars.
 
     Numerators and denominators only, so that slices, devices and micro-batches add up to the whole.
 
     Args:
-        target: the target's own logits [n, G, V] in front of each label; needed for settings.distill.
+        target: the target's logits [n, G, V] from which it would predict each label; needed for settings.distill.
     """
-    has_label = raw_weights.max(-1) > 0
-    weights = slot_weights(raw_weights, config, settings)
+    label_weights = labels.label_weights
+    has_label = label_weights.max(-1) > 0
     sums = {
         "blocks": jnp.sum(has_label).astype(jnp.float32),
-        "labels": raw_weights.sum(),
-        "weight": weights.sum(),
+        "labels": label_weights.sum(),
+        "weight": labels.loss_weights.sum(),
     }
     for prefix, logits in (("base_", base), ("final_", final)):
-        losses = cross_entropy(logits, labels)
+        losses = cross_entropy(logits, labels.ids)
         worth = 1.0
         if settings.dpace_alpha is not None:
-            worth = dpace_weights(losses, raw_weights, settings.dpace_alpha)
+            worth = dpace_weights(losses, label_weights, settings.dpace_alpha)
         if settings.distill:
             losses = (1.0 - settings.distill) * losses + settings.distill * total_variation(logits, target)
-        correct = jnp.argmax(logits, axis=-1) == labels
-        sums[prefix + "loss"] = jnp.sum(weights * worth * losses)
-        sums[prefix + "correct"] = jnp.sum(raw_weights * correct)
-        sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, raw_weights) * has_label)
+        correct = jnp.argmax(logits, axis=-1) == labels.ids
+        sums[prefix + "loss"] = jnp.sum(labels.loss_weights * worth * losses)
+        sums[prefix + "correct"] = jnp.sum(label_weights * correct)
+        sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, label_weights) * has_label)
     return sums
 
 
 def sliced_sums(
-    logits_of: Callable[..., tuple[Logits, Logits, Logits | None]],
-    inputs: Any,
-    labels: jax.Array,
-    raw_weights: jax.Array,
-    config: DrafterConfig,
-    settings: LossSettings,
+    logits_of: Callable[..., tuple[Logits, Logits, Logits | None]], inputs: Any, labels: Labels, settings: LossSettings
 ) -> Sums:
     """block_sums of all blocks, `settings.slice_blocks` of each row at a time, each slice rematerialised in backward.
 
@@ -143,33 +143,32 @@ def sliced_sums(
 
     Args:
         logits_of: maps a slice of every array of `inputs` to (base, final, target or None) logits [B, n, G, V].
-        inputs: tree of arrays [B, A, ...].  labels, raw_weights: [B, A, G].
+        inputs: tree of arrays [B, A, ...].
     """
-    sums_of_row = functools.partial(block_sums, config=config, settings=settings)
 
-    def one(inputs, labels, raw_weights):
+    def sums_of_slice(inputs, labels):
         base, final, target = logits_of(*inputs)
-        return jax.vmap(lambda b, f, y, w, t: sums_of_row(b, f, y, w, target=t))(
-            base, final, labels, raw_weights, target
-        )
+        return jax.vmap(lambda b, f, y, t: block_sums(b, f, y, settings, t))(base, final, labels, target)
 
-    rows = in_slices(one, (inputs, labels, raw_weights), settings.slice_blocks)
-    return jax.tree.map(jnp.sum, rows)
+    return jax.tree.map(jnp.sum, in_slices(sums_of_slice, (inputs, labels), settings.slice_blocks))
 
 
-def in_slices(one: Callable[..., Any], arrays: Any, size: int) -> Any:
-    """The sum of one(*slice) over slices of `size` along axis 1 of every array, each made again in the backward pass.
+def in_slices(function: Callable[..., Any], arrays: Any, size: int) -> Any:
+    """The sum of function(*slice) over slices of `size` along axis 1, each recomputed in the backward pass.
 
-    Zeros fill the last slice, so `one` must give zero for them (blocks of weight zero).
+    Zeros fill the last slice, so the function must return zero for them (blocks of weight zero).
     """
-    count = jax.tree.leaves(arrays)[0].shape[1]
-    one = jax.checkpoint(one)
-    if size >= count:
-        return one(*arrays)
-    cuts = jax.tree.map(lambda x: cut(x, 1, size), arrays)
-    first = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], cuts))
+    function = jax.checkpoint(function)
+    if size >= jax.tree.leaves(arrays)[0].shape[1]:
+        return function(*arrays)
+    return scan_sum(function, jax.tree.map(lambda x: cut(x, 1, size), arrays))
+
+
+def scan_sum(function: Callable[..., Any], parts: Any) -> Any:
+    """The sum of function(*part), one part after the other; `parts` has them along axis 0 of every array."""
+    first = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
-    return jax.lax.scan(lambda total, x: (jax.tree.map(jnp.add, total, one(*x)), None), zero, cuts)[0]
+    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, function(*part)), None), zero, parts)[0]
 
 
 def mixed_loss(sums: Sums, lambda_base: jax.Array, weight: jax.Array) -> jax.Array:
@@ -178,7 +177,7 @@ def mixed_loss(sums: Sums, lambda_base: jax.Array, weight: jax.Array) -> jax.Arr
 
 
 def loss_metrics(sums: Sums, lambda_base: jax.Array) -> dict[str, jax.Array]:
-    """The metrics of CONTRACT §2.13 from the sums of a whole batch.
+    """The metrics of a step from the sums of its whole batch.
 
     Returns:
         {"loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len",

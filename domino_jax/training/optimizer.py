@@ -1,7 +1,9 @@
-"""Optimizers with linear warm-up, cosine decay to zero and global-norm clipping (CONTRACT §2.12)."""
+"""Optimizers with linear warm-up, cosine decay to zero and global-norm clipping."""
 
 import jax
 import optax
+
+B1, B2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as published
 
 
 def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.Schedule:
@@ -17,9 +19,6 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
 def make_optimizer(
     kind: str,
     *,
-    b1: float,
-    b2: float,
-    eps: float,
     weight_decay: float,
     clip_norm: float,
 ) -> optax.GradientTransformation:
@@ -38,13 +37,13 @@ def make_optimizer(
             # Updates as large as AdamW's (RMS 0.2), so that one learning rate serves both halves.
             consistent_rms=0.2,
             adam_weight_decay=weight_decay,
-            adam_b1=b1,
-            adam_b2=b2,
-            eps=eps,
+            adam_b1=B1,
+            adam_b2=B2,
+            eps=EPSILON,
             muon_weight_dimension_numbers=_hidden_matrices,
         )
     else:
-        update = optax.adamw(1.0, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+        update = optax.adamw(1.0, b1=B1, b2=B2, eps=EPSILON, weight_decay=weight_decay)
     return optax.chain(optax.clip_by_global_norm(clip_norm), update)
 
 

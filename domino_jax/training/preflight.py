@@ -2,7 +2,7 @@
 
 Fatal: a mask token that is no row of the embedding or that rows hold as text, layer ids that cannot be tapped, a target
 whose logits are not finite. Told with a remedy: rows without an anchor, answers that the target would hardly give (the
-main cause of low acceptance), a step that does not fit the device. <workdir>/preflight.json and preflight.md keep it.
+main cause of low acceptance). <workdir>/preflight.json and preflight.md keep it.
 """
 
 import json
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.text
@@ -19,20 +20,23 @@ from jax.sharding import Mesh
 
 from domino_jax.data.chat import Row
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.models.qwen3 import Qwen3
+from domino_jax.models.sharding import batch_sharding, replicated, row_shards
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import write_whole
-from domino_jax.training.estimates import Plan, device_memory, memory_per_device, run_length
-from domino_jax.training.preflight_scores import mean_logprobs
+from domino_jax.training.estimates import Plan, run_length
+from domino_jax.training.losses import cross_entropy, in_slices
 from domino_jax.weights.drafter import check_fits
 from domino_jax.weights.loading import LoadedTarget
-
-__all__ = ["Plan", "run_preflight"]
 
 READ_ROWS = 256  # rows that are looked at for the mask token, drawn evenly from all
 NAMED_ROWS = 5
 SHOWN_CHARACTERS = 600  # of one piece of the example row
 MANY_WITHOUT_ANCHOR = 0.1
 FEW_SUPERVISED = 0.02
+LOW_LOGPROB = -2.0  # nats per token in the mean; answers below it are reported, since the target would hardly give them
+SCORED_TOKENS = 4_096  # of a device at a time
+SLICE_TOKENS = 128  # of a row whose logits are in memory at once
 
 
 class Rows(Protocol):
@@ -62,7 +66,6 @@ def run_preflight(
     fingerprint: str,
     loaded: LoadedTarget,
     drafter: DrafterConfig,
-    state: Any,
     plan: Plan,
     mesh: Mesh | None = None,
 ) -> dict[str, Any]:
@@ -71,7 +74,6 @@ def run_preflight(
     Args:
         workdir: local folder or gs:// address.  fingerprint: of the data.
         loaded: the target, its parameters anywhere on the mesh.
-        state: the fresh TrainState, or its shapes with their shardings.
     Returns:
         what preflight.json holds.
     Raises:
@@ -88,14 +90,12 @@ def run_preflight(
         "data": describe_data(rows, fingerprint),
         "example": {"where": sample[0].where, "text": "".join(marked(sample[0].row, loaded.tokenizer))},
         "target_logprob": None,
-        "memory_per_device": memory_per_device(target.config, loaded.params, drafter, state, plan, mesh),
-        "device_memory": device_memory(),
         "plan": run_length(target.config, drafter, plan, len(rows), rows.num_tokens, mesh.size if mesh else 1),
     }
     if plan.scored_rows:
         scored = sample[: plan.scored_rows]
         scores = mean_logprobs(target, loaded.params, [one.row for one in scored], plan.max_length, mesh)
-        found["target_logprob"] = describe_scores(scored, scores, plan.low_logprob)
+        found["target_logprob"] = describe_scores(scored, scores)
     found["warnings"] = warnings(found, plan, target.config.max_position_embeddings)
     if jax.process_index() == 0:
         save(epath.Path(workdir), found)
@@ -153,7 +153,7 @@ def marked(row: Row, tokenizer: Any) -> list[str]:
     return pieces
 
 
-def describe_scores(sample: Sequence[Sampled], scores: np.ndarray, low_logprob: float) -> dict[str, Any]:
+def describe_scores(sample: Sequence[Sampled], scores: np.ndarray) -> dict[str, Any]:
     strange = np.flatnonzero(~np.isfinite(scores))
     if strange.size:
         raise DataError(
@@ -164,17 +164,71 @@ def describe_scores(sample: Sequence[Sampled], scores: np.ndarray, low_logprob: 
     low = [
         {"where": sample[place].where, "logprob": float(scores[place])}
         for place in order
-        if scores[place] < low_logprob
+        if scores[place] < LOW_LOGPROB
     ]
     return {
         "rows": len(scores),
         "mean": float(scores.mean()),
         "median": float(np.median(scores)),
         "lowest": float(scores.min()),
-        "threshold": low_logprob,
+        "threshold": LOW_LOGPROB,
         "num_low": len(low),
         "low": low[:NAMED_ROWS],
     }
+
+
+# ------------------------------------------------------------------------------------------------------ scores
+
+
+def mean_logprobs(target: Qwen3, params: dict, rows: Sequence[Row], length: int, mesh: Mesh | None) -> np.ndarray:
+    """Each row's mean log-probability of its supervised tokens under the target, float64 [rows], nats.
+
+    Rows are padded to `length` and go through in batches spread over the mesh; all processes get all figures.
+    """
+    batch = (row_shards(mesh) if mesh else 1) * max(1, SCORED_TOKENS // length)
+    batch = min(batch, -(-len(rows) // row_shards(mesh)) * row_shards(mesh) if mesh else len(rows))
+    score = jax.jit(
+        lambda params, tokens, mask: supervised_logprob(target, params, tokens, mask),
+        out_shardings=replicated(mesh) if mesh else None,
+    )
+    means = []
+    for start in range(0, len(rows), batch):
+        tokens, mask = np.zeros((batch, length), np.int32), np.zeros((batch, length), np.float32)
+        part = rows[start : start + batch]
+        for place, row in enumerate(part):
+            tokens[place, : len(row.token_ids)] = row.token_ids
+            mask[place, : len(row.loss_mask)] = row.loss_mask
+        if mesh is None:
+            total, count = score(params, tokens, mask)
+        else:
+            with jax.set_mesh(mesh):
+                total, count = score(params, _spread(mesh, tokens), _spread(mesh, mask))
+        total, count = (np.asarray(jax.device_get(array), np.float64) for array in (total, count))
+        means.append((total / np.maximum(count, 1))[: len(part)])
+    return np.concatenate(means)
+
+
+def _spread(mesh: Mesh, rows: np.ndarray) -> jax.Array:
+    """The same rows of every process as one array over the mesh."""
+    return jax.make_array_from_callback(rows.shape, batch_sharding(mesh), lambda index: rows[index])
+
+
+def supervised_logprob(
+    target: Qwen3, params: dict, tokens: jax.Array, mask: jax.Array, size: int = SLICE_TOKENS
+) -> tuple[jax.Array, jax.Array]:
+    """Sum of log p(token | those before it) over the supervised tokens of each row, and their number: float32 [B].
+
+    tokens int32, mask float32 [B, S]. The first token of a row has nothing before it and does not count. Logits are
+    in memory for `size` positions at a time.
+    """
+    hidden = target.apply({"params": params}, tokens, with_logits=False)["hidden"][:, :-1]
+    labels, weights = tokens[:, 1:], mask[:, 1:]
+
+    def score(hidden, labels, weights):
+        logits = target.apply({"params": params}, hidden, method="unembed")
+        return -jnp.sum(weights * cross_entropy(logits, labels), axis=1)
+
+    return in_slices(score, (hidden, labels, weights), size), weights.sum(axis=1)
 
 
 # ------------------------------------------------------------------------------------------------------ telling
@@ -184,7 +238,6 @@ def warnings(found: Mapping[str, Any], plan: Plan, positions: int) -> list[str]:
     """What to look at before the run goes on, each with a remedy."""
     said = []
     data, scores = found["data"], found["target_logprob"]
-    total, room = found["memory_per_device"]["total"], found["device_memory"]
     if scores and scores["num_low"]:
         named = ", ".join(f"{one['where']} ({one['logprob']:.2f})" for one in scores["low"])
         more = ", …" if scores["num_low"] > len(scores["low"]) else ""
@@ -209,17 +262,12 @@ def warnings(found: Mapping[str, Any], plan: Plan, positions: int) -> list[str]:
             f"data.max_length {plan.max_length} is beyond the target's max_position_embeddings {positions}; what it "
             "says there is no guide."
         )
-    if room is not None and total > room:
-        said.append(
-            f"by estimate a device needs {gigabytes(total)} and has {gigabytes(room)}; widen --config.mesh.fsdp, or "
-            "raise train.accumulate, or lower train.loss_slice_blocks, or set train.remat."
-        )
     return said
 
 
 def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, how much) of every finding, for console and file alike."""
-    data, plan, memory, scores = (found[name] for name in ("data", "plan", "memory_per_device", "target_logprob"))
+    data, plan, scores = (found[name] for name in ("data", "plan", "target_logprob"))
     told = [
         ("mask token", f"{found['mask_token_id']}, in the embedding, in no row looked at"),
         ("target layers", f"{found['target_layer_ids']} of {found['target_layers']}"),
@@ -229,10 +277,6 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if scores:
         said = f"{scores['mean']:.2f} a token in the mean of {scores['rows']} answers, lowest {scores['lowest']:.2f}"
         told.append(("target log-probability", said))
-    room = f" of {gigabytes(found['device_memory'])}" if found["device_memory"] else ""
-    largest = sorted(((size, name) for name, size in memory.items() if name != "total"), reverse=True)
-    parts = ", ".join(f"{name} {gigabytes(size)}" for size, name in largest)
-    told.append(("memory per device (estimate)", f"{gigabytes(memory['total'])}{room}: {parts}"))
     told.append(
         (
             "the run",
@@ -245,10 +289,6 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         hours = f"{plan['hours']:.1f} at {plan['utilisation']:.0%} of the peak of {plan['devices']} × {plan['device']}"
     told.append(("hours (estimate)", f"{hours}; {plan['flops_per_step']:.3g} FLOPs a step"))
     return told
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
 
 
 def show(found: Mapping[str, Any], pieces: Sequence[str], console: rich.console.Console) -> None:

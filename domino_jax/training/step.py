@@ -1,21 +1,32 @@
 """One training step: frozen target forward, anchors, drafter forward, sliced loss, update; one jitted function.
 
-The target's parameters are an argument of their own: never differentiated, never donated, never in the state. Nothing
-here names a device: the arguments' shardings and the constraints of sharding.py lay the step over a mesh (DESIGN §6).
+The target's parameters are a separate argument: never differentiated, never donated, never in the state. Nothing here
+names a device: the shardings of the arguments and the constraints of sharding.py lay the step over a mesh.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from domino_jax.drafters import blocks
+from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
-from domino_jax.training.losses import LossSettings, Sums, loss_metrics, mixed_loss, sliced_sums, slot_weights
+from domino_jax.training.losses import (
+    Labels,
+    LossSettings,
+    Sums,
+    loss_metrics,
+    mixed_loss,
+    scan_sum,
+    sliced_sums,
+    slot_weights,
+)
 from domino_jax.training.state import TrainState
 
 # "tokens" int32 [B, S], "loss_mask" float32 [B, S], "row_ids" int32 [B]; packed rows also "positions" and "documents"
@@ -43,63 +54,68 @@ def target_pass(
     return out["features"], out["hidden"] if with_hidden else None
 
 
-def block_labels(batch: Batch, anchors: jax.Array, keep: jax.Array, drafter: Drafter, settings: LossSettings):
-    """Labels and raw weights, each [B, A, G], of a batch."""
-    return blocks.labels_and_weights(
+class DrawnBlocks(NamedTuple):
+    """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels."""
+
+    anchors: jax.Array
+    keep: jax.Array
+    labels: Labels
+
+
+def label_blocks(
+    batch: Batch, anchors: jax.Array, keep: jax.Array, config: DrafterConfig, settings: LossSettings
+) -> DrawnBlocks:
+    """The blocks at given anchors with their labels and weights."""
+    ids, label_weights = blocks.labels_and_weights(
         batch["tokens"],
         batch["loss_mask"],
         anchors,
         keep,
-        block_size=drafter.config.block_size,
-        shift_label=drafter.config.shift_label,
+        block_size=config.block_size,
+        shift_label=config.shift_label,
         contiguous=settings.contiguous,
         documents=batch["documents"] if "documents" in batch else None,
     )
+    return DrawnBlocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, settings)))
 
 
 def drafter_sums(
-    drafter: Drafter,
-    params: dict,
-    target: Qwen3,
-    target_params: dict,
+    models: Models,
     features: Features,
     batch: Batch,
-    anchors: jax.Array,
-    keep: jax.Array,
+    drawn: DrawnBlocks,
     settings: LossSettings,
     hidden: Hidden | None = None,
 ) -> Sums:
-    """The loss sums of one batch for given anchors int32 [B, A] and keep bool [B, A].
+    """The loss sums of one batch for the blocks that were drawn.
 
-    hidden: the target's last hidden states [B, S, D]; needed for settings.distill.
+    Args:
+        features: of the target, [B, S, C·D].
+        hidden: the target's last hidden states [B, S, D]; needed for settings.distill.
     """
+    drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], drawn
     config = drafter.config
-    tokens, size = batch["tokens"], config.block_size
-
-    def embed(ids):
-        return target.apply({"params": target_params}, ids, method="embed")
-
-    head_params = target.with_gathered_head(target_params)
+    head_params = models.target.with_gathered_head(models.target_params)
 
     def unembed(rows):
-        return target.apply({"params": head_params}, rows, method="unembed")
+        return models.target.apply({"params": head_params}, rows, method="unembed")
 
-    x = embed(blocks.block_tokens(tokens, anchors, keep, size, config.mask_token_id))
-    prefix = embed(blocks.head_tokens(tokens, anchors, size))
+    x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
+    prefix = models.embed(blocks.head_tokens(tokens, anchors, config.block_size))
     positions = batch["positions"] if "positions" in batch else None
-    z, inner = drafter.apply({"params": params}, features, x, anchors, keep, prefix, positions)
-    labels, raw_weights = block_labels(batch, anchors, keep, drafter, settings)
-    said = _states_before_labels(hidden, anchors, config) if settings.distill else None
+    z, inner = drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, prefix, positions)
+    states = _states_before_labels(hidden, anchors, config) if settings.distill else None
 
-    def logits_of(z, inner, said):
+    def logits_of(z, inner, states):
         base = unembed(z)
-        return base, corrected(drafter, params, base, inner), None if said is None else unembed(said)
+        final = corrected(drafter, models.drafter_params, base, inner)
+        return base, final, None if states is None else unembed(states)
 
-    return sliced_sums(logits_of, (z, inner, said), labels, raw_weights, config, settings)
+    return sliced_sums(logits_of, (z, inner, states), labels, settings)
 
 
-def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: Any) -> jax.Array:
-    """The target's states [B, A, G, D] from which it would say each label: one place before the label, clamped."""
+def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
+    """The target's states [B, A, G, D] that predict each label: one place before the label, clamped to the row."""
     places = blocks.slot_positions(anchors, config.block_size) - (0 if config.shift_label else 1)
     places = jnp.clip(places, 0, hidden.shape[1] - 1)
     flat = places.reshape(places.shape[0], -1, 1)
@@ -116,43 +132,31 @@ def corrected(drafter: Drafter, params: dict, base: jax.Array, inner: tuple | No
 
 
 def batch_gradients(
-    target: Qwen3,
-    drafter: Drafter,
-    settings: LossSettings,
-    accumulate: int,
-    params: dict,
-    target_params: dict,
-    batch: Batch,
-    drawn: tuple[jax.Array, jax.Array],
-    lambda_base: jax.Array,
+    models: Models, batch: Batch, drawn: DrawnBlocks, settings: LossSettings, lambda_base: jax.Array, accumulate: int
 ) -> tuple[Sums, dict]:
-    """The loss sums of a batch and the gradients of its loss, one of `accumulate` micro-batches after the other.
+    """The loss sums of a batch and the gradients of its loss by the drafter's parameters.
 
-    drawn: anchors and keep of the whole batch. What the losses are divided by is known before any forward pass, so the
-    gradients of the parts add up to that of the whole.
+    The batch goes through in `accumulate` micro-batches, one after the other. The divisor of the losses is known before
+    any forward pass, so the gradients of the parts add up to that of the whole.
     """
-    _, raw_weights = block_labels(batch, *drawn, drafter, settings)
-    weight = slot_weights(raw_weights, drafter.config, settings).sum()
+    weight = drawn.labels.loss_weights.sum()
 
-    def of_part(part, anchors, keep):
-        taps = drafter.config.target_layer_ids
-        features, hidden = target_pass(target, target_params, part, taps, with_hidden=settings.distill > 0)
+    def gradients_of_part(part, drawn):
+        taps = models.drafter.config.target_layer_ids
+        features, hidden = target_pass(models.target, models.target_params, part, taps, settings.distill > 0)
 
         def loss_of(params):
-            blocks_of = (features, part, anchors, keep, settings, hidden)
-            sums = drafter_sums(drafter, params, target, target_params, *blocks_of)
+            sums = drafter_sums(models.replace(drafter_params=params), features, part, drawn, settings, hidden)
             return mixed_loss(sums, lambda_base, weight), sums
 
-        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
         return sums, gradients
 
     if accumulate == 1:
-        return of_part(batch, *drawn)
+        return gradients_of_part(batch, drawn)
     # Every accumulate-th row, so that each device has its share of every micro-batch.
-    parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, *drawn))
-    first = jax.eval_shape(of_part, *jax.tree.map(lambda x: x[0], parts))
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
-    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, of_part(*part)), None), zero, parts)[0]
+    parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, drawn))
+    return scan_sum(gradients_of_part, parts)
 
 
 def make_train_step(
@@ -171,11 +175,11 @@ def make_train_step(
     """(state, target_params, batch, run key) → (state, metrics); jitted, the state donated.
 
     A step whose loss or gradient is not finite changes no parameter, moment or average; it is counted in
-    state.skipped. It is a step all the same: anchors, λ and the learning rate follow state.step, which counts it.
+    state.skipped. It still is a step: anchors, λ and the learning rate follow state.step, which counts it.
 
     Args:
         optimizer: with the updates of learning rate 1 (make_optimizer).
-        num_anchors: A, drawn anew each step from the key folded with step and row id.
+        num_anchors: A, drawn in each step from the key folded with step and row id.
         learning_rate: step → the factor of the updates.  curriculum: step → λ.
         accumulate: micro-batches that the rows are cut into, one after the other; the result is that of the whole.
         ema_decay: d of average ← d·average + (1-d)·parameters; 0 keeps none (and the state has none).
@@ -185,14 +189,14 @@ def make_train_step(
     def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
         documents = batch["documents"] if "documents" in batch else None
         step_key = jax.random.fold_in(key, state.step)
-        drawn = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
+        anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
+        drawn = label_blocks(batch, *anchors, drafter.config, settings)
         lambda_base = curriculum(state.step)
-        sums, gradients = batch_gradients(
-            target, drafter, settings, accumulate, state.params, target_params, batch, drawn, lambda_base
-        )
+        models = Models(target, target_params, drafter, state.params)
+        sums, gradients = batch_gradients(models, batch, drawn, settings, lambda_base, accumulate)
         metrics = loss_metrics(sums, lambda_base)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)
-        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": drawn[1].sum(), "learning_rate": rate}
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": drawn.keep.sum(), "learning_rate": rate}
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
         ema = {}

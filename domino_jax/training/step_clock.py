@@ -43,7 +43,7 @@ class StepClock:
         """
         Args:
             earlier: all rows of metrics.jsonl.  kept: those before the step from which the run goes on.
-            row_flops: tokens of a row → FLOPs of its part of a step (flops.step_flops, "lean").
+            row_flops: tokens of a row → FLOPs of its part of a step (estimates.step_flops, "lean").
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
         starts = [row["started"] for row in earlier if row.get("started") is not None]

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.drafters import blocks
+from domino_jax.drafters.pair import Models
 from domino_jax.models.attention import attend, attend_causal, causal_mask
 from domino_jax.training.losses import LossSettings
-from domino_jax.training.step import drafter_sums, target_pass
+from domino_jax.training.step import drafter_sums, label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 # Two rows of 11 and 9 tokens; in the packed row they lie at 0 and 11, and four places of padding follow.
@@ -56,10 +57,10 @@ def measured(shift, batch, anchors, contiguous=False, attention_blocks=None):
     @jax.jit
     def run(params, batch, anchors):
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
-        keep = jnp.ones(anchors.shape, bool)
+        drawn = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), drafter.config, settings)
 
         def loss_of(params):
-            sums = drafter_sums(module, params, target.module, target.params, features, batch, anchors, keep, settings)
+            sums = drafter_sums(Models(target.module, target.params, module, params), features, batch, drawn, settings)
             return dual_loss(sums, 0.3)
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)

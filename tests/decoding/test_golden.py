@@ -12,7 +12,7 @@ from domino_jax.decoding.propose import DraftSettings, propose
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.drafters.pair import Models
 from domino_jax.training.losses import LossSettings
-from domino_jax.training.step import drafter_sums, target_pass
+from domino_jax.training.step import drafter_sums, label_blocks, target_pass
 from domino_jax.weights.drafter import drafter_table
 from tests.helpers.models import GOLDEN_SETS, dual_loss, load_golden, run_blocks
 
@@ -45,12 +45,12 @@ def loss_and_gradients(name):
 
     @jax.jit
     def run(params, share):
+        drawn = label_blocks(batch, anchors, keep, drafter.config, settings)
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
 
         def loss_of(params):
-            sums = drafter_sums(
-                drafter.module, params, target.module, target.params, features, batch, anchors, keep, settings
-            )
+            models = Models(target.module, target.params, drafter.module, params)
+            sums = drafter_sums(models, features, batch, drawn, settings)
             return dual_loss(sums, share)
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)

@@ -1,9 +1,11 @@
 """The dry run: the real step compiled from shapes, for the devices here and (slow) for TPUs that are not."""
 
+import dataclasses
 import functools
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -13,7 +15,8 @@ import pytest
 
 from domino_jax.recipe import cli, dry_run
 from domino_jax.runtime.errors import DominoError
-from domino_jax.training import compiled, flops, topologies
+from domino_jax.train import main
+from domino_jax.training import compiled, estimates, topologies
 from tests.helpers.paths import ROOT
 
 SMALL = (
@@ -29,6 +32,25 @@ CONTRACT = ("peak_bytes_per_chip", "compile_seconds", "flops", "bytes_accessed",
 def flags(*extra):
     argv = ["train", "--config=configs/tiny.py", "--workdir=unused", *SMALL, *extra]
     return cli.parse(argv, ("config", "workdir"), ("dry_run", "topology"))
+
+
+def test_the_command_needs_no_data_no_prompts_and_no_network(monkeypatch, tmp_path):
+    gone = flags("--config.data.train=gs://none/rows.jsonl", "--config.eval.prompts=/none", "--config.train.wandb=x")
+    gone.config.data.train = gone.config.eval.prompts = None
+    gone.config.data.held_out = 0
+    monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("the network was used"))
+    monkeypatch.setattr(dry_run, "examine", lambda *_: found())
+    cli.check_addresses(gone, ("workdir",))
+    assert main(dataclasses.replace(gone, workdir=str(tmp_path), dry_run=True)) is None
+    assert json.loads((tmp_path / "dry_run.json").read_text())["rows"] == 8
+
+
+def test_only_the_buckets_of_target_and_workdir_are_tried(monkeypatch):
+    tried = []
+    monkeypatch.setattr(cli.remote, "check", lambda *reads_and_writes: tried.append(reads_and_writes))
+    given = flags("--config.data.train=gs://none/rows.jsonl", "--config.target.path=gs://a/target")
+    cli.check_addresses(dataclasses.replace(given, dry_run=True, workdir="gs://b/run"), ("workdir",))
+    assert tried == [(["gs://a/target", "gs://b/run"], ["gs://b/run"])]
 
 
 @functools.lru_cache
@@ -98,7 +120,7 @@ def test_collectives_are_counted_once_by_their_channel():
 
 
 def test_the_chip_of_a_topology_and_its_peak():
-    assert topologies.chip_of("v5e:4x4").memory == 16e9 and flops.peak_flops("v5e:4x4") == 197e12
+    assert topologies.chip_of("v5e:4x4").memory == 16e9 and estimates.peak_flops("v5e:4x4") == 197e12
     assert topologies.chip_of("cpu") is None
 
 
@@ -108,7 +130,7 @@ def test_the_step_compiles_for_sixteen_chips_in_four_processes(tmp_path):
     """The true TPU compiler, kernels included, at a public head width; a pod launch starts with this program."""
     command = [
         *(sys.executable, "-m", "domino_jax.train", "--config=configs/qwen3_0_6b.py", f"--workdir={tmp_path}"),
-        *("--dry_run", "--topology=v5e:4x4", "--config.train.batch_size=16", "--config.data.train=none"),
+        *("--dry_run", "--topology=v5e:4x4", "--config.train.batch_size=16"),
         *("--config.data.max_length=512", "--config.train.num_anchors=32", "--config.drafter.num_layers=2"),
         *("--config.drafter.target_layer_ids=(1,3)", "--config.eval.every=0"),
     ]

@@ -13,9 +13,10 @@ import pytest
 from configs import qwen3
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, dry_run_evaluation
-from domino_jax.recipe.dry_run import bytes_per_chip, target_shapes
+from domino_jax.recipe.dry_run import target_shapes
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training import compiled
+from domino_jax.training.estimates import device_bytes
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from tests.helpers.decoding_models import random_models
 from tests.helpers.paths import ROOT
@@ -35,7 +36,7 @@ GATHERS = """
 def found() -> dict:
     """Of two layers on one device, two prompts at a time."""
     config = qwen3.get_config("unused")
-    config.train.dtype = config.target.dtype = "float32"
+    config.target.dtype = "float32"
     config.decode.cache_length, config.decode.max_new_tokens, config.eval.batch_size = 64, 16, 2
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     models = random_models()
@@ -43,7 +44,7 @@ def found() -> dict:
     _, state = builders.state_maker(config.train, models.drafter, optimizer, mesh)
     params = target_shapes(models.target, mesh)
     judged = dry_run_evaluation.examine_evaluation(config, models.target, models.drafter, mesh, state, params)
-    return judged | {"expected": [bytes_per_chip(params), bytes_per_chip(state.params)]}
+    return judged | {"expected": [device_bytes(params), device_bytes(state.params)]}
 
 
 def test_every_program_of_an_evaluation_is_compiled():
@@ -128,7 +129,7 @@ config.drafter.num_layers, config.drafter.target_layer_ids = 1, (0, 1)
 mesh = sharding.make_mesh(1, -1, 1, topologies.devices_of("v5e:4x4"))
 shapes = dataclasses.replace(dry_run.shapes_of(config.target.path), num_hidden_layers=3)
 target = Qwen3(shapes, np.dtype("bfloat16"))
-drafter = building.drafter_of(building.drafter_config_of(config.drafter, shapes, 0), config.train)
+drafter = building.drafter_of(building.drafter_config_of(config.drafter, shapes, 0), config)
 state = building.state_maker(config.train, drafter, building.optimizer_of(config.train), mesh)[1]
 params = dry_run.target_shapes(target, mesh)
 found = dry_run_evaluation.examine_evaluation(config, target, drafter, mesh, state, params)

@@ -1,6 +1,7 @@
-"""The dual loss: values, masks, additivity, slices (CONTRACT §2.9, §2.10, §2.13, §2.14)."""
+"""The dual loss: values, masks, additivity, slices."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,15 @@ from domino_jax.training.losses import (
 )
 from tests.helpers.models import dual_loss, tiny_drafter, tiny_target
 
-block_sums = jax.jit(losses.block_sums, static_argnums=(4, 5))
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def block_sums(base, final, labels, weights, config, settings, target=None):
+    return losses.block_sums(base, final, labelled(labels, weights, config, settings), settings, target)
+
+
+def labelled(labels, weights, config, settings):
+    return losses.Labels(labels, weights, losses.slot_weights(weights, config, settings))
+
 
 SHIFTED = tiny_drafter(tiny_target().config, True).config  # blocks of 4
 UNSHIFTED = tiny_drafter(tiny_target().config, False).config
@@ -136,7 +145,7 @@ def test_logits_and_labels_of_slots_without_weight_do_not_matter():
 
 
 def naive_dpace(losses, weights, alpha):
-    """CONTRACT §2.14 as loops over one block."""
+    """The weights of D-PACE as loops over one block."""
     q = [(1 - alpha) * np.exp(-loss) + alpha if w > 0 else 1.0 for loss, w in zip(losses, weights, strict=True)]
     out = []
     for k in range(len(losses)):
@@ -220,7 +229,7 @@ def sliced(size, settings):
             return base, base + jnp.tanh(base), jnp.sin(base)
 
         choice = dataclasses.replace(settings, slice_blocks=size)
-        return dual_loss(sliced_sums(logits_of, (hidden,), LABELS, WEIGHTS, SHIFTED, choice), 0.35)
+        return dual_loss(sliced_sums(logits_of, (hidden,), labelled(LABELS, WEIGHTS, SHIFTED, choice), choice), 0.35)
 
     return jax.device_get(jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True))(MATRIX, HIDDEN))
 

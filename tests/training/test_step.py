@@ -9,11 +9,12 @@ import optax
 import pytest
 
 from domino_jax.drafters import blocks
+from domino_jax.drafters.pair import Models
 from domino_jax.training.curriculum import lambda_base
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
-from domino_jax.training.step import drafter_sums, make_train_step, target_pass
+from domino_jax.training.step import drafter_sums, label_blocks, make_train_step, target_pass
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 STEPS, ANCHORS = 80, 6
@@ -32,7 +33,7 @@ def schedule():
 
 
 def optimizer():
-    return make_optimizer("adamw", b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.0, clip_norm=1.0)
+    return make_optimizer("adamw", weight_decay=0.0, clip_norm=1.0)
 
 
 def norm(tree):
@@ -147,11 +148,11 @@ def gradient_function(head, contiguous):
     def gradients(params, share, anchors, keep, mask):
         batch = batch_of(2) | {"loss_mask": mask}
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
+        drawn = label_blocks(batch, anchors, keep, drafter.config, settings)
 
         def loss_of(params):
-            sums = drafter_sums(
-                drafter.module, params, target.module, target.params, features, batch, anchors, keep, settings
-            )
+            models = Models(target.module, target.params, drafter.module, params)
+            sums = drafter_sums(models, features, batch, drawn, settings)
             return dual_loss(sums, share)
 
         (_, metrics), tree = jax.value_and_grad(loss_of, has_aux=True)(params)
@@ -218,12 +219,12 @@ def test_a_step_is_its_parts():
     @jax.jit
     def by_hand(state):
         anchors, keep = blocks.sample_anchors(jax.random.fold_in(KEY, 0), batch["loss_mask"], batch["row_ids"], ANCHORS)
+        drawn = label_blocks(batch, anchors, keep, drafter.config, SETTINGS)
         features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
 
         def loss_of(params):
-            sums = drafter_sums(
-                drafter.module, params, target.module, target.params, features, batch, anchors, keep, SETTINGS
-            )
+            models = Models(target.module, target.params, drafter.module, params)
+            sums = drafter_sums(models, features, batch, drawn, SETTINGS)
             return dual_loss(sums, 1.0)[0]
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
