@@ -228,7 +228,7 @@ def markdown(figures: Mapping[str, Sequence[Mapping[str, float]]], facts: Mappin
 What was run: the recipe `configs/tiny_8.py` with {train["steps"]} steps of {train["batch_size"]} rows and
 {train["num_anchors"]} anchors each, blocks of {block}; seeds: {seeds} (mean ± half the range where there are several).
 All trainings saw the same {facts["rows"]:,} rows, the target's own answers, in the same order with the same anchors.
-All predict the token behind each slot (`shift_label`), so that a round can emit at most {block + 1} tokens.
+All predict the token after each slot (`shift_label`), so that a round can emit at most {block + 1} tokens.
 
 - τ: tokens emitted per round when {recipe["eval"]["num_prompts"]} held-out prompts are decoded greedily by the real
   loop, with the head where there is one; "its backbone alone" is the same drafter decoded without its head.

@@ -1,11 +1,11 @@
-"""docs/benchmarks.md: what decoding costs on devices that are not here, by their compilers, one process an entry.
+"""docs/compile_decode.md: what decoding costs on devices that are not here, by their compilers.
 
     python -m benchmarks.compile_decode --folder=/tmp/compile_decode [--only=8b]
 
 Compiles the decode programs (an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round) from
-shapes alone, at batch 1 and a cache of 4,096 slots in bfloat16, for every entry; keeps one JSON per entry in --folder,
-so that it can be stopped and started again; then rewrites its part of docs/benchmarks.md. Needs
-requirements-compile.txt. No figure is a measurement.
+shapes alone, at batch 1 and a cache of 4,096 slots in bfloat16, for every entry, each in a separate process; keeps one
+JSON per entry in --folder, so that it can be stopped and started again; then rewrites its part of
+docs/compile_decode.md. Needs requirements-compile.txt. No figure is a measurement.
 """
 
 import argparse
@@ -322,7 +322,7 @@ def run(work: Work, tables, description: str) -> None:
         there = whole(arguments.folder / f"{label}.json", work.count)
         if not arguments.write and arguments.only in label and not there:
             compile_apart(entry, arguments.folder, work)
-    tables.write(ROOT / "docs" / "benchmarks.md", arguments.folder, list(by_name), work.count)
+    tables.write(ROOT / "docs" / tables.PAGE, arguments.folder, list(by_name), work.count)
 
 
 WORK = Work("benchmarks.compile_decode", ENTRIES, PROGRAMS, programs, must_move, add_launches, "round")

@@ -1,4 +1,4 @@
-"""The tables that compile_decode.py writes into docs/benchmarks.md, from the JSON files of its folder."""
+"""The tables that compile_decode.py writes into docs/compile_decode.md, from the JSON files of its folder."""
 
 import json
 import pathlib
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from domino_jax.training import topologies
 
+PAGE = "compile_decode.md"  # in docs/
 BEGIN, END = "<!-- compile_decode: begin -->", "<!-- compile_decode: end -->"
 # τ at T = 0, pooled over eight tasks, of a public rerun of the published drafters; other sizes are given the 8B's.
 TAU = {"4b": 7.17, "8b": 7.33}
@@ -17,8 +18,7 @@ GOALS = (
     ("a round moves at most 1.45 × a step", "round", "step", 1.45),
 )
 
-INTRODUCTION = """## Decoding, compiled without the hardware
-
+INTRODUCTION = """\
 `python -m benchmarks.compile_decode --folder=/tmp/compile_decode` ({date}, jax {jax}, the TPU and CUDA compilers of
 that release). **These are compilers' figures; none is a measurement.** Batch 1, bfloat16, caches of 4,096 slots, five
 draft layers, blocks of 16 (verify 17); tp is `mesh.tensor`. The head is whole on every chip but for `split head`

@@ -1,10 +1,11 @@
-"""docs/benchmarks.md: what a tree costs beside a chain on devices that are not here, by their compilers.
+"""docs/compile_tree.md: what a tree costs beside a chain on devices that are not here, by their compilers.
 
     python -m benchmarks.compile_tree --folder=/tmp/compile_tree [--only=8b]
 
 Compiles, as compile_decode.py does and with its shapes, the parts of a round whose draft is a tree of 16 to 128
 nodes (proposal after the backbone's pass, verify, commit) and a whole round, beside the chain's head, verify of 17 rows
-and round; one process and one JSON per entry; then rewrites its part of docs/benchmarks.md. No figure is a measurement.
+and round; one process and one JSON per entry; then rewrites its part of docs/compile_tree.md. No figure is a
+measurement.
 """
 
 import re

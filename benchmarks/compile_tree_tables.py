@@ -1,4 +1,4 @@
-"""The part that compile_tree.py writes into docs/benchmarks.md, from the JSON files of its folder."""
+"""The part that compile_tree.py writes into docs/compile_tree.md, from the JSON files of its folder."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from benchmarks import compile_decode_tables
 from domino_jax.training import topologies
 
+PAGE = "compile_tree.md"  # in docs/
 BEGIN, END = "<!-- compile_tree: begin -->", "<!-- compile_tree: end -->"
 GB = 1e9
 NODES = (16, 32, 64, 128)
@@ -14,17 +15,16 @@ GOALS = (
     ("the proposal of 64 nodes moves at most 2 × the head", "tree64", "head", 2.0),
 )
 
-INTRODUCTION = """## Trees, compiled without the hardware
-
+INTRODUCTION = """\
 `python -m benchmarks.compile_tree --folder=/tmp/compile_tree` ({date}, jax {jax}, the TPU and CUDA compilers of that
-release). **These are compilers' figures; none is a measurement.** Shapes and words as above: batch 1, bfloat16, 4,096
-slots, blocks of 16, per chip; trees of 16 lanes and 64 candidates per depth. The **head** is the chain's rollout and
-the **proposal** its counterpart, both from the backbone's output and base logits. **Verify** takes depths and ancestors
-as arguments; verify 17 is the chain's. **Commit** is everything after it: it accepts a path, moves the path's rows to
-the front of the target's cache, and adds to the drafter's context and the text. GB are bytes moved, loop bodies as
-often as they run. For the H200 the ratios in brackets leave out what its L2 could keep. A sort counts as one read and
-one write. **Cycles** are the TPU compiler's own, loop bodies as often as they run; it gives none for a sort or for
-waiting on memory.
+release). **These are compilers' figures; none is a measurement.** Shapes and words as in [the table of
+chains](compile_decode.md): batch 1, bfloat16, 4,096 slots, blocks of 16, per chip; trees of 16 lanes and 64
+candidates per depth. The **head** is the chain's rollout and the **proposal** its counterpart, both from the
+backbone's output and base logits. **Verify** takes depths and ancestors as arguments; verify 17 is the chain's.
+**Commit** is everything after it: it accepts a path, moves the path's rows to the front of the target's cache, and
+adds to the drafter's context and the text. GB are bytes moved, loop bodies as often as they run. For the H200 the
+ratios in brackets leave out what its L2 could keep. A sort counts as one read and one write. **Cycles** are the TPU
+compiler's own, loop bodies as often as they run; it gives none for a sort or for waiting on memory.
 """
 
 VERIFY_HEADER = (

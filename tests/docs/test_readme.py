@@ -1,48 +1,95 @@
-"""The README's file tree and commands name what is there."""
+"""The README and the pages of docs/ name what is there, and their commands parse."""
 
 import pathlib
 import re
+import shlex
 
 import pytest
 
+from configs import qwen3
 from domino_jax import decode, export, regenerate, train, tune
 from domino_jax.recipe import cli
 from tests.helpers.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = {
     "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
     "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
     "tune": (tune, ("config",), ("prompts",)),
-    "regenerate": (regenerate, ("config", "prompts", "output"), ()),
-    "export": (export, ("workdir", "output"), ()),
+    "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
+    "export": (export, ("workdir", "output"), ("format",)),
 }
+FIRST = (
+    "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
+    " && python -m domino_jax.train --config=configs/tiny.py --workdir=/tmp/domino"
+)
+TESTS = "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements-test.txt && pytest"
 
 
-def test_every_module_is_in_the_file_tree():
-    tree = README.split("## Files")[1].split("```")[1]
-    modules = [path for path in (ROOT / "domino_jax").rglob("*.py") if path.name != "__init__.py"]
-    missing = [str(path) for path in modules if not re.search(rf"(?<![\w]){re.escape(path.name)}", tree)]
-    assert not missing
+SECTIONS = "target|drafter|data|preflight|train|checkpoint|eval|mesh|decode|regenerate"
 
 
-def test_every_file_in_the_tree_exists():
-    tree = README.split("## Files")[1].split("```")[1]
-    named = set(re.findall(r"\b\w+\.py\b", tree))
-    there = {
-        path.name
-        for folder in ("domino_jax", "configs", "benchmarks", "assets", "launch")
-        for path in (ROOT / folder).rglob("*.py")
-    }
-    assert named <= there
+def commands() -> list[str]:
+    """Every call of one of the five commands on a page, continued lines joined, with a real recipe for RECIPE."""
+    found = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ").replace("RECIPE", "configs/tiny.py")
+        found |= set(re.findall(r"python -m (domino_jax\.\w+ [^`\n…]*--[^`\n…]*)", text))
+    return sorted(found)
 
 
-@pytest.mark.parametrize("line", re.findall(r"python -m domino_jax\.\w+ .*", README))
-def test_every_command_of_the_readme_parses(line, monkeypatch):
+def test_the_readme_is_short():
+    lines = README.splitlines()
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL).splitlines()
+    assert len(lines) <= 150
+    assert max(len(line) for line in prose if not line.startswith("|")) <= 120
+
+
+@pytest.mark.parametrize("command", [FIRST, TESTS])
+def test_the_readme_has_the_command_that_other_programs_rely_on(command):
+    assert command in README.splitlines()
+
+
+def test_the_layout_names_every_folder_and_command_of_the_package():
+    package = ROOT / "domino_jax"
+    folders = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    modules = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    layout = CONTRIBUTING.split("domino_jax/\n")[1].split("```")[0]
+    assert set(re.findall(r"^  (\w+)/ ", layout, re.MULTILINE)) == folders
+    assert set(re.findall(r"\b\w+\.py\b", layout)) == modules
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_a_page_lead_to_files(page):
+    text = page.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL))
+    local = [link for link in links if not link.startswith("http") and not link.startswith("api/")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_of_the_pages_parses(line, monkeypatch):
     monkeypatch.chdir(ROOT)
-    words = line.split(" && ")[0].split()
-    command = words[2].split(".")[1]
+    words = shlex.split(line.split(" && ")[0].split("  #")[0])
+    command = words[0].split(".")[1]
     module, required, optional = COMMANDS[command]
     source = pathlib.Path(module.__file__).read_text(encoding="utf-8")
     assert all(f'"{flag}"' in source.rsplit("cli.run(", 1)[1] for flag in (*required, *optional))
-    assert cli.parse([command, *words[3:]], required, optional)
+    assert cli.parse([command, *words[1:]], required, optional)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_recipe_keys_on_a_page_exist(page):
+    recipe = qwen3.get_config("target")
+    keys = re.findall(rf"(?:config\.|`)((?:{SECTIONS})(?:\.[a-z_]+)+)(?=[`=])", page.read_text(encoding="utf-8"))
+    assert [key for key in keys if not has_key(recipe, key)] == []
+
+
+def has_key(recipe, key: str) -> bool:
+    for name in key.split("."):
+        if name not in recipe:
+            return False
+        recipe = recipe[name]
+    return True

@@ -1,0 +1,61 @@
+"""Whatever the repository's files cite, a reader of the repository can open."""
+
+import re
+import subprocess
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+SUFFIXES = (".py", ".md", ".ipynb", ".yaml", ".sbatch", ".sh", ".toml", ".txt", ".cff")
+# Output of launchers, a licence that is quoted as it is, and this file's own examples.
+LEFT_OUT = ("tests/launch/golden/", "assets/tiny_qwen3/LICENSE", "tests/docs/test_citations.py")
+# Documents that no reader of the repository has.
+FOREIGN = re.compile(r"\b(CONTRACT|DESIGN|PITFALLS|RELIABILITY|HEADS|STYLE)\b|\bTREE(\.md\b| §)")
+# A section number is a citation only beside the paper it belongs to.
+SECTION = re.compile(r"§")
+PAPER = re.compile(r"arXiv|[Pp]aper")
+OURS = r"(?:docs|tests|domino_jax|configs|benchmarks|assets|launch)"
+PATH = re.compile(rf"(?<![\w/.-])({OURS}/[\w./-]*\w\.(?:py|md|ipynb|sh|sbatch|yaml|svg|png))\b")
+HEADING = re.compile(r'README,? "([^"]+)"')
+HEADINGS = re.findall(r"^#+ (.+)$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+# Folders where files still cite what is not there.
+TO_CLEAN = ("assets/", "benchmarks/", "configs/", "domino_jax/", "launch/", "tests/")
+
+
+def tracked_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    return [name for name in listed if name.endswith(SUFFIXES) and not name.startswith(LEFT_OUT)]
+
+
+def bad_citations(text: str) -> list[str]:
+    """The citations in `text` that cannot be followed, as 'line: what'."""
+    found = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        found += [f"{number}: {match.group()}" for match in FOREIGN.finditer(line)]
+        found += [f"{number}: §" for _ in SECTION.finditer(line) if not PAPER.search(line)]
+        found += [f"{number}: {path}" for path in PATH.findall(line) if not (ROOT / path).exists()]
+        found += [f"{number}: README, {name}" for name in HEADING.findall(line) if name not in HEADINGS]
+    return found
+
+
+@pytest.mark.parametrize(
+    "text", ["see CONTRACT 1", "as in §2.3", "docs/nowhere.md", "tests/models/test_none.py", 'README, "No"']
+)
+def test_a_citation_that_cannot_be_followed_is_found(text):
+    assert bad_citations(f"first line\n{text}")
+
+
+@pytest.mark.parametrize(
+    "text", ["arXiv 2605.29707 §3", "docs/method.md", "the tree.md of a run", "domino_jax/train.py"]
+)
+def test_a_citation_that_can_be_followed_is_not(text):
+    assert not bad_citations(text)
+
+
+def test_every_citation_can_be_followed():
+    found = {name: bad_citations((ROOT / name).read_text(encoding="utf-8")) for name in tracked_files()}
+    assert {name: bad for name, bad in found.items() if bad and not name.startswith(TO_CLEAN)} == {}
