@@ -144,8 +144,8 @@ python benchmarks/scaling.py --folder=/tmp/scaling
 - The compilers worked with their least effort (`--effort=-1`), which takes a quarter of the time. On Qwen3-0.6B,
   v5e:4x4, that gives a peak of 3.35 GB per chip where the effort of a run gives 3.25, and the same products.
 - **peak**: the compiler's own plan of a chip's memory.
-- **lean**: the operations that a row needs (`domino_jax/training/flops.py`); the **program's** products count what is
-  computed again in the backward pass, and attention under the mask.
+- **lean**: the operations that a row needs (`domino_jax/training/estimates.py`); the **program's** products count what
+  is computed again in the backward pass, and attention under the mask.
 - **data sheet ms**: the largest of three times at the data sheet's rates: the program's products at the chip's peak,
   the compiler's bytes at its memory bandwidth (it counts a loop's body once) and the collectives' bytes at its links.
   The part in brackets is the largest; **rows/s** follows from it.

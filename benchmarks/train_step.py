@@ -4,7 +4,7 @@
     python benchmarks/train_step.py --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
 
 Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
-in turns, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/training/flops.py).
+in turns, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/training/estimates.py).
 --no-head trains a plain DFlash drafter, as the public trainer's published point does.
 """
 
