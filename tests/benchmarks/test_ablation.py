@@ -45,7 +45,8 @@ class Commands:
             rows.append({"step": step, **evaluated})
         (folder / "metrics.jsonl").write_text("".join(json.dumps({**row, "seconds": 90.0}) + "\n" for row in rows))
         recipe = {
-            "train": {"steps": steps, "batch_size": 8, "num_anchors": 48, "dtype": "float32"},
+            "target": {"dtype": "float32"},
+            "train": {"steps": steps, "batch_size": 8, "num_anchors": 48},
             "data": {"train": flags["config.data.train"]},
             "drafter": {"block_size": 8},
             "eval": {"num_prompts": 64},

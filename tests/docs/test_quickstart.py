@@ -18,9 +18,17 @@ def code_of(notebook: pathlib.Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
-def test_the_notebook_is_kept_without_outputs():
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    assert all(not cell["outputs"] for cell in cells if cell["cell_type"] == "code")
+def test_the_notebook_is_stored_with_its_outputs_and_pictures():
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    showing = [
+        cell
+        for cell in cells
+        if "print(" in "".join(cell["source"]) and "timing" not in cell["metadata"].get("tags", [])
+    ]
+    assert showing and all(cell["outputs"] for cell in showing)
+    kinds = [output["output_type"] for cell in cells for output in cell["outputs"]]
+    assert "error" not in kinds
+    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"])
     compile(code_of(NOTEBOOK), str(NOTEBOOK), "exec")
 
 
