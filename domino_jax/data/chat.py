@@ -1,9 +1,8 @@
 """Conversations to token ids and loss masks, by the tokenizer's own chat template.
 
-The mask comes from comparing what the template writes: what stands before an answer is the rendering of the messages
-before it with the generation prompt, exactly what the model sees when it is asked. The answer runs from there to the
-token that closes the turn, which is supervised too. Pieces are tokenised apart, as they are in decoding, so that no
-token straddles the start of an answer.
+The mask follows from two renderings. The text before an answer is the rendering of the messages before it with the
+generation prompt: exactly the prompt of the model. The answer runs from there to the token that closes the turn, which
+is supervised too. Pieces are tokenised separately, as in decoding, so that no token straddles the start of an answer.
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n|Hello<|im_end|>|\\n
     0 0 0 0 0 ...                                                                      1 1 1 ...        0
@@ -28,14 +27,14 @@ SHAREGPT_ROLES = {
     "tool": "tool",
     "observation": "tool",
 }
-PROBE = "domino-probe"  # a text that no template treats in a special way
+PROBE = "domino-probe"  # no template treats this text specially
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One training row.
 
-    token_ids: int32 [T]; loss_mask: float32 [T], 1 where the token was said by the assistant.
+    token_ids: int32 [T]; loss_mask: float32 [T], 1 on the assistant's tokens.
     """
 
     token_ids: np.ndarray
@@ -43,7 +42,7 @@ class Row:
 
 
 def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "prompt row") -> list[int]:
-    """The ids that a prompt row stands for: messages by the chat template, prompt as it is, token_ids untouched."""
+    """The ids of a prompt row: messages through the chat template, prompt as plain text, token_ids unchanged."""
     check_prompt(row, where)
     if "token_ids" in row:
         return list(row["token_ids"])
@@ -59,15 +58,14 @@ def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "promp
 def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> Row:
     """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
 
-    token_ids win over messages beside them: `regenerate` writes both, and only the ids are what the target really said.
+    token_ids take precedence over messages: `regenerate` writes both, and only the ids are the target's actual output.
 
     With thinking off the empty think block belongs to the prompt and is not supervised; with thinking on the thoughts
-    are part of the answer. Turns behind the last answer are left out.
+    are part of the answer. Turns after the last answer are left out.
     """
     if "token_ids" in row:
         return _given_row(row, where)
-    found = [key for key in ("messages", "conversations") if key in row]
-    if len(found) != 1:
+    if ("messages" in row) == ("conversations" in row):
         raise DataError(
             f"{where}: the row has {quote_names(row)}; a training row has messages, conversations, or token_ids and"
             " loss_mask."
@@ -107,7 +105,7 @@ def _from_sharegpt(turns: Any, where: str) -> list[dict]:
 
 
 def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
-    # A conversation that opens with the assistant: nothing asked for that turn, it is context.
+    # A turn of the assistant that opens the conversation answers nothing: it is context.
     answers = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
     if answers:
         messages = messages[: answers[-1] + 1]
@@ -119,8 +117,8 @@ def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
         start, end = _answer_span(template, messages, place, text)
         if start < done:
             raise DataError(
-                f"{template.where}: in the template's text the answer of message {place} starts inside the "
-                f"one before it."
+                f"{template.where}: the chat template starts the answer of message {place} inside the previous "
+                "one. Give such rows as token_ids and loss_mask."
             )
         for piece, supervised in ((text[done:start], 0), (text[start:end], 1)):
             piece_ids = _encode(template.tokenizer, piece)
@@ -132,17 +130,17 @@ def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
 
 
 def _answer_span(template: "_Template", messages: list[dict], place: int, text: str) -> tuple[int, int]:
-    """Where in the template's text the answer `messages[place]` starts and, closing token included, ends."""
+    """The start and the end (closing token included) of the answer `messages[place]` in the template's text."""
     where, closing = template.where, _closing_text(template.tokenizer, template.thinking)
-    # The generation prompt may carry an empty think block that the template drops from turns which have become history;
-    # with thinking on it never does.
+    # The generation prompt may hold an empty think block, which the template drops from earlier turns; with thinking on
+    # it never does.
     bare = dataclasses.replace(template, thinking=True)
     prompts = [asked.render(messages[:place], ask=True) for asked in dict.fromkeys((template, bare))]
     start = next((len(prompt) for prompt in prompts if text.startswith(prompt)), None)
     if start is None:
         raise DataError(
-            f"{where}: the chat template writes the messages before message {place} differently once that answer "
-            "follows, so the answer cannot be told apart.\nGive such rows as token_ids and loss_mask."
+            f"{where}: the chat template changes the text before message {place} once that answer follows, so the "
+            "answer cannot be told apart.\nGive such rows as token_ids and loss_mask."
         )
     if closing in (messages[place]["content"] or ""):
         raise DataError(f"{where}: message {place} contains {closing!r}, which closes a turn in this chat template.")
@@ -152,9 +150,9 @@ def _answer_span(template: "_Template", messages: list[dict], place: int, text: 
     return start, end + len(closing)
 
 
-@functools.lru_cache(maxsize=8)  # one tokenizer's template is asked once, not once a row
+@functools.lru_cache(maxsize=8)  # once per tokenizer, not once per row
 def _closing_text(tokenizer: Any, thinking: bool) -> str:
-    """The text of the token that ends an assistant's turn, found by what the template writes behind a probe."""
+    """The text of the token that ends an assistant's turn: the first that the template writes after a probe."""
     template = _Template(tokenizer, thinking, "the target's chat template")
     probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
     rest = template.render(probe, ask=False).rpartition(PROBE)[2]
@@ -162,7 +160,7 @@ def _closing_text(tokenizer: Any, thinking: bool) -> str:
     closing = tokenizer.decode(ids[:1], skip_special_tokens=False) if ids else ""
     if not closing or not rest.startswith(closing):
         raise DataError(
-            f"{template.where} closes no assistant turn (it writes {rest!r} behind one); give token_ids and loss_mask."
+            f"{template.where} closes no assistant turn (it writes {rest!r} after one); give token_ids and loss_mask."
         )
     return closing
 
@@ -190,8 +188,8 @@ class _Template:
         try:
             return render(self.tokenizer.get_chat_template(), messages, variables)
         except DominoError:
-            raise  # the installation, not the row
-        except Exception as error:  # also what the row makes json raise
+            raise  # a fault of the installation, not of the row
+        except Exception as error:  # including json's errors on the row
             reason = str(error) if isinstance(error, TemplateRefused) else f"{type(error).__name__}: {error}"
             raise DataError(f"{self.where}: the chat template refuses the messages ({reason}).") from error
 

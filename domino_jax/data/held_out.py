@@ -1,7 +1,7 @@
-"""Which rows a run does not train on, so that their prompts can be decoded to judge it.
+"""Rows that are left out of training, so that their prompts can evaluate the drafter.
 
-The choice follows from the rows' prompts alone: every process and every start makes the same one, in whatever order
-the files come, and rows that share a prompt with a chosen one are left out of training too.
+The choice depends on the prompts alone: every process and every start makes the same one, in any order of the files.
+All rows that share a chosen prompt are left out.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ def hold_out(
     """The `count` prompts of the smallest hashes, at most 1 of SHARE.
 
     Args:
-        prompts: int32 [N], tokens of each row's prompt; longest: of one that can be held out, and it is never empty.
+        prompts: int32 [N], tokens of each row's prompt; longest: the most tokens of a held-out prompt, which is never empty.
         hashes: int64 [N] (`prompt_hash`).  usable: bool [N], rows that could be trained on.
     Returns:
         (bool [N]: rows to leave out of training, int64 [P]: for each held-out prompt its first row)

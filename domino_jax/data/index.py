@@ -1,4 +1,4 @@
-"""One pass over the data: where each row is, how long it is, whether it can be trained on. Kept for later starts."""
+"""One pass over the data finds each row's place, length and usability. The result is stored for later starts."""
 
 import concurrent.futures
 import contextlib
@@ -28,38 +28,38 @@ from domino_jax.runtime.progress import Progress
 FORMAT = 1
 LINES_PER_TASK = 256
 READ_BYTES = 1 << 26
-MANY_ROWS = 4_096  # fewer are done before a bar could be read
-ROWS_PER_WORKER = 4_096  # a process takes seconds to start: fewer rows are sooner read without it
-# What a tokenizer makes of this tells two of one vocabulary apart that cut texts differently.
+MANY_ROWS = 4_096  # with fewer the pass ends before a bar could be read
+ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read faster without it
+# Its encoding tells apart two tokenizers that share a vocabulary but split text differently.
 PROBE = "Don't  panic:\n\n\tdef f(x): return 3.14159 + 2_000  # naïve Ünïcode, 你好, ١٢٣, 🙂 </think>\r\n "
 
 
 def fingerprint(sources: Sequence[Source], encoder: RowEncoder) -> str:
     """Hex digits that change with any byte of the data, the mixture, the tokenizer or its template, and the length."""
-    said = {
+    parts = {
         "format": FORMAT,
         "sources": [[source.weight, [file.digest for file in source.files]] for source in sources],
         "tokenizer": _tokenizer_digest(encoder.tokenizer),
         "max_length": encoder.max_length,
         "thinking": encoder.thinking,
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _tokenizer_digest(tokenizer: Any) -> str:
     if tokenizer is None:
         return ""
-    said = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, tokenizer.encode(PROBE)]
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template, tokenizer.encode(PROBE)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Where the index is kept, and who builds it.
+    """Where the index is stored, and which process builds it.
 
-    cache: a folder of this machine, or one that all processes see. bucket: a gs:// folder where machines without a
-    common disk find it; None for none. primary_first: calls what it is given in the first process of the run, and in
-    the others only when that one is done, so that they find what it left.
+    cache: a folder of this machine, or one that all processes share. bucket: a gs:// folder for machines without a
+    common disk, or None. primary_first: calls its argument in the run's first process, and in the others only after
+    that, so that they find the result.
     """
 
     cache: pathlib.Path
@@ -70,43 +70,41 @@ class Storage:
 def load_or_build(
     sources: Sequence[Source], encoder: RowEncoder, digest: str, storage: Storage, *, workers: int, progress: bool
 ) -> Index:
-    """The index kept for data of this fingerprint, or a new one, which is then kept.
+    """The stored index for data of this fingerprint, or a new one, which is then stored.
 
     Args:
-      digest: fingerprint().  workers: processes that read rows; 0: one for every core.
+      digest: fingerprint().  workers: processes that read rows; 0: one per core.
     """
     name = f"index-{digest[:24]}-{encoder.vocab_size}.npz"
     files = [file for source in sources for file in source.files]
 
     def find_or_build() -> Index:
-        kept, shared = storage.cache / name, storage.bucket and remote.open_path(f"{storage.bucket}/{name}")
-        index = _load(kept) or (_fetch(shared, kept) if shared else None)
+        local, shared = storage.cache / name, storage.bucket and remote.open_path(f"{storage.bucket}/{name}")
+        index = _load(local) or (_fetch(shared, local) if shared else None)
         if index is None:
             index = _build(files, encoder, workers or usable(), progress)
-            _keep(index, kept)
+            _store(index, local)
         if shared and not shared.exists():
-            shared.write_bytes(kept.read_bytes())
+            shared.write_bytes(local.read_bytes())
         return index
 
     return storage.primary_first(find_or_build)
 
 
-def _keep(index: Index, kept: pathlib.Path) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(kept) as fresh, fresh.open("wb") as out:
+def _store(index: Index, local: pathlib.Path) -> None:
+    local.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(local) as fresh, fresh.open("wb") as out:
         np.savez(out, **{field.name: getattr(index, field.name) for field in dataclasses.fields(Index)})
 
 
-def _fetch(shared: epath.Path, kept: pathlib.Path) -> Index | None:
-    """The index that another machine left in the bucket, copied to `kept`; None when there is none.
-
-    A damaged one is removed.
+def _fetch(shared: epath.Path, local: pathlib.Path) -> Index | None:
+    """The index of another machine in the bucket, copied to `local`; None without one. A damaged one is removed.
     """
     if not shared.exists():
         return None
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(kept, shared.read_bytes())
-    index = _load(kept)
+    local.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(local, shared.read_bytes())
+    index = _load(local)
     if index is None:
         shared.unlink()
     return index
@@ -117,7 +115,7 @@ def _load(path: pathlib.Path) -> Index | None:
         with np.load(path, allow_pickle=False) as arrays:
             return Index(**{field.name: arrays[field.name] for field in dataclasses.fields(Index)})
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None  # absent, or damaged: built again
+        return None  # absent or damaged
 
 
 def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progress: bool) -> Index:
@@ -127,15 +125,15 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progres
         for file, of_file in zip(files, spans, strict=True)
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
-    # One row per line, as the fields of Index from `lengths` on; tokens −1 for a blank line.
+    # A row per line with the fields of Index from `lengths` on; lengths is -1 for a blank line.
     measured = [np.zeros((0, 5), np.int64)]
     total = sum(map(len, spans))
     with contextlib.ExitStack() as stack:
-        shown = stack.enter_context(Progress("reading rows", total)) if progress and total >= MANY_ROWS else None
+        bar = stack.enter_context(Progress("reading rows", total)) if progress and total >= MANY_ROWS else None
         for part in stack.enter_context(_measure_all(tasks, encoder, workers)):
             measured.append(part)
-            if shown:
-                shown.advance(len(part))
+            if bar:
+                bar.advance(len(part))
     values = np.concatenate(measured)
     is_row = values[:, 0] >= 0
     bounds = np.cumsum([0, *map(len, spans)])
@@ -160,7 +158,7 @@ def _row_spans(file: DataFile) -> np.ndarray:
             count = len(array_record(file.local))
         except (RuntimeError, OSError, ValueError) as error:
             reason = (str(error) or "it cannot be opened").splitlines()[0][:120]
-            raise DataError(f"{file.name} is no intact ArrayRecord file ({reason}). Copy it again.") from error
+            raise DataError(f"{file.name} is not an intact ArrayRecord file ({reason}). Copy it again.") from error
         return np.stack([np.arange(count), np.arange(1, count + 1)], axis=1)
     ends, size = [np.zeros(0, np.int64)], 0
     with open(file.local, "rb") as data:
@@ -169,13 +167,13 @@ def _row_spans(file: DataFile) -> np.ndarray:
             size += len(piece)
     ends = np.concatenate(ends)
     if size and (not len(ends) or ends[-1] != size - 1):
-        ends = np.append(ends, size)  # the last line has no end of line
+        ends = np.append(ends, size)  # the last line has no newline
     return np.stack([np.concatenate([[0], ends[:-1] + 1])[: len(ends)], ends], axis=1)
 
 
 @contextlib.contextmanager
 def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Iterator[np.ndarray]]:
-    """The measures of every task, in order: the first mistake told is the first of the data, with workers too."""
+    """The measures of every task, in order, so that the first error reported is the first of the data."""
     workers = min(workers, len(tasks) * LINES_PER_TASK // ROWS_PER_WORKER)
     if workers < 2:
         yield (_measure(encoder, *task) for task in tasks)
@@ -187,8 +185,7 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
         yield pool.map(_measure_in_worker, tasks)
     except concurrent.futures.process.BrokenProcessPool as error:
         raise DominoError(
-            f"one of {workers} processes that read rows ended before it was done (out of memory?); set data.workers to "
-            "a smaller number, or start again."
+            f"one of {workers} processes that read rows ended early (out of memory?); lower data.workers, or start again."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

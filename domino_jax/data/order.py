@@ -1,11 +1,11 @@
-"""In what order rows come, and which of them share a place in a batch. All of it follows from the seed and the lengths.
+"""The order of rows, and which of them share a place in a batch. Both follow from the seed and the lengths alone.
 
-    rows      endless; each source shuffled anew every epoch, sources mixed by their weights
-    windows   the rows cut in pieces of equal size
-    items     what fills one place of a batch: a row, or a pack of rows. Batch i is items [i·B, (i+1)·B)
+    rows      endless; each source is shuffled again every epoch, sources are mixed by their weights
+    windows   the rows cut into pieces of equal size
+    items     one place of a batch each: a row, or a pack of rows. Batch i is items [i·B, (i+1)·B)
 
-A position is a window and an item of it. Nothing depends on how many processes or workers read, so any of them can take
-up a position that others left; with another batch size, too: the window under way keeps its arrangement.
+A position is a window and an item in it. Nothing depends on how many processes or workers read, so a run continues
+exactly with other numbers of them. It also continues with another batch size: the current window keeps its arrangement.
 """
 
 import bisect
@@ -33,12 +33,12 @@ class Position:
 
     @classmethod
     def from_state(cls, state: dict) -> "Position":
-        """The position in a checkpoint's data state; a DataError when it is none."""
+        """The position in a checkpoint's data state; a DataError if the state has another form."""
         names = [field.name for field in dataclasses.fields(cls)]
         if sorted(state) != sorted(names) or not all(type(state[name]) is int and state[name] >= 0 for name in names):
-            raise DataError(f"the data position {str(state)[:100]} is none of this version; start a new run.")
+            raise DataError(f"the data position {str(state)[:100]} has another form than this version writes; start a new run.")
         if not state["rows"] or not state["batch_size"]:
-            raise DataError(f"the data position {str(state)[:100]} lies in a window without rows; start a new run.")
+            raise DataError(f"the data position {str(state)[:100]} names a window without rows; start a new run.")
         return cls(**state)
 
 
@@ -46,9 +46,9 @@ class Position:
 class Layout:
     """How rows fill the places of a batch.
 
-    kind: pad (rows to max_length), pack (rows side by side) or buckets (a batch to the smallest that holds its rows).
-    max_length: tokens a row is cut to, and of a place (of the longest bucket). batch_size: places of the global batch.
-    buckets: rising lengths. window: rows that are packed or sorted into buckets together.
+    kind: pad (rows to max_length), pack (rows side by side) or buckets (each batch to the smallest that holds its rows).
+    max_length: tokens a row is cut to, and tokens of a place. batch_size: places of the global batch.
+    buckets: ascending lengths. window: rows that are packed or sorted into buckets together.
     """
 
     kind: str
@@ -58,16 +58,16 @@ class Layout:
     window: int
 
     def padded_length(self, longest: int) -> int:
-        """The length a batch gets whose longest row has `longest` tokens."""
+        """The length of a batch whose longest row has `longest` tokens."""
         if self.kind != "buckets":
             return self.max_length
         return next(length for length in self.buckets if longest <= length)
 
 
 def row_order(by_source: Sequence[np.ndarray], weights: Sequence[float], seed: int) -> grain.MapDataset:
-    """The endless order of row ids: sources shuffled anew each epoch, then mixed; one that ends begins again."""
+    """The endless order of row ids: each source is shuffled every epoch and repeated, then sources are mixed."""
     endless = [
-        # The seeds of sources lie apart: two of one length must not be shuffled alike.
+        # Seeds far apart: two sources of one length must not be shuffled alike.
         grain.MapDataset.source(ids).seed((seed + 1_000_003 * place) % 2**32).shuffle().repeat()
         for place, ids in enumerate(by_source)
     ]
@@ -75,10 +75,10 @@ def row_order(by_source: Sequence[np.ndarray], weights: Sequence[float], seed: i
 
 
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """First-fit packs, longest row first: the rows' order, pack by pack, and where each pack ends in it.
+    """First-fit packs, longest row first: (the rows' order, pack by pack; the end of each pack in that order).
 
-    lengths int [n], none above capacity. In a pack rows keep their order, and packs come in the order of their first
-    rows: what is left over does not gather at the end.
+    lengths int [n], none above capacity. Rows of a pack keep their order, and packs come in the order of their first
+    rows, so that short packs do not gather at the end.
 
         lengths 3 6 2 5, capacity 8  →  order 0 3 | 1 2, ends 2 4
     """
@@ -86,10 +86,10 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
     chosen = np.zeros(len(lengths), np.int64)
     used = 0
     for place in np.argsort(-lengths, kind="stable"):
-        found = int(np.argmax(room[: used + 1] >= lengths[place]))
-        chosen[place] = found
-        room[found] -= lengths[place]
-        used = max(used, found + 1)
+        first_fit = int(np.argmax(room[: used + 1] >= lengths[place]))
+        chosen[place] = first_fit
+        room[first_fit] -= lengths[place]
+        used = max(used, first_fit + 1)
     first_rows = np.unique(chosen, return_index=True)[1]
     rank = np.empty(len(first_rows), np.int64)
     rank[np.argsort(first_rows)] = np.arange(len(first_rows))
@@ -98,9 +98,9 @@ def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def group_by_bucket(lengths: np.ndarray, buckets: Sequence[int], batch_size: int, key: tuple[int, int]) -> np.ndarray:
-    """An order of rows in which a batch holds neighbours by bucket, and batches come in an order that `key` decides.
+    """An order of rows in which each batch holds rows of one bucket where possible; `key` shuffles the batches.
 
-    The first len(lengths) % batch_size rows are a batch of their own: they complete one that was begun elsewhere.
+    The first len(lengths) % batch_size rows come first: they complete a batch that an earlier window began.
     """
     order = np.argsort(np.searchsorted(np.asarray(buckets), lengths), kind="stable")
     head = len(order) % batch_size
@@ -111,7 +111,7 @@ def group_by_bucket(lengths: np.ndarray, buckets: Sequence[int], batch_size: int
 
 
 class Items:
-    """Items counted from a start, by number; safe to be asked from several threads."""
+    """Items by number, counted from a start position; thread-safe."""
 
     def __init__(
         self,
@@ -123,18 +123,17 @@ class Items:
         seed: int,
         start: Position | None,
     ):
-        """order: `row_order`; lengths int32, by row id; num_rows: usable rows; start: None for the beginning."""
+        """order: from `row_order`; lengths int32, by row id; num_rows: usable rows; start: None for the beginning."""
         self._order, self._lengths, self._layout, self._seed = order, lengths, layout, seed
         self._batch_size = batch_size = layout.batch_size
-        # A window wider than the data would hold a row several times, and its neighbour in a pack or batch be itself.
+        # A window wider than the data would hold a row several times and could pack it beside itself.
         window = max(1, min(layout.window, num_rows))
         self._window = max(batch_size, window - window % batch_size) if layout.kind == "buckets" else window
-        #: where batch 0 begins
+        #: the position of batch 0
         self.start = start or self._next_window(0, 0)
         self._windows = [dataclasses.replace(self.start, item=0)]
-        self._item_bounds = [
-            -self.start.item
-        ]  # the number of each window's first item; one more than windows are arranged
+        # The number of each window's first item; one entry more than there are arranged windows.
+        self._item_bounds = [-self.start.item]
         self._arranged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._lock = threading.Lock()
 
@@ -146,7 +145,7 @@ class Items:
         self._lock = threading.Lock()
 
     def batch(self, number: int) -> tuple[list[np.ndarray], Position]:
-        """Row ids (int64) of each of the batch's items, and the position behind them."""
+        """The row ids (int64) of each item of the batch, and the position after them."""
         with self._lock:
             first = number * self._batch_size
             items = [self._item(*self._locate(first + place)) for place in range(self._batch_size)]
@@ -154,12 +153,12 @@ class Items:
             return items, dataclasses.replace(self._windows[window], item=item)
 
     def _next_window(self, first: int, item_number: int) -> Position:
-        # Buckets are grouped by batches: a window that begins inside one is shorter by what that one has already.
+        # Buckets are grouped by batches: a window that starts inside a batch is shorter by the rows that batch has.
         begun = item_number % self._batch_size if self._layout.kind == "buckets" else 0
         return Position(first, self._window - begun, self._batch_size, 0)
 
     def _locate(self, number: int, arranged: bool = True) -> tuple[int, int]:
-        """An item's window and its place there; with arranged False the last window need not be arranged yet."""
+        """An item's window and its place there; with arranged False the last window may still be unarranged."""
         bounds = self._item_bounds
         while number > bounds[-1] or (arranged and number == bounds[-1]):
             window = self._windows[len(bounds) - 1]
@@ -173,7 +172,7 @@ class Items:
         return ids[ends[item - 1] if item else 0 : ends[item]]
 
     def _arrangement(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The window's row ids in item order, and where each item ends among them."""
+        """The window's row ids in item order, and the end of each item among them."""
         if number not in self._arranged:
             while len(self._arranged) >= WINDOWS_KEPT:
                 del self._arranged[min(self._arranged)]

@@ -1,9 +1,9 @@
-"""Training rows to endless batches: read at random, shuffled, padded or packed, resumed exactly from any position.
+"""Training rows to endless batches: random access, shuffled, padded or packed, resumable from any position.
 
     open_sources → index → TrainingRows → row order → items → batches
 
-The batches of a run follow from the data, the seed and the batch size alone. Every process works out the same global
-batches from the lengths and encodes only its own rows of them; worker processes share that work batch by batch.
+The batches of a run follow from the data, the seed and the batch size alone. Every process computes the same global
+batches from the lengths and encodes only its own rows of them; worker processes take whole batches.
 """
 
 import dataclasses
@@ -22,17 +22,17 @@ from domino_jax.data.rows import Index, RowEncoder, TrainingRows
 from domino_jax.data.sources import Source, open_sources
 from domino_jax.runtime.errors import DataError
 
-SAMPLED_ROWS = 4_096  # that stand for all when the share of padding is reported
+SAMPLED_ROWS = 4_096  # the share of padding is estimated from this many rows
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessShare:
-    """What this process does of the reading, and how.
+    """The part of the reading that this process does.
 
-    rows: of the global batch, those that it supplies; None: all. workers: processes that read and encode for it; 0:
-    threads of its own. cache: a local folder for the index and for unpacked files; None: a temporary one. bucket: a
-    gs:// folder that shares the index between machines. primary_first: index.Storage. report: takes the lines about the
-    data. progress: shows how far the pass over a large file is; of many processes one is enough.
+    rows: its rows of the global batch; None: all. workers: processes that read and encode for it; 0: threads.
+    cache: a local folder for the index and for unpacked files; None: a temporary one. bucket: a gs:// folder that
+    shares the index between machines. primary_first: see index.Storage. report: prints a line about the data.
+    progress: show a progress bar for the pass over a large file; one of several processes does.
     """
 
     rows: slice | None = None
@@ -55,12 +55,12 @@ def make_batches(
     vocab_size: int | None = None,
     held_out: int = 0,
 ) -> "Batches":
-    """Everything about the data of a run; `Batches.start` begins to read.
+    """The data of a run, indexed; `Batches.start` begins to read.
 
     Args:
       sources: one file, a glob, or a mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3" (sources.py).
-      vocab_size: rows of the target's embedding; ids past it are refused.
-      held_out: prompts whose rows are not trained on (held_out.py); fewer where the data has few.
+      vocab_size: rows of the target's embedding; larger ids are refused.
+      held_out: prompts whose rows are left out of training (held_out.py); fewer if there is little data.
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
@@ -87,8 +87,7 @@ def make_batches(
     share.report(f"{sources}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor")
     if held_out:
         share.report(
-            f"held out for evaluation by their hash: prompts {rows.num_held_out_prompts}, rows with them "
-            f"{rows.num_held_out}"
+            f"held out for evaluation: {rows.num_held_out_prompts} prompts, {rows.num_held_out} rows with these prompts"
         )
     share.report(
         f"layout {layout.kind}: {batches.efficiency:.1%} of a batch's tokens are text, {batches.rows_per_item:.3g} "
@@ -98,7 +97,7 @@ def make_batches(
 
 
 def _usable_rows(found: tuple[Source, ...], index: Index, encoder: RowEncoder, held_out: int) -> TrainingRows:
-    """The rows, if every source has some to train on."""
+    """The usable rows; a DataError if a source has none."""
     rows = TrainingRows(found, index, encoder, held_out)
     whole = TrainingRows(found, index, encoder) if rows.num_held_out else rows
     for place, source in enumerate(found):
@@ -122,7 +121,7 @@ class Batches:
     """The data of a run, ready to be read.
 
     rows: the usable rows. fingerprint: hex digits that change with the data, the tokenizer and how rows are cut.
-    efficiency: text tokens per token of a batch. rows_per_item: rows in one of its places (1 unless packed).
+    efficiency: share of a batch's tokens that are text. rows_per_item: rows in a place (1 unless packed).
     """
 
     rows: TrainingRows
@@ -132,7 +131,7 @@ class Batches:
     seed: int
     workers: int
     process_rows: slice
-    temporary: tempfile.TemporaryDirectory | None = None  # lives as long as the files in it are read
+    temporary: tempfile.TemporaryDirectory | None = None  # kept until the files in it are no longer read
     efficiency: float = dataclasses.field(init=False)
     rows_per_item: float = dataclasses.field(init=False)
 
@@ -142,21 +141,21 @@ class Batches:
         object.__setattr__(self, "rows_per_item", rows_per_item)
 
     def start(self, state: dict | None = None) -> "BatchIterator":
-        """Batches from the beginning, or from behind the batch at which `BatchIterator.state` was asked.
+        """Batches from the beginning, or from a position that `BatchIterator.state` returned.
 
-        A batch: tokens int32 [b, S], loss_mask float32 [b, S], row_ids int32 [b] (of a pack: its first row's); with
-        layout pack also positions int32 [b, S], from 0 in each document, and documents int32 [b, S], 1, 2, … and 0 for
+        A batch: tokens int32 [b, S], loss_mask float32 [b, S], row_ids int32 [b] (the first row of a pack); with layout
+        pack also positions int32 [b, S], from 0 in each document, and documents int32 [b, S], 1, 2, … and 0 for
         padding. b: the rows of this process.
         """
         items = self._items(None if state is None else Position.from_state(state))
         plans = Plans(items, self.rows.lengths, self.layout, self.process_rows)
-        # Workers run this in processes of their own: what it holds is arrays and the tokenizer.
+        # Sent to worker processes: it holds arrays and the tokenizer only.
         dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
         if not self.workers:
-            # A row is a few milliseconds of one core: two threads stay ahead of the device.
+            # A row takes a few milliseconds of one core: two threads stay ahead of the device.
             dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
             return BatchIterator(iter(dataset), items.start, self.temporary)
-        if not flags.FLAGS.is_parsed():  # Grain's processes look at absl's flags, which a notebook never parsed
+        if not flags.FLAGS.is_parsed():  # Grain's processes read absl's flags, which a notebook never parsed
             flags.FLAGS.mark_as_parsed()
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)).mp_prefetch(
             grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2),

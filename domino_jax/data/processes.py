@@ -1,4 +1,4 @@
-"""How the worker processes of the data behave when the run that started them is stopped."""
+"""The behaviour of data worker processes when their run is stopped."""
 
 import multiprocessing
 import os
@@ -9,18 +9,17 @@ GRACE_SECONDS = 60
 
 
 def follow_parent() -> None:
-    """Called in a worker: it outlives a signal to the whole group for a while, and its parent never.
+    """Makes this worker survive a signal to the whole group for a minute, but never survive its parent.
 
-    A preemption, a closed terminal or Ctrl-C reaches every process of a job at once. The run then still has to reach
-    the step at which it saves, and needs its data until there; it ends its workers itself. A run that is killed
-    outright cannot.
+    A preemption, a closed terminal or Ctrl-C reaches every process of a job at once. The run then still needs data until
+    the step at which it saves, and ends its workers itself. A killed run cannot, so the worker watches for that.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The alarm has no handler: it ends the process.
+    # The alarm has no handler, so it ends the process.
     for request in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(request) != signal.SIG_IGN:  # as nohup asks for
+        if signal.getsignal(request) != signal.SIG_IGN:  # nohup ignores it
             signal.signal(request, lambda number, frame: signal.alarm(GRACE_SECONDS))
-    # One process is one worker here; the tokenizer's own threads would fight over the same cores.
+    # The tokenizer's threads would compete with the other workers for cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, name="follow-parent", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""The working end of the pipeline: a batch's rows are read, encoded and laid out, here or in worker processes."""
+"""Reads, encodes and lays out the rows of a batch, in this process or in worker processes."""
 
 import dataclasses
 import threading
@@ -13,12 +13,12 @@ from domino_jax.data.processes import follow_parent
 from domino_jax.data.rows import TrainingRows
 from domino_jax.runtime.errors import DominoError
 
-POSITION = "position"  # rides in every batch of the pipeline: int64 [4], where the next batch begins
+POSITION = "position"  # a key of every batch inside the pipeline: int64 [4], the position of the next batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A batch before it is read: row ids of this process' items, the length of all, the position behind it."""
+    """A batch before it is read: row ids of this process' items, the padded length, the position after it."""
 
     items: list[np.ndarray]
     length: int
@@ -39,14 +39,14 @@ class Plans:
 
     def __getitem__(self, number: int) -> Plan:
         items, position = self.items.batch(number)
-        # Over the whole batch, also what other processes read: they all have to agree on its length.
+        # Of the whole batch: all processes have to agree on its length.
         longest = max(int(self.lengths[ids].sum()) for ids in items)
         return Plan(items[self.process_rows], self.layout.padded_length(longest), position)
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchEncoder:
-    """Plans to batches (pipeline.Batches.start says what those hold)."""
+    """Plans to batches (see pipeline.Batches.start)."""
 
     rows: TrainingRows
     layout: Layout
@@ -63,14 +63,14 @@ class BatchEncoder:
 
 
 def pad_row(row: Row, length: int) -> dict[str, np.ndarray]:
-    """tokens int32 [length], loss_mask float32 [length], the row at the left."""
-    # Padding needs no token of its own: it is unsupervised and behind everything that may attend to it.
+    """tokens int32 [length] and loss_mask float32 [length], padded on the right."""
+    # Padding needs no special token: it is unsupervised, and nothing before it attends to it.
     room = (0, length - len(row.token_ids))
     return {"tokens": np.pad(row.token_ids, room), "loss_mask": np.pad(row.loss_mask, room)}
 
 
 def pack_rows(rows: list[Row], length: int) -> dict[str, np.ndarray]:
-    """Rows side by side, each a document of its own.
+    """Rows side by side, each a separate document.
 
     tokens, positions, documents int32 [length], loss_mask float32 [length]. Two rows of 3 and 2 tokens in 7:
 
@@ -86,15 +86,15 @@ def pack_rows(rows: list[Row], length: int) -> dict[str, np.ndarray]:
 
 
 def start_worker(index: int, count: int) -> None:
-    """What Grain calls first in each of its processes."""
+    """Grain calls this first in each of its processes."""
     follow_parent()
 
 
 class BatchIterator:
-    """Endless batches; after a failure it is closed and stays so."""
+    """Endless batches; a failure closes it for good."""
 
     def __init__(self, batches: Iterator[dict], start: Position, files: Any = None):
-        """batches: Grain's iterator; start: where it begins; files: what must live as long as they are read."""
+        """batches: Grain's iterator; start: its position; files: kept alive while batches are read."""
         self._batches = batches
         self._position = start
         self._files = files
@@ -105,7 +105,7 @@ class BatchIterator:
 
     def __next__(self) -> dict[str, np.ndarray]:
         if self._closing:
-            raise DominoError("the data is closed: an earlier failure or close() ended it.")
+            raise DominoError("the data is closed, by an earlier failure or by close().")
         try:
             batch = next(self._batches)
         except DominoError:
@@ -119,22 +119,22 @@ class BatchIterator:
                 f"a data worker process ended ({str(error).partition('.')[0]}), killed from outside or out of memory.\n"
                 "Start again: the run continues from its last checkpoint. Lower data.workers if memory is short."
             ) from error
-        # Copies: what workers hand over lies in shared memory that goes when the array does.
+        # Copies: arrays from workers are in shared memory, which is freed with them.
         batch = {name: np.array(value) for name, value in batch.items()}
         self._position = Position(*batch.pop(POSITION).tolist())
         return batch
 
     def state(self) -> dict[str, int]:
-        """A small JSON value: the position behind the last batch returned, for `Batches.start`."""
+        """The position after the last returned batch as JSON values, for `Batches.start`."""
         return dataclasses.asdict(self._position)
 
     def close(self) -> None:
-        """Ends threads and worker processes; may be called twice."""
+        """Ends threads and worker processes; may be called again."""
         self._begin_closing()
         self._closing.join()
 
     def _begin_closing(self) -> None:
-        # Beside: what went wrong is told at once, while Grain may wait for its workers for seconds.
+        # In a thread: the error is raised at once, while Grain may wait for its workers for seconds.
         if not self._closing:
             self._closing = threading.Thread(target=self._batches.close, name="close-data")
             self._closing.start()

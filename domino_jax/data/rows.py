@@ -1,4 +1,4 @@
-"""Training rows by number: which are usable, how long they are, where they stand, and their tokens when asked for."""
+"""Training rows by number: which are usable, their length and place, and their tokens on demand."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from domino_jax.runtime.errors import DataError, DominoError
 
 @dataclasses.dataclass(frozen=True)
 class RowEncoder:
-    """One line of JSON to a Row of at most max_length tokens; ids from vocab_size on are refused."""
+    """One line of JSON to a Row of at most max_length tokens; ids of vocab_size or more are refused."""
 
     tokenizer: Any
     max_length: int
@@ -28,16 +28,16 @@ class RowEncoder:
             row = encode_training_row(self.tokenizer, parse_row(line, where), self.thinking, where)
         except DominoError:
             raise
-        except Exception as error:  # whatever a row makes a library raise: the row has to be named
+        except Exception as error:  # any error of a library: the message must name the row
             raise DataError(f"{where}: the row cannot be encoded ({type(error).__name__}: {error}).") from error
-        # A gather clamps an id past the embedding without a word.
+        # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
             raise DataError(f"{where}: token id {largest} is outside the target's {self.vocab_size} embedding rows.")
         return Row(row.token_ids[: self.max_length], row.loss_mask[: self.max_length])
 
 
 def has_anchor(loss_mask: np.ndarray) -> bool:
-    """True when two neighbouring tokens are supervised: an anchor and its first label (CONTRACT §2.1)."""
+    """True if two neighbouring tokens are supervised: an anchor and its first label."""
     return bool(np.any((loss_mask[:-1] > 0.5) & (loss_mask[1:] > 0.5)))
 
 
@@ -46,12 +46,12 @@ def read_span(file: DataFile, start: int, end: int) -> bytes:
     try:
         if file.records:
             return array_record(file.local)[start]
-        # Opened each time: nothing to share between threads, and a glob may name more files than may be open at once.
+        # Opened for each read: threads share nothing, and a glob may name more files than may be open at once.
         with open(file.local, "rb", buffering=0) as data:
             data.seek(start)
             return data.read(end - start)
     except (OSError, RuntimeError, IndexError) as error:
-        raise DataError(f"{file.name}: cannot be read ({error}). Is it still as it was when the run began?") from error
+        raise DataError(f"{file.name}: cannot be read ({error}). Was it changed since the run began?") from error
 
 
 @functools.lru_cache(maxsize=256)
@@ -64,11 +64,11 @@ def array_record(path: str):
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """What is known of all N rows of F files: arrays, so that millions of rows are some tens of megabytes.
+    """Facts about all N rows of F files, as arrays: millions of rows take some tens of megabytes.
 
-    counts int64 [F]: rows of each file. spans int64 [N, 2]: where a row lies (`read_span`). lines int64 [N]: its line
-    or record, from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
-    prompts int32 [N]: tokens before the first supervised one. prompt_hashes int64 [N]: of those (held_out.prompt_hash).
+    counts int64 [F]: rows of each file. spans int64 [N, 2]: a row's bytes (`read_span`). lines int64 [N]: its line or
+    record, from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
+    prompts int32 [N]: tokens before the first supervised one. prompt_hashes int64 [N]: their held_out.prompt_hash.
     """
 
     counts: np.ndarray
@@ -82,13 +82,13 @@ class Index:
 
 
 class TrainingRows:
-    """The usable rows of all sources, as a sequence; encoded when asked for.
+    """The usable rows of all sources as a sequence, encoded on access.
 
-    Usable are rows with an anchor that are not held out. They are told apart before any shuffling, so that an epoch is
-    every usable row exactly once. A row's id is its number over all files in order, blank lines not counted.
+    A row is usable if it has an anchor and is not held out. That is decided before shuffling, so an epoch is every
+    usable row exactly once. A row's id is its number over all files in order, blank lines not counted.
 
     Args:
-        held_out: prompts to keep from training (held_out.hold_out), each at most half of max_length long.
+        held_out: prompts to leave out of training (held_out.hold_out), each at most half of max_length long.
     """
 
     def __init__(self, sources: Sequence[Source], index: Index, encoder: RowEncoder, held_out: int = 0):
@@ -100,14 +100,14 @@ class TrainingRows:
         left_out, self._held_out = hold_out(
             index.prompts, index.prompt_hashes, index.usable, held_out, encoder.max_length // 2
         )
-        #: rows that are left out because their prompt is held out
+        #: rows left out because their prompt is held out
         self.num_held_out = int(left_out.sum())
         self._usable = np.flatnonzero(index.usable & ~left_out)
         bounds = np.cumsum([0, *(len(source.files) for source in sources)])
         edges = np.searchsorted(self._usable, self._starts[bounds])
-        #: for each source its rows
+        #: rows of each source
         self.num_read_of = np.diff(self._starts[bounds]).tolist()
-        #: for each source the ids of its usable rows, int64
+        #: ids of the usable rows of each source, int64
         self.by_source = [self._usable[first:last] for first, last in zip(edges[:-1], edges[1:], strict=True)]
 
     @property
@@ -116,7 +116,7 @@ class TrainingRows:
 
     @property
     def num_skipped(self) -> int:
-        """Rows that have no anchor."""
+        """Rows without an anchor."""
         return self.num_read - self.num_held_out - len(self)
 
     @property

@@ -1,8 +1,8 @@
-"""The files behind data.train: one file, a glob or a weighted mixture; JSONL (plain, .gz, .zst) or ArrayRecord; gs://.
+"""The files that data.train names: a file, a glob or a weighted mixture; JSONL (plain, .gz, .zst) or ArrayRecord; gs://.
 
-Rows are read at random, so every file is brought into a form that allows it: what lies in a bucket is copied into the
-cache folder once, what is compressed is unpacked there once. Both appear under their final name only when complete, so
-several processes may share the folder and a killed one leaves nothing half-written to be read.
+Rows are read at random, so files from a bucket are copied into the cache folder once, and compressed files are unpacked
+there once. Both get their final name only when complete, so several processes may share the folder, and a killed one
+leaves no half-written file to read.
 """
 
 import concurrent.futures
@@ -29,13 +29,13 @@ COMPRESSED = (".gz", ".zst")
 # Grain's own naming, alone or in shards: rows.array_record, rows.array_record-00003-of-00016.
 ARRAY_RECORD = re.compile(r"\.array_?record(-\d+-of-\d+)?$")
 PIECE_BYTES = 1 << 16
-ZSTD_BYTES = 1 << 10  # read at once: each may stand for 30,000, and a piece is decompressed whole
+ZSTD_BYTES = 1 << 10  # read at once: a piece is decompressed whole, and a byte may expand to 30,000
 HASHING_THREADS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """name: as in messages; local: where its rows can be read at random; records: ArrayRecord; digest: of its bytes."""
+    """name: for messages; local: path of a copy with random access; records: ArrayRecord; digest: of its bytes."""
 
     name: str
     local: str
@@ -45,7 +45,7 @@ class DataFile:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """One pattern of a mixture with its share of the rows (all shares sum to 1) and the files it names, sorted."""
+    """One pattern of a mixture, its share of the rows (shares sum to 1), and its files, sorted."""
 
     pattern: str
     weight: float
@@ -53,13 +53,13 @@ class Source:
 
 
 def open_sources(text: str, cache: pathlib.Path) -> tuple[Source, ...]:
-    """The sources of data.train, each file readable at random.
+    """The sources of data.train, with random access to each file.
 
     Args:
       text: "rows.jsonl", "rows/*.jsonl.gz" or "A.jsonl=0.7,B/*.zst=0.3"; paths are local or gs://.
-      cache: a local folder for copies; made when needed.
+      cache: a local folder for copies, created on demand.
     Raises:
-      DominoError: a pattern that matches nothing, a weight that is no number above 0, a missing package.
+      DominoError: a pattern that matches nothing, a weight that is not a number above 0, a missing package.
       DataError: a compressed file that is damaged.
     """
     parts = parse_sources(text)
@@ -73,7 +73,7 @@ def open_sources(text: str, cache: pathlib.Path) -> tuple[Source, ...]:
 
 
 def parse_sources(text: str) -> list[tuple[str, float]]:
-    """(pattern, weight) of every part. What names files as it stands is one pattern, = and , in it or not."""
+    """(pattern, weight) of every part. Text that names files as it is counts as one pattern, even with = or , in it."""
     if not re.search("[=,]", text) or _matches(text):
         return [(text, 1.0)]
     parts = [_parse_part(part.strip()) for part in text.split(",")]
@@ -97,14 +97,14 @@ def _parse_part(part: str) -> tuple[str, float | None]:
         weight = math.nan
     if not 0 < weight < math.inf:
         raise DominoError(
-            f"data.train: there is no file {part}, and as a weight of {pattern or 'nothing'} {tail!r} is no number "
+            f"data.train: there is no file {part}, and the weight {tail!r} of {pattern or 'nothing'} is not a number "
             "above 0.\nName an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."
         )
     return pattern, weight
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files that a path or glob names, sorted; a DominoError when there is none."""
+    """The files that a path or glob names, sorted; a DominoError without any."""
     found = _matches(pattern)
     if found:
         return found
@@ -156,7 +156,7 @@ def _gzip_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
             while piece := plain.read(PIECE_BYTES):
                 yield piece
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{name} is no intact gzip file ({error}). Copy it again.") from error
+            raise DataError(f"{name} is not an intact gzip file ({error}). Copy it again.") from error
 
 
 def _zstd_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
@@ -167,15 +167,15 @@ def _zstd_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
     frame = None
     try:
         while piece := raw.read(ZSTD_BYTES):
-            while piece:  # an archive may be several frames, one behind the other
+            while piece:  # an archive may hold several frames
                 frame = frame or zstandard.ZstdDecompressor().decompressobj()
                 yield frame.decompress(piece)
                 piece = frame.unused_data
                 frame = None if frame.eof else frame
     except zstandard.ZstdError as error:
-        raise DataError(f"{name} is no intact zstd file ({error}). Copy it again.") from error
-    if frame is not None:  # zstandard itself passes over an archive that is cut off
-        raise DataError(f"{name} is no intact zstd file (it ends inside a frame). Copy it again.")
+        raise DataError(f"{name} is not an intact zstd file ({error}). Copy it again.") from error
+    if frame is not None:  # zstandard itself accepts a truncated archive
+        raise DataError(f"{name} is not an intact zstd file (it ends inside a frame). Copy it again.")
 
 
 class _PieceReader(io.RawIOBase):
@@ -200,11 +200,11 @@ class _PieceReader(io.RawIOBase):
 
 
 def _bring(name: str, cache: pathlib.Path) -> DataFile:
-    """A copy that can be read at random, made unless it is there already."""
+    """A file with random access: `name` itself, or a copy that is made unless it exists."""
     local = os.fspath(_fetched(name, cache)) if remote.is_remote(name) else name
     digest = _digest(local)
     if name.endswith(COMPRESSED):
-        # Named by its bytes: a file that was replaced is unpacked again, whatever its date says.
+        # Named by its bytes, so that a replaced file is unpacked again whatever its date.
         local = make_once(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, name, target))
     return DataFile(name, os.path.abspath(os.path.expanduser(local)), bool(ARRAY_RECORD.search(name)), digest)
 
@@ -212,9 +212,9 @@ def _bring(name: str, cache: pathlib.Path) -> DataFile:
 def _fetched(name: str, cache: pathlib.Path) -> pathlib.Path:
     with remote.access(name):
         address = remote.open_path(name)
-        found = remote.filesystem(name).info(name)
-        # The generation is new with every writing, also of the same size in the same second.
-        key = hashlib.sha256(f"{name} {found['size']} {found['generation']}".encode()).hexdigest()[:32]
+        info = remote.filesystem(name).info(name)
+        # Every write changes the generation, even with the same size in the same second.
+        key = hashlib.sha256(f"{name} {info['size']} {info['generation']}".encode()).hexdigest()[:32]
 
         def copy(target: pathlib.Path) -> None:
             with address.open("rb") as source, target.open("wb") as out:

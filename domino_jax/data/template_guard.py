@@ -1,7 +1,7 @@
-"""A chat template is a program from the target's folder: it may neither escape nor use up time or memory.
+"""Renders chat templates, which are programs from the target's folder, without trusting them.
 
-Templates are rendered in one process beside this one (template_process.py), started at the first row, in which the
-kernel limits processor time and memory. A process that the kernel ended is started again for the next row.
+A separate process (template_process.py) renders them. It starts at the first row, and the kernel limits its processor
+time and memory. If the kernel ends it, it is started again for the next row.
 """
 
 import atexit
@@ -28,14 +28,14 @@ class TemplateTimeout(Exception):
 
 
 class TemplateRefused(Exception):
-    """A chat template failed, or needs what no chat template needs."""
+    """A chat template failed, or uses something that no chat template needs."""
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The template's text for JSON messages; `variables` are what it reads beside them.
+    """The template's text for JSON messages and further `variables`.
 
     Raises:
-        TemplateTimeout, TemplateRefused: the template's fault.
+        TemplateTimeout, TemplateRefused: the template is at fault.
         DominoError: templates cannot be rendered here.
     """
     request = {"template": template, "messages": list(messages), "variables": dict(variables)}
@@ -46,7 +46,7 @@ def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapp
 
 
 def _printable(reason: str) -> str:
-    """On one line: a template chooses the words of its errors."""
+    """On one line: the template words its own errors."""
     return "".join(letter if letter.isprintable() else " " for letter in reason)
 
 
@@ -56,7 +56,7 @@ class _Renderer:
     def __init__(self):
         self._lock = threading.Lock()
         self._process: subprocess.Popen | None = None
-        self._owner = 0  # the process that started it: a fork has to start its own
+        self._owner = 0  # the process that started it; a fork has to start another
 
     def ask(self, request: bytes) -> dict[str, str]:
         with self._lock:
@@ -64,7 +64,7 @@ class _Renderer:
                 self._process, self._owner = _start(), os.getpid()
             try:
                 answer = self._exchange(request)
-            except BaseException:  # Ctrl-C: the answer would be taken for that of the next row
+            except BaseException:  # Ctrl-C: the next row would read this answer
                 self._end()
                 raise
             if answer.endswith(b"\n"):
@@ -75,7 +75,7 @@ class _Renderer:
         try:
             self._process.stdin.write(request)
             self._process.stdin.flush()
-        except BrokenPipeError:  # it could not even start
+        except BrokenPipeError:  # it failed to start
             return b""
         return self._process.stdout.readline()
 
@@ -99,10 +99,10 @@ class _Renderer:
 
 
 def _start() -> subprocess.Popen:
-    # An allocator that is preloaded (on TPU machines) may reserve more addresses than the process gets.
+    # A preloaded allocator (on TPU machines) may reserve more address space than the process may have.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    # A session of its own: Ctrl-C at the terminal is for this process, which ends the other.
+    # A separate session: Ctrl-C at the terminal is for this process, which ends the other.
     return subprocess.Popen([sys.executable, "-P", PROGRAM], env=environment, start_new_session=True, **pipes)
 
 

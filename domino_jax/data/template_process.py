@@ -1,12 +1,11 @@
-"""The process in which template_guard.py has chat templates rendered: one JSON line in, one JSON line out.
+"""The process that renders chat templates for template_guard.py: one JSON line in, one JSON line out.
 
-A template is a program from the target's folder. jinja2's sandbox keeps it from reaching Python's insides, but bounds
-neither time nor memory, and a single operation ('a' * 10**9, a power of large numbers, a search with backtracking) can
-use up either before the interpreter regains control. Here the kernel holds the limits: RLIMIT_AS for memory, and for
-each rendering a timer of processor time whose signal ends the process. Only jinja2 is imported, so the process starts
-in a tenth of a second.
+jinja2's sandbox keeps a template from Python's internals, but limits neither time nor memory, and a single operation
+('a' * 10**9, a power of large numbers, a backtracking search) can exhaust either before the interpreter regains control.
+Here the kernel enforces the limits: RLIMIT_AS for memory, and for each rendering a timer of processor time whose signal
+ends the process. Only jinja2 is imported, so the process starts in a tenth of a second.
 
-The environment is the one that transformers gives chat templates; test_template_guard.py compares the two.
+Templates get the environment that transformers gives them; test_template_guard.py compares the two.
 """
 
 import datetime
@@ -23,18 +22,18 @@ import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
 
-SECONDS = 1.0  # of processor time, so that a suspended or busy machine fails no honest template
+SECONDS = 1.0  # of processor time, so that an honest template does not fail on a suspended or busy machine
 MEMORY = 1 << 30
-# A template adds role names, a system prompt and descriptions of tools to what it is given.
+# A template adds role names, a system prompt and descriptions of tools to its input.
 ADDED_CHARACTERS = 100_000
 GROWTH = 4
 REASON_CHARACTERS = 200
-# Names under which rows give the thoughts of a turn; templates read the first, gpt-oss' template the second.
+# The keys for the thoughts of a turn. Templates read the first one, and gpt-oss' template the second.
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 def main() -> None:
-    # The parent decides when this process ends, by closing its pipe; signals to the whole job are meant for the parent.
+    # The parent ends this process by closing its pipe; signals to the whole job are for the parent.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -53,7 +52,7 @@ def _answer(line: bytes) -> dict[str, str]:
         text = render(**request)
     except MemoryError:
         return {"refused": f"it needs more than {MEMORY >> 20} MiB of memory"}
-    except Exception as error:  # a template raises what it likes
+    except Exception as error:  # a template may raise anything
         return {"refused": f"{type(error).__name__}: {str(error)[:REASON_CHARACTERS]}"}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -64,7 +63,7 @@ def _answer(line: bytes) -> dict[str, str]:
 
 
 def render(template: str, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
-    """The template's text. Keys whose value is None are left out: many templates would print the None."""
+    """The template's text. Keys with the value None are left out, because many templates would print it."""
     shown = []
     for message in messages:
         message = {key: value for key, value in message.items() if value is not None}
@@ -88,7 +87,7 @@ def _compile(template: str) -> jinja2.Template:
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %}…{% endgeneration %}, with which templates mark their answers, as the plain block it is."""
+    """{% generation %}…{% endgeneration %}, which marks answers in a template, rendered as a plain block."""
 
     tags = {"generation"}
 
@@ -99,9 +98,9 @@ class Generation(jinja2.ext.Extension):
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Holds no names that begin with an underscore, behind which Python keeps its insides."""
+    """A namespace without names that start with an underscore, as Python's internals do."""
 
-    def __init__(*args, **kwargs):  # no named argument, so that a template may use every name
+    def __init__(*args, **kwargs):  # no named arguments, so that a template may use any name
         self, *rest = args
         jinja2.utils.Namespace.__init__(self)
         for name, value in dict(*rest, **kwargs).items():
