@@ -24,7 +24,7 @@ from domino_jax.runtime.errors import DominoError
 from domino_jax.training.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RECIPE = ROOT / "configs" / "tiny_8.py"
+RECIPE = ROOT / "configs" / "tiny.py"
 EVALUATIONS = 5  # of each run, spread evenly, the last at its end
 LOGGED = 100  # steps of each run, about
 
@@ -225,8 +225,9 @@ def markdown(figures: Mapping[str, Sequence[Mapping[str, float]]], facts: Mappin
 
 {chr(10).join(f"- {sentence}" for sentence in findings(figures))}
 
-What was run: the recipe `configs/tiny_8.py` with {train["steps"]} steps of {train["batch_size"]} rows and
-{train["num_anchors"]} anchors each, blocks of {block}; seeds: {seeds} (mean ± half the range where there are several).
+What was run: the recipe `configs/tiny.py` with {train["steps"]} steps of {train["batch_size"]} rows (layout
+{recipe["data"]["layout"]}) with {train["num_anchors"]} anchors each, blocks of {block};
+seeds: {seeds} (mean ± half the range where there are several).
 All trainings saw the same {facts["rows"]:,} rows, the target's own answers, in the same order with the same anchors.
 All predict the token after each slot (`shift_label`), so that a round can emit at most {block + 1} tokens.
 

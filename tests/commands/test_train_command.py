@@ -49,7 +49,7 @@ def files(tmp_path_factory):
 
 def arguments(files, workdir, **changes):
     values = {
-        "config": ROOT / "configs" / "tiny_8.py",
+        "config": ROOT / "configs" / "tiny.py",
         "workdir": workdir,
         "distributed": "off",  # the tests share a process, whose devices are in use already
         "config.target.path": GOLDEN / "target",
@@ -61,6 +61,7 @@ def arguments(files, workdir, **changes):
         "config.drafter.emb_dim": 8,
         "config.data.train": files[0],
         "config.data.regenerate": False,
+        "config.data.layout": "pad",
         "config.data.max_length": 144,
         "config.train.steps": STEPS,
         "config.train.batch_size": 2,
@@ -288,10 +289,11 @@ def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
     lines = (ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl").read_text().splitlines()
     prompts.write_text("\n".join(lines[:32]) + "\n")
     argv = [
-        *("train", f"--config={ROOT / 'configs' / 'tiny_8.py'}", f"--workdir={tmp_path / 'run'}", "--distributed=off"),
+        *("train", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--workdir={tmp_path / 'run'}", "--distributed=off"),
         *(f"--config.data.train={prompts}", f"--config.decode.prompts={prompts}", f"--config.eval.prompts={prompts}"),
         # Rows whole: what is cut off is not learnt, and drags τ down where it is decoded.
-        *("--config.data.max_length=320", "--config.train.steps=250"),
+        *("--config.data.max_length=320", "--config.data.layout=pad", "--config.train.steps=250"),
+        *("--config.train.batch_size=8", "--config.train.num_anchors=48"),
         *("--config.train.log_every=50", "--config.checkpoint.every=250"),
         *(
             "--config.eval.every=0",

@@ -1,4 +1,4 @@
-"""chat.py: the mask covers what the assistant said and the token that closes its turn, nothing else."""
+"""chat.py with a tokenizer of bytes: masks in special cases, forms of rows, refusals. Masks: test_chat_qwen.py."""
 
 import numpy as np
 import pytest
@@ -53,55 +53,18 @@ def tokenizer():
 
 def marked(tokenizer, row):
     """The row's text with the supervised runs in brackets."""
-    edges = np.diff(row.loss_mask, prepend=0, append=0)
-    pieces = []
-    for place, token in enumerate(row.token_ids):
-        pieces.append("[" if edges[place] > 0 else "]" if edges[place] < 0 else "")
-        pieces.append(tokenizer.decode([int(token)]))
-    return "".join(pieces) + ("]" if edges[-1] < 0 else "")
+    edges = np.flatnonzero(np.diff(row.loss_mask)) + 1
+    texts = [tokenizer.decode(run) for run in np.split(row.token_ids, edges)]
+    return "".join(f"[{text}]" if place % 2 else text for place, text in enumerate(texts))
 
 
-def turns(*texts, first="user"):
-    roles = ["user", "assistant"] if first == "user" else ["assistant", "user"]
-    return [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
-
-
-def test_thinking_off_the_empty_block_is_prompt_and_the_closing_token_is_supervised(tokenizer):
-    row = encode_training_row(tokenizer, {"messages": turns("Hi", "Hello")}, thinking=False)
-    assert marked(tokenizer, row) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[Hello<|im_end|>]\n"
-    )
-    assert row.token_ids.dtype == np.int32 and row.loss_mask.dtype == np.float32
-
-
-def test_thinking_on_the_thoughts_are_supervised(tokenizer):
-    row = encode_training_row(tokenizer, {"messages": turns("Hi", "<think>\nhm\n</think>\n\nHello")}, thinking=True)
-    assert marked(tokenizer, row) == (
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[<think>\nhm\n</think>\n\nHello<|im_end|>]\n"
-    )
-
-
-def test_every_answer_of_a_conversation_is_supervised_and_system_and_user_are_not(tokenizer):
-    messages = [{"role": "system", "content": "Be brief"}, *turns("a", "b", "c", "d")]
-    row = encode_training_row(tokenizer, {"messages": messages}, thinking=False)
-    assert marked(tokenizer, row) == (
-        "<|im_start|>system\nBe brief<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n"
-        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[d<|im_end|>]\n"
-    )
+def turns(*texts):
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
 def test_an_answer_that_repeats_the_question_or_starts_like_a_tag_is_found_in_its_place(tokenizer):
     row = encode_training_row(tokenizer, {"messages": turns("<th", "<th", "<th", "<th")}, thinking=False)
     assert marked(tokenizer, row).count("[<th<|im_end|>]") == 2
-
-
-@pytest.mark.parametrize("thinking", [False, True])
-def test_a_training_row_begins_with_exactly_the_tokens_of_its_prompt(tokenizer, thinking):
-    messages = turns("Hi", "</think>\n\nHello") if thinking else turns("a", "b", "Hi", "Hello")
-    row = encode_training_row(tokenizer, {"messages": messages}, thinking)
-    prompt = encode_prompt(tokenizer, {"messages": messages[:-1]}, thinking)
-    assert row.token_ids[: len(prompt)].tolist() == prompt
-    assert row.loss_mask[len(prompt)] == 1 and row.loss_mask[len(prompt) - 1] == 0
 
 
 def test_no_token_straddles_the_start_of_an_answer():
@@ -113,10 +76,10 @@ def test_no_token_straddles_the_start_of_an_answer():
     assert marked(plain, row) == "user:\nq<|im_end|>assistant:\n[\nx<|im_end|>]"
 
 
-def test_turns_behind_the_last_answer_and_an_opening_answer_are_not_supervised(tokenizer):
+def test_turns_after_the_last_answer_and_an_opening_answer_are_not_supervised(tokenizer):
     tail = encode_training_row(tokenizer, {"messages": turns("a", "b", "c")}, thinking=False)
     assert marked(tokenizer, tail).endswith("[b<|im_end|>]\n")
-    opening = encode_training_row(tokenizer, {"messages": turns("w", "a", "b", first="assistant")}, thinking=False)
+    opening = encode_training_row(tokenizer, {"messages": turns("-", "w", "a", "b")[1:]}, thinking=False)
     assert marked(tokenizer, opening).count("[") == 1 and "[b<|im_end|>]" in marked(tokenizer, opening)
 
 
@@ -139,12 +102,12 @@ def test_token_rows_need_no_tokenizer():
     assert encode_prompt(None, {"token_ids": [5, 6]}, thinking=False) == [5, 6]
 
 
-def test_a_raw_prompt_is_taken_as_it_is(tokenizer):
+def test_a_raw_prompt_is_encoded_unchanged(tokenizer):
     assert tokenizer.decode(encode_prompt(tokenizer, {"prompt": "<|im_start|>x"}, thinking=False)) == "<|im_start|>x"
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"text": "a"}, "the row has text"),
         ({"messages": turns("a"), "conversations": []}, "the row has conversations, messages"),
@@ -157,14 +120,14 @@ def test_a_raw_prompt_is_taken_as_it_is(tokenizer):
         ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>'"),
     ],
 )
-def test_a_row_of_another_form_is_refused_with_its_place(tokenizer, row, said):
+def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
     with pytest.raises(DataError) as refused:
         encode_training_row(tokenizer, row, thinking=False, where="rows.jsonl:4")
-    assert said in str(refused.value) and "rows.jsonl:4" in str(refused.value)
+    assert message in str(refused.value) and "rows.jsonl:4" in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         (None, "no chat template"),
         ("{{ messages|length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "cannot be told apart"),
@@ -172,8 +135,8 @@ def test_a_row_of_another_form_is_refused_with_its_place(tokenizer, row, said):
         ("{{ raise_exception('only tools') }}", "refuses the messages"),
     ],
 )
-def test_a_template_that_cannot_be_followed_is_refused(template, said):
-    with pytest.raises(DataError, match=said):
+def test_a_template_that_cannot_be_followed_is_refused(template, message):
+    with pytest.raises(DataError, match=message):
         encode_training_row(make_tokenizer(template), {"messages": turns("a", "b", "c", "d")}, thinking=False)
 
 

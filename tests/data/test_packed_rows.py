@@ -1,4 +1,4 @@
-"""A packed row is its rows side by side: the same labels, losses and gradients, and nothing read across a border."""
+"""A packed row has the labels, losses and gradients of its rows, and nothing crosses a border."""
 
 import functools
 
@@ -13,7 +13,7 @@ from domino_jax.training.losses import LossSettings
 from domino_jax.training.step import drafter_sums, label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
-# Two rows of 11 and 9 tokens; in the packed row they lie at 0 and 11, and four places of padding follow.
+# Two rows of 11 and 9 tokens; in the packed row they start at 0 and 11, and four places of padding follow.
 LENGTHS, PLACES = (11, 9), 24
 ANCHORS = ((3, 9), (2, 6))  # 9 of the first row: its block runs over the border
 
@@ -25,7 +25,7 @@ def models(shift):
 
 
 def rows():
-    """The rows as they are, each padded to 12 places, fully supervised but for their first token."""
+    """The separate rows, each padded to 12 places, fully supervised but for their first token."""
     tokens = np.zeros((2, 12), np.int32)
     mask = np.zeros((2, 12), np.float32)
     for place, length in enumerate(LENGTHS):
@@ -35,7 +35,7 @@ def rows():
 
 
 def packed(plain):
-    """The same rows in one."""
+    """The same rows in one packed row."""
     first, second = LENGTHS
     parts = {name: np.zeros((1, PLACES), np.asarray(value).dtype) for name, value in plain.items()}
     parts |= {name: np.zeros((1, PLACES), np.int32) for name in ("positions", "documents")}
@@ -88,15 +88,15 @@ def test_the_same_unshifted_and_with_attention_in_slices():
     agree(False, attention_blocks=3)
 
 
-def test_without_document_ids_the_packed_row_would_be_another_one():
+def test_without_document_ids_the_loss_of_a_packed_row_differs():
     first = LENGTHS[0]
     anchors = [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]]
     batch = {name: value for name, value in packed(rows()).items() if name in ("tokens", "loss_mask")}
     assert abs(measured(True, batch, anchors)[0][0] - measured(True, packed(rows()), anchors)[0][0]) > 1e-3
 
 
-def test_an_anchor_and_its_label_are_of_one_document():
-    """The last token of the first row is supervised, and so is the first of a row without a prompt behind it."""
+def test_an_anchor_and_its_label_are_in_one_document():
+    """The last token of the first row is supervised, and so is the first of the next, a row without a prompt."""
     mask, documents = jnp.ones((1, 6)), jnp.array([[1, 1, 1, 2, 2, 0]])
     legal = blocks.legal_anchors(mask, documents)
     assert legal.astype(int).tolist() == [[1, 1, 0, 1, 0, 0]]

@@ -1,4 +1,4 @@
-"""arrange.py and reading.py: packs of whole rows, which know where each of their documents begins."""
+"""order.py and reading.py: packs of whole rows, with the place of each document."""
 
 import collections
 
@@ -23,13 +23,13 @@ def row_lengths(documents):
     return np.bincount(documents)[1:].tolist()
 
 
-def test_first_fit_packs_longest_first_and_keeps_the_rows_order():
+def test_packs_are_first_fit_longest_first_and_keep_the_rows_order():
     assert packs_of([3, 6, 2, 5], 8) == [[0, 3], [1, 2]]
     assert packs_of([8, 8, 1], 8) == [[0], [1], [2]]
     assert packs_of([1, 1, 1, 1], 3) == [[0, 1, 2], [3]]
 
 
-@hypothesis.settings(deadline=None)  # a busy machine is no failure
+@hypothesis.settings(deadline=None)  # the machine may be busy
 @hypothesis.given(st.lists(st.integers(1, 32), min_size=1, max_size=60))
 def test_packs_hold_every_row_once_none_overflows_and_few_are_half_empty(lengths):
     packs = packs_of(lengths, 32)
@@ -80,7 +80,7 @@ def test_packs_hold_whole_rows_each_once_an_epoch(tmp_path):
     while packs and sum(seen.values()) < 22:
         packed = packs.pop(0)
         tokens, documents = packed["tokens"][0], packed["documents"][0]
-        assert packed["row_ids"][0] == tokens[0] // 100  # the id is that of the first row
+        assert packed["row_ids"][0] == tokens[0] // 100  # the id of the first row
         for document in range(1, documents.max() + 1):
             held = tokens[documents == document]
             row_id = int(held[0]) // 100

@@ -1,4 +1,4 @@
-"""pipeline.py: fixed shapes, each usable row once an epoch, and what a process reads of the global batches."""
+"""pipeline.py: fixed shapes, each usable row once an epoch, and each process' part of the global batches."""
 
 import collections
 import io
@@ -55,18 +55,18 @@ def test_an_anchor_is_two_supervised_tokens_in_a_row():
 
 
 def test_rows_without_anchors_are_left_out_and_counted(file):
-    said = []
-    batches_of(file, report=said.append)
-    assert said == [
+    lines = []
+    batches_of(file, report=lines.append)
+    assert lines == [
         f"{file}: 8 of 10 rows are trained on, 2 have no anchor",
         # 3, 4, 5, 7 and four rows of 8 tokens in eight places of 8
         "layout pad: 79.7% of a batch's tokens are text, 1 rows in each of its places",
     ]
 
 
-def test_rows_count_their_tokens_and_know_their_line(tmp_path):
+def test_rows_have_token_counts_and_lines(tmp_path):
     file = write_rows(tmp_path, rows_of([3, 4, 12]))
-    file.write_bytes(file.read_bytes().replace(b"\n", b"\n\n", 1))  # a blank line behind the first row
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\n\n", 1))  # a blank line after the first row
     rows = batches_of(file).rows
     assert (len(rows), rows.num_read, rows.num_tokens, rows.num_supervised) == (3, 3, 3 + 4 + 8, 2 + 3 + 7)
     assert [rows.where(row_id) for row_id in range(3)] == [f"{file}:1", f"{file}:3", f"{file}:4"]
@@ -105,7 +105,7 @@ def test_the_order_follows_from_the_seed(file):
     assert first != other
 
 
-def test_a_batch_larger_than_the_data_wraps_around(tmp_path):
+def test_a_batch_larger_than_the_data_repeats_rows(tmp_path):
     file = write_rows(tmp_path, [row(0, 3)])
     for layout in ("pad", "buckets"):
         [batch] = take(batches_of(file, batch_size=3, kind=layout, buckets=(8,)), 1)
@@ -156,7 +156,7 @@ def test_two_sources_of_one_length_are_not_shuffled_alike(tmp_path):
     assert [row_id for row_id in stream if row_id < 32] != [row_id - 32 for row_id in stream if row_id >= 32]
 
 
-def test_data_without_answers_is_refused_with_the_way_out(tmp_path):
+def test_data_without_answers_is_refused_with_a_remedy(tmp_path):
     file = write_rows(tmp_path, [row(0, 4, [0, 0, 0, 0])])
     with pytest.raises(DataError, match="config.data.regenerate=True"):
         batches_of(file)
@@ -178,7 +178,7 @@ def test_an_id_outside_the_embedding_is_named_by_its_line(tmp_path):
         batches_of(file, vocab_size=11)
 
 
-def test_a_start_with_the_index_kept_encodes_no_row(file, tmp_path, monkeypatch):
+def test_a_start_with_a_stored_index_encodes_no_row(file, tmp_path, monkeypatch):
     first = batches_of(file, cache=tmp_path / "cache")
     monkeypatch.setattr(index, "_measure", None)
     again = batches_of(file, cache=tmp_path / "cache")
@@ -222,18 +222,18 @@ def test_an_index_of_worker_processes_equals_one_of_this_process(tmp_path, monke
 
 
 @pytest.mark.parametrize(("cores", "rows", "workers"), [(8, 20, 5), (2, 20, 2), (1, 20, 1), (8, 7, 1)])
-def test_as_many_processes_read_rows_as_there_are_cores_and_work_for(tmp_path, monkeypatch, cores, rows, workers):
+def test_the_number_of_reading_processes_follows_the_cores_and_the_rows(tmp_path, monkeypatch, cores, rows, workers):
     monkeypatch.setattr(index, "LINES_PER_TASK", 1)
     monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
     monkeypatch.setattr(index, "usable", lambda: cores)
     started = []
-    start = lambda count, *_, **__: started.append(count) or Here()  # noqa: E731
+    start = lambda count, *_, **__: started.append(count) or InProcessPool()  # noqa: E731
     monkeypatch.setattr(index.concurrent.futures, "ProcessPoolExecutor", start)
     batches_of(write_rows(tmp_path, rows_of([3] * rows)))
     assert started == ([workers] if workers > 1 else [])
 
 
-class Here:
+class InProcessPool:
     """Stands in for a pool of processes."""
 
     def map(self, work, tasks):
@@ -263,7 +263,7 @@ def test_machines_share_the_index_through_the_bucket(file, tmp_path, bucket, mon
     assert bucket_index(bucket).exists()
 
 
-def test_a_damaged_index_in_the_bucket_is_built_and_put_there_again(file, tmp_path, bucket):
+def test_a_damaged_index_in_the_bucket_is_replaced(file, tmp_path, bucket):
     first = batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
     whole = bucket_index(bucket).read_bytes()
     flipped = bytearray(whole)
@@ -275,7 +275,7 @@ def test_a_damaged_index_in_the_bucket_is_built_and_put_there_again(file, tmp_pa
         assert index._load(io.BytesIO(bucket_index(bucket).read_bytes())) is not None
 
 
-def test_the_first_process_builds_and_the_others_find_what_it_left(file, tmp_path, monkeypatch):
+def test_the_first_process_builds_the_index_and_the_others_load_it(file, tmp_path, monkeypatch):
     order = []
     measure = index._measure
     monkeypatch.setattr(index, "_measure", lambda *given: (order.append("row read"), measure(*given))[1])
@@ -283,11 +283,11 @@ def test_the_first_process_builds_and_the_others_find_what_it_left(file, tmp_pat
     def second(work):
         order.append("waits")
         batches_of(file, cache=tmp_path / "cache")  # the first process, meanwhile
-        order.append("goes on")
+        order.append("continues")
         return work()
 
     assert len(batches_of(file, cache=tmp_path / "cache", primary_first=second).rows) == 8
-    assert order == ["waits", "row read", "goes on"]
+    assert order == ["waits", "row read", "continues"]
 
 
 def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):
@@ -317,7 +317,7 @@ def test_conversations_pass_through_the_tiny_targets_own_template(tmp_path):
     file = write_rows(tmp_path, [{"messages": messages}])
     batches = batches_of(file, tokenizer, max_length=64, batch_size=1)
     _, only = batches.rows[0]
-    said = tokenizer.decode(only.token_ids[only.loss_mask > 0])
-    assert said == "def f(x): pass<|im_end|>"
+    answer = tokenizer.decode(only.token_ids[only.loss_mask > 0])
+    assert answer == "def f(x): pass<|im_end|>"
     before = tokenizer.decode(only.token_ids[: int(np.argmax(only.loss_mask))])
     assert before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

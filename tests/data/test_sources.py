@@ -1,4 +1,4 @@
-"""sources.py: every form data comes in gives the same rows; what is wrong with a file is one message that names it."""
+"""sources.py: every form of data gives the same rows; a bad file is one message that names it."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ FORMS = ("rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.array_record", "
 
 @pytest.fixture
 def put(bucket):
-    """A function that makes an object of that bucket, and returns its gs:// address."""
+    """A function that writes an object of the bucket and returns its gs:// address."""
 
     def write(name, data):
         remote.filesystem(bucket).pipe_file(f"{bucket}/{name}", data)
@@ -28,7 +28,7 @@ def put(bucket):
     return write
 
 
-# ---------------------------------------------------------------- what data.train may say
+# ---------------------------------------------------------------- the value of data.train
 
 
 def test_a_mixture_is_split_at_commas_and_at_the_last_equals_sign():
@@ -38,7 +38,7 @@ def test_a_mixture_is_split_at_commas_and_at_the_last_equals_sign():
 
 
 @pytest.mark.parametrize("name", ["day=3.jsonl", "a,b.jsonl", "a=1,b=2"])
-def test_a_path_that_exists_is_taken_as_it_is(tmp_path, name):
+def test_a_path_that_exists_is_one_pattern(tmp_path, name):
     file = write_rows(tmp_path, rows_of([3]), name)
     assert parse_sources(str(file)) == [(str(file), 1.0)]
     assert parse_sources(f"{tmp_path}/[{name[0]}]*{name[1:]}")[0][1] == 1.0  # a glob that matches it
@@ -52,7 +52,7 @@ def test_weights_are_shares(tmp_path):
     assert [source.weight for source in open_sources(f"{a}=7", tmp_path)] == [1.0]
 
 
-def test_a_glob_names_its_files_in_order_and_no_folder(tmp_path):
+def test_a_glob_names_its_files_in_order_and_no_folders(tmp_path):
     for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl"):
         write_rows(tmp_path, rows_of([3]), name)
     (tmp_path / "d.jsonl").mkdir()
@@ -68,24 +68,24 @@ def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{0}/none.jsonl", "none.jsonl: there is no such file"),
         ("{0}/*.none", r"/\*.none: no file matches"),
         ("{0}", "is a folder; name its files, as .*/\\*.jsonl"),
-        ("{0}/rows.jsonl=much", "'much' is no number above 0"),
-        ("{0}/rows.jsonl=0", "'0' is no number above 0"),
-        ("{0}/rows.jsonl=-1", "'-1' is no number above 0"),
-        ("{0}/rows.jsonl=nan", "'nan' is no number above 0"),
-        ("{0}/rows.jsonl=inf", "'inf' is no number above 0"),
+        ("{0}/rows.jsonl=much", "'much' is not a number above 0"),
+        ("{0}/rows.jsonl=0", "'0' is not a number above 0"),
+        ("{0}/rows.jsonl=-1", "'-1' is not a number above 0"),
+        ("{0}/rows.jsonl=nan", "'nan' is not a number above 0"),
+        ("{0}/rows.jsonl=inf", "'inf' is not a number above 0"),
         ("{0}/rows.jsonl,{0}/rows.jsonl", "rows.jsonl has no weight in"),
         ("{0}/rows.jsonl=1,", "an empty part has no weight in"),
         ("{0}/rows.jsonl=1,{0}/none.jsonl=1", "none.jsonl: there is no such file"),
     ],
 )
-def test_what_names_nothing_is_a_usage_error(tmp_path, text, said):
+def test_a_value_that_names_no_files_is_a_usage_error(tmp_path, text, message):
     write_rows(tmp_path, rows_of([3]))
-    with pytest.raises(DominoError, match=said) as refused:
+    with pytest.raises(DominoError, match=message) as refused:
         open_sources(text.format(tmp_path), tmp_path / "cache")
     assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
 
@@ -112,7 +112,7 @@ def test_files_of_several_forms_are_one_glob(tmp_path):
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n\n \n"])
-def test_the_last_line_counts_with_or_without_an_end(tmp_path, end):
+def test_the_last_line_counts_with_or_without_a_newline(tmp_path, end):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(jsonl(rows_of([3, 4])).removesuffix(b"\n") + end)
     assert batches_of(file).rows.lengths.tolist() == [3, 4]
@@ -146,20 +146,20 @@ def test_an_archive_is_unpacked_once_and_again_when_its_bytes_change(tmp_path, m
     assert len(unpacked) == 1
     stat = file.stat()
     write_rows(tmp_path, rows_of([3, 5]), file.name)
-    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the date says nothing
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the date is unchanged
     assert batches_of(file, cache=cache).rows.lengths.tolist() == [3, 5]
     assert len(unpacked) == 2
 
 
 def test_without_a_cache_an_archive_stays_unpacked_while_it_is_read(tmp_path):
     iterator = batches_of(write_rows(tmp_path, rows_of([3, 4, 5]), "rows.jsonl.zst")).start()
-    gc.collect()  # the Batches are gone
+    gc.collect()  # the Batches object is gone
     seen = [int(row_id) for _ in range(20) for row_id in next(iterator)["row_ids"]]
     iterator.close()
     assert set(seen) == {0, 1, 2}
 
 
-def test_what_cannot_be_unpacked_leaves_nothing_behind(tmp_path):
+def test_a_damaged_archive_leaves_no_files(tmp_path):
     file = write_rows(tmp_path, rows_of([3] * 100), "rows.jsonl.gz")
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(DataError):
@@ -168,7 +168,7 @@ def test_what_cannot_be_unpacked_leaves_nothing_behind(tmp_path):
     assert lock.suffix == ".lock" and lock.stat().st_size == 0
 
 
-def test_a_full_disk_is_told_with_the_folder(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_with_the_folder(tmp_path, monkeypatch):
     def full(*given):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""template_guard.py: a chat template neither escapes nor uses up time or memory, on no thread."""
+"""template_guard.py: a chat template can neither escape nor exhaust time or memory, on any thread."""
 
 import concurrent.futures
 import multiprocessing
@@ -24,22 +24,22 @@ LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
 
 
 def children():
-    """Seconds of the processor that ended processes used, and the largest memory that one of them held, in bytes."""
+    """Processor seconds of ended child processes, and the largest memory of one of them in bytes."""
     template_guard._RENDERER.close()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
 
 
 def refusal(template):
-    """What encoding a row with the template is refused with, and the seconds of the processor that took."""
+    """The message that refuses the template, and the processor seconds until then."""
     begin, here = children()[0], time.thread_time()
     with pytest.raises(DataError) as refused:
         encode_training_row(make_tokenizer(template), ROW, thinking=False, where="rows.jsonl:4")
-    said = str(refused.value)
-    assert said.startswith("rows.jsonl:4: the chat template refuses the messages")
-    assert len(said.splitlines()) == 1 and len(said) < 400
+    message = str(refused.value)
+    assert message.startswith("rows.jsonl:4: the chat template refuses the messages")
+    assert len(message.splitlines()) == 1 and len(message) < 400
     assert time.thread_time() - here < 1
-    return said, children()[0] - begin
+    return message, children()[0] - begin
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def refusal(template):
         "{{ range(10000000) }}",
     ],
 )
-def test_an_escape_is_refused_with_the_row_that_met_it(template):
+def test_an_escape_is_refused_with_the_row(template):
     refusal(template)
 
 
@@ -64,7 +64,7 @@ def test_an_escape_is_refused_with_the_row_that_met_it(template):
         LOOP,
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{{ lipsum(n=100000000) }}",
-        "{{ 9 ** (9 ** (9 ** 9)) }}",  # one operation, from which the interpreter does not come back
+        "{{ 9 ** (9 ** (9 ** 9)) }}",  # one operation that never returns to the interpreter
         "{% if false %}{{ 7 ** 99999999 }}{% endif %}",  # computed when the template is compiled
         "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
         "{% set c = cycler('a', 'b') %}{% for i in range(99999) %}{% for j in range(99999) %}{% set x = c.next() %}"
@@ -72,8 +72,8 @@ def test_an_escape_is_refused_with_the_row_that_met_it(template):
     ],
 )
 def test_an_endless_computation_ends_in_two_seconds(template):
-    said, seconds = refusal(template)
-    assert "(TemplateTimeout: it computes without coming to an end)" in said
+    message, seconds = refusal(template)
+    assert "(TemplateTimeout: it computes without coming to an end)" in message
     assert 0.9 < seconds < 3  # one second for the template, the rest for the start of the process
 
 
@@ -102,20 +102,20 @@ MEMORY = {
 
 @pytest.fixture(scope="module")
 def fresh_process():
-    """A process without other ended children: the system keeps only the largest memory of all of them."""
+    """A process without other ended children: the system reports only the largest memory of all of them."""
     with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 
 def refusal_and_memory(template):
-    said, _ = refusal(template)
-    return said, children()[1]
+    message, _ = refusal(template)
+    return message, children()[1]
 
 
 @pytest.mark.parametrize("template", MEMORY.values(), ids=MEMORY.keys())
 def test_a_template_gets_no_more_memory_than_its_limit(template, fresh_process):
-    said, memory = fresh_process.submit(refusal_and_memory, template).result()
-    assert "memory" in said or "MemoryError" in said or "OverflowError" in said or "TemplateTimeout" in said
+    message, memory = fresh_process.submit(refusal_and_memory, template).result()
+    assert "memory" in message or "MemoryError" in message or "OverflowError" in message or "TemplateTimeout" in message
     assert memory < 1.1 * (1 << 30)
 
 
@@ -127,22 +127,22 @@ LONG = {
 
 
 @pytest.mark.parametrize("template", LONG.values(), ids=LONG.keys())
-def test_a_template_writes_little_more_than_it_is_given(template):
-    said, _ = refusal(template)
-    assert "characters for a row of" in said
+def test_the_length_of_a_templates_text_is_limited(template):
+    message, _ = refusal(template)
+    assert "characters for a row of" in message
 
 
-def test_the_length_of_a_text_is_bounded_by_its_row_and_not_by_a_constant():
+def test_the_limit_on_the_text_grows_with_the_row():
     long = [{"role": "user", "content": "a" * 10 * ADDED_CHARACTERS}]
     assert len(render("{{ messages[0].content * 2 }}", long, {})) == 20 * ADDED_CHARACTERS
 
 
-def test_a_template_chooses_no_line_of_its_own_in_the_message():
-    said, _ = refusal("{{ raise_exception('no\n\x1b[2Jerror: ' ~ 'x' * 100000) }}")
-    assert "TemplateError: no  [2Jerror: xxx" in said
+def test_a_template_cannot_add_lines_to_the_message():
+    message, _ = refusal("{{ raise_exception('no\n\x1b[2Jerror: ' ~ 'x' * 100000) }}")
+    assert "TemplateError: no  [2Jerror: xxx" in message
 
 
-def test_the_time_limit_holds_on_other_threads_and_leaves_honest_ones_alone():
+def test_the_time_limit_holds_on_every_thread_and_spares_honest_templates():
     honest = make_tokenizer()
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         stuck = threads.submit(encode_prompt, make_tokenizer(LOOP), {"messages": ROW["messages"][:1]}, False)
@@ -152,7 +152,7 @@ def test_the_time_limit_holds_on_other_threads_and_leaves_honest_ones_alone():
     assert len(rows) == 50
 
 
-def test_a_template_that_loops_only_on_some_rows_is_stopped_there_and_the_next_row_goes_on():
+def test_a_template_that_loops_on_one_row_fails_there_and_the_next_row_succeeds():
     tokenizer = make_tokenizer(TEMPLATE + "{% if messages[0].content == 'trap' %}" + LOOP + "{% endif %}")
     assert encode_training_row(tokenizer, ROW, thinking=False).loss_mask.any()
     with pytest.raises(DataError, match="TemplateTimeout"):
@@ -161,7 +161,7 @@ def test_a_template_that_loops_only_on_some_rows_is_stopped_there_and_the_next_r
 
 
 def test_waiting_is_not_computing():
-    """A machine that is suspended in the middle of a row fails no honest template."""
+    """An honest template survives a machine that is suspended in the middle of a row."""
     render("", [], {})
     pid = template_guard._RENDERER._process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_a_signal_to_the_whole_job_leaves_the_renderer_to_its_parent():
     assert template_guard._RENDERER._process.pid == pid and os.getsid(pid) != os.getsid(0)
 
 
-def test_an_installation_without_jinja_is_no_mistake_of_the_row(tmp_path, monkeypatch):
+def test_an_installation_without_jinja_is_a_usage_error(tmp_path, monkeypatch):
     children()
     (tmp_path / "program.py").write_text("import no_such_package")
     monkeypatch.setattr(template_guard, "PROGRAM", tmp_path / "program.py")
@@ -230,5 +230,5 @@ def test_templates_are_rendered_as_transformers_renders_them(template):
     assert render(template, messages, {**tokenizer.special_tokens_map, **options}) == expected
 
 
-def test_a_template_with_a_mistake_is_refused():
+def test_a_template_with_a_syntax_error_is_refused():
     assert "TemplateSyntaxError" in refusal("{% if %}")[0]

@@ -42,7 +42,7 @@ def arguments(folder: pathlib.Path) -> list[str]:
     rows = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(golden_cases())]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     values = {
-        "config": GOLDEN.parents[1] / "configs" / "tiny_8.py",
+        "config": GOLDEN.parents[1] / "configs" / "tiny.py",
         "config.target.path": GOLDEN / PAIR / "target",
         "config.drafter.path": GOLDEN / PAIR / "drafter",
         "config.decode.modes": str(MODES).replace(" ", ""),

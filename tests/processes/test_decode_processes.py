@@ -98,7 +98,7 @@ cli.run(decode.main, ("config",), ("output", "distributed"), sys.argv)
 
 @pytest.mark.slow
 def test_sigterm_ends_a_decoding_with_42_behind_its_last_whole_group(tmp_path):
-    argv = [f"--config={ROOT / 'configs' / 'tiny_8.py'}", "--config.decode.num_prompts=2", f"--output={tmp_path}"]
+    argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.decode.num_prompts=2", f"--output={tmp_path}"]
     argv += ["--config.decode.modes=('autoregressive',)", "--config.decode.max_new_tokens=8"]
     process = subprocess.Popen([sys.executable, "-c", BLOCKED, *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert any(line == "blocked\n" for line in process.stdout)

@@ -85,6 +85,7 @@ def recipe(tmp_path_factory):
         "drafter.emb_dim": 8,
         "data.train": write_rows(folder / "rows.jsonl", rows),
         "data.regenerate": False,
+        "data.layout": "pad",
         "data.max_length": 32,
         "preflight.rows": 0,
         "train.steps": STEPS,
@@ -96,7 +97,7 @@ def recipe(tmp_path_factory):
         "eval.every": 0,
         "eval.final": False,
     }
-    return [f"--config={ROOT / 'configs' / 'tiny_8.py'}", *(f"--config.{key}={value}" for key, value in values.items())]
+    return [f"--config={ROOT / 'configs' / 'tiny.py'}", *(f"--config.{key}={value}" for key, value in values.items())]
 
 
 def start(recipe, workdir, processes=2, devices=2, max_restarts=0, code=TRAIN, **environment):

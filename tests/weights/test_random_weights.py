@@ -21,7 +21,7 @@ def arguments(folder: pathlib.Path, **changes) -> list[str]:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(target_config_dict(random_target()[0].config, "float32")))
     values = {
-        "config": ROOT / "configs" / "tiny_8.py",
+        "config": ROOT / "configs" / "tiny.py",
         "config.target.path": folder,
         "config.drafter.path": "",
         **{f"config.drafter.{name}": value for name, value in DRAFTER.items()},
