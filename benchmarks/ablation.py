@@ -1,11 +1,11 @@
-"""What the Domino head and its curriculum are worth, on the tiny model: three trainings that differ in nothing else.
+"""What the Domino head and its curriculum gain on the tiny model, from three trainings that differ in nothing else.
 
     python -m benchmarks.ablation --workdir=/tmp/ablation --steps=400 --seeds=0
 
 Plain DFlash (no head), Domino trained on its final loss alone (λ = 0 throughout) and Domino with the curriculum. The
 target answers the training prompts once; then each is a real run of domino_jax.train on those rows, and its τ is by
-decoding held-out prompts. Writes docs/results.md and docs/results.png. Start it again after an interruption: finished
-runs are taken as they are, an unfinished one continues from its checkpoint. Any further --config.KEY=VALUE goes to
+decoding held-out prompts. Writes docs/results.md and docs/results.png. After an interruption start it again: finished
+runs are reused, and an unfinished one continues from its checkpoint. Any further --config.KEY=VALUE goes to
 every run.
 """
 
@@ -91,7 +91,7 @@ def say_seeds(options: argparse.Namespace) -> str:
 
 
 def regenerate(workdir: pathlib.Path, overrides: Sequence[str]) -> pathlib.Path:
-    """The target's answers to the recipe's training prompts; rows that are there already are kept."""
+    """The target's answers to the recipe's training prompts; existing rows are kept."""
     rows = workdir / "rows.jsonl"
     prompts = next(
         (text.split("=", 1)[1] for text in overrides if text.startswith("--config.data.train=")),
@@ -111,7 +111,7 @@ def train(
     rows: pathlib.Path,
     overrides: Sequence[str],
 ) -> pathlib.Path:
-    """The workdir of one training, run to its end if it is not there yet."""
+    """The workdir of one training, which is run to its end if it is not finished yet."""
     title = f"{name}_seed{seed}_steps{steps}"
     folder = workdir / title
     every = max(1, steps // EVALUATIONS)
@@ -134,7 +134,7 @@ def train(
     if done.exists():
         if json.loads(done.read_text()) != flags:
             raise DominoError(f"{folder} was made with other flags ({done}); choose another --workdir.")
-        print(f"{title}: there already", flush=True)
+        print(f"{title}: already finished", flush=True)
         return folder
     run(["domino_jax.train", f"--config={RECIPE}", f"--workdir={folder}", *flags], workdir, title)
     done.write_text(json.dumps(flags, indent=2) + "\n")
@@ -142,7 +142,7 @@ def train(
 
 
 def run(command: Sequence[str], workdir: pathlib.Path, title: str) -> None:
-    """Runs a module in a process of its own; what it says goes to <workdir>/<title>.log."""
+    """Runs a module in a separate process; its output goes to <workdir>/<title>.log."""
     cache = workdir / ".xla_cache"  # one for all: the runs share most of their programs
     cache.mkdir(mode=0o700, exist_ok=True)
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
@@ -248,7 +248,7 @@ def say(values: Sequence[float], key: str) -> str:
 
 
 def findings(figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
-    """What the numbers say, whichever way they fall, beside what one would expect."""
+    """One sentence per comparison, with the expected outcome beside the measured one."""
 
     def mean(name: str, key: str) -> float:
         return statistics.fmean(run[key] for run in figures[name])
@@ -279,14 +279,14 @@ def picture(runs: Mapping[tuple[str, int], pathlib.Path]):
     first = {name: seed for name, seed in reversed(runs)}
     for (name, seed), folder in runs.items():
         variant, rows = VARIANTS[name], read_rows(folder / "metrics.jsonl")
-        title = variant.title if first[name] == seed else "_"  # the other seeds' lines go without a label
+        title = variant.title if first[name] == seed else "_"  # lines of the other seeds have no label
         curve(loss, points(rows, "base_loss"), variant.colour, title)
         evaluated = points(rows, "eval_tau")
         taus.plot(*zip(*evaluated, strict=True), color=variant.colour, marker="o", markersize=4, label=title)
     loss.set(title="Base loss on training rows", xlabel="step", ylabel="cross-entropy, nats per token")
     taus.set(title="τ by decoding held-out prompts", xlabel="step", ylabel="tokens per round", xlim=(0, None))
     taus.set_ylim(bottom=1)
-    # Where the lines are told apart is their end: the first steps would take most of the height.
+    # The lines differ at their end; the first steps would take most of the height.
     losses = [
         value for folder in runs.values() for _, value in points(read_rows(folder / "metrics.jsonl"), "base_loss")
     ]

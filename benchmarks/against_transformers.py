@@ -1,4 +1,4 @@
-"""The same weights four ways in one process, taking turns: transformers and torch against this package.
+"""The same weights four ways in one process, alternating: transformers and torch against this package.
 
     pip install -r requirements.txt torch            # the CPU build will do
     python -m benchmarks.against_transformers                                       # the shipped tiny models
@@ -8,7 +8,7 @@
 transformers and torch modules (torch_domino.py).   3. our autoregressive loop.   4. our Domino loop.
 
 Float32, greedy, batch 1, from the prompt's ids to the answer's. Every repetition runs every prompt through all four, in
-an order that turns with each prompt, so that a noisy machine disturbs them alike; a figure is the median of the
+an order that rotates with each prompt, so that a noisy machine disturbs them alike; a figure is the median of the
 repetitions, each the sum over the prompts. What is compiled or warmed up is timed apart, in a first pass over all
 prompts that counts for nothing else. Both sides have the same cores, `--threads` of them (0: all this process may use).
 With one thread the CPU seconds beside the wall seconds hardly feel what else runs on the machine; with several, torch's
@@ -136,7 +136,7 @@ def report(choices: argparse.Namespace, measured: Measured, prompts: list[list[i
         "",
         f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, {count} new tokens "
         f"(at most {choices.max_new_tokens} each), float32, greedy, batch 1; medians of {choices.repetitions} "
-        f"repetitions in turns. {machine()}",
+        f"repetitions alternating. {machine()}",
         "",
         "| loop | ms per token | CPU ms | against transformers generate | τ | same tokens as generate | first pass |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -167,7 +167,7 @@ def flags(choices: argparse.Namespace) -> str:
 
 
 def shown(path: str) -> str:
-    """A path inside the repository from its root, another one by its last part: no report names a machine's folders."""
+    """A path inside the repository from its root, any other by its last part: no report names a machine's folders."""
     place = pathlib.Path(path).resolve()
     return str(place.relative_to(ROOT)) if place.is_relative_to(ROOT) else place.name
 
@@ -201,7 +201,7 @@ def main() -> None:
     choices.tiny = choices.target == parser.get_default("target")
     choices.name = choices.name or pathlib.Path(choices.target).name
     jax.config.update("jax_platforms", "cpu")
-    if choices.threads:  # before XLA starts its threads, which are as many as the cores it finds then
+    if choices.threads:  # before XLA starts one thread per core that it finds
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: choices.threads])
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     loops, prompts = four_loops(choices)

@@ -1,4 +1,4 @@
-"""docs/compile_decode.md: what decoding costs on devices that are not here, by their compilers.
+"""docs/compile_decode.md: what decoding costs on devices that are not present, by their compilers.
 
     python -m benchmarks.compile_decode --folder=/tmp/compile_decode [--only=8b]
 
@@ -225,7 +225,7 @@ def examine(program: jax.stages.Compiled, seconds: float, cache: int) -> dict:
 
 
 def compile_entry(entry: tuple, folder: pathlib.Path, work: "Work") -> None:
-    """Every program that the entry's JSON does not hold yet; the file is written anew after each."""
+    """Every program that the entry's JSON does not hold yet; the file is rewritten after each."""
     size, chip, tensor, *split = entry
     file = folder / f"{name(entry)}.json"
     found = json.loads(file.read_text()) if file.exists() else {"programs": {}}
@@ -250,7 +250,7 @@ def compile_entry(entry: tuple, folder: pathlib.Path, work: "Work") -> None:
 
 
 def thunks(label: str) -> str | None:
-    """What the compiler for GPUs wrote down of the program `label`: its list of thunks after its passes."""
+    """What the compiler for GPUs dumped of the program `label`: its list of thunks after its passes."""
     folder = os.environ.get("COMPILE_DECODE_DUMP")
     files = list(pathlib.Path(folder).glob(f"*jit_{label}.thunk_sequence_after_thunk_passes.txt")) if folder else []
     return files[0].read_text() if files else None
@@ -288,7 +288,7 @@ class Work:
 
 
 def compile_apart(entry: tuple, folder: pathlib.Path, work: Work) -> None:
-    """In a process of its own: a compiler that gives up may take its process with it."""
+    """In a separate process: a compiler that fails may end its process."""
     with tempfile.TemporaryDirectory() as dump:
         environment = os.environ | {"JAX_PLATFORMS": "cpu"}
         if entry[1] == "h200":
@@ -310,8 +310,10 @@ def run(work: Work, tables, description: str) -> None:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
-    parser.add_argument("--entry", default="", help="compile this one here and write nothing else")
-    parser.add_argument("--write", action="store_true", help="write the document from what is there, compile nothing")
+    parser.add_argument("--entry", default="", help="compile this entry in this process and write nothing else")
+    parser.add_argument(
+        "--write", action="store_true", help="write the document from the stored entries, compile nothing"
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     by_name = {name(entry): entry for entry in work.entries}

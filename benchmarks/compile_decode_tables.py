@@ -12,7 +12,7 @@ BEGIN, END = "<!-- compile_decode: begin -->", "<!-- compile_decode: end -->"
 TAU = {"4b": 7.17, "8b": 7.33}
 GB = 1e9
 
-# Ratios of bytes moved that the project wants to stay below: (words, part, divisor, limit).
+# Ratios of bytes moved that the project aims to stay below: (words, part, divisor, limit).
 GOALS = (
     ("a step moves at most 1.15 × its lower bound", "step", "must", 1.15),
     ("a round moves at most 1.45 × a step", "round", "step", 1.45),
@@ -46,12 +46,12 @@ HEADER = (
 
 
 def compiled_parts(found: Mapping) -> dict[str, Mapping]:
-    """The programs of an entry that the compiler took."""
+    """The programs of an entry that the compiler accepted."""
     return {part: made for part, made in found["programs"].items() if "error" not in made}
 
 
 def row(label: str, found: Mapping) -> str:
-    """One line; a program that is not compiled yet leaves its cells empty, one that the compiler refused says so."""
+    """One line. Cells of a program that is not compiled yet are empty; a refused program is marked."""
     size, chip, _ = label.split("-")
     must, kept, device = found["must"], compiled_parts(found), topologies.CHIPS[chip]
     step, whole = (kept.get(part) for part in ("step", "round"))
@@ -102,7 +102,7 @@ PARTS = ("verify17", "draft", "head")
 
 
 def gpu_lines(found: Mapping[str, Mapping]) -> list[str]:
-    """What one round starts on a GPU, a line per entry."""
+    """What one round starts on a GPU, one line per entry."""
     lines = []
     for label, entry in found.items():
         counted = entry.get("launches")
@@ -161,7 +161,7 @@ def goal_lines(found: Mapping[str, Mapping], goals: Sequence[tuple[str, str, str
 
 
 def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
-    """The whole part, of entry name → what its JSON holds."""
+    """The whole part, from entry name → what its JSON holds."""
     dates, versions = ({entry[key] for entry in found.values()} for key in ("date", "jax"))
     lines = [INTRODUCTION.format(date=", ".join(sorted(dates)), jax=", ".join(sorted(versions))), HEADER]
     lines += [row(label, entry) for label, entry in found.items()]
@@ -187,7 +187,7 @@ def kept(folder: pathlib.Path, names: Sequence[str], programs: int) -> tuple[dic
 
 
 def put(document: pathlib.Path, marks: tuple[str, str], part: str) -> None:
-    """Replaces what stands between the two marks."""
+    """Replaces the text between the two marks."""
     begin, end = marks
     before, rest = document.read_text().split(begin)
     after = rest.split(end)[1]

@@ -1,4 +1,4 @@
-"""docs/compile_tree.md: what a tree costs beside a chain on devices that are not here, by their compilers.
+"""docs/compile_tree.md: what a tree costs beside a chain on devices that are not present, by their compilers.
 
     python -m benchmarks.compile_tree --folder=/tmp/compile_tree [--only=8b]
 
@@ -159,7 +159,7 @@ def turned_cycles(text: str, trips: int) -> int | None:
 
 
 def add_turns(found: dict, label: str, program: jax.stages.Compiled) -> None:
-    """Of the programs with a loop over depths what it costs in all its turns: cycles on a TPU, launches on a GPU."""
+    """Cost of the loop over depths in all its iterations, by program: cycles on a TPU, launches on a GPU."""
     if not label.startswith(("head", "tree", "round", "commit64")):
         return
     made, trips = found["programs"][label], BLOCK if "tree" in label else BLOCK - 1

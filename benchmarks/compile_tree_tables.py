@@ -99,7 +99,7 @@ def proposal_row(label: str, entry: Mapping) -> str:
 
 
 def launch_lines(found: Mapping[str, Mapping]) -> list[str]:
-    """What a GPU starts, a line an entry."""
+    """What a GPU starts, one line per entry."""
     names = {"head": "head", "tree64": "proposal of 64", "commit64": "its commit", "round": "chain's round"}
     names["round_tree64"] = "round of 64"
     lines = []
@@ -118,7 +118,7 @@ def launch_lines(found: Mapping[str, Mapping]) -> list[str]:
 
 
 def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
-    """The whole part, of entry name → what its JSON holds."""
+    """The whole part, from entry name → what its JSON holds."""
     dates, versions = ({entry[key] for entry in found.values()} for key in ("date", "jax"))
     lines = [INTRODUCTION.format(date=", ".join(sorted(dates)), jax=", ".join(sorted(versions))), VERIFY_HEADER]
     lines += [verify_row(label, entry) for label, entry in found.items()]

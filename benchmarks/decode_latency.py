@@ -1,12 +1,12 @@
-"""Milliseconds of the parts of decoding at a model shape, random weights, acceptance by force: one run, one table.
+"""Milliseconds of the parts of decoding at a model shape, with random weights and a forced acceptance length.
 
     python -m benchmarks.decode_latency --size=8b --output=8b.json      # a GPU or TPU
     python -m benchmarks.decode_latency --cpu-tiny                      # a minute on any CPU, float32
 
 An autoregressive step, the draft, the head's rollout, verify of 17 and of 16 to 128 rows, the tree's proposal and round
-at those sizes, the commit, a whole round; each many times inside one jitted loop, in turns, medians. Beside each the
-bytes that it must move, and on a device of a known kind the time that its bandwidth allows; the copy bandwidth of the
-device is measured in the same run. The texts mean nothing: the speed-up is the shape's at the given τ.
+at those sizes, the commit, a whole round; each many times inside one jitted loop, alternating, as medians. Beside each
+the bytes that it must move, and on a device of a known kind the time that its bandwidth allows; the copy bandwidth of
+the device is measured in the same run. The texts mean nothing: the speed-up is the shape's at the given τ.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Rows a second of the pass over the training data that every new data set costs once, by the number of processes.
+"""Rows per second of the indexing pass that every new data set needs once, by the number of processes.
 
     python -m benchmarks.index_rows --rows=40000 --tokens=600
 
@@ -27,7 +27,7 @@ TARGET = pathlib.Path(__file__).resolve().parents[1] / "assets" / "tiny_qwen3"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=40_000)
-    parser.add_argument("--tokens", type=int, default=600, help="of each row, about")
+    parser.add_argument("--tokens", type=int, default=600, help="per row, about")
     arguments = parser.parse_args()
     tokenizer = hf.load_tokenizer(TARGET)
     encoder = RowEncoder(tokenizer, 3_072, False, None)
@@ -50,7 +50,7 @@ FIELDS = dataclasses.fields(index.Index)
 
 
 def write_rows(file: pathlib.Path, tokenizer, count: int, tokens: int) -> None:
-    """Conversations of two turns; each begins with its number, so that none is like another."""
+    """Conversations of two turns; each begins with its number, so that all differ."""
     lines = (TARGET / "prompts_train.jsonl").read_text().splitlines()
     texts = [message["content"] for line in lines for message in json.loads(line)["messages"]]
     text = "\n".join(texts)

@@ -1,9 +1,9 @@
-"""docs/scaling.md: what a training step costs on devices that are not here, one compilation an entry.
+"""docs/scaling.md: what a training step costs on devices that are not present, one compilation per entry.
 
     python benchmarks/scaling.py --folder=/tmp/scaling
 
 Runs `train --dry_run` for every entry and keeps its dry_run.json in --folder, so that it can be stopped and started
-again; then writes docs/scaling.md from what is there. Some 50 minutes on one core; --only=8b compiles a part,
+again; then writes docs/scaling.md from the stored entries. Some 50 minutes on one core; --only=8b compiles a part,
 --effort=0 compiles as a run does (some three hours).
 """
 
@@ -30,7 +30,7 @@ MORE_CHIPS = ("v5e:2x2", "v5e:8x8")
 
 
 def entries() -> list[dict]:
-    """All compilations, the most asked for first."""
+    """All compilations, the most useful first."""
     table = [{"size": size, "topology": topology} for topology in TOPOLOGIES for size in SIZES]
     table.sort(key=lambda entry: (entry["topology"] != "v5e:4x4", SIZES.index(entry["size"]) not in (0, 2)))
     grown = [{"size": GROWN, "topology": "v5e:4x4", "anchors": anchors} for anchors in MORE_ANCHORS]
@@ -159,7 +159,9 @@ def main() -> None:
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--effort", type=float, default=-1.0, help="of the compiler: -1 is least, 0 as in a run")
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
-    parser.add_argument("--write", action="store_true", help="write the document from what is there, compile nothing")
+    parser.add_argument(
+        "--write", action="store_true", help="write the document from the stored entries, compile nothing"
+    )
     arguments = parser.parse_args()
     for entry in [] if arguments.write else entries():
         if arguments.only in name(entry) and not (arguments.folder / name(entry)).exists():

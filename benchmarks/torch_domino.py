@@ -1,7 +1,8 @@
 """The yardstick of against_transformers.py: Domino over transformers and torch modules, as one would write it first.
 
-The drafter is a torch module over a folder in the public layout (CONTRACT §1.2), the loop is CONTRACT §2c with one host
-read a round, the target is a transformers model with its growing cache, cut back after each verify. Greedy, batch 1.
+The drafter is a torch module over a folder in the public layout. The loop is that of docs/method.md with one host read
+per round. The target is a transformers model with its growing cache, which is cut back after each verify. Greedy, batch
+1.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""One training step at a model shape with random weights: medians over repeated steps, on whatever device is here.
+"""One training step at a model shape with random weights: medians over repeated steps, on whatever device is present.
 
     python benchmarks/train_step.py --size=8b --rows=2 --length=768            # a GPU or TPU
     python benchmarks/train_step.py --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
 
 Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
-in turns, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/training/estimates.py).
+alternating, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/training/estimates.py).
 --no-head trains a plain DFlash drafter, as the public trainer's published point does.
 """
 
@@ -87,7 +87,7 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: Lo
 
 
 def measure(choices: argparse.Namespace) -> dict:
-    """Median seconds of both steps, in turns, after a first round that compiles."""
+    """Median seconds of both steps, alternating, after a first round that compiles."""
     loading.use_exact_matmuls(choices.dtype)
     config = shapes(choices.size)
     target, drafter = Qwen3(config, np.dtype(choices.dtype)), drafter_of(config, choices)

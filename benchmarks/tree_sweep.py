@@ -1,4 +1,4 @@
-"""τ of trees by nodes, candidates, lanes and beta beside the chain's, over the same answers (docs/tree.md).
+"""τ of trees by nodes, candidates, lanes and beta beside the chain's, over the same answers (docs/trees.md).
 
     python -m benchmarks.tree_sweep --config=configs/tiny.py --config.decode.num_drafts=0
 
@@ -34,7 +34,7 @@ CANDIDATES = (64, None)  # None: the whole vocabulary
 
 def main(flags: cli.Flags) -> None:
     config = flags.config
-    config.decode.modes = ("backbone", "tree")  # a head is used where there is one, and not asked for
+    config.decode.modes = ("backbone", "tree")  # the head is used where there is one
     recipes.check(config, "decode")
     settings = decode_settings(config.decode)
     rows = read_rows(config.decode.prompts, config.decode.num_prompts)
@@ -74,7 +74,7 @@ def sweep(models: Models, stop_ids, settings: DecodeSettings, prompts, answers) 
     found, half, vocab = {}, len(prompts) // 2, models.target.config.vocab_size
     sizes = sorted({min(count or vocab, vocab) for count in CANDIDATES})
     for candidates, lanes in itertools.product(sizes, LANES):
-        # What is recorded has all the nodes that lanes meet; how many of them a tree keeps is for the replay.
+        # The record has all nodes that lanes meet; the replay decides how many of them a tree keeps.
         drawn = dataclasses.replace(settings.tree, nodes=2, lanes=lanes, candidates=candidates)
         made = new_generator(models, stop_ids, dataclasses.replace(settings, tree=drawn))
         recordings = record(made, prompts, answers, drawn)
@@ -86,7 +86,7 @@ def sweep(models: Models, stop_ids, settings: DecodeSettings, prompts, answers) 
 
 
 def tables(found: dict[TreeSettings, tuple], chain: float) -> None:
-    """What was picked, and how much each setting matters."""
+    """The chosen trees, and how much each setting matters."""
     line("nodes", "picked: candidates, lanes, beta", "τ", "× chain", "least and most of all settings", head=True)
     for nodes in NODES:
         some = {tree: both for tree, both in found.items() if tree.nodes == nodes}

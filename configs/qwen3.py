@@ -157,7 +157,7 @@ def _decode() -> config_dict.ConfigDict:
     decode.draft_scale = config_dict.placeholder(float)
     decode.draft_noise = "shared"  # with the target's choice; or own: drawn apart, as a plain sampled draft is
     decode.gate_table = False  # True: the GRU's input half of every token from a table [V, 3·gru_hidden_dim]
-    decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/tree.md)
+    decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)
     tree.nodes = 64  # rows of the verifying pass, the anchor included
     tree.depth = 0  # drafts of its longest path; 0: as many as a chain has
     tree.lanes = 16  # paths that the head follows at a time; 1 is the chain

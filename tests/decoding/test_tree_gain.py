@@ -1,4 +1,4 @@
-"""What docs/tree.md says of the tiny default: how many more tokens a round emits with a tree than with a chain."""
+"""The figures of docs/trees.md for the tiny default: how many more tokens a round emits with a tree than a chain."""
 
 import dataclasses
 
