@@ -26,6 +26,7 @@ html_theme = "furo"
 html_title = "domino_jax"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -41,7 +42,7 @@ apidoc_modules = [
         "destination": "api",
         "separate_modules": False,
         "module_first": True,
-        "automodule_options": {"members", "show-inheritance"},
+        "automodule_options": {"members"},
     }
 ]
 autodoc_member_order = "bysource"
