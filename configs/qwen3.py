@@ -76,7 +76,7 @@ def _train() -> config_dict.ConfigDict:
     train.steps = 532_500  # 6 epochs of the paper's 1.42 M rows at 16 rows a step; count again for other data
     train.batch_size = 16  # rows of a step, over all devices
     train.accumulate = 1  # micro-batches that a step's rows are cut into: memory against speed
-    train.log_every = 50
+    train.log_every = 20
     train.num_anchors = 256
     train.slice_blocks = 32  # anchor blocks of a row whose attention scores, or logits, are in memory at once
     train.remat = False  # True: draft layers are computed again in the backward pass

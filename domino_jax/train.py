@@ -19,6 +19,7 @@ import jax
 from etils import epath
 
 from domino_jax import decode, export, regenerate
+from domino_jax.data.answer_files import locked
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.drafters.config import DrafterConfig
@@ -73,6 +74,10 @@ def main(flags: cli.Flags) -> int | None:
         with preemption.nothing_to_lose():  # up to the first step a signal ends the process at once
             workdir.mkdir(parents=True, exist_ok=True)
             local = None if is_remote(workdir) else pathlib.Path(workdir)
+            if local and distributed.is_primary():
+                busy = f"another run is writing {workdir}; wait for it, or choose another --workdir."
+                stack.enter_context(locked(local / "run.lock", busy))
+            say(builders.describe_run(config))
             keep_compiled((local or cache_folder()) / ".xla_cache")
             mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
             sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)

@@ -181,31 +181,28 @@ class AnswerFiles:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, message: str | None = None) -> Iterator[None]:
     """Holds the lock of a file, made when there is none and removed when it stays empty.
 
-    A DominoError while another process holds it. On a file system without locks nothing is held.
+    A DominoError, with this message, while another process holds it. On a file system without locks nothing is held.
     """
+    message = message or f"another process is writing {path}; wait for it, or choose another --output."
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _in_use(path) from None
+            raise DominoError(message) from None
         except OSError:
             pass
         else:
             if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                raise _in_use(path)  # whoever held the lock has just merged the files
+                raise DominoError(message)  # whoever held the lock has just merged the files
         try:
             yield
         finally:
             with contextlib.suppress(OSError):  # merged: it is gone
                 if not path.stat().st_size:
                     path.unlink()
-
-
-def _in_use(path: Path) -> DominoError:
-    return DominoError(f"another process is writing {path}; wait for it, or choose another --output.")
 
 
 def read_places(files: Collection[Path]) -> dict[str, Place]:

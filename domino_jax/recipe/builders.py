@@ -174,3 +174,20 @@ def plan_of(config) -> Plan:
         scored_rows=config.preflight.rows,
         seed=config.seed,
     )
+
+
+def describe_run(config) -> str:
+    """The first line of a run: its phases by the recipe. How long they take is known once steps were measured."""
+    train, judged = config.train, config.eval
+    phases = []
+    if config.data.regenerate:
+        number = config.regenerate.num_prompts
+        phases.append(f"the target answers {f'{number:,}' if number else 'all'} prompts")
+    phases.append(f"{train.steps:,} steps of {train.batch_size} rows")
+    if judged.every:
+        phases.append(f"{judged.num_prompts} held-out prompts decoded every {judged.every:,} steps")
+    phases.append("export")
+    if judged.final:
+        number = f"{config.decode.num_prompts} prompts" if config.decode.num_prompts else "all prompts"
+        phases.append(f"{number} decoded in {len(config.decode.modes)} modes")
+    return f"this run: {', then '.join(phases)}. Each phase shows its time left, measured on this machine."

@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 
+from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.preemption import ANNOUNCE_SECONDS, Preempted, Preemption
+from domino_jax.runtime.progress import duration
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import console
 from domino_jax.training.checkpoints import Checkpoints
@@ -24,6 +26,10 @@ from domino_jax.training.step_clock import StepClock
 
 # An evaluation asks for the signal every few rounds; only its compilations are longer, and those are left at once.
 EVALUATION_PATIENCE = 5.0
+NO_MEMORY = (
+    "the training step does not fit the memory of these devices. --dry_run prints how much it needs.\n"
+    "Widen --config.mesh.fsdp, raise train.accumulate, lower train.slice_blocks, or set train.remat=True."
+)
 FLUSH_SECONDS = 30.0  # for the rows of metrics.jsonl; a store that takes longer costs rows, not the run
 
 
@@ -50,6 +56,7 @@ class TrainingLoop:
     stream: the data, an iterator with state().  batch_size: rows of a step, over all processes.
     meta: JSON values that a later start compares.
     done: steps that `state` has taken.  evaluated: the last step with an evaluation, if it is known.
+    announced: whether the time that the run takes was printed.
     """
 
     intervals: Intervals
@@ -69,6 +76,7 @@ class TrainingLoop:
     state: TrainState
     done: int
     evaluated: int | None = None
+    announced: bool = False
 
     def run(self) -> TrainState:
         """The state after the last step, saved.
@@ -76,7 +84,7 @@ class TrainingLoop:
         Raises:
             Preempted: SIGTERM ended the steps before, or an evaluation; what was done is saved as well.
         """
-        first, measured, shapes, intervals = self.done, None, set(), self.intervals
+        intervals, measured, shapes = self.intervals, None, set()
         self.watchdog.on_hang = self._log_hang
         try:
             while True:
@@ -89,30 +97,46 @@ class TrainingLoop:
                 with self.clock.waiting_for_data():
                     batch = next(self.stream)
                 self.guard.remember(self.done + 1, batch["row_ids"])
-                compiles = batch["tokens"].shape not in shapes  # jit compiles once for each
-                shapes.add(batch["tokens"].shape)
-                if compiles and measured is not None:
-                    self._read(measured)
-                    self._save(finish=True, position=position)
-                with self._compiling() if compiles else contextlib.nullcontext():
-                    measured = self._step(batch, compiles)
-                if self.done == first + 1:
-                    self.metrics.say(console.first_step_line(self.clock.first_step_seconds))
+                if batch["tokens"].shape in shapes:
+                    measured = self._step(batch)
+                else:
+                    shapes.add(batch["tokens"].shape)
+                    measured = self._first_step_of_shape(batch, position, measured)
                 self._after_step(measured)
                 self.watchdog.beat()
         finally:
             self.watchdog.on_hang = None
 
-    def _step(self, batch: Mapping, compiles: bool) -> dict[str, jax.Array]:
-        # The clock knows the first step by itself; each later compilation would count as working time.
-        compiles_again = compiles and self.clock.first_step_seconds is not None
-        with self.clock.aside() if compiles_again else contextlib.nullcontext():
-            self.state, measured = self.step(self.state, batch)
-            if compiles:
-                jax.block_until_ready(measured)
+    def _step(self, batch: Mapping) -> dict[str, jax.Array]:
+        """A step whose program is compiled: its metrics, still on the devices."""
+        self.state, measured = self.step(self.state, batch)
         self.done += 1
-        if not compiles_again:
+        self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
+        self.profile.after(self.done, measured)
+        return measured
+
+    def _first_step_of_shape(
+        self, batch: Mapping, position: Mapping, before: Mapping[str, jax.Array] | None
+    ) -> dict[str, jax.Array]:
+        """A step that compiles, since jit compiles once for each shape of a batch; what was done before is saved.
+
+        Args:
+            position: of the data in front of the batch.  before: metrics of the step before; None at a start.
+        """
+        if before is None:
+            self.metrics.say("compiling the training step")
+        else:
+            self._read(before)
+            self._save(finish=True, position=position)
+        # The clock leaves the first step of a start out by itself.
+        aside = contextlib.nullcontext() if before is None else self.clock.aside()
+        with self._compiling(), aside:
+            self.state, measured = self.step(self.state, batch)
+            jax.block_until_ready(measured)
+        self.done += 1
+        if before is None:
             self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
+            self.metrics.say(console.first_step_line(self.clock.first_step_seconds))
         self.profile.after(self.done, measured)
         return measured
 
@@ -131,12 +155,23 @@ class TrainingLoop:
         if log or save or stop:  # besides compilations the only host reads of the loop
             values = self._read(measured)
         if log:
-            self.metrics.write(self.done, {**values, **self.clock.rates()})
+            rates = self.clock.rates()
+            self.metrics.write(self.done, {**values, **rates})
+            self._announce(rates)
         self.metrics.advance(self.done)
         if save or stop:
             self._save(finish=last or stop)
         if stop:
             raise Preempted
+
+    def _announce(self, rates: Mapping[str, float]) -> None:
+        """How long the run takes on this machine, once: at the first rows that measured steps without compilation."""
+        if self.announced or "rows_per_second" not in rates:
+            return
+        self.announced = True
+        each, left = self.batch_size / rates["rows_per_second"], self.intervals.steps - self.done
+        text = f"{each:.2f} s per step on this machine: {duration(each * left)} for the {left:,} steps that are left"
+        self.metrics.say(text + (", evaluations not included" if self.intervals.evaluate else ""))
 
     def _save(self, finish: bool, position: Mapping | None = None) -> None:
         """A checkpoint of the state as it is.
@@ -179,7 +214,12 @@ class TrainingLoop:
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
         with self.preemption.nothing_to_lose(), self.watchdog.slow("a step and its compilation"):
-            yield
+            try:
+                yield
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                raise DominoError(NO_MEMORY) from error
 
     def _log_hang(self, seconds: float) -> None:
         self.metrics.write(self.done, {"hang": 1.0, "hang_seconds": seconds})

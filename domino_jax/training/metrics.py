@@ -41,6 +41,9 @@ SHOWN = {
     "hang": "HANG {:.0f}",
 }
 ONLY_WHEN_SET = ("skipped", "hang")  # shown once they are not 0
+COLUMNS = 120  # of a line in a log; figures are left out from the first of these on until it fits
+LEFT_OUT = ("goodput", "data_wait", "anchors_per_second", "tokens_per_second", "base_accept_len", "learning_rate")
+LEFT_OUT += ("final_loss", "grad_norm", "mfu")
 # Bookkeeping of the goodput: in the file, and no curve.
 NO_CURVE = ("started", "productive_seconds")
 
@@ -157,7 +160,8 @@ class MetricsWriter:
             self._bar.show(step, _line(self._latest))
         else:
             left = self._rate.seconds_left(step, self._total_steps, time.monotonic())
-            self.say(f"step {step}/{self._total_steps}  {_line(numbers)}  left {duration(left)}")
+            begin, end = f"step {step}/{self._total_steps}  ", f"  left {duration(left)}"
+            self.say(f"{begin}{_line(numbers, COLUMNS - len(begin) - len(end))}{end}")
 
     def close(self) -> None:
         """Stop the bar and write what is still in memory, in bounded time."""
@@ -187,9 +191,13 @@ def _json(value: float | list[float]) -> Any:
     return value if math.isfinite(value) else None
 
 
-def _line(numbers: Mapping[str, float]) -> str:
-    shown = [key for key in SHOWN if key in numbers and (numbers[key] or key not in ONLY_WHEN_SET)]
-    return "  ".join(SHOWN[key].format(numbers[key]) for key in shown)
+def _line(numbers: Mapping[str, float], columns: int = COLUMNS) -> str:
+    shown = {key: SHOWN[key].format(numbers[key]) for key in SHOWN if key in numbers}
+    shown = {key: text for key, text in shown.items() if numbers[key] or key not in ONLY_WHEN_SET}
+    for key in LEFT_OUT:
+        if len("  ".join(shown.values())) > columns:
+            shown.pop(key, None)
+    return "  ".join(shown.values())
 
 
 class _Rate:

@@ -5,6 +5,7 @@ whose logits are not finite. Told with a remedy: rows without an anchor, answers
 main cause of low acceptance). <workdir>/preflight.json and preflight.md keep it.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.sharding import batch_sharding, replicated, row_shards
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.progress import Progress
 from domino_jax.training.estimates import Plan, run_length
 from domino_jax.training.losses import cross_entropy, in_slices
 from domino_jax.weights.drafter import check_fits
@@ -192,24 +194,30 @@ def mean_logprobs(target: Qwen3, params: dict, rows: Sequence[Row], length: int,
         out_shardings=replicated(mesh) if mesh else None,
     )
     means = []
-    for start in range(0, len(rows), batch):
-        tokens, mask = np.zeros((batch, length), np.int32), np.zeros((batch, length), np.float32)
-        part = rows[start : start + batch]
-        for place, row in enumerate(part):
-            tokens[place, : len(row.token_ids)] = row.token_ids
-            mask[place, : len(row.loss_mask)] = row.loss_mask
-        if mesh is None:
-            total, count = score(params, tokens, mask)
-        else:
-            with jax.set_mesh(mesh):
+    with Progress("target scores answers", len(rows), console=_console()) as progress:
+        for start in range(0, len(rows), batch):
+            tokens, mask = np.zeros((batch, length), np.int32), np.zeros((batch, length), np.float32)
+            part = rows[start : start + batch]
+            for place, row in enumerate(part):
+                tokens[place, : len(row.token_ids)] = row.token_ids
+                mask[place, : len(row.loss_mask)] = row.loss_mask
+            with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
                 total, count = score(params, _spread(mesh, tokens), _spread(mesh, mask))
-        total, count = (np.asarray(jax.device_get(array), np.float64) for array in (total, count))
-        means.append((total / np.maximum(count, 1))[: len(part)])
+            total, count = (np.asarray(jax.device_get(array), np.float64) for array in (total, count))
+            means.append((total / np.maximum(count, 1))[: len(part)])
+            progress.advance(len(part))
     return np.concatenate(means)
 
 
-def _spread(mesh: Mesh, rows: np.ndarray) -> jax.Array:
-    """The same rows of every process as one array over the mesh."""
+def _console() -> rich.console.Console:
+    """The console of process 0; the others print nothing."""
+    return rich.console.Console(quiet=jax.process_index() > 0)
+
+
+def _spread(mesh: Mesh | None, rows: np.ndarray) -> jax.Array:
+    """The rows, the same in every process, as one array over the mesh."""
+    if mesh is None:
+        return jnp.asarray(rows)
     return jax.make_array_from_callback(rows.shape, batch_sharding(mesh), lambda index: rows[index])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from domino_jax import train
+from domino_jax.data.answer_files import locked
 from domino_jax.recipe import builders, cli
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.training.metrics import read_rows
@@ -214,6 +215,27 @@ def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
     assert start(arguments(files, finished, config__eval__every=4, config__eval__final=True)) == 0
     assert "finished" in capsys.readouterr().out
     assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_second_run_on_a_workdir_is_refused_while_the_first_one_is_alive(files, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    with locked(tmp_path / "run" / "run.lock"):
+        assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: another run is writing {tmp_path / 'run'}; wait for it, or choose another --workdir.\n"
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_the_first_line_names_the_phases_of_the_run(files):
+    config = cli.parse(arguments(files, "run", config__eval__every=4), ("config", "workdir"), ("distributed",)).config
+    assert builders.describe_run(config) == (
+        "this run: 8 steps of 2 rows, then 16 held-out prompts decoded every 4 steps, then export. "
+        "Each phase shows its time left, measured on this machine."
+    )
+    config.data.regenerate = config.eval.final = True
+    text = builders.describe_run(config)
+    assert text.startswith("this run: the target answers 1,600 prompts, then 8 steps of 2 rows, then ")
+    assert "then export, then 64 prompts decoded in 3 modes." in text
 
 
 def test_a_changed_recipe_is_refused_field_by_field(files, finished, tmp_path, capsys):

@@ -4,6 +4,7 @@ All runs are the same 60 steps of a tiny recipe, and share one cache of compiled
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import random
@@ -267,9 +268,17 @@ def test_a_stopped_run_of_two_processes_continues_bit_for_bit(recipe, plain, sto
     assert_identical(complete(recipe, tmp_path / "run"), plain[1])
 
 
-def test_sigterm_in_an_evaluation_leaves_with_42_and_the_next_start_evaluates_again(recipe, plain, tmp_path):
+def test_after_sigterm_in_an_evaluation_the_next_start_evaluates_and_the_best_drafter_is_exported(
+    recipe, plain, tmp_path
+):
     prompts = write_rows(tmp_path / "prompts.jsonl", [{"id": f"p{i}", "token_ids": [2 + i, 3, 4]} for i in range(20)])
-    evaluates = {"eval.every": 20, "eval.prompts": prompts, "decode.max_new_tokens": 40, "decode.cache_length": 64}
+    evaluates = {
+        "eval.every": 20,
+        "eval.prompts": prompts,
+        "checkpoint.keep_every": 20,
+        "decode.max_new_tokens": 40,
+        "decode.cache_length": 64,
+    }
     recipe = [*recipe, *(f"--config.{key}={value}" for key, value in evaluates.items())]
     workdir = tmp_path / "run"
     launcher = start(recipe, workdir, code=SLOW_EVALUATIONS + TRAIN)
@@ -282,6 +291,14 @@ def test_sigterm_in_an_evaluation_leaves_with_42_and_the_next_start_evaluates_ag
     assert last_step(workdir) == 20 and evaluations(workdir) == []
     assert_identical(complete(recipe, workdir), plain[1])
     assert evaluations(workdir) == [20, 40, 60]
+    # The end once more, with another drafter as the best by τ: two processes restore it from its checkpoint.
+    (workdir / "finished.json").unlink()
+    (workdir / "checkpoints" / "tau.json").write_text('{"20": 3.5, "40": 1.5, "60": 2.5}')
+    found = complete(recipe, workdir)
+    assert json.loads((workdir / "finished.json").read_text())["exported_step"] == 20
+    command = [sys.executable, "-m", "domino_jax.export", f"--workdir={workdir}", f"--output={tmp_path / 'alone'}"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert found.export == (tmp_path / "alone" / "model.safetensors").read_bytes() != plain[1].export
 
 
 def evaluations(workdir):

@@ -2,11 +2,12 @@
 
 import contextlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.runtime.errors import NonFiniteError
+from domino_jax.runtime.errors import DominoError, NonFiniteError
 from domino_jax.runtime.preemption import Preempted
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training.loop import Intervals, TrainingLoop
@@ -147,6 +148,39 @@ def test_the_compilation_of_another_shape_counts_in_no_rate(monkeypatch):
     played.write = lambda number, values: rates.append(values)
     loop_of(played, save=4, log=4, step=step).run()
     assert rates[0]["rows_per_second"] == 1.0 and rates[0]["productive_seconds"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        ("RESOURCE_EXHAUSTED: out of memory", DominoError, "does not fit the memory .* raise train.accumulate"),
+        ("INTERNAL: broken", jax.errors.JaxRuntimeError, "INTERNAL: broken"),
+    ],
+)
+def test_a_step_that_does_not_fit_the_memory_is_one_message(error, raised, message):
+    def step(state, batch):
+        raise jax.errors.JaxRuntimeError(error)
+
+    with pytest.raises(raised, match=f"(?s){message}"):
+        loop_of(Played([8]), step=step).run()
+
+
+def test_the_time_that_the_run_takes_is_printed_once_it_was_measured(monkeypatch):
+    now, lines = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def step(state, batch):
+        now[0] += 100.0 if not lines or "compiling" in lines[-1] else 2.0
+        return state, {"anchors": jnp.float32(1.0), "step": jnp.int32(0)}
+
+    played = Played([8] * 40)
+    played.say = lines.append
+    loop_of(played, steps=40, save=40, step=step).run()
+    assert lines == [
+        "compiling the training step",
+        "first step, with its compilation: 100.0 s",
+        "2.00 s per step on this machine: 0:01:16 for the 38 steps that are left",
+    ]
 
 
 def test_an_evaluation_begins_after_its_checkpoint_and_ends_with_its_row():
