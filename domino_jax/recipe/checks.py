@@ -114,24 +114,24 @@ def check(config: config_dict.ConfigDict, command: str) -> None:
         that one alone.
     """
     _check_integers(config)
-    _check_model(config)
-    _check_data(config)
-    _check_train(config)
+    _check_values(config)
+    _check_drafter(config)
+    _check_training(config)
     _check_decode(config.decode)
-    _check_regenerate(config)
+    _check_sampling("regenerate", config.regenerate)
     _check_mesh("mesh", config.mesh, MESH_AXES)
     if command == "train":
         _check_train_needs(config)
 
 
 def _check_integers(config, above: str = "") -> None:
-    """Every integer fits the int32 that arrays count with on a device; seeds among them."""
+    """Every integer, seeds included, fits the int32 of arrays on a device."""
     for name, value in config.items():
         key = f"{above}{name}"
         if isinstance(value, config_dict.ConfigDict):
             _check_integers(value, f"{key}.")
         elif isinstance(value, int):
-            _require(abs(value) <= LARGEST, key, value, f"no device counts so far; give {LARGEST} or less")
+            _require(abs(value) <= LARGEST, key, value, f"integers must fit int32; give {LARGEST} or less")
 
 
 def _require(fine: bool, key: str, value, change: str) -> None:
@@ -151,121 +151,92 @@ def _positive(key: str, value: float) -> None:
     _require(0 < value < math.inf, key, value, f"set --config.{key} to a finite number above 0")
 
 
-def _within(key: str, value: float, low: float, high: float, open_end: bool = False) -> None:
-    fine = low <= value < high if open_end else low <= value <= high
-    bounds = f"{low:g} or more and below {high:g}" if open_end else f"between {low:g} and {high:g}"
-    _require(fine, key, value, f"set --config.{key} to a number {bounds}")
+# The rules of single values; a value that is absent (None) has none.
+LEAST = {
+    0: (
+        *("seed", "drafter.pure_draft_prefix_len", "drafter.mask_token_id", "data.held_out", "data.workers"),
+        *("preflight.rows", "checkpoint.keep_every", "eval.every", "eval.tensor", "regenerate.num_prompts"),
+    ),
+    1: (
+        *("drafter.num_layers", "drafter.gru_hidden_dim", "drafter.emb_dim", "train.steps", "train.batch_size"),
+        *("train.log_every", "train.num_anchors", "train.slice_blocks", "checkpoint.every", "checkpoint.keep"),
+        *("eval.batch_size", "eval.num_prompts"),
+    ),
+    2: ("drafter.block_size", "data.max_length"),  # an anchor and a draft
+}
+CHOICES = (
+    ("target.dtype", DTYPES),
+    ("drafter.projector", PROJECTORS),
+    ("data.layout", LAYOUTS),
+    ("train.optimizer", OPTIMIZERS),
+    ("train.non_finite", ON_NON_FINITE),
+)
+ABOVE_ZERO = ("train.learning_rate", "train.clip_norm")
+SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill", "train.weight_decay")  # 0 to 1
+SHARES_BELOW_ONE = ("train.warmup_ratio", "train.ema_decay")
 
 
-def _check_model(config) -> None:
+def _value(config, key: str):
+    for name in key.split("."):
+        config = config[name]
+    return config
+
+
+def _check_values(config) -> None:
+    for key, allowed in CHOICES:
+        _one_of(key, _value(config, key), allowed)
+    for least, keys in LEAST.items():
+        for key in keys:
+            value = _value(config, key)
+            _require(value is None or value >= least, key, value, f"set --config.{key} to {least} or more")
+    for key in ABOVE_ZERO:
+        _positive(key, _value(config, key))
+    for key in (*SHARES, *SHARES_BELOW_ONE):
+        value, below = _value(config, key), "below" if key in SHARES_BELOW_ONE else "at most"
+        fine = value is None or 0 <= value < 1 or (value == 1 and key in SHARES)
+        _require(fine, key, value, f"set --config.{key} to 0 or more and {below} 1")
+
+
+def _check_drafter(config) -> None:
     drafter = config.drafter
     _require(bool(config.target.path), "target.path", config.target.path, "name the target's folder or hub id")
-    _one_of("target.dtype", config.target.dtype, DTYPES)
-    _one_of("drafter.projector", drafter.projector, PROJECTORS)
-    _at_least("drafter.num_layers", drafter.num_layers, 1, "a drafter has at least one layer")
-    _at_least("drafter.block_size", drafter.block_size, 2, "a block holds the anchor and at least one mask")
-    _at_least("drafter.gru_hidden_dim", drafter.gru_hidden_dim, 1, "the head's state needs a width")
-    _at_least("drafter.emb_dim", drafter.emb_dim, 1, "the head's residual needs a rank")
-    _at_least("drafter.pure_draft_prefix_len", drafter.pure_draft_prefix_len, 0, "it counts slots")
-    # The first slot that the head corrects has to lie in the block (CONTRACT §1.3.7).
     shifted = shifts_labels(drafter)
     suffix_start = drafter.pure_draft_prefix_len + (0 if shifted else 1)
     _require(
         drafter.projector != "domino" or suffix_start < drafter.block_size,
         "drafter.pure_draft_prefix_len",
         drafter.pure_draft_prefix_len,
-        f"with drafter.block_size {drafter.block_size} and shift_label {shifted} the head would correct no"
-        " slot; make the prefix shorter or the block longer",
+        f"with drafter.block_size {drafter.block_size} and shift_label {shifted} the head would correct no slot; make "
+        "the prefix shorter or the block longer",
     )
-    if drafter.target_layer_ids is not None:
-        _check_layer_ids(drafter.target_layer_ids)
-    if drafter.mask_token_id is not None:
-        _at_least("drafter.mask_token_id", drafter.mask_token_id, 0, "it is a row of the embedding")
+    ids = drafter.target_layer_ids
+    fine = ids is None or (_whole_numbers(ids) and bool(ids) and len(set(ids)) == len(ids))
+    change = "list different layers of the target, counted from 0, or leave it out for the public rule"
+    _require(fine, "drafter.target_layer_ids", ids, change)
 
 
-def _check_layer_ids(ids: tuple) -> None:
-    whole = all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids)
-    _require(
-        bool(ids) and whole and len(set(ids)) == len(ids),
-        "drafter.target_layer_ids",
-        ids,
-        "list different layers of the target, counted from 0, or leave it out for the public rule",
-    )
+def _whole_numbers(values: Collection, least: int = 0) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value >= least for value in values)
 
 
-def _check_data(config) -> None:
-    data = config.data
-    _at_least("data.max_length", data.max_length, 2, "a row needs an anchor and a token behind it")
-    _one_of("data.layout", data.layout, LAYOUTS)
+def _check_training(config) -> None:
+    data, train = config.data, config.train
     if data.layout == "buckets":
-        buckets = data.buckets
-        _require(
-            bool(buckets) and list(buckets) == sorted(set(buckets)) and buckets[-1] == data.max_length,
-            "data.buckets",
-            buckets,
-            f"list rising lengths that end with data.max_length {data.max_length}",
-        )
-        _at_least("data.buckets", buckets[0], 2, "a row needs an anchor and a token behind it")
-    _at_least("data.held_out", data.held_out, 0, "0 is none")
-    _at_least("data.workers", data.workers, 0, "0 is no process of its own")
-    _at_least("preflight.rows", config.preflight.rows, 0, "0 is none")
-
-
-def _check_train(config) -> None:
-    train = config.train
-    _at_least("train.steps", train.steps, 1, "a run takes at least one step")
-    _at_least("train.batch_size", train.batch_size, 1, "a step needs at least one row")
-    _at_least("train.log_every", train.log_every, 1, "it counts steps")
-    _at_least("train.num_anchors", train.num_anchors, 1, "a row needs at least one anchor")
-    _require(
-        train.num_anchors < config.data.max_length,
-        "train.num_anchors",
-        train.num_anchors,
-        f"a row of data.max_length {config.data.max_length} has one anchor less than tokens; lower the one "
-        "or raise the other",
+        rising = bool(data.buckets) and list(data.buckets) == sorted(set(data.buckets)) and data.buckets[0] >= 2
+        change = f"list rising lengths from 2 on that end with data.max_length {data.max_length}"
+        _require(rising and data.buckets[-1] == data.max_length, "data.buckets", data.buckets, change)
+    change = (
+        f"a row of data.max_length {data.max_length} has one anchor less than tokens; lower the one or raise the other"
     )
-    _at_least("train.slice_blocks", train.slice_blocks, 1, "a slice holds at least one block")
-    _require(
-        train.accumulate >= 1 and train.batch_size % train.accumulate == 0,
-        "train.accumulate",
-        train.accumulate,
-        f"it has to divide train.batch_size {train.batch_size}",
-    )
+    _require(train.num_anchors < data.max_length, "train.num_anchors", train.num_anchors, change)
+    fine = train.accumulate >= 1 and train.batch_size % train.accumulate == 0
+    _require(fine, "train.accumulate", train.accumulate, f"it has to divide train.batch_size {train.batch_size}")
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
-    _within("train.lambda_start", train.lambda_start, 0, 1)
-    _require(
-        train.lambda_decay_ratio >= 0, "train.lambda_decay_ratio", train.lambda_decay_ratio, "set it to 0 or above"
-    )
-    if train.dpace_alpha is not None:
-        _within("train.dpace_alpha", train.dpace_alpha, 0, 1)
-    _within("train.distill", train.distill, 0, 1)
-    _one_of("train.optimizer", train.optimizer, OPTIMIZERS)
-    _positive("train.learning_rate", train.learning_rate)
-    _within("train.warmup_ratio", train.warmup_ratio, 0, 1, open_end=True)
-    _positive("train.clip_norm", train.clip_norm)
-    _within("train.weight_decay", train.weight_decay, 0, 1)
-    _within("train.ema_decay", train.ema_decay, 0, 1, open_end=True)
-    _one_of("train.non_finite", train.non_finite, ON_NON_FINITE)
-    _within("train.hang_seconds", train.hang_seconds, 0, math.inf)
+    for key in ("lambda_decay_ratio", "hang_seconds"):
+        _require(train[key] >= 0, f"train.{key}", train[key], f"set --config.train.{key} to 0 or above")
     steps = train.profile_steps
-    _require(
-        not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]),
-        "train.profile_steps",
-        steps,
-        'give the first and the last step, as --config.train.profile_steps="(10,15)"',
-    )
-    _check_evaluation(config)
-
-
-def _check_evaluation(config) -> None:
-    _at_least("seed", config.seed, 0, "a seed is not negative")
-    _at_least("checkpoint.every", config.checkpoint.every, 1, "it counts steps")
-    _at_least("checkpoint.keep", config.checkpoint.keep, 1, "the newest checkpoint must stay")
-    _at_least("checkpoint.keep_every", config.checkpoint.keep_every, 0, "0 is off")
-    _at_least("eval.every", config.eval.every, 0, "0 is off")
-    _at_least("eval.batch_size", config.eval.batch_size, 1, "a batch has at least one row")
-    _at_least("eval.tensor", config.eval.tensor, 0, "0 is as many devices as the key/value heads allow")
-    _at_least("eval.num_prompts", config.eval.num_prompts, 1, "it counts prompts")
+    change = 'give the first and the last step, as --config.train.profile_steps="(10,15)"'
+    _require(not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]), "train.profile_steps", steps, change)
 
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
@@ -300,8 +271,7 @@ def _check_decode(decode) -> None:
     )
     _check_drafting(decode)
     ids = decode.stop_ids
-    fine = all(isinstance(entry, int) and not isinstance(entry, bool) and entry >= 0 for entry in ids)
-    _require(fine, "decode.stop_ids", ids, 'list token ids, as --config.decode.stop_ids="(1,2)"')
+    _require(_whole_numbers(ids), "decode.stop_ids", ids, 'list token ids, as --config.decode.stop_ids="(1,2)"')
 
 
 def _check_drafting(decode) -> None:
@@ -323,8 +293,12 @@ def _check_drafting(decode) -> None:
     tau = decode.simulate_tau
     _require(tau == 0 or 1 <= tau < math.inf, "decode.simulate_tau", tau, "0 is off; a round emits 1 token or more")
     sizes = decode.concurrency
-    fine = all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
-    _require(fine, "decode.concurrency", sizes, 'list batch sizes, as --config.decode.concurrency="(1,8,32)"')
+    _require(
+        _whole_numbers(sizes, 1),
+        "decode.concurrency",
+        sizes,
+        'list batch sizes, as --config.decode.concurrency="(1,8,32)"',
+    )
     for key in ("tasks", "compare"):
         fine = all(isinstance(entry, str) and entry for entry in decode[key])
         _require(fine, f"decode.{key}", decode[key], f"list texts, as --config.decode.{key}=\"('NAME',)\"")
@@ -359,11 +333,6 @@ def _check_tree(decode) -> None:
         f"behind a prompt and decode.max_new_tokens {decode.max_new_tokens} a decode.cache_length of "
         f"{decode.cache_length} has no room for them; raise it or use fewer nodes",
     )
-
-
-def _check_regenerate(config) -> None:
-    _check_sampling("regenerate", config.regenerate)
-    _at_least("regenerate.num_prompts", config.regenerate.num_prompts, 0, "0 is all rows")
 
 
 def _check_mesh(section: str, mesh, axes: Collection[str]) -> None:
