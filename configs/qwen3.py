@@ -55,7 +55,7 @@ def _data() -> config_dict.ConfigDict:
     # One file, a glob, or a weighted mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3"; JSONL (plain, .gz, .zst) or ArrayRecord.
     data.train = config_dict.placeholder(str)
     data.regenerate = False  # True: the target answers the prompts of data.train first
-    # Rows of this many prompts are never trained on; evaluations use them where eval.prompts is not named. 0: none.
+    # Rows of this many prompts are never trained on; evaluations use them if eval.prompts is not set. 0: none.
     data.held_out = 64
     data.max_length = 3072
     data.thinking = False
@@ -104,7 +104,7 @@ def _train() -> config_dict.ConfigDict:
 def _checkpoint() -> config_dict.ConfigDict:
     checkpoint = config_dict.ConfigDict()
     checkpoint.every = 1_000
-    checkpoint.keep = 3  # the newest N; the best one by τ is kept as well
+    checkpoint.keep = 3  # the newest N; the best one by τ stays as well
     checkpoint.keep_every = 0  # and each whose step is a multiple of this; 0: no other
     return checkpoint
 
@@ -114,7 +114,7 @@ def _evaluation() -> config_dict.ConfigDict:
     evaluation.prompts = config_dict.placeholder(str)  # held-out prompt rows; absent: those of data.held_out
     evaluation.num_prompts = 64
     evaluation.batch_size = 16  # prompts decoded together; τ does not depend on it, the time does
-    evaluation.tensor = 0  # devices that split a weight while it decodes; 0: as many as the key/value heads allow
+    evaluation.tensor = 0  # devices that split a weight while it decodes; 0: the most that the key/value heads allow
     # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: one that takes as
     # long as 100 steps costs 2 % of the time. --dry_run estimates that share, metrics.jsonl has eval_seconds.
     evaluation.every = 5_000
@@ -124,7 +124,7 @@ def _evaluation() -> config_dict.ConfigDict:
 
 def _mesh() -> config_dict.ConfigDict:
     mesh = config_dict.ConfigDict()
-    # Their product is the number of devices; -1 is the rest. Parameters lie over fsdp, heads and vocabulary over
+    # Their product is the number of devices; -1 is the rest. Parameters are split over fsdp, heads and vocabulary over
     # tensor.
     mesh.data = 1
     mesh.fsdp = -1

@@ -4,7 +4,7 @@
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER --format=specforge
 
 Takes the checkpoint with the best decoded τ, or the newest where none was measured; of a run that averages its weights,
-the average. The checkpoint may come from any mesh: it is read into this host's memory, no accelerator is asked for, and
+the average. The checkpoint may come from any mesh: it is read into this host's memory, without an accelerator, and
 nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself. SGLang and vLLM open the
 default format; specforge names the architecture that SpecForge's training looks for.
 """
@@ -35,8 +35,7 @@ from domino_jax.training.state import TrainState
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import save_drafter
 
-# What public drafters are stored in.
-EXPORT_DTYPE = "bfloat16"
+EXPORT_DTYPE = "bfloat16"  # of public drafters
 DRAFTER_CONFIG = "drafter_config.json"
 # What an export replaces. Tuned constants go with the weights that they were measured with.
 OWN_NAMES = re.compile(
@@ -50,13 +49,12 @@ def main(flags: cli.Flags) -> None:
     jax.config.update("jax_platforms", "cpu")
     workdir = open_path(flags.workdir).expanduser()
     if not workdir.is_dir():
-        raise DominoError(f"--workdir={workdir} is no folder; name the folder of a training run.")
+        raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
     config = DrafterConfig.from_dict(read_json(workdir / DRAFTER_CONFIG))
     recipe = read_json(workdir / "config.json")
-    averaged = "ema_decay" in recipe["train"] and recipe["train"]["ema_decay"] > 0
     step, tau = choose_step(workdir)
     with Checkpoints(workdir, keep=1) as checkpoints:
-        params = restore_params(checkpoints, config, step, "ema" if averaged else "params")
+        params = restore_params(checkpoints, config, step, "ema" if recipe["train"]["ema_decay"] > 0 else "params")
     write_export(
         flags.output,
         config,
@@ -85,7 +83,7 @@ def write_export(
     tau: float | None = None,
     format: str = formats.SERVING,
 ) -> None:
-    """Writes weights and config.json in the public layout, and a README.md that says where they come from.
+    """Writes weights and config.json in the public layout, and a README.md about their origin.
 
     Every process calls it with the same arguments; process 0 writes. The folder, local or gs://, is replaced as a
     whole.
@@ -128,12 +126,12 @@ def upload(local: Path, folder: epath.Path) -> None:
 
 
 def export_params(state: TrainState) -> dict[str, Any]:
-    """What a state exports, its average when it keeps one, as arrays on the host. Every process calls it."""
+    """The parameters that a state exports, its average if it has one, on the host. Every process calls it."""
     return on_host(state.best_params)
 
 
 def on_host(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole arrays in this host's memory, wherever on a mesh they lie; leaf by leaf, so that no device holds two."""
+    """Whole arrays in this host's memory, from any mesh; leaf by leaf, so that no device holds two."""
 
     def fetch(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
@@ -148,13 +146,13 @@ def count_weights(params: Mapping[str, Any]) -> int:
 
 
 def read_json(path: epath.Path) -> dict[str, Any]:
-    """A JSON object that a training run left."""
+    """A JSON object from a training run."""
     if not path.is_file():
         raise DataError(f"{path} does not exist: {path.parent} is not the workdir of a training run.")
     try:
         value = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON ({error}).") from error
+        raise DataError(f"{path} is not JSON ({error}).") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} holds a {type(value).__name__}, expected a JSON object.")
     return value
@@ -172,7 +170,7 @@ def read_data(workdir: epath.Path) -> dict[str, Any] | None:
 
 
 def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:
-    """The report of a run's final decoding, if that was of the drafter of this step."""
+    """The report of a run's final decoding, if it decoded the drafter of this step."""
     marker = parse_marker(workdir, print)
     path = workdir / "report" / "report.json"
     return read_json(path) if marker and marker["exported_step"] == step and path.is_file() else None
@@ -187,7 +185,7 @@ def choose_step(workdir: epath.Path) -> tuple[int, float | None]:
             damage = checkpoints.damage(step)
             if damage is None:
                 return step, tau
-            print(f"warning: the checkpoint of step {step} is damaged and left out ({damage})")
+            print(f"warning: the checkpoint of step {step} is damaged and skipped ({damage})")
         folder = checkpoints.folder
     if not steps:
         raise DataError(f"{folder} holds no finished checkpoint; the run has not saved one yet.")
@@ -207,16 +205,11 @@ def restore_params(
     drafter = Drafter(config, np.dtype("float32"))
     shapes = jax.eval_shape(lambda key: init_drafter_params(drafter, key), jax.random.key(0))
     folder = checkpoints.folder / str(step)
-    wanted = {field: shapes}
     if places is None:
         how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
     else:
         how = jax.tree.map(lambda place: ocp.ArrayRestoreArgs(sharding=place), places)
-    arguments = ocp.args.PyTreeRestore(
-        wanted,
-        restore_args={field: how},
-        partial_restore=True,
-    )
+    arguments = ocp.args.PyTreeRestore({field: shapes}, restore_args={field: how}, partial_restore=True)
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
         params = reader.restore(folder / "state", arguments)[field]

@@ -218,9 +218,9 @@ def main(flags: cli.Flags) -> int | None:
 
 
 def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
-    """True, and said with its report, for a workdir whose run is over, as its marker says (finished.py).
+    """Whether the run in this workdir is over, by its marker (finished.py); its report is then printed.
 
-    Another recipe is refused here too: it would not be this run's report.
+    Another recipe is refused here as well, because the report would not be of this recipe.
     """
     report = read_report(workdir / "report")
     marker = read_marker(workdir, config.train.steps, print)
@@ -308,7 +308,7 @@ def decode_finally(
     layout: EvaluationLayout | None,
     workdir: epath.Path,
 ) -> dict | None:
-    """The report of held-out prompts decoded with the exported drafter, in <workdir>/report; None where there is none.
+    """The report of held-out prompts decoded with the exported drafter, in <workdir>/report, or None.
 
     layout: None without eval.final.
     """

@@ -54,7 +54,7 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int) -> Draft
 
 
 def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
-    """The recipe's id, else the tokenizer's <|mask|>, else the first row past the tokenizer (CONTRACT §1.1)."""
+    """The recipe's id, else the tokenizer's <|mask|>, else the first row past the tokenizer."""
     rows = loaded.model.config.vocab_size
     if chosen is None:
         if loaded.tokenizer is None:
@@ -65,7 +65,7 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
         chosen = loaded.tokenizer.get_vocab().get(MASK_TOKEN, len(loaded.tokenizer))
     if not 0 <= chosen < rows:
         raise DominoError(
-            f"the mask token id {chosen} is no row of the target's {rows}-row embedding; set "
+            f"the mask token id {chosen} is outside the target's embedding of {rows} rows; set "
             f"--config.drafter.mask_token_id."
         )
     return chosen
@@ -149,13 +149,13 @@ def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: 
 
 
 def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
-    """The first eval.num_prompts rows of eval.prompts; where that is not named, held-out prompts of the data."""
+    """The first eval.num_prompts rows of eval.prompts, or of the prompts held out of the data if it is not set."""
     if config.eval.prompts:
         return read_prompts(config.eval.prompts, config.eval.num_prompts)
     found = rows.held_out_prompts()[: config.eval.num_prompts]
     if not found:
         raise DataError(
-            f"{config.data.train} has {rows.num_read} rows: too few to hold any out for evaluation (one prompt in "
+            f"{config.data.train} has {rows.num_read} rows: too few to hold prompts out for evaluation (one prompt in "
             f"{SHARE}, of at most half of data.max_length {config.data.max_length}).\n"
             "Name prompts with --config.eval.prompts=PROMPTS.jsonl, or set --config.eval.every=0."
         )
@@ -163,7 +163,7 @@ def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
 
 
 def plan_of(config) -> Plan:
-    """What pre-flight wants to know of the recipe."""
+    """The values of the recipe that the pre-flight reads."""
     train = config.train
     return Plan(
         steps=train.steps,

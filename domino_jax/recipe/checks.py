@@ -44,7 +44,7 @@ def load_recipe(path: str) -> config_dict.ConfigDict:
     file = pathlib.Path(path).expanduser()
     if not file.is_file():
         raise DominoError(
-            f"--config={path}: there is no such file. The recipes lie in configs/, for example configs/tiny.py."
+            f"--config={path}: there is no such file. Recipes are in configs/, for example configs/tiny.py."
         )
     # A recipe imports its neighbours as `from configs import ...`, also when it is started from another folder.
     folder = str(file.resolve().parent.parent)
@@ -55,7 +55,7 @@ def load_recipe(path: str) -> config_dict.ConfigDict:
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
-    except Exception as error:  # a recipe is a user's program: whatever it raises is told with its line
+    except Exception as error:  # a recipe is a user's program: any error is reported with its line
         raise DominoError(
             f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {_say(error)}"
         ) from error
@@ -89,7 +89,7 @@ def shifts_labels(drafter: config_dict.ConfigDict) -> bool:
 
 
 def portable(text: str) -> str:
-    """Paths inside the checkout as ./…: it may lie elsewhere when a run goes on or a decoding is shown again."""
+    """Paths inside the checkout as ./…: it may have moved when a run continues or a decoding is shown again."""
     return text.replace(f"{ROOT}/", "./")
 
 
@@ -355,8 +355,8 @@ def _check_train_needs(config) -> None:
         bool(config.eval.prompts) or not (judged or config.eval.final),
         "eval.prompts",
         config.eval.prompts,
-        f"eval.every {config.eval.every} and eval.final {config.eval.final} ask for held-out prompts; name them with "
-        "--config.eval.prompts=PROMPTS.jsonl, or turn both off (eval.every alone can do with data.held_out)",
+        f"eval.every {config.eval.every} and eval.final {config.eval.final} need held-out prompts; give them with "
+        "--config.eval.prompts=PROMPTS.jsonl, or turn both off (data.held_out is enough for eval.every alone)",
     )
     if config.eval.final:
         _check_final_decoding(config.drafter, config.decode)

@@ -5,11 +5,11 @@ Each command ends with
     if __name__ == "__main__":
         cli.run(main, required=("config", "workdir"), optional=("allow_config_change",))
 
-and takes one argument, the Flags. Nothing here touches a device: a misspelt flag is told before jax starts.
+and takes one argument, the Flags. Nothing here touches a device: a misspelt flag is refused before jax starts.
 
-What happens from outside has one rule for all commands. Ctrl-C leaves with 130. A standard output or standard error
-whose reader is gone (a closed pipe or terminal) loses its text and nothing else. A disk that is full or read-only is
-one sentence (errors.py). SIGTERM and SIGHUP end a command at once; those that save leave with 42 (preemption.py).
+All commands follow the same rules. Ctrl-C leaves with 130. If nobody reads standard output or standard error any more
+(a closed pipe or terminal), only the text is lost. A disk that is full or read-only is reported in one sentence
+(errors.py). SIGTERM and SIGHUP end a command at once; commands that save leave with 42 (preemption.py).
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ HELP = {
 LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
-NOT_READ = ("config", "prompt", "output")  # flags whose text is no address to read from
+NOT_READ = ("config", "prompt", "output")  # flags that are not addresses to read
 # Where it was never imported no process is connected, and importing it here would start jax.
 DISTRIBUTED = "domino_jax.runtime.distributed"
 # The formats are those of drafter.formats (a test holds them together): importing that one would start jax.

@@ -1,11 +1,11 @@
-"""Compile the real training step, and the evaluations between steps, from shapes alone and say what they cost.
+"""Compile the real training step, and the evaluations between steps, from shapes alone and report their cost.
 
     python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=DIR --dry_run --topology=v5e:4x4 \\
         --config.train.batch_size=16
 
-No weights are needed, and no hardware but a compiler's. Without --topology it compiles for the devices here. Writes
-<workdir>/dry_run.json: the step's figures, and under "evaluation" those of an evaluation, or null with eval.every=0.
-Every figure is the compiler's or arithmetic on shapes, none is measured.
+It needs no weights, no data and no accelerator, only the compiler of one. Without --topology it compiles for the
+devices of this machine. <workdir>/dry_run.json holds the figures of the step and, under "evaluation", those of an
+evaluation (null with eval.every=0). All are the compiler's or arithmetic on shapes; none is measured.
 """
 
 import json
@@ -31,7 +31,7 @@ from domino_jax.training.console import say_bytes
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import hf, loading
 
-# Shapes of the public sizes, so that neither a hub nor a folder is needed (DESIGN §1.3).
+# Shapes of the public sizes, so that neither a hub nor a folder is needed.
 SHAPES = pathlib.Path(__file__).resolve().parents[2] / "assets" / "qwen3_configs"
 LARGE = 8  # arrays named in the listing
 GB = 1e9
@@ -108,7 +108,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
 
 
 def measures(program: jax.stages.Compiled, found: dict[str, Any], topology: str) -> dict[str, Any]:
-    """What the compiler says of the program, and the step's floor on a known chip."""
+    """The compiler's figures of the program, and a lower bound of the step's time on a known chip."""
     memory, cost = compiled.memory(program), compiled.cost(program)
     chip, peak = topologies.chip_of(topology), estimates.peak_flops(topology)
     extra = {

@@ -39,7 +39,7 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
         programs = compile_programs(generator, layout.mesh)
     memory = {mode: compiled.memory(program) for mode, program in programs.items()}
     texts = {mode: program.as_text() for mode, program in programs.items()}
-    # The training state and the target as the step wants it stay where they are.
+    # The training state and the target, placed for the training step, stay in memory.
     resident = device_bytes((params, state))
     rounds = {mode: text for mode, text in texts.items() if mode != PREFILL}
     return {

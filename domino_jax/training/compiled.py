@@ -1,4 +1,4 @@
-"""What a program costs, read from its jaxpr and from the compiled program: FLOPs, bytes, memory, collectives."""
+"""The cost of a program, read from its jaxpr and from the compiled program: FLOPs, bytes, memory, collectives."""
 
 import collections
 import re
@@ -18,7 +18,7 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "f32": 4, 
 def product_flops(jaxpr: Any) -> float:
     """FLOPs of all matrix products of a (closed) jaxpr over all devices, loops by their length, and of nothing else.
 
-    What is computed again in a backward pass counts again: this is what the program does, not what it has to.
+    Work repeated in a backward pass counts again: this is what the program does, not what it has to.
     """
     jaxpr = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
     total = 0.0
@@ -46,13 +46,13 @@ def _dot_flops(equation: Any) -> float:
 def collectives(text: str) -> dict[str, dict[str, float]]:
     """kind → {"count", "bytes", "in_loops"} of a compiled program's text, each collective once.
 
-    bytes: of the results on one device.  in_loops: how many of them stand in a loop's body, and run in each turn.
+    bytes: of the results on one device.  in_loops: how many of them are in a loop's body, and run in each iteration.
     """
     found: dict[str, dict[str, float]] = {}
     seen = set()
     for line in text.splitlines():
         match = _COLLECTIVE.search(line)
-        # An asynchronous collective stands in the text several times, always with its channel.
+        # An asynchronous collective appears several times in the text, always with its channel.
         if not match or match["channel"] in seen:
             continue
         seen.add(match["channel"])
@@ -94,8 +94,8 @@ def cycles(text: str) -> int | None:
 def launches(text: str, trips: int) -> dict[str, int]:
     """What a GPU starts in one turn of a program's outer loop, from the compiler's list of thunks after its passes.
 
-    kernels, copies: how many; in_buffers: how many of both stand in command buffers.  starts: launches that the host
-    makes, a command buffer being one.  What stands in an inner loop counts `trips` times.
+    kernels, copies: how many; in_buffers: how many of both are in command buffers.  starts: launches that the host
+    makes, a command buffer being one.  An operation in an inner loop counts `trips` times.
 
         >>> 002: kWhile … condition: … body: 000: kCommandBuffer … 004: kCustomKernel … 005: kCopy
         {"kernels": 1, "copies": 1, "in_buffers": 2, "starts": 1}

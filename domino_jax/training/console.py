@@ -22,7 +22,7 @@ def start_up_lines(
     Args:
         recipe: config.resolved(...).
         drafter_params, target_params: trees of arrays or jax.ShapeDtypeStructs.
-        mesh: the devices that they lie on; None for one device.
+        mesh: their devices; None for one device.
     """
     return [
         "recipe",
@@ -117,7 +117,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _partition(leaf: Any) -> str:
-    """The mesh axes of each dimension, as "fsdp,tensor"; "" where the array lies whole on its device or devices."""
+    """The mesh axes of each dimension, as "fsdp,tensor"; "" if every device has the whole array."""
     sharding = _sharding(leaf)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return ""

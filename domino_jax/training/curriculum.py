@@ -1,4 +1,4 @@
-"""The base-anchored curriculum: the share λ of the base loss, 1 → 0 over the run (CONTRACT §2.11)."""
+"""The base-anchored curriculum: the share λ of the base loss, 1 → 0 over the run."""
 
 import jax
 import jax.numpy as jnp

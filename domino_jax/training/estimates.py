@@ -129,7 +129,7 @@ def _block_attention(drafter: DrafterConfig, layer: int, length: int) -> float:
 
 
 def _mean_keys(length: int, most: int) -> float:
-    """Mean of min(a, most) over the anchors a = 0..length-2: the context keys in front of a block, at most `most`."""
+    """Mean of min(a, most) over the anchors a = 0..length-2: the context keys before a block, at most `most`."""
     most = min(max(most, 0), length - 2)
     return (most * (most + 1) / 2 + (length - 2 - most) * most) / (length - 1)
 

@@ -19,7 +19,7 @@ class EvaluationLayout:
 
     Args:
         mesh: the training mesh.
-        tensor: devices that split a weight (`sharding.decoding_view`); 0: as many as the key/value heads allow.
+        tensor: devices that split a weight (`sharding.decoding_view`); 0: the most that the key/value heads allow.
         split_head: as decode.mesh.split_head: the Domino head over those devices too, instead of whole on each.
     """
 
@@ -33,7 +33,7 @@ class EvaluationLayout:
         self._drafter = sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, split_head)
 
     def target_params(self, params: Any) -> Any:
-        """The target's parameters where decoding wants them; leaves that are there already are not copied.
+        """The target's parameters placed for decoding; leaves that are there already are not copied.
 
         Args:
             params: arrays, or shapes with their shardings, which give shapes.
@@ -54,7 +54,7 @@ def _moved(params: Any, place: Callable, matrices: np.dtype | None) -> Any:
             return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
         if leaf.dtype == dtype and leaf.sharding.is_equivalent_to(where, leaf.ndim):
             return leaf
-        # One at a time: a gathered matrix may be needed on the way, and never more than one.
+        # One at a time, so that at most one gathered matrix is in memory.
         return mover(where, dtype)(leaf)
 
     return jax.tree_util.tree_map_with_path(one, params)

@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not finite: the step is named with its rows, and the run ends or goes on."""
+"""A loss or a gradient that is not finite: the step and its rows are reported, and the run ends or continues."""
 
 import collections
 import math
@@ -13,12 +13,12 @@ NAMED_ROWS = 8
 
 
 class NonFiniteGuard:
-    """The jitted step never takes a poisoned update; this reads its count and says which rows were in the batch.
+    """The jitted step never applies such an update; this class reads its count and names the rows of the batch.
 
     Args:
         stop: end the run at such a step; else it is left out and counted ("skipped" in metrics.jsonl).
         skipped: steps left out before this start.
-        where: row id → the place of the row, "file:line".
+        where: row id → "file:line" of the row.
     """
 
     def __init__(self, stop: bool, skipped: int, where: Callable[[int], str]):

@@ -100,7 +100,7 @@ def _in_place(line: Instruction, program: dict[str, list[Instruction]]) -> bool:
 
 
 def _main_memory(shape: str) -> int:
-    """Bytes of a printed shape that lie in main memory: "S(1)" in a layout is a TPU's vector memory."""
+    """Bytes of a printed shape that are in main memory: "S(1)" in a layout is a TPU's vector memory."""
     return sum(array_bytes(kind, dims) for kind, dims, layout in _ARRAY.findall(shape) if "S(" not in (layout or ""))
 
 

@@ -24,7 +24,8 @@ from domino_jax.training.profile import Profile
 from domino_jax.training.state import TrainState
 from domino_jax.training.step_clock import StepClock
 
-# An evaluation asks for the signal every few rounds; only its compilations are longer, and those are left at once.
+# An evaluation polls for the signal every few rounds; only its compilations are longer, and the process leaves those
+# at once.
 EVALUATION_PATIENCE = 5.0
 NO_MEMORY = (
     "the training step does not fit the memory of these devices. --dry_run prints how much it needs.\n"
@@ -121,7 +122,7 @@ class TrainingLoop:
         """A step that compiles, since jit compiles once for each shape of a batch; what was done before is saved.
 
         Args:
-            position: of the data in front of the batch.  before: metrics of the step before; None at a start.
+            position: of the data before the batch.  before: metrics of the step before; None at a start.
         """
         if before is None:
             self.metrics.say("compiling the training step")

@@ -50,7 +50,8 @@ def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:
 
 
 def total_variation(logits: Logits, target_logits: Logits) -> jax.Array:
-    """½ Σ_v |p - q|, float32 [...], from draft and target logits [..., V]: 1 minus the chance that a draw of q is kept.
+    """½ Σ_v |p - q|, float32 [...], from draft and target logits [..., V]: 1 minus the chance that a
+    draw from q is accepted.
 
     Source: the L1 term of DSpark's loss, halved.
     """

@@ -1,8 +1,8 @@
-"""The look at model, data and plan before the first step: what would waste a run is told, or stops it.
+"""Checks of model, data and plan before the first step: what would waste a run is reported, or stops it.
 
-Fatal: a mask token that is no row of the embedding or that rows hold as text, layer ids that cannot be tapped, a target
-whose logits are not finite. Told with a remedy: rows without an anchor, answers that the target would hardly give (the
-main cause of low acceptance). <workdir>/preflight.json and preflight.md keep it.
+Errors: a mask token outside the embedding or inside the text of rows, layer ids that the target does not have, a target
+whose logits are not finite. Warnings, each with a remedy: rows without an anchor, answers that the target would hardly
+give (the main cause of low acceptance). <workdir>/preflight.json and preflight.md hold the findings.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from domino_jax.training.losses import cross_entropy, in_slices
 from domino_jax.weights.drafter import check_fits
 from domino_jax.weights.loading import LoadedTarget
 
-READ_ROWS = 256  # rows that are looked at for the mask token, drawn evenly from all
+READ_ROWS = 256  # rows searched for the mask token, drawn evenly from all
 NAMED_ROWS = 5
 SHOWN_CHARACTERS = 600  # of one piece of the example row
 MANY_WITHOUT_ANCHOR = 0.1
@@ -116,12 +116,12 @@ def draw(rows: Rows, count: int, seed: int) -> list[Sampled]:
 
 
 def check_mask_token(mask_token_id: int, sample: Sequence[Sampled]) -> None:
-    """A mask that is also a word of the text would be a draft and a label at once."""
+    """A mask token in the text would be a draft and a label at once."""
     holding = [one.where for one in sample if (one.row.token_ids == mask_token_id).any()]
     if holding:
         raise DataError(
-            f"{holding[0]}: the row holds the mask token {mask_token_id} as text, as {len(holding)} of {len(sample)} "
-            "rows do; the drafter could not tell the two apart.\n"
+            f"{holding[0]}: the row has the mask token {mask_token_id} in its text, as {len(holding)} of {len(sample)} "
+            "rows do; the drafter could not distinguish the two.\n"
             "Set --config.drafter.mask_token_id to a row of the embedding that no text uses."
         )
 
@@ -239,53 +239,53 @@ def supervised_logprob(
     return in_slices(score, (hidden, labels, weights), size), weights.sum(axis=1)
 
 
-# ------------------------------------------------------------------------------------------------------ telling
+# ------------------------------------------------------------------------------------------------------ report
 
 
 def warnings(found: Mapping[str, Any], plan: Plan, positions: int) -> list[str]:
     """What to look at before the run goes on, each with a remedy."""
-    said = []
+    lines = []
     data, scores = found["data"], found["target_logprob"]
     if scores and scores["num_low"]:
         named = ", ".join(f"{one['where']} ({one['logprob']:.2f})" for one in scores["low"])
         more = ", …" if scores["num_low"] > len(scores["low"]) else ""
-        said.append(
-            f"the target would hardly say {scores['num_low']} of {scores['rows']} sampled answers (mean "
+        lines.append(
+            f"the target would hardly give {scores['num_low']} of {scores['rows']} sampled answers (mean "
             f"log-probability below {scores['threshold']:g}): {named}{more}. A drafter trained on them is seldom "
             "accepted: let the target answer the prompts, with python -m domino_jax.regenerate or "
             "--config.data.regenerate=True."
         )
     if data["fraction_without_anchor"] > MANY_WITHOUT_ANCHOR:
-        said.append(
+        lines.append(
             f"{data['rows_without_anchor']:,} of {data['rows_read']:,} rows have no two supervised tokens in a row "
             f"within data.max_length {plan.max_length} and are left out; raise it if their answers come later."
         )
     if data["supervised_fraction"] < FEW_SUPERVISED:
-        said.append(
+        lines.append(
             f"only {data['supervised_fraction']:.1%} of the tokens are supervised; look at the row shown, whose answer "
-            "should stand in [[ ]]."
+            "should be in [[ ]]."
         )
     if plan.max_length > positions:
-        said.append(
-            f"data.max_length {plan.max_length} is beyond the target's max_position_embeddings {positions}; what it "
-            "says there is no guide."
+        lines.append(
+            f"data.max_length {plan.max_length} is beyond the target's max_position_embeddings {positions}; its "
+            "predictions there are not reliable."
         )
-    return said
+    return lines
 
 
 def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, how much) of every finding, for console and file alike."""
     data, plan, scores = (found[name] for name in ("data", "plan", "target_logprob"))
-    told = [
-        ("mask token", f"{found['mask_token_id']}, in the embedding, in no row looked at"),
+    lines = [
+        ("mask token", f"{found['mask_token_id']}, in the embedding, in none of the rows searched"),
         ("target layers", f"{found['target_layer_ids']} of {found['target_layers']}"),
         ("rows", f"{data['rows']:,} of {data['rows_read']:,}; {data['fraction_without_anchor']:.1%} have no anchor"),
         ("tokens", f"{data['tokens']:,}, {data['supervised_fraction']:.1%} supervised"),
     ]
     if scores:
-        said = f"{scores['mean']:.2f} a token in the mean of {scores['rows']} answers, lowest {scores['lowest']:.2f}"
-        told.append(("target log-probability", said))
-    told.append(
+        text = f"{scores['mean']:.2f} a token in the mean of {scores['rows']} answers, lowest {scores['lowest']:.2f}"
+        lines.append(("target log-probability", text))
+    lines.append(
         (
             "the run",
             f"{plan['steps']:,} steps, {plan['rows']:,} rows, {plan['tokens']:,} tokens, {plan['epochs']:.2f} epochs",
@@ -295,8 +295,8 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         hours = f"known after the first steps: no peak is listed for {plan['device']!r}"
     else:
         hours = f"{plan['hours']:.1f} at {plan['utilisation']:.0%} of the peak of {plan['devices']} × {plan['device']}"
-    told.append(("hours (estimate)", f"{hours}; {plan['flops_per_step']:.3g} FLOPs a step"))
-    return told
+    lines.append(("hours (estimate)", f"{hours}; {plan['flops_per_step']:.3g} FLOPs a step"))
+    return lines
 
 
 def show(found: Mapping[str, Any], pieces: Sequence[str], console: rich.console.Console) -> None:

@@ -13,9 +13,9 @@ class TrainState:
     """One array or tree per field; a checkpoint holds all of them.
 
     step: steps taken, int32, those left out included.  params: float32 drafter parameters.  opt_state: optax state.
-    ema: float32 average of the parameters, an empty dict when none is kept.
+    ema: float32 average of the parameters, an empty dict without one.
     skipped: int32, steps left out because a loss or gradient was not finite.  bad_step: int32, the last of them,
-    counted from 1; 0 when there is none.
+    counted from 1; 0 without one.
     """
 
     step: jax.Array
@@ -27,7 +27,7 @@ class TrainState:
 
     @property
     def best_params(self) -> dict:
-        """What is evaluated and exported: the average when one is kept."""
+        """The parameters that are evaluated and exported: the average, if there is one."""
         return self.ema or self.params
 
 

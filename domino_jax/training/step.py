@@ -1,7 +1,7 @@
 """One training step: frozen target forward, anchors, drafter forward, sliced loss, update; one jitted function.
 
 The target's parameters are a separate argument: never differentiated, never donated, never in the state. Nothing here
-names a device: the shardings of the arguments and the constraints of sharding.py lay the step over a mesh.
+names a device: the shardings of the arguments and the constraints of sharding.py spread the step over a mesh.
 """
 
 from collections.abc import Callable
@@ -213,7 +213,7 @@ def _guarded(
     """The state after the step: the new values when loss and gradient are finite, else the old ones and a count."""
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
     new, old = (params, opt_state, ema), (state.params, state.opt_state, state.ema)
-    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+    chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
     skipped = state.skipped + jnp.where(finite, 0, 1)
     bad_step = jnp.where(finite, state.bad_step, state.step + 1)
-    return TrainState(state.step + 1, *kept, skipped, bad_step), metrics | {"skipped": skipped, "bad_step": bad_step}
+    return TrainState(state.step + 1, *chosen, skipped, bad_step), metrics | {"skipped": skipped, "bad_step": bad_step}

@@ -1,4 +1,4 @@
-"""Where a training run's time goes: rates of an interval, utilisation of the devices, waiting for data, goodput."""
+"""How a training run spends its time: rates of an interval, utilisation of the devices, waiting for data, goodput."""
 
 import contextlib
 import functools
@@ -27,9 +27,9 @@ class StepClock:
 
     Goodput is the share of the wall time since the run's first start (the first that wrote a row of rates; all waits
     and down times in between included) that was spent in steps that count: working time without waiting for data, of
-    those steps alone that lie before the point from which a later start went on. It survives restarts through
+    only the steps before the point from which a later start continued. It survives restarts through
     metrics.jsonl, whose rows carry "started" (seconds since 1970) and "productive_seconds" (so far): a restart drops
-    the rows behind its checkpoint, and with them the time that was lost.
+    the rows after its checkpoint, and with them the lost time.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StepClock:
     ):
         """
         Args:
-            earlier: all rows of metrics.jsonl.  kept: those before the step from which the run goes on.
+            earlier: all rows of metrics.jsonl.  kept: those before the step from which the run continues.
             row_flops: tokens of a row → FLOPs of its part of a step (estimates.step_flops, "lean").
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
@@ -104,7 +104,7 @@ class StepClock:
             "rows_per_second", "tokens_per_second" and "anchors_per_second" over the working time; "data_wait", the
             share of it that the loop waited for batches (an upper bound of the devices' own wait: they may have been
             busy with earlier steps); "mfu" where the devices' peak is known: the lean FLOPs against it. None of these
-            where no step behind the first was done. Always "goodput", "productive_seconds" and "started".
+            before the second step of a start. Always "goodput", "productive_seconds" and "started".
         """
         working = time.monotonic() - self._begin - self._elsewhere
         rates = {}

@@ -71,8 +71,8 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, files, 
     store.pipe_file(large["name"], bytes(data))
     (workdir / "finished.json").unlink()
     assert start(argv) == 0
-    said = capsys.readouterr().out
-    assert f"the checkpoint of step {STEPS} is damaged" in said and "continues from step 4" in said
+    message = capsys.readouterr().out
+    assert f"the checkpoint of step {STEPS} is damaged" in message and "continues from step 4" in message
     assert (workdir / "checkpoints" / "corrupt" / str(STEPS)).exists()
     assert losses(workdir) == losses(tmp_path / "local")
     assert (workdir / "export" / "model.safetensors").read_bytes() == weights

@@ -55,8 +55,8 @@ def test_an_interrupt_while_a_command_is_imported_leaves_with_130_and_says_nothi
     print(f"interrupted after {moment} s")
     time.sleep(moment)
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in said[1], said
+    message = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in message[1], message
 
 
 def wait_for_package(process):
@@ -101,8 +101,8 @@ def test_a_full_disk_under_standard_output_costs_its_text_alone(tmp_path):
     (tmp_path / "file").touch()
     with open("/dev/full", "w") as full:
         process = start("-c", TALKS, f"--output={tmp_path / 'file'}", stdout=full)
-        said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (42, "a warning\n")
+        message = process.communicate(timeout=60)[1]
+    assert (process.returncode, message) == (42, "a warning\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -119,7 +119,7 @@ def test_a_command_that_saves_nothing_is_ended_by_the_signal_without_a_word(tmp_
 
 @contextlib.contextmanager
 def disk(folder, option):
-    """A file system of its own, read-only ("ro") or small ("size=…"): root, who ignores mode bits, meets it as well."""
+    """A separate file system, read-only ("ro") or small ("size=…"): root, who ignores mode bits, meets it as well."""
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", option, "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("mounting a tmpfs is not allowed here")
@@ -151,10 +151,10 @@ def test_a_read_only_disk_is_one_sentence_and_exit_code_2_before_any_work(tmp_pa
         process = start(
             "-m", f"domino_jax.{command}", "--config=configs/tiny.py", f"--config.target.path={GOLDEN}/target", *flags
         )
-        said = process.communicate(timeout=120)[1]
-    assert process.returncode == 2, said
-    error = said[said.index("error: ") :].splitlines()
-    assert len(error) <= 5 and "Read-only file system" in error[0] and "Traceback" not in said
+        message = process.communicate(timeout=120)[1]
+    assert process.returncode == 2, message
+    error = message[message.index("error: ") :].splitlines()
+    assert len(error) <= 5 and "Read-only file system" in error[0] and "Traceback" not in message
 
 
 def test_a_folder_that_can_be_written_passes(tmp_path):
@@ -180,8 +180,11 @@ def test_a_disk_that_takes_no_file_is_told_in_one_sentence_wherever_it_happens(c
     with pytest.raises(SystemExit) as left:
         cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
     assert left.value.code == code
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: folder/file cannot be written: {os.strerror(number)}.\n") and said.count("\n") == 2
+    message = capsys.readouterr().err
+    assert (
+        message.startswith(f"error: folder/file cannot be written: {os.strerror(number)}.\n")
+        and message.count("\n") == 2
+    )
 
 
 def test_another_error_of_the_system_keeps_its_traceback():
@@ -201,10 +204,10 @@ def test_a_run_on_a_full_disk_ends_with_3_in_one_sentence_and_continues_when_the
     flags = arguments((rows, rows), folder / "run", **changes)[1:]
     with disk(folder, f"size={kilobytes}k"):
         process = start("-m", "domino_jax.train", *flags)
-        said = "".join(process.communicate(timeout=300))
-        assert (process.returncode, "Traceback" in said) == (3, False), said
-        assert len(said[said.rindex("error: ") :].splitlines()) <= 5
+        message = "".join(process.communicate(timeout=300))
+        assert (process.returncode, "Traceback" in message) == (3, False), message
+        assert len(message[message.rindex("error: ") :].splitlines()) <= 5
         subprocess.run(["mount", "-o", "remount,size=100m", folder], check=True)
         process = start("-m", "domino_jax.train", *flags)
-        said = "".join(process.communicate(timeout=300))
-        assert process.returncode == 0, said
+        message = "".join(process.communicate(timeout=300))
+        assert process.returncode == 0, message

@@ -85,8 +85,8 @@ def start(capsys, workdir, output, *more):
     with pytest.raises(SystemExit) as left:
         arguments = ["export", f"--workdir={workdir}", f"--output={output}", *more]
         cli.run(export.main, ("workdir", "output"), ("format",), arguments)
-    said = capsys.readouterr()
-    return left.value.code, said.out + said.err
+    message = capsys.readouterr()
+    return left.value.code, message.out + message.err
 
 
 def exported(folder):
@@ -107,8 +107,8 @@ def assert_same(found, params):
 
 def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(drafter, workdir, capsys):
     output = workdir / "out"
-    code, said = start(capsys, workdir, output)
-    assert code == 0 and "step 9" in said
+    code, message = start(capsys, workdir, output)
+    assert code == 0 and "step 9" in message
     config, params = drafter
     found_config, found = exported(output)
     assert found_config.to_dict() == config.to_dict()
@@ -120,25 +120,25 @@ def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(draf
 
 
 def test_the_format_names_the_architecture_and_a_drafter_without_a_server_is_noted(workdir, capsys):
-    code, said = start(capsys, workdir, workdir / "out", "--format=specforge")
-    assert code == 0 and "note:" not in said
+    code, message = start(capsys, workdir, workdir / "out", "--format=specforge")
+    assert code == 0 and "note:" not in message
     assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DominoDraftModel"]
     raw = json.loads((workdir / "drafter_config.json").read_text())
     raw["dflash_config"]["pure_draft_prefix_len"] = 0
     (workdir / "drafter_config.json").write_text(json.dumps(raw))
-    code, said = start(capsys, workdir, workdir / "out")
-    assert code == 0 and "note: SGLang cannot serve this drafter: SGLang requires pure_draft_prefix_len 1" in said
+    code, message = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "note: SGLang cannot serve this drafter: SGLang requires pure_draft_prefix_len 1" in message
     assert json.loads((workdir / "out" / "config.json").read_text())["architectures"] == ["DFlashDraftModel"]
-    code, said = start(capsys, workdir, workdir / "out", "--format=onnx")
-    assert code == 2 and "--format=onnx: set it to one of serving, specforge." in said
+    code, message = start(capsys, workdir, workdir / "out", "--format=onnx")
+    assert code == 2 and "--format=onnx: set it to one of serving, specforge." in message
 
 
 def test_the_best_checkpoint_by_tau_goes_before_the_newest(drafter, workdir, capsys):
     with Checkpoints(workdir, keep=3) as checkpoints:
         checkpoints.mark_tau(7, 4.5)
         checkpoints.mark_tau(9, 4.25)
-    code, said = start(capsys, workdir, workdir / "out")
-    assert code == 0 and "step 7, the best of the run with a decoded τ of 4.50" in said
+    code, message = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "step 7, the best of the run with a decoded τ of 4.50" in message
     assert_same(exported(workdir / "out")[1], drafter[1])
     assert "Decoded τ 4.50 at step 7" in (workdir / "out" / "README.md").read_text()
 
@@ -157,8 +157,8 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(drafter, workdir, capsy
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    code, said = start(capsys, workdir, workdir / "out")
-    assert code == 0 and "step 9 is damaged and left out" in said and "wrote the drafter of step 7" in said
+    code, message = start(capsys, workdir, workdir / "out")
+    assert code == 0 and "step 9 is damaged and skipped" in message and "wrote the drafter of step 7" in message
     assert_same(exported(workdir / "out")[1], drafter[1])
     assert (workdir / "checkpoints" / "9").is_dir()  # looked at, not touched
 
@@ -284,7 +284,7 @@ def test_only_process_0_writes(drafter, tmp_path, monkeypatch):
 def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter):
     config, _ = drafter
     card = model_card(config, 1_234, "bfloat16", RECIPE, 9, data=DATA)
-    for said in (
+    for message in (
         "# Domino drafter for some/target",
         "weights: 1,234, bfloat16",
         "9 of 600, 8 rows each",
@@ -293,7 +293,7 @@ def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter
         "λ of the base loss from 1 to 0 over 50% of the run, slot decay γ 7.0, total-variation weight 0.1\n",
         "\nlicense: other # yours",
     ):
-        assert said in card
+        assert message in card
     assert f"jax {jax.__version__}" in card and "τ" not in card
     measured = model_card(config, 1_234, "bfloat16", RECIPE, 9, report=REPORT)
     assert "| domino | 3.25 | 3.50 | 1.75 |" in measured
@@ -318,7 +318,7 @@ def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "said"),
+    ("damage", "code", "message"),
     [
         (lambda workdir: shutil.rmtree(workdir), 2, "is no folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
@@ -329,11 +329,11 @@ def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
     ],
     ids=["no workdir", "no drafter config", "torn recipe", "no checkpoints", "no state", "other shapes"],
 )
-def test_a_workdir_that_cannot_be_exported_is_told(workdir, capsys, damage, code, said):
+def test_a_workdir_that_cannot_be_exported_is_told(workdir, capsys, damage, code, message):
     damage(workdir)
-    found, told = start(capsys, workdir, workdir.parent / "out")
-    assert (found, "Traceback" in told) == (code, False)
-    assert said in told and len(told.strip().splitlines()) <= 5
+    found, printed = start(capsys, workdir, workdir.parent / "out")
+    assert (found, "Traceback" in printed) == (code, False)
+    assert message in printed and len(printed.strip().splitlines()) <= 5
     assert not (workdir.parent / "out").exists()
 
 

@@ -178,7 +178,7 @@ def test_evaluation_rows_carry_tau_by_decoding(finished):
 
 def test_the_final_decoding_changes_no_output(finished):
     report = json.loads((finished / "report" / "report.json").read_text())
-    assert {mode: (said["same"], said["of"]) for mode, said in report["identical_outputs"].items()} == {
+    assert {mode: (count["same"], count["of"]) for mode, count in report["identical_outputs"].items()} == {
         "backbone": (2, 2),
         "domino": (2, 2),
     }
@@ -221,8 +221,8 @@ def test_a_second_run_on_a_workdir_is_refused_while_the_first_one_is_alive(files
     (tmp_path / "run").mkdir()
     with locked(tmp_path / "run" / "run.lock"):
         assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
-    said = capsys.readouterr().err
-    assert said == f"error: another run is writing {tmp_path / 'run'}; wait for it, or choose another --workdir.\n"
+    message = capsys.readouterr().err
+    assert message == f"error: another run is writing {tmp_path / 'run'}; wait for it, or choose another --workdir.\n"
     assert not list((tmp_path / "run").iterdir())
 
 
@@ -243,13 +243,13 @@ def test_a_changed_recipe_is_refused_field_by_field(files, finished, tmp_path, c
     assert start(arguments(files, workdir)) == 0
     recipe = (workdir / "config.json").read_bytes()
     assert start(arguments(files, workdir, config__train__learning_rate=0.5)) == 2
-    said = capsys.readouterr().err
-    assert "train.learning_rate" in said and "0.5" in said
+    message = capsys.readouterr().err
+    assert "train.learning_rate" in message and "0.5" in message
     assert (workdir / "config.json").read_bytes() == recipe
 
 
 def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, monkeypatch, capsys):
-    """The third step's update is poisoned; it is told at the next look, which comes before the checkpoint of step 4."""
+    """The third step's update is poisoned; it is reported before the checkpoint of step 4."""
     make = builders.train_step_of
 
     def poisoned(*args):
@@ -265,8 +265,8 @@ def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, 
 
     monkeypatch.setattr(builders, "train_step_of", poisoned)
     assert start(arguments(files, tmp_path / "nan", config__train__log_every=100)) == 4
-    said = capsys.readouterr().err
-    assert "step 3: " in said and "rows.jsonl:" in said
+    message = capsys.readouterr().err
+    assert "step 3: " in message and "rows.jsonl:" in message
     assert not (tmp_path / "nan" / "checkpoints" / "4").exists()
 
     skipped = arguments(files, tmp_path / "skip", config__train__non_finite="skip")
@@ -277,7 +277,7 @@ def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "says"),
+    ("change", "code", "expected"),
     [
         ({"config.target.path": "/no/such/folder"}, 2, "/no/such/folder"),
         ({"config.drafter.mask_token_id": 260}, 2, "260"),
@@ -287,21 +287,21 @@ def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, 
         ({"config.eval.final": True, "config.eval.tensor": 3, "config.train.steps": 10**6}, 2, "eval.tensor is 3"),
     ],
 )
-def test_a_mistake_is_one_short_message_and_its_exit_code(files, tmp_path, capsys, change, code, says):
+def test_a_mistake_is_one_short_message_and_its_exit_code(files, tmp_path, capsys, change, code, expected):
     changes = {key.replace(".", "__"): value for key, value in change.items()}
     assert start(arguments(files, tmp_path / "run", **changes)) == code
-    said = capsys.readouterr().err
-    assert says in said and "Traceback" not in said and len(said.splitlines()) <= 5
+    message = capsys.readouterr().err
+    assert expected in message and "Traceback" not in message and len(message.splitlines()) <= 5
 
 
 @pytest.mark.parametrize("name", ["run", "run/plots", "run/report", "run/report/plots"])
-def test_a_file_where_a_folder_of_the_workdir_goes_is_told_before_anything_is_loaded(files, tmp_path, capsys, name):
+def test_a_file_where_a_folder_of_the_workdir_goes_is_refused_before_anything_is_loaded(files, tmp_path, capsys, name):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("")
     assert start(arguments(files, tmp_path / "run", config__target__path="./nowhere")) == 2
-    said = capsys.readouterr().err
-    assert f"{path} cannot be written as a folder: a file is there" in said and len(said.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert f"{path} cannot be written as a folder: a file is there" in message and len(message.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
     ]
     assert start(argv) == 0
     rows = [json.loads(line) for line in (tmp_path / "run/report/generations.jsonl").read_text().splitlines()]
-    # The last round of an answer is cut by its end and says nothing about the drafter.
+    # The last round of an answer is cut by its end and is no measure of the drafter.
     rounds = [n for row in rows if row["mode"] == "domino" for n in row["accept_lengths"][:-1]]
     assert len(rounds) > 100 and np.mean(rounds) > 0.9 * 9
 

@@ -114,9 +114,9 @@ def training(phase, argv):
 
 def finish(argv):
     with training("none", argv) as process:
-        said = process.communicate(timeout=600)[0]
-    assert process.returncode == 0, said
-    return said
+        message = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, message
+    return message
 
 
 def test_stopped_in_every_phase_a_run_ends_as_the_undisturbed_one(recipe, tmp_path):

@@ -1,4 +1,4 @@
-"""config.py: each cross-field check trips on a value it is there for, and names the key and the value."""
+"""checks.py: each cross-field check trips on a value it is there for, and names the key and the value."""
 
 import json
 
@@ -259,20 +259,20 @@ def test_a_tree_has_no_fixed_shape_parity():
 
 
 @pytest.mark.parametrize(
-    ("modes", "tree_depth", "said"),
+    ("modes", "tree_depth", "message"),
     [
         (("domino",), 16, "decode.num_drafts is 8: drafter.block_size 8 gives 7 drafts"),
         (("tree",), 8, "decode.tree.depth is 8: drafter.block_size 8 gives 7"),
     ],
 )
-def test_more_drafts_than_the_trained_block_gives_are_told_before_the_training(modes, tree_depth, said):
+def test_more_drafts_than_the_trained_block_gives_are_refused_before_the_training(modes, tree_depth, message):
     config = recipe()
     config.data.train = config.eval.prompts = "rows.jsonl"
     config.eval.final, config.drafter.block_size, config.drafter.shift_label = True, 8, False
     config.decode.modes, config.decode.tree.depth = modes, tree_depth
     config.decode.num_drafts = 8 if "domino" in modes else 0
     config.decode.tree.nodes = 16
-    with pytest.raises(DominoError, match=said):
+    with pytest.raises(DominoError, match=message):
         recipes.check(config, "train")
     config.drafter.shift_label = True
     recipes.check(config, "train")
@@ -282,7 +282,7 @@ def test_more_drafts_than_the_trained_block_gives_are_told_before_the_training(m
     recipes.check(config, "train")  # nothing is drafted
 
 
-def test_a_tree_of_more_nodes_than_lanes_give_is_told_before_the_training():
+def test_a_tree_of_more_nodes_than_lanes_give_is_refused_before_the_training():
     config = recipe()
     config.data.train = config.eval.prompts = "rows.jsonl"
     config.decode.modes, config.eval.final, config.decode.tree.lanes = ("tree",), True, 2

@@ -74,7 +74,7 @@ def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, ex
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"),
+    ("argument", "message"),
     [
         ("--distributed=on", "--distributed=on: set it to one of auto, manual, off."),
         ("--dry_run=perhaps", "--dry_run=perhaps: give --dry_run or --nodry_run, without a value."),
@@ -82,14 +82,14 @@ def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, ex
         ("--distribute=off", "unknown flag --distribute. Did you mean --distributed?"),
     ],
 )
-def test_a_mistake_in_the_flags_of_a_run_exits_2(capsys, argument, said):
+def test_a_mistake_in_the_flags_of_a_run_exits_2(capsys, argument, message):
     code, error = start(capsys, argument, main=lambda flags: pytest.fail("main ran"), required=(), optional=RUN_FLAGS)
     assert code == 2
-    assert said in error
+    assert message in error
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([TINY, "--workdir=w", "--config.train.setps=3"], 'Did you mean "steps"?'),
         ([TINY, "--workdir=w", "--config.tran.steps=3"], 'Did you mean "train"?'),
@@ -116,16 +116,16 @@ def test_a_mistake_in_the_flags_of_a_run_exits_2(capsys, argument, said):
         (["--workdir=w", "--config=nowhere.py"], "--config=nowhere.py: there is no such file"),
     ],
 )
-def test_a_mistake_exits_2_with_one_short_message(capsys, arguments, said):
+def test_a_mistake_exits_2_with_one_short_message(capsys, arguments, message):
     code, error = start(capsys, *arguments, main=lambda flags: pytest.fail("main ran"))
     assert code == 2
-    assert said in error
+    assert message in error
     assert len(error.strip().splitlines()) <= 5
     assert "Traceback" not in error
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import no_such_module_of_ours\n", "recipe.py:1: ModuleNotFoundError"),
         ("x = 1\ndef get_config(:\n", "recipe.py:2: SyntaxError"),
@@ -134,11 +134,11 @@ def test_a_mistake_exits_2_with_one_short_message(capsys, arguments, said):
         ("def get_config():\n    return {}\n", "returned dict, expected a ConfigDict"),
     ],
 )
-def test_a_recipe_that_does_not_load_exits_2_and_names_the_line(capsys, tmp_path, source, said):
+def test_a_recipe_that_does_not_load_exits_2_and_names_the_line(capsys, tmp_path, source, message):
     (tmp_path / "recipe.py").write_text(source)
     code, error = start(capsys, f"--config={tmp_path / 'recipe.py'}", "--workdir=w")
     assert code == 2
-    assert said in error
+    assert message in error
 
 
 @pytest.mark.parametrize(("kind", "code"), [(DataError, 3), (NonFiniteError, 4)])

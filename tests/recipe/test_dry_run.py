@@ -26,7 +26,7 @@ SMALL = (
     "--config.train.optimizer=adamw",
     "--config.eval.every=0",
 )
-CONTRACT = ("peak_bytes_per_chip", "compile_seconds", "flops", "bytes_accessed", "chips", "topology")
+RELIED_ON = ("peak_bytes_per_chip", "compile_seconds", "flops", "bytes_accessed", "chips", "topology")
 
 
 def flags(*extra):
@@ -35,13 +35,14 @@ def flags(*extra):
 
 
 def test_the_command_needs_no_data_no_prompts_and_no_network(monkeypatch, tmp_path):
-    gone = flags("--config.data.train=gs://none/rows.jsonl", "--config.eval.prompts=/none", "--config.train.wandb=x")
-    gone.config.data.train = gone.config.eval.prompts = None
-    gone.config.data.held_out = 0
+    figures = found()
+    bare = flags("--config.train.wandb=x")
+    bare.config.data.train = bare.config.eval.prompts = None
+    bare.config.data.held_out = 0
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("the network was used"))
-    monkeypatch.setattr(dry_run, "examine", lambda *_: found())
-    cli.check_addresses(gone, ("workdir",))
-    assert main(dataclasses.replace(gone, workdir=str(tmp_path), dry_run=True)) is None
+    monkeypatch.setattr(dry_run, "examine", lambda *_: figures)
+    cli.check_addresses(bare, ("workdir",))
+    assert main(dataclasses.replace(bare, workdir=str(tmp_path), dry_run=True)) is None
     assert json.loads((tmp_path / "dry_run.json").read_text())["rows"] == 8
 
 
@@ -60,12 +61,12 @@ def found():
 
 def test_it_holds_what_scripts_rely_on_as_json():
     kept = json.loads(json.dumps(found()))
-    assert all(kept[key] for key in CONTRACT)
+    assert all(kept[key] for key in RELIED_ON)
     assert (kept["chips"], kept["rows"], kept["fits"], kept["evaluation"]) == (1, 8, None, None)
 
 
 def test_the_program_does_no_less_than_the_lean_count_and_not_thrice_as_much():
-    """It also scores keys behind the mask and makes the logits of a slice again."""
+    """It also scores masked keys and makes the logits of a slice again."""
     assert 1.0 < found()["flops"] / found()["lean_flops"] < 3.0
 
 
@@ -89,10 +90,11 @@ def test_a_public_size_needs_no_folder_and_no_hub(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "topology, said", [("v9:2x2", "no such chip"), ("h200:8", "one GPU"), ("v5e:99x99", "its compiler gives no such")]
+    "topology, message",
+    [("v9:2x2", "no such chip"), ("h200:8", "one GPU"), ("v5e:99x99", "its compiler gives no such")],
 )
-def test_a_topology_that_is_none_is_refused(topology, said):
-    with pytest.raises(DominoError, match=said):
+def test_a_topology_that_does_not_exist_is_refused(topology, message):
+    with pytest.raises(DominoError, match=message):
         topologies.devices_of(topology)
 
 

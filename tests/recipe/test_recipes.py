@@ -10,7 +10,7 @@ from domino_jax.training.checkpoints import config_diff
 from tests.helpers.paths import ROOT
 
 SIZES = {
-    # size: hub id, hidden, intermediate, layers, heads, tied (CONTRACT §1.4)
+    # size: hub id, hidden, intermediate, layers, heads, tied
     "0_6b": ("Qwen/Qwen3-0.6B", 1024, 3072, 28, 16, True),
     "1_7b": ("Qwen/Qwen3-1.7B", 2048, 6144, 28, 16, True),
     "4b": ("Qwen/Qwen3-4B", 2560, 9728, 36, 32, True),
@@ -67,7 +67,7 @@ def test_the_real_recipes_judge_the_run_on_prompts_held_out_of_their_rows():
         False,
     )
     assert 0 < config.eval.every < config.train.steps / 50
-    assert config.eval.every % config.checkpoint.every == 0  # the state that was judged is one that is kept anyway
+    assert config.eval.every % config.checkpoint.every == 0  # the evaluated state has a checkpoint anyway
     for name in ("tiny", "smollm2_135m"):
         assert load(name).data.held_out == 0 and load(name).eval.prompts
 

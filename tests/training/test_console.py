@@ -1,4 +1,4 @@
-"""console.py: what stands on the screen before the first step."""
+"""console.py: what a run prints before its first step."""
 
 import jax
 import jax.numpy as jnp

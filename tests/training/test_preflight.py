@@ -1,4 +1,4 @@
-"""preflight.py: what would waste a run is told with file and line, or stops it before the first step."""
+"""preflight.py: what would waste a run is reported with file and line, or stops it before the first step."""
 
 import dataclasses
 import json
@@ -90,21 +90,21 @@ def test_answers_of_somebody_else_are_named_with_a_remedy(found):
     scores = found[0]["target_logprob"]
     assert {one["where"] for one in scores["low"]} == {"rows.jsonl:5", "rows.jsonl:6"}
     assert scores["num_low"] == 2 and scores["rows"] == 6 and scores["threshold"] == -2.0
-    (warning,) = [said for said in found[0]["warnings"] if "hardly say 2 of 6 sampled answers" in said]
+    (warning,) = [message for message in found[0]["warnings"] if "hardly give 2 of 6 sampled answers" in message]
     assert "rows.jsonl:5 (-" in warning and "python -m domino_jax.regenerate" in warning
 
 
-def test_rows_without_an_anchor_are_counted_and_told(found):
+def test_rows_without_an_anchor_are_counted_and_reported(found):
     assert found[0]["data"]["fraction_without_anchor"] == 0.25
-    assert any("2 of 8 rows have no two supervised tokens" in said for said in found[0]["warnings"])
+    assert any("2 of 8 rows have no two supervised tokens" in message for message in found[0]["warnings"])
 
 
 def test_json_holds_what_was_returned_and_markdown_the_figures(found):
     result, workdir = found
     assert json.loads((workdir / "preflight.json").read_text()) == result
-    said = (workdir / "preflight.md").read_text()
+    message = (workdir / "preflight.md").read_text()
     for part in ("| mask token | 259", "25.0% have no anchor", "**Warning:**", "[["):
-        assert part in said
+        assert part in message
 
 
 def test_supervised_and_all_tokens_are_those_of_the_rows(found):
@@ -116,17 +116,17 @@ def test_supervised_and_all_tokens_are_those_of_the_rows(found):
 
 
 def test_a_log_gets_plain_lines(found, capsys):
-    preflight.show(found[0], ["plain ", "[[said]]"], rich.console.Console(width=40))
-    said = capsys.readouterr().out
-    assert "plain [[said]]\n" in said and "\x1b" not in said
-    assert "  target layers: [" in said and "warning: the target would hardly say" in said
+    preflight.show(found[0], ["plain ", "[[message]]"], rich.console.Console(width=40))
+    message = capsys.readouterr().out
+    assert "plain [[message]]\n" in message and "\x1b" not in message
+    assert "  target layers: [" in message and "warning: the target would hardly give" in message
 
 
 def test_a_terminal_gets_the_supervised_part_in_colour(found):
     console = rich.console.Console(force_terminal=True, color_system="standard", record=True, quiet=False)
     with console.capture() as shown:
-        preflight.show(found[0], ["plain ", "[[said]]"], console)
-    assert "\x1b[32m[[said]]" in shown.get()
+        preflight.show(found[0], ["plain ", "[[message]]"], console)
+    assert "\x1b[32m[[message]]" in shown.get()
 
 
 # ------------------------------------------------------------------------------------------------------ what is fatal
@@ -135,21 +135,23 @@ def test_a_terminal_gets_the_supervised_part_in_colour(found):
 def test_a_mask_token_in_the_text_stops_the_run(target, drafter, tmp_path):
     ids, mask = own_rows()[1]
     rows = [own_rows()[0], ([*ids[:5], drafter.mask_token_id, *ids[6:]], mask)]
-    with pytest.raises(DataError, match="rows.jsonl:2: the row holds the mask token 259 as text, as 1 of 2") as stopped:
+    with pytest.raises(
+        DataError, match="rows.jsonl:2: the row has the mask token 259 in its text, as 1 of 2"
+    ) as stopped:
         with_rows(target, drafter, tmp_path, rows)
     assert len(str(stopped.value).splitlines()) <= 5 and not (tmp_path / "preflight.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"mask_token_id": 260}, "mask_token_id 260 is no row"),
         ({"target_layer_ids": (1, 5)}, "target_layer_ids hold \\[5\\], but the target has layers 0..5"),
         ({"target_layer_ids": (1, 9)}, "target_layer_ids hold \\[9\\]"),
     ],
 )
-def test_ids_that_the_target_does_not_have_stop_the_run(target, drafter, tmp_path, change, said):
-    with pytest.raises(DataError, match=said):
+def test_ids_that_the_target_does_not_have_stop_the_run(target, drafter, tmp_path, change, message):
+    with pytest.raises(DataError, match=message):
         with_rows(target, dataclasses.replace(drafter, **change), tmp_path, own_rows())
 
 
@@ -264,16 +266,16 @@ def test_bytes_of_a_device_follow_the_shardings():
 )
 def test_steps_become_rows_tokens_and_epochs(target, drafter, layout, rows, epochs):
     plan = dataclasses.replace(PLAN, layout=layout)
-    said = estimates.run_length(target.model.config, drafter, plan, 50, 50 * 36, 1)
-    assert (said["rows"], said["tokens"], said["epochs"]) == (rows, rows * 36, epochs)
-    assert said["hours"] is None  # a CPU's peak is in no list
+    message = estimates.run_length(target.model.config, drafter, plan, 50, 50 * 36, 1)
+    assert (message["rows"], message["tokens"], message["epochs"]) == (rows, rows * 36, epochs)
+    assert message["hours"] is None  # a CPU's peak is in no list
 
 
 def test_hours_are_flops_over_the_peak_of_all_devices(target, drafter, monkeypatch):
     monkeypatch.setattr(estimates, "peak_flops", lambda kind: 1e12)
     monkeypatch.setattr(estimates, "step_flops", lambda *_, **__: {"lean": 3e12})
-    said = estimates.run_length(target.model.config, drafter, PLAN, 50, 1_800, 8)
-    assert said["hours"] == pytest.approx(100 * 4 * 3e12 / (8 * 1e12 * 0.4) / 3600)
+    message = estimates.run_length(target.model.config, drafter, PLAN, 50, 1_800, 8)
+    assert message["hours"] == pytest.approx(100 * 4 * 3e12 / (8 * 1e12 * 0.4) / 3600)
 
 
 def test_rows_longer_than_the_positions_of_the_target_are_reported(found):
@@ -327,10 +329,10 @@ def test_scores_are_the_same_on_a_mesh_and_in_every_process(target, drafter, tmp
         )
         for index in range(processes)
     ]
-    said = [process.communicate(timeout=300)[0] for process in running]
-    for text in said:
+    message = [process.communicate(timeout=300)[0] for process in running]
+    for text in message:
         (line,) = [line for line in text.splitlines() if line.startswith("SCORES ")] or pytest.fail(text)
         scores = json.loads(line.removeprefix("SCORES "))
         assert scores["mean"] == pytest.approx(alone["mean"], rel=1e-5)
         assert [one["where"] for one in scores["low"]] == ["rows.jsonl:5"]
-    assert sum("pre-flight" in text for text in said) == 1
+    assert sum("pre-flight" in text for text in message) == 1

@@ -185,7 +185,7 @@ def test_at_lambda_one_backbone_gradients_equal_those_of_plain_shifted_dflash():
 
 
 def test_a_row_without_anchors_contributes_nothing():
-    """With row 1 dropped, what row 1 says does not matter, and nothing turns into NaN."""
+    """With row 1 dropped, its content does not matter, and nothing turns into NaN."""
     one, one_gradients = gradients_of(0.5, keep=FIRST_ROW)
     two, two_gradients = gradients_of(0.5, keep=FIRST_ROW, anchors=THREE.at[1].set(0))
     both, _ = gradients_of(0.5)
@@ -196,7 +196,7 @@ def test_a_row_without_anchors_contributes_nothing():
 
 
 def test_the_tail_anchor_gives_a_finite_loss_over_one_label():
-    """a = S - 2, the only block kept: accuracy is 0 or 1, the accepted length 1 or 2."""
+    """a = S - 2, the only block: accuracy is 0 or 1, the accepted length 1 or 2."""
     only = jnp.zeros((2, 3), bool).at[0, 0].set(True)
     metrics, gradients = gradients_of(0.5, anchors=THREE.at[0, 0].set(22), keep=only)
     assert 0.0 < metrics["loss"] < 50.0

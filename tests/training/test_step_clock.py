@@ -10,7 +10,7 @@ from domino_jax.training.step_clock import StepClock
 
 
 class Time:
-    """A clock that stands still until told; wall and monotonic time run together."""
+    """A clock that moves only when it is set; wall and monotonic time run together."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -46,7 +46,7 @@ def test_rates_of_an_interval(clock_time):
     clock = StepClock()
     run_steps(clock, clock_time, 3)
     rates = clock.rates()
-    # Two steps of 4 rows, 400 tokens and 10 anchors behind the first one, in 8 seconds.
+    # Two steps of 4 rows, 400 tokens and 10 anchors after the first one, in 8 seconds.
     assert (rates["rows_per_second"], rates["tokens_per_second"], rates["anchors_per_second"]) == (1.0, 100.0, 2.5)
     assert rates["data_wait"] == 0.25
     assert "mfu" not in rates
