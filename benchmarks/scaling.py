@@ -55,7 +55,6 @@ def compile_entry(entry: dict, folder: pathlib.Path, effort: float) -> None:
         f"--config=configs/qwen3_{entry['size']}.py",
         f"--workdir={folder / name(entry)}",
         *("--dry_run", f"--topology={entry['topology']}"),
-        "--config.data.train=none",
         f"--config.train.batch_size={chips(entry['topology'])}",
         f"--config.train.num_anchors={entry['anchors']}",
         f"--config.data.max_length={entry['length']}",

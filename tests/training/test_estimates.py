@@ -1,4 +1,4 @@
-"""flops.py: the counts against arithmetic done by hand, against XLA's own count, and against the published point."""
+"""estimates.py: the counts against arithmetic done by hand, against XLA's own count, and against the published point."""
 
 import dataclasses
 import json
