@@ -1,4 +1,4 @@
-"""estimates.py: the counts against arithmetic done by hand, against XLA's own count, and against the published point."""
+"""estimates.py: the counts against arithmetic by hand, XLA's own count and the published figure."""
 
 import dataclasses
 import json
