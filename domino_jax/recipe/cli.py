@@ -167,8 +167,8 @@ def check_addresses(flags: Flags, writes: Sequence[str]) -> None:
         field.name: getattr(flags, field.name) for field in dataclasses.fields(flags) if field.name not in NOT_READ
     }
     recipe = flags.config.to_dict() if flags.config is not None else {}
-    if flags.dry_run:  # reads the target's shapes and nothing else
-        recipe = recipe["target"]
+    if flags.dry_run:  # it reads the target's shapes and nothing else
+        recipe = {section: values for section, values in recipe.items() if section == "target"}
     written = [name for flag in writes for name in remote.addresses(getattr(flags, flag))]
     remote.check(remote.addresses([recipe, values]), written)
 

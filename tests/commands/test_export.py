@@ -320,9 +320,9 @@ def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
 @pytest.mark.parametrize(
     ("damage", "code", "message"),
     [
-        (lambda workdir: shutil.rmtree(workdir), 2, "is no folder"),
+        (lambda workdir: shutil.rmtree(workdir), 2, "is not a folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
-        (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is no JSON"),
+        (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not JSON"),
         (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),
         (lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")], 3, "no intact"),
         (lambda workdir: change_width(workdir), 3, "checkpoints/9 does not hold"),

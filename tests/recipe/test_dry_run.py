@@ -20,6 +20,7 @@ from domino_jax.training import compiled, estimates, topologies
 from tests.helpers.paths import ROOT
 
 SMALL = (
+    "--config.train.batch_size=8",
     "--config.train.num_anchors=4",
     "--config.data.max_length=64",
     "--config.drafter.num_layers=1",

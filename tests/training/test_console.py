@@ -66,7 +66,7 @@ def test_a_sharded_array_shows_its_mesh_axes_and_what_one_device_holds():
     lines = console.parameter_lines(params)
     assert [line.split()[-1] for line in lines[:4]] == ["sharding", "fsdp,–", "whole", "data+fsdp,–"]
     # 128 values over 4, 8 whole, 32 over 8: 44 of 4 bytes.
-    assert lines[4].endswith("672 B, 176 B a device")
+    assert lines[4].endswith("672 B, 176 B per device")
 
 
 def test_arrays_of_the_host_have_no_sharding():
