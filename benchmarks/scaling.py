@@ -131,7 +131,7 @@ def table(title: str, rows: dict[str, dict], folder: pathlib.Path) -> list[str]:
 
 INTRODUCTION = """# What a training step costs, by the compilers
 
-Every figure here comes from compiling the real step for devices that were not there ({date}, jax {jax}, the TPU and
+Every figure here comes from compiling the real step for devices that were not present ({date}, jax {jax}, the TPU and
 CUDA compilers of the same release); **none is a measurement**. Paper recipes: 5 draft layers, blocks of 16, 256
 anchors, rows of 3,072 tokens, one row per chip, parameters and optimizer over all chips (`mesh.fsdp=-1`), bfloat16 with
 float32 master weights. The command that made it:
