@@ -6,7 +6,7 @@
 train lets the target answer the prompts, trains a drafter on the answers and decodes held-out prompts, within eight
 minutes on 2 quiet cores. decode uses the shipped drafter. To expect: identical outputs in all three modes, and a τ of
 Domino at least 1.05 × its backbone's. Mode tree in decode.modes raises τ further, but not the speed on a CPU
-(docs/tree.md).
+(docs/trees.md).
 """
 
 import pathlib
