@@ -1,5 +1,6 @@
 """domino_jax: Domino speculative decoding (arXiv 2605.29707) for Qwen3 models, trained and run in JAX."""
 
+import atexit
 import os
 import signal
 import sys
@@ -23,7 +24,9 @@ def leave_at_once(*_) -> None:
     os._exit(130)
 
 
-# So Python calls a package whose module it is about to run (python -m domino_jax.X); cli.run takes the signal back.
+# So Python calls a package whose module it is about to run (python -m domino_jax.X); cli.run hands the signal to main.
 # Imported in any other way, the package leaves signals alone.
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, leave_at_once)
+    # Python removes handlers in its last moments, in which the signal would replace the command's exit code.
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)

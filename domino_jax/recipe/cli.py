@@ -95,13 +95,11 @@ def run(
     place, error, done = "a file", None, False
     try:
         if command:
-            _take_signals_and_streams()
+            _take_streams()
         flags = parse(sys.argv if argv is None else argv, required, optional)
         check_addresses(flags, writes)
         place = flags.output or flags.workdir or place
-        code = main(flags) or 0
-        if DISTRIBUTED in sys.modules:
-            sys.modules[DISTRIBUTED].shutdown()
+        code = _call(main, flags)
         done = True
     except DominoError as refusal:
         code, error = _report(refusal), refusal
@@ -127,9 +125,22 @@ def _report(error: DominoError) -> int:
     return error.exit_code
 
 
-def _take_signals_and_streams() -> None:
-    if signal.getsignal(signal.SIGINT) is domino_jax.leave_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _call(main: Callable[[Flags], int | None], flags: Flags) -> int:
+    """main's exit code. Ctrl-C raises KeyboardInterrupt in main alone: before and after it there is nothing to save."""
+    leaves_at_once = signal.getsignal(signal.SIGINT) is domino_jax.leave_at_once
+    try:
+        if leaves_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = main(flags) or 0
+        if DISTRIBUTED in sys.modules:
+            sys.modules[DISTRIBUTED].shutdown()
+        return code
+    finally:
+        if leaves_at_once:
+            signal.signal(signal.SIGINT, domino_jax.leave_at_once)
+
+
+def _take_streams() -> None:
     if sys.stdout is not None:
         sys.stdout = _lasting(sys.stdout)
     if sys.stderr is not None:

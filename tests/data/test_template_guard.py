@@ -58,10 +58,24 @@ def test_an_escape_is_refused_with_the_row(template):
     refusal(template)
 
 
+def smaller(folder, before, after):
+    """The program that renders, with one of its limits lowered: the kernel holds any limit alike."""
+    text = template_guard.PROGRAM.read_text()
+    assert text.count(before) == 1
+    program = folder / "template_process.py"
+    program.write_text(text.replace(before, after))
+    return program
+
+
+def test_an_endless_computation_ends_in_two_seconds():
+    message, seconds = refusal(LOOP)
+    assert "(TemplateTimeout: it computes without coming to an end)" in message
+    assert 0.9 < seconds < 3  # one second for the template, the rest for the start of the process
+
+
 @pytest.mark.parametrize(
     "template",
     [
-        LOOP,
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{{ lipsum(n=100000000) }}",
         "{{ 9 ** (9 ** (9 ** 9)) }}",  # one operation that never returns to the interpreter
@@ -71,10 +85,11 @@ def test_an_escape_is_refused_with_the_row(template):
         "{% endfor %}{% endfor %}",
     ],
 )
-def test_an_endless_computation_ends_in_two_seconds(template):
+def test_no_computation_escapes_the_time_limit(template, tmp_path, monkeypatch):
+    children()
+    monkeypatch.setattr(template_guard, "PROGRAM", smaller(tmp_path, "SECONDS = 1.0", "SECONDS = 0.2"))
     message, seconds = refusal(template)
-    assert "(TemplateTimeout: it computes without coming to an end)" in message
-    assert 0.9 < seconds < 3  # one second for the template, the rest for the start of the process
+    assert "TemplateTimeout" in message and 0.2 < seconds < 2
 
 
 MEMORY = {
@@ -107,16 +122,27 @@ def fresh_process():
         yield pool
 
 
-def refusal_and_memory(template):
+def refusal_and_memory(template, program):
+    template_guard.PROGRAM = program
     message, _ = refusal(template)
     return message, children()[1]
 
 
-@pytest.mark.parametrize("template", MEMORY.values(), ids=MEMORY.keys())
-def test_a_template_gets_no_more_memory_than_its_limit(template, fresh_process):
-    message, memory = fresh_process.submit(refusal_and_memory, template).result()
+def check_memory(fresh_process, template, program, limit):
+    message, memory = fresh_process.submit(refusal_and_memory, template, program).result()
     assert "memory" in message or "MemoryError" in message or "OverflowError" in message or "TemplateTimeout" in message
-    assert memory < 1.1 * (1 << 30)
+    assert memory < 1.1 * limit
+
+
+@pytest.mark.parametrize("template", MEMORY.values(), ids=MEMORY.keys())
+def test_no_template_escapes_the_memory_limit(template, fresh_process, tmp_path):
+    limit = 1 << 28
+    check_memory(fresh_process, template, smaller(tmp_path, "MEMORY = 1 << 30", f"MEMORY = {limit}"), limit)
+
+
+def test_a_template_gets_no_more_memory_than_a_gibibyte(fresh_process):
+    """The last one in that process, which remembers the largest."""
+    check_memory(fresh_process, MEMORY["doubling"], template_guard.PROGRAM, 1 << 30)
 
 
 LONG = {

@@ -1,4 +1,4 @@
-"""The options of this suite: a time limit that names what it did not reach, and an order of files by a seed."""
+"""The slow tests in turns: each turn begins with another part, and what was not reached is listed."""
 
 import os
 import subprocess
@@ -7,55 +7,41 @@ import sys
 import pytest
 
 from tests.helpers.paths import ROOT
+from tests.helpers.slow_runs import divide
 
-NAMES = [f"test_{letter}" for letter in "abcdefgh"]
-
-
-@pytest.fixture
-def suite(tmp_path):
-    """A folder of eight files, one passing test each."""
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for name in NAMES:
-        (tmp_path / f"{name}.py").write_text(f"def {name}(): pass\n")
-    return tmp_path
+FILES = {"a": 0.5, "b": 4, "c": 9, "d": 0.5, "e": 7, "f": 2}
 
 
-def run(folder, *options):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-v",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.helpers.slow_runs",
-        *options,
-    ]
+def test_the_files_are_divided_into_the_fewest_parts_that_two_workers_finish_in_time_longest_first():
+    assert divide(FILES, 12) == [["c", "f", "a"], ["e", "b", "d"]]
+    assert divide(FILES, 100) == [["c", "e", "b", "f", "a", "d"]]
+
+
+def test_a_file_that_no_turn_can_finish_is_refused():
+    with pytest.raises(ValueError, match="c needs 9 of 10 minutes on one worker"):
+        divide(FILES, 10)
+
+
+SUITE = "import pytest\n@pytest.mark.slow(minutes={})\ndef test_{}(): assert {}\n"
+
+
+def run(folder, *options, fails=()):
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    for name, minutes in FILES.items():
+        (folder / f"test_{name}.py").write_text(SUITE.format(minutes, name, name not in fails))
+    plugins = ("-p", "no:cacheprovider", "-p", "tests.helpers.slow_runs")
+    command = [sys.executable, "-m", "pytest", "-v", "-rs", *plugins, *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    return done.returncode, done.stdout
+    order = [line.split(".py")[0][-1] for line in done.stdout.splitlines() if line.endswith("%]")]
+    return done.returncode, "".join(order), done.stdout
 
 
-def order(output):
-    return [line.split(".py")[0] for line in output.splitlines() if line.endswith("%]")]
+def test_each_turn_begins_with_another_part_and_a_failure_fails_the_run(tmp_path):
+    assert run(tmp_path, "--minutes=12", "--turn=6")[:2] == (0, "cfaebd")
+    assert run(tmp_path, "--minutes=12", "--turn=7", fails=("f",))[:2] == (1, "ebdcfa")
 
 
-def test_a_seed_decides_the_order_of_the_files(suite):
-    codes, texts = zip(*(run(suite, f"--file-order={seed}") for seed in ("one", "one", "two")), strict=True)
-    assert codes == (0, 0, 0)
-    first, again, other = map(order, texts)
-    assert sorted(first) == sorted(other) == NAMES
-    assert first == again and first != other and first != NAMES
-
-
-def test_what_the_time_did_not_reach_is_listed_and_nothing_fails(suite):
-    code, text = run(suite, "--minutes=0")
-    assert code == 0 and "8 skipped" in text and "not reached in 0 minutes: test_h.py::test_h" in text
-
-
-def test_a_failure_within_the_time_fails_the_run(suite):
-    (suite / "test_a.py").write_text("def test_a(): assert False\n")
-    code, text = run(suite, "--minutes=10", "--file-order=one")
-    assert code == 1 and "1 failed, 7 passed" in text
+def test_tests_that_were_not_reached_are_listed_and_fail_nothing(tmp_path):
+    code, _, text = run(tmp_path, "--minutes=0")
+    assert code == 0 and "6 skipped" in text and "not reached in 0 minutes, but within 1 turns: test_f.py::test_f" in text
