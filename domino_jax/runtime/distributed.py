@@ -1,7 +1,7 @@
 """Starting the processes of one run: the one place that decides how jax.distributed begins, and how a process leaves.
 
     initialize("auto")     before the first use of a device; also a run of one process starts JAX's services, because
-                           JAX hears SIGTERM only through them (README, "Several machines")
+                           JAX hears SIGTERM only through them (docs/launch.md)
 
 The environment, all of it optional:
 

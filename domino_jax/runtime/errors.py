@@ -1,4 +1,4 @@
-"""Mistakes a user can make, each with the exit code that the commands document (README, "Exit codes")."""
+"""Mistakes a user can make, each with the exit code that the commands document (docs/commands.md)."""
 
 import errno
 import os
