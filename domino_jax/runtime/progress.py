@@ -91,6 +91,26 @@ class TrainingBar(rich.progress.Progress):
             self._numbers = rich.text.Text(numbers)
         self.update(self._run, completed=step)
 
+    def phase(self, label: str, total: int) -> "Phase":
+        """A second bar, for a phase between two steps."""
+        return Phase(self, label, total)
+
     def get_renderables(self):
         yield self.make_tasks_table(self.tasks)
         yield self._numbers
+
+
+class Phase:
+    """A bar below that of a training run, with the interface of Progress; it goes away at the end."""
+
+    def __init__(self, bar: TrainingBar, label: str, total: int):
+        self._bar, self._task = bar, bar.add_task(label, total=total)
+
+    def advance(self, count: int) -> None:
+        self._bar.advance(self._task, count)
+
+    def __enter__(self) -> "Phase":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._bar.remove_task(self._task)

@@ -12,7 +12,7 @@ import rich.console
 from domino_jax.runtime.appending import AppendingThread
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import write_whole
-from domino_jax.runtime.progress import TrainingBar, duration
+from domino_jax.runtime.progress import Phase, Progress, TrainingBar, duration
 from domino_jax.runtime.remote import open_path
 from domino_jax.training import tensorboard
 from domino_jax.training.step_clock import StepClock
@@ -148,6 +148,12 @@ class MetricsWriter:
         """Move the bar between logged steps; nothing in a log."""
         if self._bar:
             self._bar.show(step)
+
+    def progress(self, label: str, total: int) -> Progress | Phase:
+        """Counts the pieces of a phase between two steps: a second bar on a terminal, lines in a log."""
+        if self._bar:
+            return self._bar.phase(label, total)
+        return Progress(label, total, console=self._console if self._primary else rich.console.Console(quiet=True))
 
     def say(self, text: str) -> None:
         """A line of text beside the bar, or in the log."""

@@ -169,6 +169,17 @@ def test_a_terminal_gets_a_bar_with_the_time_left(tmp_path):
     assert "7/10" in shown and "loss 2.5" in shown and "left" in shown and "[not markup]" in shown
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_phase_between_two_steps_shows_its_progress(tmp_path, terminal):
+    console = rich.console.Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    with MetricsWriter(tmp_path, 10, console=console) as metrics, metrics.progress("evaluation", 6) as phase:
+        phase.advance(2)
+        metrics._bar.refresh() if terminal else None
+        phase.advance(4)
+    shown = console.file.getvalue()
+    assert "evaluation" in shown and "6" in shown and ("2/6" in shown if terminal else "left 0:00:00" in shown)
+
+
 def test_the_bar_keeps_the_last_evaluation_beside_the_last_step(tmp_path):
     console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
     with MetricsWriter(tmp_path, 10, console=console) as metrics:
