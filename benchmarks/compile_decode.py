@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from benchmarks import compile_decode_tables
+from benchmarks import compile_decode_tables, compiler_text
 from domino_jax.decoding.autoregressive import autoregressive_round
 from domino_jax.decoding.loop import DecodeState, prefill
 from domino_jax.decoding.propose import DraftSettings, draft_base, roll_out_head
@@ -38,6 +38,7 @@ from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import dry_run
 from domino_jax.training import compiled, hbm_traffic, topologies
+from domino_jax.training.estimates import device_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # (size, chip, tensor parallelism) and, for decode.mesh.split_head, "split"; the most informative first.
@@ -168,7 +169,7 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     cache (all 4,096 slots are read, whatever the length), and the rows that it must write. The embedding does not count
     (a few rows of it are read) unless it is the lm_head too, and activations do not count.
     """
-    per_chip = dry_run.bytes_per_chip
+    per_chip = device_bytes
     target = models.target_params
     tied = models.target.config.tie_word_embeddings
     vocabulary = per_chip(target["embed_tokens" if tied else "lm_head"])
@@ -188,7 +189,7 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
 def fusion_bytes(models: Models) -> int:
     """Bytes on one chip of the weights that turn the target's features into the drafter's context."""
     backbone = models.drafter_params["backbone"]
-    return dry_run.bytes_per_chip([backbone["fc"], backbone["hidden_norm"]])
+    return device_bytes([backbone["fc"], backbone["hidden_norm"]])
 
 
 # ----------------------------------------------------------------------------------------------------- compiling
@@ -217,7 +218,7 @@ def examine(program: jax.stages.Compiled, seconds: float, cache: int) -> dict:
         "arguments": memory["arguments"],
         "accessed": cost.get("bytes_accessed"),
         "seconds": cost.get("seconds"),
-        "cycles": compiled.cycles(text),
+        "cycles": compiler_text.cycles(text),
         "traffic": hbm_traffic.traffic(text),
         "beyond_cache": hbm_traffic.traffic(text, cache=cache // 2) if cache else None,
         "collectives": compiled.collectives(text),
@@ -257,7 +258,7 @@ def thunks(label: str) -> str | None:
 
 
 def wrapped(listed: str) -> str:
-    """A program's thunks as the body of a loop, the form in which compiled.launches takes a round's."""
+    """A program's thunks as the body of a loop, the form in which compiler_text.launches takes a round's."""
     return "\n".join(["000: kWhile [source]", *(f"  {line}" for line in listed.splitlines())])
 
 
@@ -265,7 +266,7 @@ def add_launches(found: dict, label: str, program: jax.stages.Compiled) -> None:
     """For "round" on a GPU: its kernels, copies and command buffers."""
     listed = thunks(label) if label == "round" else None
     if listed:
-        found["launches"] = compiled.launches(wrapped(listed), trips=BLOCK - 1)
+        found["launches"] = compiler_text.launches(wrapped(listed), trips=BLOCK - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from benchmarks import compile_decode, compile_tree_tables
+from benchmarks import compile_decode, compile_tree_tables, compiler_text
 from benchmarks.compile_decode import BLOCK, GREEDY, SLOTS, array, state_on
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import DraftSettings, TreeSettings
@@ -24,7 +24,6 @@ from domino_jax.decoding.verify import Verified, accept_tree, verify
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import keep_path
 from domino_jax.recipe import dry_run
-from domino_jax.training import compiled
 
 ENTRIES = (
     ("8b", "v5p", 1),
@@ -139,7 +138,7 @@ _WHILE = re.compile(r" while\(.*body=%?([\w.\-]+)")
 
 
 def turned_cycles(text: str, trips: int) -> int | None:
-    """compiled.cycles, but loop bodies as often as they run; else None.
+    """compiler_text.cycles, but loop bodies as often as they run; else None.
 
     trips: of the program's one loop over depths.
     """
@@ -166,7 +165,7 @@ def add_turns(found: dict, label: str, program: jax.stages.Compiled) -> None:
     made["turned_cycles"] = turned_cycles(program.as_text(), trips)
     listed = compile_decode.thunks(label)
     if listed:
-        made["launches"] = compiled.launches(compile_decode.wrapped(listed), trips=trips)
+        made["launches"] = compiler_text.launches(compile_decode.wrapped(listed), trips=trips)
 
 
 DUMPED = "(head|tree|commit64|round)"

@@ -39,12 +39,11 @@ from domino_jax.training import console, estimates
 from domino_jax.training.checkpoints import Checkpoints, refuse_changes
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
-from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.loop import Intervals, TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.preflight import run_preflight
-from domino_jax.training.profile import Profile
-from domino_jax.training.state import TrainState
+from domino_jax.training.state import NonFiniteGuard, TrainState
+from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, read_target_config

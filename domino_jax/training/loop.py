@@ -18,11 +18,9 @@ from domino_jax.runtime.progress import duration
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import console
 from domino_jax.training.checkpoints import Checkpoints
-from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.metrics import MetricsWriter
-from domino_jax.training.profile import Profile
-from domino_jax.training.state import TrainState
-from domino_jax.training.step_clock import StepClock
+from domino_jax.training.state import NonFiniteGuard, TrainState
+from domino_jax.training.step_clock import Profile, StepClock
 
 # An evaluation polls for the signal every few rounds; only its compilations are longer, and the process leaves those
 # at once.

@@ -1,7 +1,8 @@
-"""How a training run spends its time: rates of an interval, utilisation of the devices, waiting for data, goodput."""
+"""How a training run spends its time: rates, utilisation of the devices, waiting for data, goodput, traces."""
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -128,3 +129,37 @@ class StepClock:
             "productive_seconds": self._productive,
             "started": self._started,
         }
+
+
+class Profile:
+    """A profiler trace, for xprof or TensorBoard, of steps first..last (counted from 1); none for ().
+
+    steps: (first, last).
+    """
+
+    def __init__(self, folder: str | os.PathLike, steps: Sequence[int]):
+        self._folder = os.fspath(folder)
+        self._first, self._last = steps or (0, 0)
+        self._running = False
+
+    def before(self, step: int) -> None:
+        if step == self._first:
+            jax.profiler.start_trace(self._folder)
+            self._running = True
+
+    def after(self, step: int, result: Any) -> None:
+        """result: arrays of the step, waited for when it is the last one."""
+        if self._running and step >= self._last:
+            jax.block_until_ready(result)
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._running:
+            self._running = False
+            jax.profiler.stop_trace()
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._stop()

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import compile_decode, compile_decode_tables, compile_tree, compile_tree_tables
+from benchmarks import compile_decode, compile_decode_tables, compile_tree, compile_tree_tables, compiler_text
 from domino_jax.decoding.propose import draft_base
 from domino_jax.decoding.speculative import speculative_round
 from domino_jax.decoding.tree import CHUNK, largest
 from domino_jax.models import sharding
-from domino_jax.training import compiled
 from tests.helpers.decoding_models import COMPILED_FAST, make_generator, random_models
 
 
@@ -113,7 +112,7 @@ def test_launches_of_a_program_are_those_of_one_turn():
             "    004: kCopy [source]",
         ]
     )
-    counted = compiled.launches(compile_decode.wrapped(listed), trips=2)
+    counted = compiler_text.launches(compile_decode.wrapped(listed), trips=2)
     assert counted == {"kernels": 1 + 2, "copies": 2, "in_buffers": 1, "starts": 1 + 4}
 
 

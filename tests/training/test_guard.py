@@ -9,10 +9,9 @@ import pytest
 
 from domino_jax.runtime.errors import NonFiniteError
 from domino_jax.training.curriculum import lambda_base
-from domino_jax.training.guard import NonFiniteGuard
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
-from domino_jax.training.state import init_state
+from domino_jax.training.state import NonFiniteGuard, init_state
 from domino_jax.training.step import make_train_step
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from domino_jax.training.profile import Profile
+from domino_jax.training.step_clock import Profile
 
 
 @pytest.fixture

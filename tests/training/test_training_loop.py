@@ -11,9 +11,8 @@ from domino_jax.runtime.errors import DominoError, NonFiniteError
 from domino_jax.runtime.preemption import Preempted
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training.loop import Intervals, TrainingLoop
-from domino_jax.training.profile import Profile
 from domino_jax.training.state import TrainState
-from domino_jax.training.step_clock import StepClock
+from domino_jax.training.step_clock import Profile, StepClock
 
 
 class Played:
