@@ -23,7 +23,7 @@ from domino_jax.decoding.tree import Tree, keep_best, roll_out_lanes
 from domino_jax.decoding.verify import Verified, accept_tree, verify
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import keep_path
-from domino_jax.recipe import dry_run
+from domino_jax.training.estimates import device_bytes
 
 ENTRIES = (
     ("8b", "v5p", 1),
@@ -115,7 +115,7 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     A tree's proposal reads the base logits, the GRU and the head's first product once, and the columns of at least one
     depth's candidates. A commit may find its path in place already; it fuses the features into one row or more.
     """
-    per_chip = dry_run.bytes_per_chip
+    per_chip = device_bytes
     found = compile_decode.must_move(models, state)
     config, cache = models.drafter.config, per_chip(state.target_cache)
     backbone, head = models.drafter_params["backbone"], models.drafter_params["head"]
