@@ -97,8 +97,8 @@ def _parse_part(part: str) -> tuple[str, float | None]:
         weight = math.nan
     if not 0 < weight < math.inf:
         raise DominoError(
-            f"data.train: there is no file {part}, and the weight {tail!r} of {pattern or 'nothing'} is not a number "
-            "above 0.\nName an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."
+            f"data.train: there is no file {part}, and {tail!r} is not a number above 0, so it is no weight either.\n"
+            "Name an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."
         )
     return pattern, weight
 
