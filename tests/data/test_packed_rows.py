@@ -48,8 +48,9 @@ def packed(plain):
     return {name: jnp.asarray(value) for name, value in parts.items()}
 
 
-def measured(shift, batch, anchors, contiguous=False, attention_blocks=None):
-    """((loss, metrics), gradients) of the drafter on a batch with given anchors."""
+@functools.lru_cache
+def jitted(shift, contiguous, attention_blocks):
+    """(drafter parameters, batch, anchors) → ((loss, metrics), gradients); compiled once for each batch shape."""
     target, drafter = models(shift)
     module = drafter.module.clone(attention_blocks=attention_blocks)
     settings = LossSettings(gamma=4.0, contiguous=contiguous)
@@ -65,7 +66,13 @@ def measured(shift, batch, anchors, contiguous=False, attention_blocks=None):
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)
 
-    return jax.device_get(run(drafter.params, batch, jnp.asarray(anchors)))
+    return run
+
+
+def measured(shift, batch, anchors, contiguous=False, attention_blocks=None):
+    """((loss, metrics), gradients) of the drafter on a batch with given anchors."""
+    run = jitted(shift, contiguous, attention_blocks)
+    return jax.device_get(run(models(shift)[1].params, batch, jnp.asarray(anchors)))
 
 
 def agree(shift, **choices):
