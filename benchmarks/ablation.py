@@ -19,8 +19,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.evals.plots import curve, figure_of, label_ends, points, save, tidy
+from domino_jax.evals.plots import curve, label_ends, points
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.figures import figure_of, save, tidy
 from domino_jax.training.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

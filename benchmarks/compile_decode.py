@@ -83,7 +83,6 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None, split_head: bool
         num_layers=min(5, layers or 5),
         target_layer_ids=None if layers is None else (0, 1),
         block_size=BLOCK,
-        mask_token_id=target_config.vocab_size - 1,
         projector="domino",
         shift_label=True,
         pure_draft_prefix_len=1,

@@ -51,7 +51,6 @@ def models_of(size: str, dtype: str, layers: int, head: tuple[int, int]) -> rand
         num_layers=layers,
         target_layer_ids=None,
         block_size=16,
-        mask_token_id=config.vocab_size - 1,
         projector="domino",
         shift_label=True,
         pure_draft_prefix_len=1,

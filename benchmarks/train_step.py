@@ -50,7 +50,6 @@ def drafter_of(target: Qwen3Config, choices: argparse.Namespace) -> Drafter:
         num_layers=choices.layers,
         target_layer_ids=None,
         block_size=choices.block,
-        mask_token_id=target.vocab_size - 1,
         projector="domino" if choices.head else "dflash",
         shift_label=choices.head,
         **head,

@@ -48,7 +48,6 @@ from domino_jax.evals.run_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.evals.tree_report import acceptance, draw_trees, record_trees
 from domino_jax.evals.width_tuning import PROBES, TUNED, check_tuning, tuned
 from domino_jax.export import EXPORT_DTYPE
-from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.recipe.builders import drafter_config_of
@@ -56,9 +55,9 @@ from domino_jax.recipe.terminal import at_terminal, check_flags
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.cores import kept_to
-from domino_jax.runtime.errors import DominoError, refuse_read_only
+from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
+from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.preemption import Preemption
-from domino_jax.runtime.remote import is_remote
 from domino_jax.weights.loading import LoadedTarget, cast_target, check_head, needs_drafter
 from domino_jax.weights.random_weights import made_up_prompts
 
@@ -75,7 +74,7 @@ def main(flags: cli.Flags) -> None:
     mesh = decode_mesh(over.data, over.tensor, settings.batch_size)
     if config.decode.tune:
         check_tuning(settings.modes, config.decode.compare)
-    made_up = functools.partial(made_up_drafter, config.drafter)
+    made_up = functools.partial(drafter_config_of, config.drafter)
     loader = Loader(config.target.path, settings, mesh, made_up, over.split_head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings), kept_to(settings.cores):
         if flags.output:
@@ -95,14 +94,8 @@ def memory_told(settings: DecodeSettings):
             raise
         raise DominoError(
             f"the device has no memory for decode.batch_size {settings.batch_size} with decode.cache_length"
-            f" {settings.cache_length} ({str(error).splitlines()[0]}); lower one of them."
+            f" {settings.cache_length} ({first_line(error, with_class=False)}); lower one of them."
         ) from error
-
-
-def made_up_drafter(choices, target: Qwen3Config) -> DrafterConfig:
-    """A drafter of the recipe's shape, for the speed of a shape alone: any row of the embedding is its mask."""
-    mask = target.vocab_size - 1 if choices.mask_token_id is None else choices.mask_token_id
-    return drafter_config_of(choices, target, mask)
 
 
 # ------------------------------------------------------------------------------------------------- into a report

@@ -27,8 +27,9 @@ from domino_jax.decoding import tuned_constants
 from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
 from domino_jax.evals.model_card import model_card
 from domino_jax.recipe import cli
-from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.remote import is_remote, open_path
+from domino_jax.runtime.errors import DataError, DominoError, first_line
+from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.remote import open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
 from domino_jax.training.state import TrainState
@@ -216,7 +217,7 @@ def restore_params(
         refuse_other_shapes(params, shapes)
         return params
     except UNREADABLE as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error, with_class=False)
         raise DataError(
             f"the checkpoint {folder} does not hold the drafter that {DRAFTER_CONFIG} describes:\n{reason}"
         ) from error

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import rich.console
 
-from domino_jax.data.answer_files import ALONE, AnswerFiles, Share, local_output
+from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
 from domino_jax.decoding.sampling import SamplingParams
@@ -71,17 +71,17 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     output = local_output(output)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None)
     choices = settings(config)
-    share = Share(jax.process_index(), jax.process_count(), barrier)
+    processes = ProcessGroup(jax.process_index(), jax.process_count(), barrier)
     identity = read_target_identity(config.target.path, config.target.dtype)
-    files = AnswerFiles(output, [row["id"] for row in rows], made_with(rows, identity, choices), share)
+    files = AnswerFiles(output, [row["id"] for row in rows], made_with(rows, identity, choices), processes)
     if files.is_finished():
-        tell(share, f"{output} holds all {len(rows)} answers already.")
+        tell(processes, f"{output} holds all {len(rows)} answers already.")
         return
     refuse_read_only(output)
     drafter_path = needed_drafter(config.drafter.path) if config.regenerate.use_drafter else None
     with local_mesh(config.target.path, config.target.dtype) as sharding:
         loaded = load_target(config.target.path, config.target.dtype, sharding)
-        regenerate_rows(loaded, rows, output, **choices, drafter_path=drafter_path, share=share)
+        regenerate_rows(loaded, rows, output, **choices, drafter_path=drafter_path, processes=processes)
 
 
 @contextlib.contextmanager
@@ -142,21 +142,21 @@ def regenerate_rows(
     seed: int,
     thinking: bool,
     drafter_path: str | None = None,
-    share: Share = ALONE,
+    processes: ProcessGroup = ALONE,
 ) -> None:
     """Answers every prompt row into the JSONL file `output`; rows that are there already stay as they are.
 
     Args:
         loaded: the target, its parameters on a device of this process.
         drafter_path: a drafter that makes it faster and changes nothing else.
-        share: which of several processes this is; each answers every count-th batch, and the first one merges.
+        processes: which of several processes this is; each answers every count-th batch, and the first one merges.
     """
     choices = {"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed, "thinking": thinking}
     output = Path(output)
     identity = target_identity(loaded.model.config, np.asarray(loaded.params["norm"]["scale"]))
-    files = AnswerFiles(output, [row["id"] for row in rows], made_with(rows, identity, choices), share)
+    files = AnswerFiles(output, [row["id"] for row in rows], made_with(rows, identity, choices), processes)
     if files.is_finished():
-        tell(share, f"{output} holds all {len(rows)} answers already.")
+        tell(processes, f"{output} holds all {len(rows)} answers already.")
         return
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
@@ -170,14 +170,14 @@ def regenerate_rows(
             started = [start_conversation(row, place, loaded.tokenizer, thinking) for place, row in enumerate(rows)]
             for conversation in started:
                 answerer.check(conversation)
-            work = list(own_batches(started, batch_size, done, share))
+            work = list(own_batches(started, batch_size, done, processes))
             answer(work, files, answerer, loaded.tokenizer, thinking, done)
         files.finish()
-    tell(share, f"{output} holds {len(rows)} answers.")
+    tell(processes, f"{output} holds {len(rows)} answers.")
 
 
 def own_batches(
-    started: Sequence[Conversation], batch_size: int, done: set[str], share: Share
+    started: Sequence[Conversation], batch_size: int, done: set[str], processes: ProcessGroup
 ) -> Iterator[list[Conversation]]:
     """What this process has to answer: every count-th batch, without the rows that are there.
 
@@ -186,7 +186,7 @@ def own_batches(
     """
     for number, batch in enumerate(batches(started, batch_size)):
         missing = [conversation for conversation in batch if conversation.row["id"] not in done]
-        if missing and number % share.count == share.index:
+        if missing and number % processes.count == processes.index:
             yield missing
 
 
@@ -199,24 +199,24 @@ def answer(
     done: set[str],
 ) -> None:
     """Answers batch after batch into this process' file."""
-    share, total = files.share, len(files.ids)
+    processes, total = files.processes, len(files.ids)
     missing = sum(len(batch) for batch in work)
-    here = f", {missing} of them in this one of {share.count} processes" if share.count > 1 else ""
-    tell(share, f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
-    before = len(done) if share.count == 1 else 0
-    console = None if share.index == 0 else rich.console.Console(quiet=True, force_terminal=False)
+    here = f", {missing} of them in this one of {processes.count} processes" if processes.count > 1 else ""
+    tell(processes, f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
+    before = len(done) if processes.count == 1 else 0
+    console = None if processes.index == 0 else rich.console.Console(quiet=True, force_terminal=False)
     tokens = 0
-    with files.appending() as append, Progress("regenerate", before + missing, before, console) as progress:
+    with files.appending() as rows, Progress("regenerate", before + missing, before, console) as progress:
         for batch in work:
             # Copies, so that a conversation's answers are let go of once they are written.
             batch = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in batch]
             tokens += converse(batch, answerer, tokenizer, thinking)
-            append([output_row(one, tokenizer) for one in batch])
+            rows.append(*(output_row(one, tokenizer) for one in batch))
             progress.advance(len(batch), f"{tokens / answerer.seconds():,.0f} tokens/s")
 
 
-def tell(share: Share, text: str) -> None:
-    if share.index == 0:
+def tell(processes: ProcessGroup, text: str) -> None:
+    if processes.index == 0:
         print(text, flush=True)
 
 

@@ -19,7 +19,6 @@ import jax
 from etils import epath
 
 from domino_jax import decode, export, regenerate
-from domino_jax.data.answer_files import locked
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.drafters.config import DrafterConfig
@@ -31,9 +30,10 @@ from domino_jax.recipe import checks as recipes
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, primary_first
 from domino_jax.runtime.errors import DataError, refuse_read_only
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.files import is_remote, write_whole
+from domino_jax.runtime.journal import locked
 from domino_jax.runtime.preemption import PREEMPTED, Preempted, Preemption
-from domino_jax.runtime.remote import cache_folder, is_remote, open_path
+from domino_jax.runtime.remote import cache_folder, open_path
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import console, estimates
 from domino_jax.training.checkpoints import Checkpoints, refuse_changes

@@ -28,8 +28,8 @@ from domino_jax.drafters.pair import Models
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.progress import Progress
-from domino_jax.runtime.remote import is_remote
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_models, load_target
 

@@ -21,7 +21,7 @@ from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, re
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime import remote
 from domino_jax.runtime.cores import usable
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import replacing, write_whole
 from domino_jax.runtime.progress import Progress
 
@@ -156,8 +156,9 @@ def _row_spans(file: DataFile) -> np.ndarray:
         try:
             count = len(array_record(file.local))
         except (RuntimeError, OSError, ValueError) as error:
-            reason = (str(error) or "it cannot be opened").splitlines()[0][:120]
-            raise DataError(f"{file.name} is not an intact ArrayRecord file ({reason}). Copy it again.") from error
+            raise DataError(
+                f"{file.name} is not an intact ArrayRecord file ({first_line(error, with_class=False)}). Copy it again."
+            ) from error
         return np.stack([np.arange(count), np.arange(1, count + 1)], axis=1)
     ends, size = [np.zeros(0, np.int64)], 0
     with open(file.local, "rb") as data:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError, quote
+from domino_jax.runtime.files import is_remote
 
 PROMPT_KEYS = ("messages", "prompt", "token_ids")
 LINE_LIMIT = 1 << 26  # bytes; a row of a million token ids has 7 MB
@@ -23,7 +24,7 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
     The file may be compressed (.gz, .zst) and may lie in a bucket (gs://).
     """
     name = os.fspath(path)
-    if not (remote.exists(name) if remote.is_remote(name) else pathlib.Path(name).expanduser().is_file()):
+    if not (remote.exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
         raise DominoError(f"{path}: there is no such file. Name a JSONL file that exists.")
     with open_plain(name) as lines:
         lines = io.BufferedReader(lines)  # the files of some stores read whole lines only, however long

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.files import make_once
+from domino_jax.runtime.files import is_remote, make_once
 
 COMPRESSED = (".gz", ".zst")
 # Grain's own naming, alone or in shards: rows.array_record, rows.array_record-00003-of-00016.
@@ -108,7 +108,7 @@ def find_files(pattern: str) -> list[str]:
     found = _matches(pattern)
     if found:
         return found
-    if not remote.is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
+    if not is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
         raise DominoError(f"{pattern} is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl.")
     if glob.has_magic(pattern):
         raise DominoError(f"{pattern}: no file matches. Name JSONL or ArrayRecord files that exist.")
@@ -116,7 +116,7 @@ def find_files(pattern: str) -> list[str]:
 
 
 def _matches(pattern: str) -> list[str]:
-    if remote.is_remote(pattern):
+    if is_remote(pattern):
         return _remote_matches(pattern)
     path = os.path.expanduser(pattern)
     if os.path.isfile(path):
@@ -138,7 +138,7 @@ def _remote_matches(pattern: str) -> list[str]:
 def open_plain(name: str) -> Iterator[BinaryIO]:
     """The decompressed bytes of a local or remote file; a damaged archive is a DataError that names it."""
     with contextlib.ExitStack() as stack:
-        if remote.is_remote(name):
+        if is_remote(name):
             stack.enter_context(remote.access(name))
             raw = stack.enter_context(remote.open_path(name).open("rb"))
         else:
@@ -201,7 +201,7 @@ class _PieceReader(io.RawIOBase):
 
 def _bring(name: str, cache: pathlib.Path) -> DataFile:
     """A file with random access: `name` itself, or a copy that is made unless it exists."""
-    local = os.fspath(_fetched(name, cache)) if remote.is_remote(name) else name
+    local = os.fspath(_fetched(name, cache)) if is_remote(name) else name
     digest = _digest(local)
     if name.endswith(COMPRESSED):
         # Named by its bytes, so that a replaced file is unpacked again whatever its date.

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.prompts import quote_names, read_jsonl
-from domino_jax.runtime.errors import DataError, DominoError, quote
+from domino_jax.runtime.errors import DataError, DominoError, first_line, quote
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 SHUFFLE_SEED = 0
@@ -252,5 +252,4 @@ def _from_hub(name: str) -> Iterable[Mapping[str, Any]]:
         return datasets.load_dataset(**TASKS[name].hub)
     except Exception as error:  # a library over the network and a cache: whatever it raises, the source is not there
         source = TASKS[name].hub["path"] if "data_files" not in TASKS[name].hub else LIVECODEBENCH
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise DominoError(f"the task {name} cannot be read from {source} ({said});\n{instead}.") from error
+        raise DominoError(f"the task {name} cannot be read from {source} ({first_line(error)});\n{instead}.") from error

@@ -124,10 +124,14 @@ class DrafterConfig(DecoderConfig):
         return config
 
     @classmethod
-    def for_target(cls, target: Qwen3Config, *, num_layers: int, target_layer_ids=None, **choices) -> "DrafterConfig":
+    def for_target(
+        cls, target: Qwen3Config, *, num_layers: int, target_layer_ids=None, mask_token_id: int | None = None, **choices
+    ) -> "DrafterConfig":
         """A new drafter of `num_layers` layers with the target's widths; `choices` are the remaining fields.
 
-        target_layer_ids: taken by the public rule when None.
+        Args:
+            target_layer_ids: None for the public rule (default_layer_ids).
+            mask_token_id: None for the last row of the embedding, where only shapes and speed matter.
         """
         ids = target_layer_ids or default_layer_ids(target.num_hidden_layers, num_layers)
         shared = dataclasses.asdict(target)
@@ -138,6 +142,7 @@ class DrafterConfig(DecoderConfig):
             **{**shared, "attention_bias": False, "qk_norm": True},
             num_target_layers=target.num_hidden_layers,
             target_layer_ids=tuple(ids),
+            mask_token_id=target.vocab_size - 1 if mask_token_id is None else mask_token_id,
             **choices,
         )
         config.check()

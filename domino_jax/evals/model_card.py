@@ -9,7 +9,7 @@ from typing import Any
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import width_note
-from domino_jax.runtime.remote import is_remote
+from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")

@@ -1,20 +1,18 @@
 """The pictures of a report (rounds and positions) and of a training run (curves over its steps)."""
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from etils import epath
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from domino_jax.decoding.generate import BASELINE
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.figures import figure_of, save, tidy
 from domino_jax.training.metrics import read_rows
 
 # One colour a mode in every picture; told apart also by people who see no red or no green.
@@ -53,24 +51,6 @@ def write_plots(folder: Path, report: Mapping[str, Any]) -> list[str]:
         for figure in pictures.values():
             figure.suptitle(f"SIMULATED acceptance, τ = {report['simulated']:g} by force", color="#D55E00")
     return save(folder, pictures)
-
-
-def save(folder: str | os.PathLike, pictures: Mapping[str, Figure]) -> list[str]:
-    """Writes each picture whole or not at all; `folder` may be remote."""
-    folder = epath.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in pictures.items():
-        picture = io.BytesIO()
-        figure.savefig(picture, format="png", dpi=144)
-        write_whole(folder / name, picture.getvalue())
-    return list(pictures)
-
-
-def figure_of(width: float, height: float) -> Figure:
-    """An empty picture, sizes in inches; no window and no global state."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def _histogram(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -184,15 +164,6 @@ def _throughput(concurrency: Mapping[str, Any]) -> Figure:
     tidy(total)
     tidy(gain, legend=False)
     return figure
-
-
-def tidy(axes, legend: bool = True, across: str = "y") -> None:
-    """The look of every picture: grid lines across the values, behind the data; two spines, a legend without a box."""
-    axes.grid(axis=across, alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    if legend:
-        axes.legend(frameon=False)
 
 
 # ------------------------------------------------------------------------------------------- a training run

@@ -1,11 +1,11 @@
-"""The files of a decoding run in the making: what was generated is on disk at once, and an interrupted run goes on.
+"""The files of a decoding run: what was generated is on disk at once, and an interrupted run continues.
 
 generations.jsonl  a row for each prompt, turn and mode, written when its group of prompts is done.
-progress.jsonl     first what the run is made with, then a line for each group: its times, what was compared, and where
-                   generations.jsonl ended behind it. Each start of the command (a sitting) adds its date.
+progress.jsonl     first what the run is made with, then a line for each group: its times, what was compared, and the
+                   size of generations.jsonl after it. Each start of the command (a sitting) adds its date.
 
-A group counts once its line here is whole. What stands behind the last whole group was cut off in the middle and is
-dropped when the run goes on.
+A group counts once its line here is whole. What follows the last whole group was cut off and is removed when the run
+continues.
 """
 
 import contextlib
@@ -15,22 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domino_jax.data.answer_files import locked
 from domino_jax.decoding.generate import Generation
-from domino_jax.runtime.errors import DominoError, unwritable
+from domino_jax.runtime.errors import unwritable
+from domino_jax.runtime.journal import Journal, Line, locked, whole_lines
+from domino_jax.runtime.made_with import differences, flatten, refuse
 
 GENERATIONS = "generations.jsonl"
 PROGRESS = "progress.jsonl"
-SHOWN = 3  # lines of a refusal: with the first and the last it has five
 
 
 class RunFiles:
-    """Appends groups to the two files of `folder` and reads back those that were there before.
+    """Appends groups to the two files of `folder` and reads back those of earlier starts.
 
     Args:
-        folder: made when it is not there.
+        folder: created if it does not exist.
         run: what the run is made with, by section; a folder begun with something else is refused.
-        anew: instead of refusing it, drop what is there and begin anew.
+        anew: start from scratch instead of refusing.
 
     with RunFiles(folder, run) as files:
         for record, rows in files.replay(): ...
@@ -43,44 +43,41 @@ class RunFiles:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 files.enter_context(locked(folder / PROGRESS))  # before a byte changes: another run may be writing
-                self._generations = files.enter_context((folder / GENERATIONS).open("ab"))
-                self._progress = files.enter_context((folder / PROGRESS).open("ab"))
-                self._begin(run, anew)
+                self._generations = files.enter_context(Journal(folder / GENERATIONS))
+                self._progress = files.enter_context(Journal(folder / PROGRESS))
+                self._begin(json.loads(json.dumps(run)), anew)
             except OSError as error:
                 raise unwritable(f"--output={folder}", error) from error
             self._files = files.pop_all()
 
-    def _begin(self, run: Mapping[str, Mapping[str, Any] | None], anew: bool) -> None:
+    def _begin(self, run: Mapping[str, Any], anew: bool) -> None:
         self.sittings, self.records = 0, []
-        run = json.loads(json.dumps(run))
-        if anew and not self._begun_with(run):
-            self._progress.truncate(0)
-        self._cut(run)
+        lines = list(_progress_lines(self.folder / PROGRESS))
+        first = lines[0][0] if lines else {}
+        if anew and ("run" not in first or first["run"] != run):
+            lines = []
+        self._take_up(lines, run)
         self.sittings += 1
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._write_progress({"sitting": self.sittings, "date": date, **({"run": run} if self.sittings == 1 else {})})
+        self._progress.append({"sitting": self.sittings, "date": date, **({"run": run} if self.sittings == 1 else {})})
 
-    def _cut(self, run: Mapping[str, Any]) -> None:
-        """Takes up the whole groups of earlier sittings and drops what stands behind them, in both files."""
+    def _take_up(self, lines: Sequence[tuple[Mapping[str, Any], Line]], run: Mapping[str, Any]) -> None:
+        """Takes over the whole groups of earlier sittings and removes what follows them, in both files."""
         there = (self.folder / GENERATIONS).stat().st_size
-        kept = groups_end = 0
-        for line, end in _whole_lines(self.folder / PROGRESS):
-            if "bytes" not in line:
-                if "run" in line:
-                    refuse_other_run(self.folder, "an unfinished decoding", line["run"], run)
+        progress_end = groups_end = 0
+        for value, line in lines:
+            if "bytes" not in value:
+                if "run" in value:
+                    refuse_other_run(self.folder, "an unfinished decoding", value["run"], run)
                 self.sittings += 1
-            elif self.sittings == 0 or line["bytes"] > there:
+            elif self.sittings == 0 or value["bytes"] > there:
                 break  # not begun by this command, or the rows of this group never reached the disk
             else:
-                self.records.append(line)
-                groups_end = line["bytes"]
-            kept = end
-        self._progress.truncate(kept)
+                self.records.append(value)
+                groups_end = value["bytes"]
+            progress_end = line.end
+        self._progress.truncate(progress_end)
         self._generations.truncate(groups_end)
-
-    def _begun_with(self, run: Mapping[str, Any]) -> bool:
-        first = next(_whole_lines(self.folder / PROGRESS), None)
-        return first is not None and "run" in first[0] and first[0]["run"] == run
 
     def replay(self) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
         """(record, rows of generations.jsonl) of every group of earlier sittings, one group in memory at a time."""
@@ -90,14 +87,9 @@ class RunFiles:
                 yield record, [json.loads(line) for line in lines]
 
     def append(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes a group's rows, then its record with the place where they end."""
-        self._generations.write(b"".join(_line(row) for row in rows))
-        self._generations.flush()
-        self._write_progress({**record, "sitting": self.sittings, "bytes": self._generations.tell()})
-
-    def _write_progress(self, line: Mapping[str, Any]) -> None:
-        self._progress.write(_line(line))
-        self._progress.flush()
+        """Writes a group's rows, then its record with the size of the file of rows."""
+        size = self._generations.append(*rows)
+        self._progress.append({**record, "sitting": self.sittings, "bytes": size})
 
     def __enter__(self) -> "RunFiles":
         return self
@@ -126,33 +118,16 @@ def read_generation(row: Mapping[str, Any]) -> Generation:
     return Generation(row["token_ids"], row["accept_lengths"], row["finish_reason"])
 
 
-def refuse_other_run(folder: Path, what: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """A folder answers only for what it was made with; something else asked of it is a mistake.
+def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses a folder that was made with something else than `wanted`.
 
-    Sections of `wanted` are compared with those of `there` key by key, as far as both know the keys: `what` names the
-    content in the message.
+    Args:
+        what: names the content of the folder in the message.
+        before: holds the sections of `wanted`, and may hold more.
     """
-    differing = []
-    for part, values in wanted.items():
-        differing += _differences(part, there.get(part) or {}, values or {})
-    if differing:
-        more = [f"  and {len(differing) - SHOWN + 1} more"] * (len(differing) > SHOWN)
-        shown = [*differing[: SHOWN - 1 if more else SHOWN], *more]
-        raise DominoError("\n".join([f"{folder} holds {what} of something else:", *shown, "Choose another --output."]))
-
-
-def _differences(part: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    found = []
-    for key in [key for key in new if key in old] if old else new:
-        if isinstance(old.get(key), dict) and isinstance(new[key], dict):
-            found += _differences(f"{part}.{key}", old[key], new[key])
-        elif old.get(key) != new[key]:
-            found.append(f"  {part}.{key}: {old.get(key)!r} there, {new[key]!r} now")
-    return found
-
-
-def _line(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, ensure_ascii=False) + "\n").encode()
+    keys = flatten(wanted)
+    found = {key: pair for key, pair in differences(before, wanted).items() if key in keys}
+    refuse(found, f"{folder} holds {what} of something else:", "Choose another --output.")
 
 
 def _is_progress(value: Any) -> bool:
@@ -163,16 +138,13 @@ def _is_progress(value: Any) -> bool:
     return all(isinstance(value[name], kind) for name, kind in kinds.items() if name in value)
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """(object, end in bytes) of each line from the start, up to the first that is torn."""
-    end = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                return
-            if not line.endswith(b"\n") or not _is_progress(value):
-                return
-            end += len(line)
-            yield value, end
+def _progress_lines(path: Path) -> Iterator[tuple[dict[str, Any], Line]]:
+    """The lines from the start up to the first that is not one of RunFiles."""
+    for line in whole_lines(path):
+        try:
+            value = line.parse()
+        except ValueError:
+            return
+        if not _is_progress(value):
+            return
+        yield value, line

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from domino_jax.decoding.generate import TREE, Generator
 from domino_jax.decoding.speculative import tree_round
+from domino_jax.evals.report import TREES
+from domino_jax.runtime.figures import figure_of, save
 
 # Rounds drawn, and the nodes that a picture still shows legibly.
 DRAWN, LEGIBLE = 4, 64
@@ -137,21 +137,19 @@ def draw_trees(trees: Sequence[RecordedTree], say: Callable[[int], str], folder:
         say: a token id as text.
         trees: those whose accepted path leaves the likeliest child are drawn first, for they show what a tree is for.
     """
-    matplotlib.use("Agg")
     telling = sorted(trees, key=lambda tree: -sum(rank > 1 for rank in np.take(sibling_ranks(tree), tree.path)))
     whole = telling[:DRAWN]
     shown = [legible(tree) for tree in whole]
     heights = [max(2.0, 0.3 * max(Counter(tree.depths).values())) for tree in shown]
-    figure = Figure(figsize=(11, sum(heights) + 0.6), layout="constrained")
+    figure = figure_of(11, sum(heights) + 0.6)
     places = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, tree, drawn in zip(places, whole, shown, strict=True):
         _draw(axes, drawn, say)
         told = f"{len(tree.path) - 1} of {len(tree.tokens) - 1} drafts accepted, then {say(tree.emitted)!r}"
         cut = f" ({len(drawn.tokens) - 1} drawn)" if drawn is not tree else ""
         axes.set_title(told.replace("$", r"\$") + cut, fontsize=9)
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / "trees.png", dpi=110)
-    return folder / "trees.png"
+    save(folder, {TREES: figure})
+    return folder / TREES
 
 
 def _draw(axes, tree: RecordedTree, say: Callable[[int], str]) -> None:

@@ -34,8 +34,12 @@ from domino_jax.weights.loading import LoadedTarget
 MASK_TOKEN = "<|mask|>"
 
 
-def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int) -> DrafterConfig:
-    """A drafter of the recipe's drafter section with the target's widths."""
+def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = None) -> DrafterConfig:
+    """A drafter of the recipe's drafter section with the target's widths.
+
+    mask_token_id: from find_mask_token for a drafter that is trained. None where only shapes and speed matter: the
+    recipe's, else DrafterConfig.for_target's default.
+    """
     head = {
         "pure_draft_prefix_len": choices.pure_draft_prefix_len,
         "emb_dim": choices.emb_dim,
@@ -46,7 +50,7 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int) -> Draft
         num_layers=choices.num_layers,
         target_layer_ids=choices.target_layer_ids,
         block_size=choices.block_size,
-        mask_token_id=mask_token_id,
+        mask_token_id=choices.mask_token_id if mask_token_id is None else mask_token_id,
         projector=choices.projector,
         shift_label=shifts_labels(choices),
         **(head if choices.projector == "domino" else {}),

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from ml_collections import config_dict
 
 from domino_jax.decoding.sampling_ranges import LARGEST, outside_range
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -57,7 +57,7 @@ def load_recipe(path: str) -> config_dict.ConfigDict:
         config = module.get_config()
     except Exception as error:  # a recipe is a user's program: any error is reported with its line
         raise DominoError(
-            f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {_say(error)}"
+            f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {first_line(error)}"
         ) from error
     if not isinstance(config, config_dict.ConfigDict):
         raise DominoError(f"--config={path}: get_config() returned {type(config).__name__}, expected a ConfigDict.")
@@ -70,10 +70,6 @@ def _line_of(error: Exception, file: pathlib.Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(file)]
     return f"{file}:{own[-1].lineno}" if own else str(file)
-
-
-def _say(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def resolved(config: config_dict.ConfigDict) -> dict:

@@ -53,10 +53,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
     loading.use_exact_matmuls(config.target.dtype)
     target_config = shapes_of(config.target.path)
-    mask = config.drafter.mask_token_id
-    drafter_config = builders.drafter_config_of(
-        config.drafter, target_config, target_config.vocab_size - 1 if mask is None else mask
-    )
+    drafter_config = builders.drafter_config_of(config.drafter, target_config)
     target = Qwen3(target_config, np.dtype(config.target.dtype))
     drafter = builders.drafter_of(drafter_config, config)
     optimizer = builders.optimizer_of(config.train)

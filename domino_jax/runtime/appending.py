@@ -9,6 +9,7 @@ from typing import Protocol
 
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DominoError, first_line
+from domino_jax.runtime.files import is_remote
 
 # An append to a bucket makes a new object of the old bytes and the new ones, without moving the old ones. Google bills
 # the replaced object for some days (soft delete), so the longer the files are, the rarer it is done: at most 1 MB is
@@ -107,7 +108,7 @@ class BucketFile:
 
 def open_file(path: str | os.PathLike) -> Appendable:
     """The file to append to; OSError where it cannot be opened."""
-    return BucketFile(path) if remote.is_remote(path) else LocalFile(path)
+    return BucketFile(path) if is_remote(path) else LocalFile(path)
 
 
 class AppendingThread:
@@ -123,7 +124,7 @@ class AppendingThread:
             folder: above all files.  report: takes the warnings.
         """
         self._folder, self._report = remote.open_path(folder), report
-        self._in_bucket = remote.is_remote(folder)
+        self._in_bucket = is_remote(folder)
         self._openers: dict[str, Callable[[], None]] = {}
         self._files: dict[str, Appendable] = {}
         self._waiting: dict[str, bytearray] = {}

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.runtime.agreement import barrier
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DominoError, first_line
 
 MODES = ("off", "auto", "manual")
 BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -227,7 +227,7 @@ def _start(seconds: int, what: str, **place) -> bool:
                     "--distributed=off."
                 ) from error
             raise DominoError(
-                f"{what}: {str(error).splitlines()[0]} Set {', '.join(BY_HAND)}, or pass --distributed=off."
+                f"{what}: {first_line(error, with_class=False)} Set {', '.join(BY_HAND)}, or pass --distributed=off."
             ) from error
     return True
 
@@ -302,13 +302,13 @@ def _devices() -> list[jax.Device]:
         return jax.devices()
     except (RuntimeError, AssertionError) as error:  # an unknown or absent platform is either
         wanted = os.environ.get("JAX_PLATFORMS", "")
-        said = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        reason = first_line(error, with_class=False)
         if not wanted:
             raise DominoError(
-                f"jax found no device to compute on{said}; set JAX_PLATFORMS=cpu to go on without."
+                f"jax found no device to compute on ({reason}); set JAX_PLATFORMS=cpu to go on without."
             ) from error
         raise DominoError(
-            f"JAX_PLATFORMS is {wanted!r}, and jax finds no such device{said}. Install jax for it, as "
+            f"JAX_PLATFORMS is {wanted!r}, and jax finds no such device ({reason}). Install jax for it, as "
             'pip install "jax[cuda13]" or "jax[tpu]", or set JAX_PLATFORMS=cpu.'
         ) from error
 
@@ -335,8 +335,8 @@ def _check_sum(devices: list[jax.Device]) -> None:
         if "by peer" in str(error):  # it was there a moment ago: a lost process, and no matter of the network
             raise
         raise DominoError(
-            f"the processes are connected, but their devices cannot add up numbers: {str(error).splitlines()[0]} "
-            "Look at the network between the machines."
+            f"the processes are connected, but their devices cannot add up numbers:\n"
+            f"{first_line(error, with_class=False)}\nLook at the network between the machines."
         ) from None
     if total != len(devices):
         raise DominoError(f"a sum of ones over {len(devices)} devices gave {total}: look at the network between them.")

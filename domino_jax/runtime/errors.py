@@ -35,16 +35,19 @@ def quote(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def first_line(error: BaseException) -> str:
-    """An exception as a part of a one-line message: its class and the first 200 characters it says.
+def first_line(error: BaseException, with_class: bool = True) -> str:
+    """An exception as part of a one-line message: its class and the first 200 characters of its text.
 
-    Of an error of the operating system, also one inside a text of tensorstore, only what the system says.
+    An error of the operating system, also one that tensorstore quotes, becomes the system's text alone.
     """
     text = str(error).strip()
     number = re.search(r"\[os_error_code='(\d+)'\]", text)
-    if number or (isinstance(error, OSError) and error.errno):
+    if number or (isinstance(error, OSError) and (error.errno or 0) > 0):  # a name that is not resolved has -2
         return os.strerror(int(number[1]) if number else error.errno)
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+    name = type(error).__name__
+    if not text:
+        return name
+    return f"{name}: "[: None if with_class else 0] + text.splitlines()[0][:200]
 
 
 def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote, make_once
 
 SCHEME = "gs://"
@@ -193,7 +193,7 @@ def access(name: str) -> Iterator[None]:
     except DominoError:
         raise
     except Exception as error:  # each store's client raises classes of its own
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error, with_class=False)
         raise BucketError(_advice(name, reason, error)) from error
 
 

@@ -26,7 +26,9 @@ from domino_jax.runtime import preemption
 from domino_jax.runtime.agreement import barrier, from_primary, primary_first
 from domino_jax.runtime.distributed import is_loss, is_primary
 from domino_jax.runtime.errors import DataError, DominoError, first_line
-from domino_jax.runtime.remote import is_remote, open_path
+from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.made_with import differences, flatten, refuse
+from domino_jax.runtime.remote import open_path
 from domino_jax.training.step_folders import StepFolders
 
 # What Orbax and tensorstore raise for files that are missing, cut or of another shape: there is no class of their own.
@@ -34,7 +36,6 @@ UNREADABLE = (ValueError, KeyError, OSError, TypeError)
 # And for files that cannot be written, a full disk above all.
 UNWRITABLE = (OSError, ValueError, RuntimeError)
 
-MAX_DIFFERENCES = 4  # a message stays within five lines
 
 NO_CHECKPOINT, UNUSABLE = -1, -2  # what process 0 may tell the others in place of a step
 
@@ -344,23 +345,6 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def config_diff(old: Mapping, new: Mapping) -> dict[str, tuple[Any, Any]]:
-    """Dotted key → (old, new) wherever two resolved recipes differ; a key that one of them lacks is None there."""
-    before, now = _flatten(old), _flatten(new)
-    pairs = {key: (before.get(key), now.get(key)) for key in sorted(before.keys() | now.keys())}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _flatten(tree: Mapping, above: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = value
-    return flat
-
-
 def refuse_changes(old: Mapping, new: Mapping, free: Collection[str], allowed: Collection[str]) -> None:
     """Refuse to continue a run whose recipe changed, field by field.
 
@@ -368,27 +352,16 @@ def refuse_changes(old: Mapping, new: Mapping, free: Collection[str], allowed: C
       old, new: resolved recipes, the checkpoint's and this run's.
       free: keys or sections that may always change; allowed: those that --allow_config_change names.
     """
-    names = _flatten(old).keys() | _flatten(new).keys()
+    names = flatten(old).keys() | flatten(new).keys()
     for entry in allowed:
         if not any(_covers(entry, name) for name in names):
             raise DominoError(f"--allow_config_change={entry}: the recipe has no such key or section.")
-    open_keys = (*free, *allowed)
-    changed = {
-        key: pair for key, pair in config_diff(old, new).items() if not any(_covers(entry, key) for entry in open_keys)
-    }
-    if not changed:
-        return
-    lines = [f"  {key}: {was!r} in the checkpoint, {now!r} now" for key, (was, now) in changed.items()]
-    if len(lines) > MAX_DIFFERENCES - 1:
-        lines = [*lines[: MAX_DIFFERENCES - 2], f"  and {len(lines) - MAX_DIFFERENCES + 2} more"]
-    raise DominoError(
-        "\n".join(
-            [
-                "the recipe differs from that of the checkpoint in this workdir:",
-                *lines,
-                f"Set it back, train in another workdir, or allow it with --allow_config_change={','.join(changed)}",
-            ]
-        )
+    found = differences(old, new)
+    changed = {key: found[key] for key in found if not any(_covers(entry, key) for entry in (*free, *allowed))}
+    refuse(
+        changed,
+        "the recipe differs from that of the checkpoint in this workdir:",
+        f"Set it back, train in another workdir, or allow it with --allow_config_change={','.join(changed)}",
     )
 
 

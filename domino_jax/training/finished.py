@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from etils import epath
 
+from domino_jax.runtime.files import write_whole
 from domino_jax.training import manifest
 
 NAME = "finished.json"
@@ -23,7 +24,7 @@ def mark_finished(workdir: epath.Path, step: int, processes: int, exported_step:
     """Write the marker for the export as it is now; by process 0 alone."""
     content = export_hash(workdir / "export")
     marker = {"step": step, "processes": processes, "exported_step": exported_step, "export_sha256": content}
-    manifest.write_whole(workdir / NAME, json.dumps(marker).encode())
+    write_whole(workdir / NAME, json.dumps(marker).encode())
 
 
 def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) -> dict | None:

@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from domino_jax.runtime.errors import DataError, first_line
+from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.remote import move_folder
 from domino_jax.training import manifest
 
@@ -63,7 +64,7 @@ class StepFolders:
         first = self.folder.parent / FIRST
         try:
             if not first.exists():
-                manifest.write_whole(first, json.dumps({"step": step}).encode())
+                write_whole(first, json.dumps({"step": step}).encode())
         except OSError as error:  # a disk that had just enough room for the checkpoint
             self._report(f"warning: {first} could not be written ({first_line(error)})")
 
@@ -170,7 +171,7 @@ class StepFolders:
             scores = {**self._scores(), step: float(tau)}
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                manifest.write_whole(self.folder / TAU, json.dumps(scores).encode())
+                write_whole(self.folder / TAU, json.dumps(scores).encode())
             except OSError as error:
                 self._report(f"warning: the τ of step {step} could not be kept in {TAU} ({first_line(error)})")
 

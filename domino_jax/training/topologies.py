@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import topologies
 
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DominoError, first_line
 
 GB = 1e9
 
@@ -97,8 +97,7 @@ def _describe(asked: str, platform: str, wheels: str, **arguments: str) -> Seque
     try:
         return topologies.get_topology_desc(platform=platform, **name).devices
     except Exception as error:  # the plug-ins raise classes of their own, and RuntimeError for all else
-        said = (str(error).strip() or type(error).__name__).splitlines()[0][:160]
         raise DominoError(
-            f"--topology={asked}: its compiler gives no such devices ({said}).\n"
+            f"--topology={asked}: its compiler gives no such devices ({first_line(error, with_class=False)}).\n"
             f"Install it with `pip install -r requirements-compile.txt` ({wheels}), or correct the shape."
         ) from error

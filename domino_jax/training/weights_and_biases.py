@@ -10,7 +10,7 @@ from typing import Any
 from etils import epath
 
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.remote import is_remote
+from domino_jax.runtime.files import is_remote, write_whole
 
 WAITING_ROWS = 10_000  # rows kept for a slow connection; those beyond are dropped and counted
 SECONDS_TO_FINISH = 60.0
@@ -78,5 +78,5 @@ class WandbLog:
 def _run_id(workdir: epath.Path) -> str:
     file = workdir / "wandb_id"
     if not file.exists():
-        file.write_text(uuid.uuid4().hex[:16] + "\n")
+        write_whole(file, uuid.uuid4().hex[:16] + "\n")
     return file.read_text().strip()

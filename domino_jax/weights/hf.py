@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from domino_jax.runtime.errors import DataError, DominoError, quote, unwritable
-from domino_jax.runtime.remote import exists, fetch_folder, is_remote
+from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
+from domino_jax.runtime.files import is_remote, replacing
+from domino_jax.runtime.remote import exists, fetch_folder
 from domino_jax.weights.safetensors_file import (
     FLOATS,
     Deferred,
@@ -70,7 +71,7 @@ def resolve_folder(path: str | Path) -> Path:
             name, revision=revision or None, allow_patterns=list(FOLDER_FILES), ignore_patterns=["*/*"]
         )
     except (OSError, ValueError, RuntimeError) as error:  # what the hub's and the HTTP library's errors derive from
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error, with_class=False)
         raise DominoError(
             f"{quote(path)} is no folder here, and the hub did not give it: {reason}\n"
             "Name a local folder (./NAME), or fetch it first and set HF_HUB_OFFLINE=1."
@@ -168,7 +169,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error, with_class=False)
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
 
 
@@ -283,25 +284,19 @@ def write_folder(
         weight_map = {name: shard for shard, names in shards.items() for name in names}
         total = sum(tensor.nbytes for tensor in deferred.values())
         jsons = {INDEX: {"metadata": {"total_size": total}, "weight_map": weight_map}, **jsons}
-    temporary: dict[str, Path] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in [*shards, *jsons]:
-            temporary[name] = inside(folder, f".{name}.{os.getpid()}.tmp")
-        for shard, names in shards.items():
-            write_file(temporary[shard], {name: deferred[name] for name in names})
-        for name, content in jsons.items():
-            _write_json(temporary[name], content)
-        for name, path in temporary.items():
-            os.replace(path, folder / name)
+        with contextlib.ExitStack() as stack:  # it renames what was entered last first
+            fresh = {name: stack.enter_context(replacing(folder / name)) for name in reversed([*shards, *jsons])}
+            for shard, names in shards.items():
+                write_file(fresh[shard], {name: deferred[name] for name in names})
+            for name, content in jsons.items():
+                _write_json(fresh[name], content)
         for entry in folder.iterdir():
-            if _LEFTOVER.fullmatch(entry.name) and entry.name not in temporary:
+            if _LEFTOVER.fullmatch(entry.name) and entry.name not in fresh:
                 entry.unlink()
     except OSError as error:
         raise unwritable(folder, error) from None
-    finally:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -131,7 +131,7 @@ def test_a_finished_folder_of_other_settings_is_refused(finished, capsys):
     argv, _ = finished
     code, _, error = start(capsys, [*argv, "--config.decode.seed=7"])
     assert code == 2
-    assert "settings.seed: 0 there, 7 now" in error and len(error.strip().splitlines()) <= 5
+    assert "settings.seed: 0 before, 7 now" in error and len(error.strip().splitlines()) <= 5
 
 
 def test_throughput_is_measured_against_plain_decoding_at_the_same_batch_size(finished):

@@ -4,11 +4,11 @@ import pytest
 from etils import epath
 
 from domino_jax import export
-from domino_jax.data.answer_files import AnswerFiles, read_places
+from domino_jax.data.answer_files import AnswerFiles, find_rows
 from domino_jax.decoding import tuned_constants
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.evals import report, width_tuning
-from domino_jax.evals.run_files import _whole_lines
+from domino_jax.evals.run_files import _progress_lines
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training import finished, manifest, metrics
 from domino_jax.weights import hf
@@ -23,8 +23,8 @@ READERS = {
     "decoding.json": lambda file: tuned_constants.stored(str(file.parent), "tuned", SamplingParams(temperature=1.0)),
     "tune.json": width_tuning._read_chosen,
     "manifest.json": lambda file: manifest._parse(file.read_bytes()),
-    "progress.jsonl": lambda file: list(_whole_lines(file)),
-    "answers.jsonl": lambda file: read_places([file]),
+    "progress.jsonl": lambda file: list(_progress_lines(file)),
+    "answers.jsonl": lambda file: find_rows([file]),
     "out.jsonl.meta.json": lambda file: AnswerFiles(file.with_name("out.jsonl"), ["a"], {"x": 1}).check_settings(),
 }
 CONTENTS = {

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from domino_jax import regenerate
-from domino_jax.data.answer_files import AnswerFiles, Share, local_output, locked
+from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
@@ -19,6 +19,7 @@ from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.sampling import SamplingParams
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.journal import locked
 from domino_jax.weights.loading import load_target, read_target_identity, target_identity
 from tests.helpers.paths import ROOT
 
@@ -122,9 +123,9 @@ def test_a_whole_file_is_left_alone(target, rows_file, capsys):
 @pytest.mark.parametrize(
     ("changes", "prompts", "said"),
     [
-        ({"max_new_tokens": 11}, PROMPTS, "max_new_tokens: 12 there, 11 now"),
-        ({"seed": 3}, PROMPTS, "seed: 0 there, 3 now"),
-        ({"sampling": SamplingParams(0.5)}, PROMPTS, "temperature: 0.0 there, 0.5 now"),
+        ({"max_new_tokens": 11}, PROMPTS, "max_new_tokens: 12 before, 11 now"),
+        ({"seed": 3}, PROMPTS, "seed: 0 before, 3 now"),
+        ({"sampling": SamplingParams(0.5)}, PROMPTS, "temperature: 0.0 before, 0.5 now"),
         ({}, PROMPTS[:4], "prompts_sha256"),
     ],
 )
@@ -249,7 +250,7 @@ def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
     assert start(argv) == 0
     assert rows_of(output)["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
     assert start([*argv, "--config.regenerate.seed=1"]) == 2
-    assert "seed: 0 there, 1 now" in capsys.readouterr().err
+    assert "seed: 0 before, 1 now" in capsys.readouterr().err
     monkeypatch.setattr(regenerate, "load_target", lambda *_: pytest.fail("the rows are all there"))
     assert start(argv) == 0
     assert "holds all 1 answers already" in capsys.readouterr().out
@@ -304,8 +305,8 @@ def run_shares(target, path, count):
     meeting = threading.Barrier(count, timeout=60)
 
     def run(index):
-        share = Share(index, count, lambda name: meeting.wait())
-        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, share=share)
+        share = ProcessGroup(index, count, lambda name: meeting.wait())
+        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, processes=share)
 
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         for done in [pool.submit(run, index) for index in range(count)]:
@@ -362,7 +363,7 @@ def test_a_merge_that_died_behind_its_renaming_is_finished(target, shared, rows_
 def test_parts_that_process_0_does_not_see_are_told(target, shared, tmp_path):
     path = tmp_path / "rows.jsonl"
     with pytest.raises(DataError, match="2 of 5 rows are in none of its parts"):
-        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, share=Share(0, 2))
+        regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, processes=ProcessGroup(0, 2))
 
 
 def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
@@ -376,7 +377,7 @@ def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_a_second_run_is_refused_before_it_cuts_the_row_that_the_first_one_is_writing(tmp_path, first, second):
     def files(count):
-        return AnswerFiles(tmp_path / "rows.jsonl", ["a", "b"], {"seed": 1}, Share(0, count))
+        return AnswerFiles(tmp_path / "rows.jsonl", ["a", "b"], {"seed": 1}, ProcessGroup(0, count))
 
     torn = b'{"id": "a"}\n{"id": "b", "token_'
     running = files(first)

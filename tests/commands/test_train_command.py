@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from domino_jax import train
-from domino_jax.data.answer_files import locked
 from domino_jax.recipe import builders, cli
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.journal import locked
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import keep_compiled, load_target

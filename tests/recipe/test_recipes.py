@@ -5,8 +5,8 @@ import json
 import pytest
 
 from domino_jax.recipe import checks as recipes
+from domino_jax.runtime.made_with import differences
 from domino_jax.training import optimizer
-from domino_jax.training.checkpoints import config_diff
 from tests.helpers.paths import ROOT
 
 SIZES = {
@@ -45,7 +45,7 @@ def test_all_recipes_have_the_keys_of_the_base():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_real_recipes_differ_only_in_their_target(size):
-    difference = config_diff(recipes.resolved(load("qwen3_8b")), recipes.resolved(load(f"qwen3_{size}")))
+    difference = differences(recipes.resolved(load("qwen3_8b")), recipes.resolved(load(f"qwen3_{size}")))
     assert set(difference) <= {"target.path"}
     assert load(f"qwen3_{size}").target.path == SIZES[size][0]
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.made_with import differences
 from domino_jax.training import manifest
-from domino_jax.training.checkpoints import Checkpoints, config_diff, refuse_changes
+from domino_jax.training.checkpoints import Checkpoints, refuse_changes
 
 META = {"config": {"train": {"steps": 5}}}
 
@@ -217,10 +218,10 @@ def test_an_old_step_goes_only_behind_the_manifest_of_the_newer(tmp_path, monkey
 OLD = {"seed": 1, "train": {"steps": 10, "gamma": 7.0}, "decode": {"seed": 0}, "data": {"thinking": False}}
 
 
-def test_config_diff_names_changed_added_and_removed_fields():
+def test_differences_name_changed_added_and_removed_fields():
     new = {"seed": 1, "train": {"steps": 12, "eps": 1e-8}, "decode": {"seed": 0}, "data": {"thinking": False}}
-    assert config_diff(OLD, new) == {"train.eps": (None, 1e-8), "train.gamma": (7.0, None), "train.steps": (10, 12)}
-    assert config_diff(OLD, OLD) == {}
+    assert differences(OLD, new) == {"train.eps": (None, 1e-8), "train.gamma": (7.0, None), "train.steps": (10, 12)}
+    assert differences(OLD, OLD) == {}
 
 
 def test_a_changed_recipe_is_refused_field_by_field_unless_allowed():
@@ -228,8 +229,8 @@ def test_a_changed_recipe_is_refused_field_by_field_unless_allowed():
     with pytest.raises(DominoError) as refused:
         refuse_changes(OLD, new, free=("decode",), allowed=())
     assert str(refused.value).splitlines()[1:] == [
-        "  train.gamma: 7.0 in the checkpoint, 4.0 now",
-        "  train.steps: 10 in the checkpoint, 20 now",
+        "  train.gamma: 7.0 before, 4.0 now",
+        "  train.steps: 10 before, 20 now",
         "Set it back, train in another workdir, or allow it with --allow_config_change=train.gamma,train.steps",
     ]
     assert refused.value.exit_code == 2

@@ -1,0 +1,112 @@
+"""JSONL files that grow while a command works, so that a run that was killed continues where it was.
+
+A line counts once its end is on the disk. What follows the last whole line was cut off by a kill, and the next start
+removes it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from domino_jax.runtime.errors import DominoError
+
+
+class Line(NamedTuple):
+    """A whole line that is not blank. number: from 1.  start: its first byte.  text: with its line end."""
+
+    number: int
+    start: int
+    text: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    def parse(self) -> Any:
+        """The JSON value; ValueError where the line holds none."""
+        try:
+            return json.loads(self.text)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
+
+
+class Journal:
+    """A JSONL file opened for appending. Callers hold its lock (locked)."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("ab")
+
+    def append(self, *rows: Mapping[str, Any]) -> int:
+        """Adds a line for each row and returns the size of the file once they are on the disk."""
+        self._file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def truncate(self, size: int) -> None:
+        """Removes everything after the first `size` bytes."""
+        self._file.truncate(size)
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self._file.close()
+
+
+def whole_lines(path: Path) -> Iterator[Line]:
+    """The whole lines of a file in order, without the blank ones and without a torn last one."""
+    start = 0
+    with path.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            if text.strip() and text.endswith(b"\n"):
+                yield Line(number, start, text)
+            start += len(text)
+
+
+def torn_bytes(path: Path) -> int:
+    """The number of bytes after the file's last line end."""
+    with path.open("rb") as file:
+        end = size = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 65_536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return size - (start + newline + 1)
+            end = start
+    return size
+
+
+def remove_torn_line(path: Path) -> None:
+    """Ends the file after its last line end."""
+    os.truncate(path, path.stat().st_size - torn_bytes(path))
+
+
+@contextlib.contextmanager
+def locked(path: Path, message: str | None = None) -> Iterator[None]:
+    """Holds the lock of a file, which is created if it does not exist and removed if it is empty at the end.
+
+    A DominoError, with this message, while another process holds it. On a file system without locks nothing is held.
+    """
+    message = message or f"another process is writing {path}; wait for it, or choose another --output."
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DominoError(message) from None
+        except OSError:
+            pass
+        else:
+            if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise DominoError(message)  # the process that held the lock has just replaced the file
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it may have been replaced or removed
+                if not path.stat().st_size:
+                    path.unlink()
