@@ -1,15 +1,15 @@
-"""Let the target answer prompts: the training rows of the paper's recipe, which trains on what the target itself says.
+"""Let the target answer prompts: the paper's recipe trains on the target's own answers.
 
     python -m domino_jax.regenerate --config=configs/tiny.py --prompts=PROMPTS.jsonl --output=ROWS.jsonl
 
 One row a prompt, in the prompts' order: {"id", "token_ids", "loss_mask", "finish_reason", "messages"}. token_ids are
-the very tokens the target saw and said, and loss_mask is 1 on those it said, so that training never meets a text
-tokenised another way. Every user's message is answered in turn, with the answers so far as history; answers in the
-prompts are replaced. With regenerate.use_drafter the drafter of drafter.path drafts, and the same answers come faster.
+exactly the tokens that the target read and generated, and loss_mask is 1 on those it generated, so that training
+never meets a text tokenised another way. Every user message is answered in turn, with the answers so far as history;
+answers in the prompts are replaced. With regenerate.use_drafter the drafter of drafter.path speeds this up.
 
-Kill it at any moment and start it again, with as many processes as you like: rows are appended whole, batch by batch,
-and what is there is not asked again (answer_files.py). Every process answers its share on its own first device, or on
-all its devices together when the target does not fit on one.
+It can be killed at any moment and started again with any number of processes: rows are appended whole, batch by batch,
+and a prompt with an answer is not answered again (answer_files.py). Every process answers its share on its first
+device, or on all its devices together when the target does not fit on one.
 """
 
 import contextlib
@@ -63,10 +63,10 @@ def main(flags: cli.Flags) -> None:
 
 
 def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
-    """Answers the prompts of a file into `output` as the recipe says; all processes of a run call it together.
+    """Answers the prompts of a file into `output` with the recipe's settings; all processes of a run call it together.
 
-    The target is loaded for it onto devices of this process and let go of again, and not at all when every row is
-    there; call it before the target of a training run takes the memory, and outside of jax.set_mesh.
+    The target is loaded onto devices of this process and released again, or not loaded at all when every row has its
+    answer. Call it before the target of a training run takes the memory, and outside of jax.set_mesh.
     """
     output = local_output(output)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None)
@@ -144,7 +144,7 @@ def regenerate_rows(
     drafter_path: str | None = None,
     processes: ProcessGroup = ALONE,
 ) -> None:
-    """Answers every prompt row into the JSONL file `output`; rows that are there already stay as they are.
+    """Answers every prompt row into the JSONL file `output`; existing rows stay as they are.
 
     Args:
         loaded: the target, its parameters on a device of this process.
@@ -179,7 +179,7 @@ def regenerate_rows(
 def own_batches(
     started: Sequence[Conversation], batch_size: int, done: set[str], processes: ProcessGroup
 ) -> Iterator[list[Conversation]]:
-    """What this process has to answer: every count-th batch, without the rows that are there.
+    """The work of this process: every count-th batch, without the rows that have an answer.
 
     The batches are the same whatever is done already and however many processes there are, so a row is always computed
     beside the same neighbours, and the rows are those of an uninterrupted run also where the arithmetic rounds.
@@ -208,7 +208,7 @@ def answer(
     tokens = 0
     with files.appending() as rows, Progress("regenerate", before + missing, before, console) as progress:
         for batch in work:
-            # Copies, so that a conversation's answers are let go of once they are written.
+            # Copies, so that a conversation's answers are freed once they are written.
             batch = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in batch]
             tokens += converse(batch, answerer, tokenizer, thinking)
             rows.append(*(output_row(one, tokenizer) for one in batch))

@@ -32,5 +32,5 @@ def ask(command: Sequence[str]) -> str | None:
 
 
 def is_missing(error: str) -> bool:
-    """Whether gcloud's message says that there is no such resource or object."""
+    """Whether gcloud's message reports that there is no such resource or object."""
     return "NOT_FOUND" in error or "matched no objects" in error

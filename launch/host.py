@@ -6,7 +6,7 @@
 Only one run at a time is on a machine: a second one waits for the end of the first, and gives up with exit code 2. The
 lock is ~/.domino_jax.HOST.lock, or the file that DOMINO_LOCK names.
 Signals are passed on to the command. With --tether the standard input is the launcher's: when it ends, or is silent
-for two minutes, the command gets SIGTERM, saves and leaves. What it prints is also kept in --log, and a connection that
+for two minutes, the command gets SIGTERM, saves and leaves. Its output is also written to --log, and a connection that
 breaks does not disturb it. --stop sends SIGTERM to this machine's run and waits for its end.
 
 Needs Python 3.8 and no package: it also sets the environment up (launch/on_tpu.sh).
@@ -92,18 +92,18 @@ def alone(seconds: float, received: signals.Stop) -> Iterator[bool]:
 
 def stop() -> int:
     """End this machine's run and wait until it has left: 0, or 1 when it did not."""
-    asked = False
+    signalled = False
     with open_lock() as file:
         end = time.monotonic() + restarts.GRACE + 10
         while not _try_lock(file):
             # A run that begins or ends has no number in the file, and after a crash it may be the last run's.
-            if not asked and (holder := _holder(file)):
-                asked = _terminate(holder)
+            if not signalled and (holder := _holder(file)):
+                signalled = _terminate(holder)
             if time.monotonic() > end:
                 commands.say(f"{_name(file)} did not leave")
                 return 1
             time.sleep(0.2)
-    commands.say("the run has left" if asked else "no run on this machine")
+    commands.say("the run has left" if signalled else "no run on this machine")
     return 0
 
 

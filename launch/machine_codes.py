@@ -31,7 +31,7 @@ class Watch:
         self._began = time.monotonic()
         self._active_at: float | None = None
         self._unchanged, self._last, self._gone = 0, "", 0
-        # A machine that is being taken away leaves 42 or 143 some minutes before its resource says so.
+        # A machine that is being taken away leaves 42 or 143 some minutes before its resource reports it.
         self._patience = 2 + int(restarts.GRACE // max(poll, 1))
 
     def seconds(self) -> float:

@@ -4,7 +4,7 @@
         --version=v2-alpha-tpuv5-lite --spot --storage=gs://bucket/launch \\
         -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
 
-Copies this commit to --storage, asks for the machines and waits: a resource that was taken away is asked for again and
+Copies this commit to --storage, asks for the machines and waits: a resource that was taken away is requested again and
 continues from the last checkpoint. Ends with the run's exit code, which each machine leaves in --storage under the
 attempt's name; the launcher itself can be stopped and started again at any time, and --stop ends the run. --nodes above
 1 asks for several slices.
@@ -76,7 +76,7 @@ def show(args: argparse.Namespace) -> None:
             f"# every {args.poll:g} s, until the machines agree on an exit code",
             storage(args, "cat", f"{attempt}/machines/*"),
             describe(args),
-            f"# when the second one says {' or '.join(LOST)}: this, and all from the archive on again",
+            f"# when the second one prints {' or '.join(LOST)}: this, and all from the archive on again",
             delete(args),
             *(["# at the end", delete(args)] * args.delete),
         ]

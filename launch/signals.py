@@ -3,7 +3,7 @@
 with signals.passed_on() as stop:
     child = ...
     with stop.to(child.send_signal):
-        ...                 # until child.poll() says that it is gone; stop.received says whether a signal came
+        ...                 # until child.poll() returns a code; stop.received is the signal that came, or None
 """
 
 from __future__ import annotations

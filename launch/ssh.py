@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def host_name(host: str) -> str:
-    """The name behind a host, which may be an alias of ~/.ssh/config that no other machine knows."""
+    """The real name of a host, which may be an alias of ~/.ssh/config that no other machine knows."""
     settings = commands.read(["ssh", "-G", "--", host]) or ""
     names = [line.partition(" ")[2] for line in settings.splitlines() if line.startswith("hostname ")]
     return names[0] if names else host.rpartition("@")[2]

@@ -51,7 +51,7 @@ def keep_running(
     """Run all ranks until they are done; the exit code for the shell.
 
     Args:
-      ranks: makes the processes of one attempt, so that each has a port of its own.
+      ranks: makes the processes of one attempt, so that each has a new port.
       max_restarts: attempts after the first.
       grace: seconds that the others have to leave by themselves after the first failure, or after a signal to us.
       again: whether a new attempt is made after this exit code.
@@ -106,7 +106,7 @@ class _Child:
         return None if code is None else restarts.shell_code(code)
 
     def stop(self, number: int) -> None:
-        """Pass a signal on; a tethered process is let go first, and only a second signal is for the connection."""
+        """Pass a signal on; the first one closes a tethered process's input instead, the second ends the connection."""
         tether = self.process.stdin
         if tether and not tether.closed:
             with contextlib.suppress(OSError):

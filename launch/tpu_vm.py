@@ -73,7 +73,7 @@ def show(args: argparse.Namespace) -> None:
 
 
 def keep(args: argparse.Namespace) -> int:
-    """Create, run, and begin again as the table says and when machines are taken away; the exit code of the run."""
+    """Create, run, and start again by the restart rules and after machines are taken away; the run's exit code."""
     first = state(args)
     if first and first != "READY" and first not in ON_THE_WAY and not args.replace:
         commands.refuse(

@@ -13,7 +13,7 @@ from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError
 
 # Batches are made of neighbours by prompt length, so that little of a batch is padding; this many batches are sorted
-# together. Not the whole file: then the longest would come last, and the time left could not be told.
+# together. Sorting the whole file would put the longest last, and the time left could not be estimated.
 SORTED_BATCHES = 32
 # Tokens a template may put between a prompt and its answer once that is history (an empty think block less or more).
 HISTORY_SLACK = 16
@@ -25,7 +25,7 @@ ROLES = ("system", "user", "assistant")
 class Conversation:
     """One prompt on its way through its turns.
 
-    turns: what stands before each answer (messages), or one empty turn when the prompt is raw.
+    turns: the messages before each answer, or one empty turn when the prompt is raw.
     prompt, answer: ids of the last turn.  earlier: (prompt, answer) ids of the turns before it.
     """
 
@@ -55,7 +55,7 @@ def _packed(ids: Sequence[int]) -> array:
 
 
 def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[dict]]:
-    """[system, user, assistant, user] → [[system, user], [user]]: what is said before each answer; given answers go."""
+    """[system, user, assistant, user] → [[system, user], [user]]: the history before each; given answers go."""
     strange = [message["role"] for message in messages if message["role"] not in ROLES]
     if strange:
         raise DataError(
@@ -69,7 +69,7 @@ def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[
         turns[-1].append(dict(message))
         if message["role"] == "user":
             turns.append([])
-    turns.pop()  # what stands behind the last user's message
+    turns.pop()  # what follows the last user's message
     if not turns:
         raise DataError(f"{where}: no message is a user's, so there is nothing to answer.")
     return turns
@@ -78,7 +78,7 @@ def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[
 class Answerer:
     """Generators by cache size, so that short prompts do not pay for the attention over a long cache.
 
-    A drafter in `models` makes the answers faster; what they say does not depend on it (DESIGN §4).
+    A drafter in `models` makes the answers faster and does not change them.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Answerer:
         self.generators: dict[tuple[int, bool], Generator] = {}
 
     def fits(self, prompt: Sequence[int]) -> bool:
-        """The same with and without a drafter: whether a turn is asked must not depend on it."""
+        """The same with and without a drafter: whether a turn is answered must not depend on it."""
         return len(prompt) + self.max_new_tokens + 1 <= self.limit
 
     def check(self, conversation: Conversation) -> None:
@@ -193,7 +193,7 @@ def ask_next(one: Conversation, turn: int, answerer: Answerer, tokenizer: Any, t
 
 def output_row(one: Conversation, tokenizer: Any) -> dict[str, Any]:
     """The training row: the last turn's ids, masked where they are the target's own."""
-    said = [*one.prompt, *one.answer.token_ids]
+    token_ids = [*one.prompt, *one.answer.token_ids]
     mask = [0] * len(one.prompt) + [1] * len(one.answer.token_ids)
     for prompt, answer in one.earlier:
         start = find_answer(one.prompt, prompt, answer)
@@ -201,7 +201,7 @@ def output_row(one: Conversation, tokenizer: Any) -> dict[str, Any]:
             mask[start : start + len(answer)] = [1] * len(answer)
     row = {
         "id": one.row["id"],
-        "token_ids": said,
+        "token_ids": token_ids,
         "loss_mask": mask,
         "finish_reason": one.answer.finish_reason,
     }
@@ -213,9 +213,9 @@ def output_row(one: Conversation, tokenizer: Any) -> dict[str, Any]:
 
 
 def find_answer(history: Sequence[int], prompt: Sequence[int], answer: Sequence[int]) -> int | None:
-    """Where in `history` the answer to `prompt` stands token for token.
+    """Where `history` holds the answer to `prompt`, token for token.
 
-    None when the template or the tokenizer wrote it another way: then it is context, not something the target said.
+    None when the template or the tokenizer wrote it another way: then it is context, not an answer of the target.
     """
     same = next((i for i, (a, b) in enumerate(zip(history, prompt, strict=False)) if a != b), len(prompt))
     for start in range(same, same + HISTORY_SLACK):

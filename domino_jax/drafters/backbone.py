@@ -1,4 +1,4 @@
-"""The parallel backbone: a block [anchor, mask, …] reads fused target features and itself (CONTRACT §1.3.1-4)."""
+"""The parallel backbone: a block [anchor, mask, …] reads fused target features and itself."""
 
 from collections.abc import Callable
 from typing import Any
@@ -48,17 +48,17 @@ class Backbone(nn.Module):
     def __call__(
         self, x: Hidden, positions: Positions, attention: Callable[[int], Attention]
     ) -> tuple[Hidden, tuple[Any, ...]]:
-        """Block rows x [B, T, D] → (normed hidden z [B, T, D], what the attention of each layer kept).
+        """Block rows x [B, T, D] → (normed hidden z [B, T, D], the results of each layer's attention).
 
         attention(i) is the attention function of layer i: over a cache when decoding, over training blocks when
         training.
         """
         angles = self._angles(positions)
-        kept = []
+        extras = []
         for index, layer in enumerate(self.layers):
-            x, layer_kept = layer(x, angles, attention(index))
-            kept.append(layer_kept)
-        return self.norm(x), tuple(kept)
+            x, extra = layer(x, angles, attention(index))
+            extras.append(extra)
+        return self.norm(x), tuple(extras)
 
 
 def training_attention(
@@ -77,8 +77,8 @@ def training_attention(
     A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a sliding window
     also t ≥ anchor_b + slot - (window-1), and the slots of its own block that `slots_read` gives. Blocks with keep
     False read nothing and get zeros. The context part and the block part are two score arrays under one softmax; the
-    [A·G, S+A·G] array they stand for, mostly masked, is never built, and of the context part only `slice_blocks` blocks
-    (None: all) live at a time, forward and backward.
+    mostly masked [A·G, S+A·G] array that they replace is never built, and only `slice_blocks` blocks (None: all) of the
+    context part live at a time, forward and backward.
 
     Args:
         context: keys and values [B, K, S, H] of the row.

@@ -1,4 +1,4 @@
-"""Training blocks as pure functions: anchors, block tokens, labels, weights, head inputs (CONTRACT §2).
+"""Training blocks as pure functions: anchors, block tokens, labels, weights, head inputs.
 
 Everything takes the anchors as an argument, so that a test can choose them. Letters: B rows, S tokens of a row, A
 anchors, G slots.
@@ -55,7 +55,7 @@ def sample_anchors(
 
 
 def gather_positions(values: jax.Array, positions: jax.Array) -> jax.Array:
-    """values [B, S] at positions [B, A, G], clamped to the row (CONTRACT §2.8) → [B, A, G]."""
+    """values [B, S] at positions [B, A, G], clamped to the row → [B, A, G]."""
     clamped = jnp.clip(positions, 0, values.shape[1] - 1).reshape(values.shape[0], -1)
     return jnp.take_along_axis(values, clamped, axis=1).reshape(positions.shape)
 
@@ -83,7 +83,7 @@ def labels_and_weights(
     contiguous: bool,
     documents: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Labels int32 and raw weights float32, each [B, A, G] (CONTRACT §2.6).
+    """Labels int32 and raw weights float32, each [B, A, G].
 
     Slot k is labelled by the token at a+1+k (shifted) or a+k (unshifted, whose slot 0 has no weight). With contiguous
     True a block stops at its first unsupervised token, so it never runs on into the next turn; False is the public

@@ -1,4 +1,4 @@
-"""What a drafter's config.json says, read from either place a key may stand in and written in the public layout."""
+"""A drafter's config.json: read from either of the two places of a key, written in the public layout."""
 
 import dataclasses
 from typing import Any
@@ -36,7 +36,7 @@ LARGEST_BLOCK = 4_096
 
 @dataclasses.dataclass(frozen=True)
 class DrafterConfig(DecoderConfig):
-    """Shapes and conventions of one drafter. Field names are those of the public config.json (CONTRACT §1.1)."""
+    """Shapes and conventions of one drafter. Field names are those of the public config.json."""
 
     num_target_layers: int
     block_size: int
@@ -59,17 +59,17 @@ class DrafterConfig(DecoderConfig):
 
     @property
     def first_slot(self) -> int:
-        """The first slot that predicts a token: 0 shifted, 1 unshifted (whose slot 0 stands for the anchor itself)."""
+        """The first slot that predicts a token: 0 shifted, 1 unshifted (whose slot 0 is the anchor itself)."""
         return 0 if self.shift_label else 1
 
     @property
     def num_drafts(self) -> int:
-        """M, tokens drafted per round: G shifted, G-1 unshifted (CONTRACT §1.3.6)."""
+        """M, tokens drafted per round: G shifted, G-1 unshifted."""
         return self.block_size - self.first_slot
 
     @property
     def suffix_start(self) -> int:
-        """The first slot that gets the head's correction (CONTRACT §1.3.7)."""
+        """The first slot that gets the head's correction."""
         return self.first_slot + self.pure_draft_prefix_len
 
     def is_sliding(self, layer: int) -> bool:
@@ -212,7 +212,7 @@ class DrafterConfig(DecoderConfig):
             ),
             (
                 any(not 0 <= index < last for index in self.target_layer_ids),
-                f"target_layer_ids {list(self.target_layer_ids)} must lie in 0..{last - 1}: the target has "
+                f"target_layer_ids {list(self.target_layer_ids)} must be in 0..{last - 1}: the target has "
                 f"{last + 1} layers,"
                 " and the last one's public hidden state is already normed",
             ),
@@ -255,7 +255,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
-    """The public rule for new drafters: L//2 for one, else round(1 + i·(L-4)/(n-1)) (CONTRACT §1.1)."""
+    """The public rule for new drafters: L//2 for one, else round(1 + i·(L-4)/(n-1))."""
     if draft_layers == 1:
         return (target_layers // 2,)
     ids = tuple(round(1 + index * (target_layers - 4) / (draft_layers - 1)) for index in range(draft_layers))
@@ -268,7 +268,7 @@ def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
 
 
 def _either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
-    """A key that may stand at top level, in dflash_config, or in both when they agree; None when absent."""
+    """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
     found = [place[name] for place in (raw, nested) if place.get(name) is not None]
     if len(found) == 2 and found[0] != found[1]:
         raise DataError(
@@ -287,7 +287,7 @@ def _boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | N
 
 
 def _shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
-    """shift_label, which speculators and vLLM spell sample_from_anchor; None where neither stands."""
+    """shift_label, which speculators and vLLM spell sample_from_anchor; None without either."""
     ours, theirs = (_boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
     if None not in (ours, theirs) and ours != theirs:
         raise DataError(

@@ -1,4 +1,4 @@
-"""The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits (CONTRACT §1.3.8-9).
+"""The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits.
 
 Two faces over the same weights: all positions at once with the true tokens (training), and one step (drafting).
 """
@@ -18,7 +18,7 @@ from domino_jax.models.sharding import gathered
 class GRU(nn.Module):
     """torch's GRU without biases. Gate order reset, update, new; the reset gate acts AFTER the hidden product.
 
-    flax's own GRU cells carry a bias and cannot express this (PITFALLS §2.2.15), hence the cell by hand.
+    flax's own GRU cells carry a bias and cannot express this, hence the cell by hand.
     """
 
     width: int  # D
@@ -87,7 +87,7 @@ class DominoHead(nn.Module):
 
     config: DrafterConfig
     dtype: Any = jnp.float32
-    whole: bool = False  # decoding on a mesh: every device computes all of it (DESIGN §6)
+    whole: bool = False  # decoding on a mesh: every device computes all of it
 
     def setup(self):
         c = self.config

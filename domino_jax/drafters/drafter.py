@@ -24,7 +24,7 @@ class Drafter(nn.Module):
     dtype: Any = jnp.float32
     attention_blocks: int | None = None  # training: blocks whose attention scores live at a time; None is all
     remat: bool = False  # training: backbone layers are computed again in the backward pass
-    whole_head: bool = False  # decoding on a mesh: the head lies, and is computed, whole on every device
+    whole_head: bool = False  # decoding on a mesh: every device holds and computes the whole head
 
     def setup(self):
         self.backbone = Backbone(self.config, self.dtype, self.remat)
@@ -63,7 +63,7 @@ class Drafter(nn.Module):
     def block_hidden(
         self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
     ) -> Hidden:
-        """z [B, A, G, D] of every block at once (CONTRACT §2.5)."""
+        """z [B, A, G, D] of every block at once."""
         batch, blocks, slots, width = x.shape
         starts, first = None, anchors
         if positions is None:
@@ -115,7 +115,7 @@ class Drafter(nn.Module):
         return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
 
     def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
-        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block behind the length).
+        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block after the length).
 
         Every slot reads the committed context and its block as in training (`training_attention`). The rows written are
         never committed: the next `extend_context` overwrites them with the accepted tokens' features.

@@ -38,6 +38,7 @@ from domino_jax.evals import intervals
 from domino_jax.evals.plots import write_plots
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
+from domino_jax.evals.tree_report import TREES
 from domino_jax.runtime.cores import usable
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
@@ -45,7 +46,6 @@ from domino_jax.runtime.files import write_whole
 REPORT = "report.json"
 WRITTEN = ("report.md", "table.md", "table.tex")  # beside it, and the folder of pictures
 PLOTS = "plots"
-TREES = "trees.png"  # drawn where the mode tree was decoded (tree_report.py)
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 TIMED = ("draft", "head", "verify", "commit")

@@ -16,8 +16,9 @@ import numpy as np
 
 from domino_jax.decoding.generate import TREE, Generator
 from domino_jax.decoding.speculative import tree_round
-from domino_jax.evals.report import TREES
 from domino_jax.runtime.figures import figure_of, save
+
+TREES = "trees.png"
 
 # Rounds drawn, and the nodes that a picture still shows legibly.
 DRAWN, LEGIBLE = 4, 64

@@ -1,8 +1,7 @@
-"""The key/value cache: a plain array per layer, an argument and a result, with its committed length kept beside it.
+"""The key/value cache: a plain array per layer, an argument and a result, with its committed length beside it.
 
-Rows of a block are written behind the committed length and become part of the past only when the caller advances the
-length; rejecting a draft is not advancing it (DESIGN §1.8). What lies behind the length is masked, and overwritten next
-round.
+Rows of a block are written after the committed length. They become part of the past only when the caller advances the
+length, so rejecting a draft is not advancing it. Rows after the length are masked, and overwritten in the next round.
 """
 
 import functools
@@ -23,7 +22,7 @@ def init_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: int
 
 
 def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> LayerCache:
-    """Writes k, v [B, K, T, H] at `slots` int32 [B, T], which follow one another: slots[:, 0] and the T - 1 behind it.
+    """Writes k, v [B, K, T, H] at `slots` int32 [B, T], which are consecutive: slots[:, 0] and the T - 1 after it.
 
     A row whose block would not fit whole is left as it is: dynamic_update_slice would clamp the start and overwrite
     committed rows. One window a row, and not one slot at a time: TPU compilers copy the whole cache into another layout
@@ -35,8 +34,8 @@ def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> L
     """
     if k.shape[2] == 1:
         k, v = (jnp.pad(rows, ((0, 0), (0, 0), (0, 1), (0, 0))) for rows in (k, v))
-    # Said to be one scatter a row of the batch, it stays on the row's device: with the row as an index, a mesh would
-    # gather the new rows of all of them.
+    # With the batch as a batching dimension each row is written on its own device. With the row as an index, a mesh
+    # would gather the new rows of all devices.
     windows = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(1, 2, 3),
         inserted_window_dims=(),

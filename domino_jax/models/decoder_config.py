@@ -38,7 +38,7 @@ class DecoderConfig:
     rope_theta: float
     attention_bias: bool
     max_position_embeddings: int
-    # Not in the repr, which tells targets apart in workdirs (loading.target_identity): their other fields do.
+    # Not in the repr, which identifies targets in workdirs (loading.target_identity) by the other fields.
     qk_norm: bool = dataclasses.field(default=True, kw_only=True, repr=False)
 
 
@@ -87,7 +87,7 @@ def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
 def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "") -> None:
     """Raises DataError naming the first key of `neutral` that `raw` sets to another than its neutral values.
 
-    place: what stands before the key in the message, as "rope_parameters.".
+    place: the text before the key in the message, as "rope_parameters.".
     """
     for key, values in neutral.items():
         value = raw.get(key)
@@ -115,7 +115,7 @@ def _refuse_rope(place: str, rope: dict[str, Any]) -> None:
 
 
 def read_rope_theta(raw: dict[str, Any]) -> float:
-    """rope_theta from the top level, from rope_parameters, or from both when they agree (CONTRACT §1.1)."""
+    """rope_theta from the top level, from rope_parameters, or from both when they agree."""
     found = {
         name: value
         for name, value in (
@@ -138,7 +138,7 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
     """The layer shapes that a target and a drafter config.json share, checked against LIMITS.
 
     llama: head_dim may be absent and is then hidden_size / num_attention_heads, which is what it means in that type. In
-    Qwen3 it is a value of its own, and most often another one.
+    Qwen3 it is a separate value, and usually another one.
     """
     derived = llama and raw.get("head_dim") is None
     shapes = [name for name in LIMITS if not (derived and name == "head_dim")]

@@ -60,8 +60,8 @@ class SelfAttention(nn.Module):
         return rotate(self.k_norm(k) if self.qk_norm else k, angles), self._heads(self.v_proj(x))
 
     def __call__(self, x: jax.Array, angles: Angles, attention: Attention) -> tuple[jax.Array, Any]:
-        attended, kept = attention(self.queries(x, angles), *self.keys_values(x, angles))
-        return self.o_proj(attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)), kept
+        attended, extra = attention(self.queries(x, angles), *self.keys_values(x, angles))
+        return self.o_proj(attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)), extra
 
 
 class DecoderLayer(nn.Module):
@@ -87,11 +87,11 @@ class DecoderLayer(nn.Module):
         self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, self.dtype)
 
     def context_keys_values(self, context: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
-        """Keys and values [B, K, T, H] of drafter context rows, which skip input_layernorm (CONTRACT §1.3.3)."""
+        """Keys and values [B, K, T, H] of drafter context rows, which skip input_layernorm."""
         return self.self_attn.keys_values(context, angles)
 
     def __call__(self, x: jax.Array, angles: Angles, attention: Attention) -> tuple[jax.Array, Any]:
-        """x [B, T, D] → (x [B, T, D], what `attention` kept)."""
-        attended, kept = self.self_attn(self.input_layernorm(x), angles, attention)
+        """x [B, T, D] → (x [B, T, D], the second result of `attention`)."""
+        attended, extra = self.self_attn(self.input_layernorm(x), angles, attention)
         x = constrain(x + attended, "batch")
-        return constrain(x + self.mlp(self.post_attention_layernorm(x)), "batch"), kept
+        return constrain(x + self.mlp(self.post_attention_layernorm(x)), "batch"), extra

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from domino_jax.models import sharding
 from domino_jax.models.shapes import Positions
 
-# Qwen3 configs carry initializer_range 0.02; CONTRACT: normal(0, 0.02) linears, ones for norms.
+# Qwen3 configs carry initializer_range 0.02; so linears start as normal(0, 0.02) and norms as ones.
 INIT_STD = 0.02
 MATRIX_ROWS = 8  # of a TPU's smallest tile
 
@@ -66,7 +66,7 @@ def with_rows(product: Callable, x: jax.Array, matrix: jax.Array) -> jax.Array:
 
 
 class RMSNorm(nn.Module):
-    """w · x / sqrt(mean x² + eps) over the last axis, computed in float32, no "+1" on the weight (CONTRACT §1.3.0)."""
+    """w · x / sqrt(mean x² + eps) over the last axis, computed in float32, no "+1" on the weight."""
 
     eps: float
     dtype: Any = jnp.float32
@@ -96,7 +96,7 @@ class SwiGLU(nn.Module):
 
 
 def rotary_angles(positions: Positions, head_dim: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [B, 1, T, H/2], of position · theta^(-2i/H) (CONTRACT §1.3.0).
+    """cos and sin, float32 [B, 1, T, H/2], of position · theta^(-2i/H).
 
     Always float32: in bfloat16 position 257 would round to 256.
     """

@@ -137,8 +137,8 @@ class Qwen3(nn.Module):
         depth = max(tap_layers) + 1 if features_only else self.config.num_hidden_layers
         tapped, new_cache = {}, []
         for index, layer in enumerate(self.layers[:depth]):
-            x, kept = layer(x, angles, _attention(mask, documents, cache[index] if cache else None, slots))
-            new_cache.append(kept)
+            x, layer_cache = layer(x, angles, _attention(mask, documents, cache[index] if cache else None, slots))
+            new_cache.append(layer_cache)
             if index in tap_layers:
                 tapped[index] = x
         out = {}

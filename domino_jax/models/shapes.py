@@ -8,7 +8,7 @@ Letters
     A anchors (draft blocks) per training row                       G slots of one draft block (block_size)
     U width of the GRU state        E rank of the logit residual    M drafted tokens per round
 
-The aliases name what an array holds; the letters stand in the docstring beside them.
+The aliases name what an array holds; the letters are in the docstrings.
 """
 
 import jax

@@ -1,6 +1,6 @@
 """The mesh, the one table from parameter axes to mesh axes, and the constraints that the models put on their arrays.
 
-Axes ("data", "fsdp", "tensor"): a batch lies over data and fsdp together, parameters and optimizer state over fsdp,
+Axes ("data", "fsdp", "tensor"): a batch is split over data and fsdp together, parameters and optimizer state over fsdp,
 heads, feed-forward and vocabulary over tensor. Without a mesh (`jax.set_mesh`) every constraint here is the identity,
 so the models know one way to run.
 """
@@ -21,7 +21,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 # Logical axis → mesh axes.
 LOGICAL = {
     "batch": ("data", "fsdp"),
-    "groups": ("data",),  # rows on their way from a table that lies over fsdp
+    "groups": ("data",),  # rows on their way from a table that is split over fsdp
     "width": ("fsdp",),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
@@ -30,7 +30,7 @@ LOGICAL = {
     None: (),
 }
 
-# Module → the logical axes of its matrix, as it is stored. Vectors (norm scales, biases) lie whole on every device.
+# Module → the logical axes of its matrix, as it is stored. Every device holds all vectors (norm scales, biases).
 MATRICES = {
     "embed_tokens": ("vocab", "width"),
     "lm_head": ("width", "vocab"),
@@ -62,9 +62,11 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
     if rest and len(devices) % known == 0:
         sizes[rest[0]] = len(devices) // known
     if int(np.prod(list(sizes.values()))) != len(devices):
-        asked = ", ".join(f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, (data, fsdp, tensor), strict=True))
+        sizes_text = ", ".join(
+            f"mesh.{axis}={size}" for axis, size in zip(MESH_AXES, (data, fsdp, tensor), strict=True)
+        )
         raise DominoError(
-            f"{asked} ask for a multiple of {known} devices, but {len(devices)} are here; "
+            f"{sizes_text} need a multiple of {known} devices, but there are {len(devices)}; "
             "change the sizes so that their product is the number of devices (-1 is the rest)."
         )
     # Auto: the compiler propagates shardings; the Explicit default would turn constraints into assertions.
@@ -74,8 +76,8 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
 def decoding_view(mesh: Mesh, kv_heads: Sequence[int], tensor: int = 0) -> Mesh:
     """The devices of a training mesh as a mesh for decoding: (data, 1, tensor), in the same order.
 
-    A pass of decoding does little work for each weight, so weights that lie over fsdp and are gathered for every pass
-    cost more than the pass. Here their devices split heads, feed-forward and vocabulary instead, and exchange
+    A pass of decoding does little work for each weight, so gathering weights that are split over fsdp costs more
+    than the pass. Here their devices split heads, feed-forward and vocabulary instead, and exchange
     activations.
 
     Args:
@@ -127,7 +129,7 @@ def param_shardings(mesh: Mesh, shapes: Any, kv_heads: int) -> Any:
 
 
 def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
-    """(names on the way to a parameter, its shape) → where it lies: for reading weights straight to their devices."""
+    """(names on the way to a parameter, its shape) → its sharding, for reading weights straight to their devices."""
 
     def place(path: Sequence[str], shape: Sequence[int]) -> NamedSharding:
         keys = tuple(jax.tree_util.DictKey(name) for name in path)
@@ -144,7 +146,7 @@ def decode_placement(
 ) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
     """`placement` for decoding: the Domino head whole on every device, and an embedding that is no lm_head too.
 
-    A collective for each drafted token costs more than the head's split saves where devices answer slowly (DESIGN §6).
+    A collective for each drafted token costs more than the head's split saves where devices answer slowly.
     A tied embedding stays split, for the lm_head's sake; a gate table (decode.gate_table) then spares the head its
     look-ups.
 
@@ -202,7 +204,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def gathered(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:
     """A module's matrix as a product uses it: whole over fsdp, split over tensor; its gradient as it is stored.
 
-    Said at the use, after the cast to the compute type, so that a bfloat16 step gathers two bytes a weight and not
+    Constrained at the use, after the cast to the compute type, so that a bfloat16 step gathers two bytes a weight, not
     four, and so that the compiler never moves activations to the weights instead. The gradient is scattered as it is
     summed: a plain constraint would have it summed whole on every device.
 
@@ -252,21 +254,21 @@ def process_rows(mesh: Mesh, batch_size: int) -> slice:
     """The rows of the global batch that this process supplies: one stretch, the same for processes that share rows.
 
     Raises:
-        DominoError: its devices hold rows that do not lie together.
+        DominoError: its devices hold rows that are not consecutive.
     """
     shards = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     spans = sorted({index[0].indices(batch_size)[:2] for index in shards})
     start, stop = spans[0][0], spans[-1][1]
     if sum(end - begin for begin, end in spans) != stop - start:
         raise DominoError(
-            f"the devices of this process hold the rows {spans} of a batch, which is no one stretch; "
+            f"the devices of this process hold the rows {spans} of a batch, which are not consecutive; "
             "let mesh.tensor × mesh.fsdp be a multiple, or a divisor, of the devices of a process."
         )
     return slice(start, stop)
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
-    """Host values, the same in every process, as arrays that lie whole on every device; what is on the mesh stays."""
+    """Host values, the same in every process, as arrays whole on every device; arrays on the mesh stay."""
     place = replicated(mesh)
 
     def put(leaf: Any) -> Any:
@@ -277,7 +279,7 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
 
 
 def decode_layout(mesh: Mesh, state: Any) -> Any:
-    """Where the arrays of a decoding state lie: caches [B, K, S, H] by rows and heads, what the host reads whole.
+    """The shardings of a decoding state: caches [B, K, S, H] by rows and heads, what the host reads whole.
 
     Args:
         state: a tree whose leaves have a .shape.
@@ -291,6 +293,6 @@ def decode_layout(mesh: Mesh, state: Any) -> Any:
 
 
 def global_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process' rows of every array as parts of global arrays that lie over the mesh."""
+    """This process' rows of every array as parts of global arrays on the mesh."""
     sharding = batch_sharding(mesh)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

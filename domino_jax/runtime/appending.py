@@ -1,4 +1,4 @@
-"""Files that only grow, on a disk or in a bucket, written by a thread of their own: no step waits for either."""
+"""Files that only grow, on a disk or in a bucket, written by a separate thread so that no step waits."""
 
 import contextlib
 import os
@@ -115,13 +115,13 @@ class AppendingThread:
     """Takes bytes for files at any time and appends them in the background, in order, each byte once.
 
     A file is written to as soon as there is something on a disk, and every BUCKET_SECONDS or less often in a bucket.
-    While a write fails its bytes are kept and tried again; the first failure is one warning.
+    Bytes whose write fails stay in memory and are tried again; the first failure is one warning.
     """
 
     def __init__(self, folder: str | os.PathLike, report: Callable[[str], None] = print):
         """
         Args:
-            folder: above all files.  report: takes the warnings.
+            folder: of all files.  report: takes the warnings.
         """
         self._folder, self._report = remote.open_path(folder), report
         self._in_bucket = is_remote(folder)
@@ -156,7 +156,7 @@ class AppendingThread:
             return not (self._waiting or self._busy)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Writes what is left, for at most `seconds`, and says so when something is lost."""
+        """Writes what is left, for at most `seconds`, and reports what is lost."""
         if self._thread is None:
             return
         written = self.flush(seconds)

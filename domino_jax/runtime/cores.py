@@ -13,11 +13,11 @@ WATCHED = 0.2  # seconds that the cores are watched for
 
 @contextlib.contextmanager
 def kept_to(count: int) -> Iterator[None]:
-    """Within it, all threads of this process run on `count` of the cores they may use; 0, or too many: on all of them.
+    """Limits all threads of this process to `count` of the cores they may use; 0, or too many: all of them.
 
-    The idlest are taken, for no scheduler can move the process away later; of equals those that the process id points
-    at, so that two runs that start together do not meet. All cores are given back at the end. Does nothing where the
-    system cannot be asked for it (only Linux can).
+    The idlest cores are taken, because no scheduler can move the process away later. Ties are broken by the process
+    id, so that two runs that start together take different cores. All cores are given back at the end. Only Linux has
+    the system call; elsewhere this does nothing.
     """
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") and THREADS.is_dir() else []
     if not 0 < count < len(allowed):
@@ -36,7 +36,7 @@ def kept_to(count: int) -> Iterator[None]:
 
 
 def idle_time() -> dict[int, int]:
-    """By core, the time in ticks of 10 ms that it has stood idle or waited for a disk since the machine started."""
+    """By core, the time in ticks of 10 ms that it has been idle or has waited for a disk since the machine started."""
     lines = [line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu")]
     return {int(name[3:]): int(spent[3]) + int(spent[4]) for name, *spent in lines if name != "cpu"}
 

@@ -31,10 +31,10 @@ from domino_jax.runtime.errors import DominoError, first_line
 MODES = ("off", "auto", "manual")
 BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 LOOPBACK = "127.0.0.1"
-INIT_SECONDS = 50  # a wrong environment is told within a minute
+INIT_SECONDS = 50  # a wrong environment is reported within a minute
 HEARTBEAT_SECONDS = 100  # JAX's own
 SHUTDOWN_SECONDS = 60  # the processes leave together, see shutdown()
-# What JAX's runtime says of a program or its size, and would say again; anything else it says of the machines.
+# Errors of JAX's runtime about a program or its size, which would come again; all others are about the machines.
 OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 # A broken collective is a ValueError when it fails while it is dispatched, and Orbax turns a broken barrier into a
 # TimeoutError. Both are recognised by their text, because files that cannot be read or written raise the same classes.
@@ -48,12 +48,13 @@ def initialize(mode: str = "auto", preemptible: bool = True) -> None:
       mode: off: this process alone, without JAX's services. manual: the three JAX_ variables name address, number and
         place. auto: the same if one of them is set, else what JAX detects (Cloud TPU, Slurm, Open MPI, Kubernetes),
         else one process on the loopback.
-      preemptible: JAX keeps SIGTERM until it is asked about it (preemption.py). False: it ends the process, as is right
+      preemptible: JAX holds SIGTERM back until preemption.py asks for it. False: it ends the process, as is right
         for a command that never asks.
 
     Raises:
-      DominoError: a variable is missing or wrong, the port is taken, another process or the device asked for is
-        missing. When the others do not come at all, JAX would abort; the process leaves with the same exit code 2.
+      DominoError: a variable is missing or wrong, the port is taken, another process or the
+        requested device is missing. When the others do not come at all, JAX would abort; the process leaves with the
+        same exit code 2.
     """
     if mode not in MODES:
         raise DominoError(f"--distributed={mode}: set it to one of {', '.join(MODES)}.")
@@ -74,7 +75,7 @@ def initialize(mode: str = "auto", preemptible: bool = True) -> None:
 
 
 def meant_for_several(mode: str) -> str | None:
-    """What says that this process is to be one of several, before anything is connected; None when nothing does."""
+    """The flag or variable that makes this process one of several, before anything is connected; None without one."""
     if mode == "manual":
         return "--distributed=manual"
     count = os.environ.get("JAX_NUM_PROCESSES", "").strip()
@@ -87,7 +88,7 @@ def is_primary() -> bool:
 
 
 def shutdown() -> None:
-    """The end of a run that went well: wait for the others, then close JAX's services. No device is used behind it."""
+    """The end of a run that went well: wait for the others, then close JAX's services. No device is used after it."""
     if not jax.distributed.is_initialized():
         return
     # JAX's own goodbye has a time limit, and one process may still write the report while the others are done.
@@ -119,7 +120,7 @@ def leave(code: int, error: BaseException | None = None) -> None:
 def _several() -> bool:
     try:
         return jax.process_count() > 1
-    except (RuntimeError, AssertionError):  # connected, but the device asked for is not there
+    except (RuntimeError, AssertionError):  # connected, but the requested device is missing
         return True
 
 
@@ -380,4 +381,4 @@ def _go_round_proxies() -> None:
 
 def _proxies() -> str:
     found = sorted(name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy"))
-    return f" {', '.join(found)} may stand in the way: unset it." if found else ""
+    return f" {', '.join(found)} may block the connection: unset it." if found else ""

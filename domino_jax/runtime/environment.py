@@ -1,4 +1,4 @@
-"""env.json: under what a run ran. Only what is listed here is read from the environment, so no token can end in it."""
+"""env.json: the environment of a run. Only the variables listed here are read, so no token can get into it."""
 
 import datetime
 import hashlib
@@ -54,7 +54,7 @@ def environment() -> dict[str, Any]:
 
 
 def write_environment(workdir: str | os.PathLike) -> None:
-    """Writes <workdir>/env.json anew, for the start at hand; the primary process alone should call it."""
+    """Writes <workdir>/env.json for this start; only the primary process should call it."""
     text = json.dumps(environment(), indent=2, ensure_ascii=False) + "\n"
     write_whole(epath.Path(workdir) / "env.json", text.encode())
 
@@ -66,12 +66,12 @@ def packages() -> dict[str, str]:
 
 
 def git_state(folder: pathlib.Path) -> dict[str, Any] | None:
-    """{"sha", "dirty", "diff_sha256"} of the checkout that tracks this package; None when it lies in none.
+    """{"sha", "dirty", "diff_sha256"} of the checkout that tracks this package; None outside of a checkout.
 
     dirty: the work tree differs from the commit, untracked files included.  diff_sha256: of the tracked files'
-    difference, so that two dirty runs can be told apart; None when there is none.
+    difference, which distinguishes two dirty runs; None when there is none.
     """
-    # An installed copy may lie below somebody else's checkout, which does not track it.
+    # An installed copy may be inside somebody else's checkout, which does not track it.
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     sha, status, diff = (

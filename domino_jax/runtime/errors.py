@@ -51,11 +51,11 @@ def first_line(error: BaseException, with_class: bool = True) -> str:
 
 
 def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:
-    """What a user is told of a file or folder that could not be written: 3 on a full disk, else 2."""
+    """The error for a file or folder that could not be written: exit code 3 on a full disk, else 2."""
     if error.errno in FULL:
         return DataError(
             f"{place} cannot be written: {os.strerror(error.errno)}.\n"
-            "Make room and start again: everything that was written whole is kept."
+            "Make room and start again: everything that was written completely is still there."
         )
     return DominoError(
         f"{place} cannot be written: {error.strerror or error}.\nName another place, or give this user access to it."

@@ -36,7 +36,7 @@ POLL_SECONDS = 0.05
 # What a process that leaves at once may take to say why: the terminal or pipe it writes to may be what hangs.
 ANNOUNCE_SECONDS = 5.0
 
-# JAX lets the processes stop at the number after the largest that any of them has asked about, starting from 0. With
+# JAX lets the processes stop at the number after the largest that any of them has queried, starting from 0. With
 # the training step as that number, a signal before a resumed run's first question names a step long past, and is lost;
 # so the questions are numbered instead, over the life of the process as JAX's own count is.
 _QUESTIONS = itertools.count(1)
@@ -138,12 +138,12 @@ class Preemption:
         """True from the agreed question on. Collective: every process has to ask equally often, once a step or more.
 
         Args:
-          step: steps done, for the line that says where the run stops.
+          step: steps done, for the line that reports where the run stops.
         """
         if self._reached:
             return True
         stop = self._signalled and jax.process_count() == 1
-        if not stop and jax.distributed.is_initialized():  # which also kept a signal that came before `with`
+        if not stop and jax.distributed.is_initialized():  # which also holds a signal that came before `with`
             stop = multihost_utils.reached_preemption_sync_point(next(_QUESTIONS))
         if stop:
             self._reached = True  # from here on the run ends itself
@@ -179,7 +179,7 @@ def end_at_next_signal() -> None:
 def leave(code: int, announce: Callable[[], None]) -> NoReturn:
     """Ends the process with this exit code from any thread, without clean-up: what is blocked would block that too.
 
-    announce: says why, in a thread that is waited for for a few seconds.
+    announce: prints the reason, in a thread that is waited for for a few seconds.
     """
 
     def say() -> None:

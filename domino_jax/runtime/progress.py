@@ -19,7 +19,7 @@ def duration(seconds: float | None) -> str:
 
 
 class Progress:
-    """Counts `total` pieces of work; `done` of them were there before.
+    """Counts `total` pieces of work; `done` of them were done before.
 
     with Progress("decode", total=64) as progress:
         progress.advance(8, "1,200 tokens/s")
@@ -27,7 +27,7 @@ class Progress:
 
     def __init__(self, label: str, total: int, done: int = 0, console: rich.console.Console | None = None):
         self._label, self._total, self._first, self._done = label, total, done, done
-        self._begin = self._told = time.monotonic()
+        self._begin = self._printed = time.monotonic()
         self._console = console or rich.console.Console()
         self._bar = None
         if self._console.is_terminal:
@@ -39,19 +39,19 @@ class Progress:
                 rich.progress.TimeRemainingColumn(),
                 rich.progress.TextColumn("{task.fields[note]}", markup=False),
             )
-            # Transient: what is left on the screen in the end is the result.
+            # Transient: only the result stays on the screen.
             self._bar = rich.progress.Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(label, total=total, completed=done, note="")
 
     def advance(self, count: int, note: str = "") -> None:
-        """Counts `count` more pieces; `note` stands behind the numbers."""
+        """Counts `count` more pieces; `note` is printed after the numbers."""
         self._done += count
         if self._bar:
             self._bar.update(self._task, completed=self._done, note=note)
             return
         now = time.monotonic()
-        if now - self._told >= SECONDS_BETWEEN_LINES or self._done == self._total:
-            self._told = now
+        if now - self._printed >= SECONDS_BETWEEN_LINES or self._done == self._total:
+            self._printed = now
             text = f"{self._label} {self._done}/{self._total}  {note}  left {self._left(now)}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Addresses in a bucket (gs://): how they differ from local paths, the client for them, one sentence per mistake.
+"""Addresses in a bucket (gs://): how they differ from local paths, the client for them, and error messages.
 
 Small files and data go through etils.epath and gcsfs, a checkpoint's arrays through tensorstore's own client. Both take
 the credentials of GOOGLE_APPLICATION_CREDENTIALS, of gcloud's application default login, or of the machine itself.
@@ -192,7 +192,7 @@ def access(name: str) -> Iterator[None]:
         yield
     except DominoError:
         raise
-    except Exception as error:  # each store's client raises classes of its own
+    except Exception as error:  # each store's client raises its own classes
         reason = first_line(error, with_class=False)
         raise BucketError(_advice(name, reason, error)) from error
 
@@ -244,7 +244,7 @@ def _register() -> None:
     class Bucket(GCSFileSystem):
         """gcsfs whose listings are never old, whose requests end, and whose failures are OSErrors.
 
-        Listings are not kept: Orbax and the other processes of a run write files that this client does not hear of.
+        Listings are not cached: Orbax and the other processes of a run write files that this client does not know of.
         """
 
         def __init__(self, *args, **options):

@@ -1,4 +1,4 @@
-"""A run that does not go on: print where every thread is, and end the process if asked to."""
+"""Hung runs: print where every thread is, and end the process if requested."""
 
 import contextlib
 import sys
@@ -17,9 +17,9 @@ SLOW = 10
 class Watchdog:
     """Watches from `with` to its end: steps, each of which ends with beat(), and what is longer, in slow().
 
-    A thread of its own does the waiting. It needs the interpreter's lock, which JAX gives up while it blocks. It takes
-    no lock of the run's, and what it says it says in another thread: a full pipe, or the file system under
-    metrics.jsonl, may be what hangs.
+    A separate thread does the waiting. It needs the interpreter's lock, which JAX releases while it blocks. It takes
+    no lock of the run, and it reports from another thread: a full pipe, or the file system of metrics.jsonl, may be
+    what hangs.
     """
 
     def __init__(

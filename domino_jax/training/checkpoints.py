@@ -2,8 +2,8 @@
 recipe that changed in between.
 
 <workdir>/checkpoints/<step>/state           the arrays (Orbax)
-<workdir>/checkpoints/<step>/extra           JSON: where the data stands, and the recipe
-<workdir>/checkpoints/<step>/manifest.json   written last (manifest.py); step_folders.py says what else lies there
+<workdir>/checkpoints/<step>/extra           JSON: the position in the data, and the recipe
+<workdir>/checkpoints/<step>/manifest.json   written last (manifest.py); step_folders.py lists the other files
 """
 
 import functools
@@ -31,7 +31,7 @@ from domino_jax.runtime.made_with import differences, flatten, refuse
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.step_folders import StepFolders
 
-# What Orbax and tensorstore raise for files that are missing, cut or of another shape: there is no class of their own.
+# What Orbax and tensorstore raise for files that are missing, cut or of another shape: they have no class in common.
 UNREADABLE = (ValueError, KeyError, OSError, TypeError)
 # And for files that cannot be written, a full disk above all.
 UNWRITABLE = (OSError, ValueError, RuntimeError)
@@ -54,7 +54,7 @@ class _Save(NamedTuple):
 
     step: int
     written: Future  # done when Orbax is, which the next save has to wait for
-    finished: Future  # done with the manifest and what retention removed behind it; carries the error of either
+    finished: Future  # done with the manifest and the removals after it; carries the error of either
 
 
 class Checkpoints:
@@ -74,7 +74,7 @@ class Checkpoints:
         """
         Args:
           workdir: local folder or gs:// address.
-          keep: the newest so many stay; the best by τ stays besides.
+          keep: number of newest steps that stay, besides the best by τ.
           keep_every: and each whose step is a multiple of this; 0 is none.
           report: takes the warnings, a line each, of process 0.
         """
@@ -83,7 +83,7 @@ class Checkpoints:
         self._keep, self._keep_every, self._report = keep, keep_every, report
         self._saves: list[_Save] = []
         self._pool = ThreadPoolExecutor(4, "checkpoint")  # two saves at most, each waited for and finished
-        self._verifying = threading.Lock()  # one manifest, and one clean-up behind it, at a time
+        self._verifying = threading.Lock()  # one manifest, and one clean-up after it, at a time
         self._orbax: ocp.AsyncCheckpointer | None = None
         self._best = self._folders.best()
 
@@ -97,7 +97,7 @@ class Checkpoints:
 
         Args:
           step: steps done; a step that is saved already is left alone.
-          data_state: JSON: the data's position behind that step's batch.
+          data_state: JSON: the data's position after that step's batch.
           meta: JSON values to compare at the next start, the resolved recipe above all.
         """
         self._catch_up()
@@ -121,7 +121,7 @@ class Checkpoints:
         self._saves.append(_Save(step, written, self._pool.submit(self._finish, step, written)))
 
     def _finish(self, step: int, written: Future) -> None:
-        """In the background: once Orbax has written the step, hash it, and remove what retention lets go."""
+        """In the background: once Orbax has written the step, hash it, and remove the steps that retention drops."""
         written.result()
         if is_primary():
             with self._verifying:
@@ -176,7 +176,7 @@ class Checkpoints:
         )
 
     def close(self) -> None:
-        """Wait, and let go of Orbax's threads."""
+        """Wait, and end Orbax's threads."""
         self.wait()
         self._let_go()
 
@@ -242,7 +242,7 @@ class Checkpoints:
         if refusals:
             raise refusals[0]
         if code == UNUSABLE:
-            raise DataError(f"process 0 cannot use the checkpoints in {self.folder}; it says why.")
+            raise DataError(f"process 0 cannot use the checkpoints in {self.folder}; it prints the reason.")
         return None if code == NO_CHECKPOINT else code
 
     def _agreed_best(self) -> tuple[int, float] | None:
@@ -307,7 +307,7 @@ class Checkpoints:
 
     def _checkpointer(self) -> ocp.AsyncCheckpointer:
         """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about step
-        numbers of its own, from two threads, and removes old steps before the new one has its manifest."""
+        its own numbers, from two threads, and removes old steps before the new one has its manifest."""
         if self._orbax is None:
             _silence_failed_saves()
             # Not in the background: a folder that cannot be made should be an error here, not a time-out there.

@@ -1,9 +1,9 @@
-"""<workdir>/finished.json: a run has taken all its steps, and what it leaves behind is whole.
+"""<workdir>/finished.json: a run has taken all its steps, and its files are complete.
 
     {"step": 900, "processes": 1, "exported_step": 800, "export_sha256": "…"}
 
 exported_step is the one with the best τ, or the last. Written last, after the last export and the final decoding;
-nothing else says that a run is finished. The hash is over the files that hold the drafter, so the model card may be
+nothing else marks a run as finished. The hash is over the files that hold the drafter, so the model card may be
 edited and `tune` may add its constants.
 """
 
@@ -47,7 +47,7 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
 
 
 def parse_marker(workdir: epath.Path, report: Callable[[str], None]) -> dict | None:
-    """The marker as it was written, whatever became of the export; None without one that can be read."""
+    """The marker as it was written, whatever happened to the export; None without one that can be read."""
     try:
         marker = json.loads((workdir / NAME).read_bytes())
     except FileNotFoundError:

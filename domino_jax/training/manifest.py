@@ -82,7 +82,7 @@ def measure(path: epath.Path) -> tuple[int, str]:
 def _compare(folder: epath.Path, name: str, expected: dict) -> str | None:
     path = folder / name
     try:
-        size = path.stat().length  # before hashing: a cut file is told by its length, and at once
+        size = path.stat().length  # before hashing: a cut file is recognised by its length at once
         if size != expected["bytes"]:
             return f"{name}: {size} bytes instead of {expected['bytes']}"
         size, digest = measure(path)

@@ -1,4 +1,4 @@
-"""What a run says: metrics.jsonl, TensorBoard, and a progress bar on a terminal or plain lines in a log."""
+"""The output of a run: metrics.jsonl, TensorBoard, and a progress bar on a terminal or plain lines in a log."""
 
 import json
 import math
@@ -57,11 +57,11 @@ class MetricsWriter:
             metrics.write(step, {"loss": loss, ...})
 
     A row holds "step", the values given (numbers, or lists of numbers, which the console leaves out), and "seconds",
-    the time this run has taken so far, earlier starts included. A run taken up from step n drops the rows behind n, so
-    that no step is ever told twice; it does so when it writes its first row, and a start that has nothing to write
-    touches nothing. Rows may come from any thread.
+    the time this run has taken so far, earlier starts included. A run that continues from step n drops the rows after
+    n, so that no step is recorded twice. It does so when it writes its first row; a start that has nothing to write
+    changes nothing. Rows may come from any thread.
 
-    Files are written by a thread of their own (appending.py): at once on a disk, every ten seconds or less often in a
+    Files are written by a separate thread (appending.py): at once on a disk, every ten seconds or less often in a
     bucket (gs://). A disk that is full or a store that does not answer costs a warning, never a step.
     """
 
@@ -80,7 +80,7 @@ class MetricsWriter:
         Args:
             total_steps: T.  start_step: completed steps of the checkpoint that is continued.
             primary: False in every process but the first: nothing is written or shown then.
-            wandb: a Weights & Biases project, "" for none; `recipe` is told to it.
+            wandb: a Weights & Biases project, "" for none; `recipe` is logged there.
         """
         self._folder = open_path(workdir)
         self._path = self._folder / "metrics.jsonl"
@@ -229,7 +229,7 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
     if not file.exists():
         return []
     lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
-    lines.pop()  # what stands behind the last line's end: nothing, or the torn line
+    lines.pop()  # what follows the last line's end: nothing, or the torn line
     rows = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -7,8 +7,8 @@
   corrupt/<step>      checkpoints that did not match their manifest, set aside at a start
 <workdir>/first_checkpoint.json   {"step": the first one that was finished}: a start without any checkpoint has lost it
 
-The marker tells a save that was cut off, which the next start removes, from a checkpoint that lost its manifest, which
-it sets aside. No step is renamed on the way, so buckets (gs://), where renaming copies, work alike.
+The marker distinguishes a save that was cut off, which the next start removes, from a checkpoint that lost its
+manifest, which it sets aside. No step is renamed on the way, so buckets (gs://), where renaming copies, work alike.
 """
 
 import json
@@ -58,7 +58,7 @@ class StepFolders:
         self._marker(step).write_bytes(b"")
 
     def finish(self, step: int) -> None:
-        """Behind the last file of a step: hash them all. From here on it counts."""
+        """After the last file of a step: hash them all. From here on it counts."""
         manifest.write(self.path(step), step)
         self._marker(step).unlink()
         first = self.folder.parent / FIRST
@@ -85,7 +85,7 @@ class StepFolders:
     def retain(self, keep: int, keep_every: int) -> None:
         """Remove what is neither among the newest `keep`, nor a multiple of `keep_every` (0: none), nor the best.
 
-        Called behind finish(), so that the newest finished step has just been written and read back.
+        Called after finish(), so that the newest finished step has just been written and read back.
         """
         try:
             steps, best = self.finished(), self.best()
@@ -173,7 +173,7 @@ class StepFolders:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_whole(self.folder / TAU, json.dumps(scores).encode())
             except OSError as error:
-                self._report(f"warning: the τ of step {step} could not be kept in {TAU} ({first_line(error)})")
+                self._report(f"warning: the τ of step {step} could not be written to {TAU} ({first_line(error)})")
 
     def best(self) -> tuple[int, float] | None:
         """(step, τ) of the finished step with the highest τ; of equal ones the later."""
@@ -187,7 +187,7 @@ class StepFolders:
         except FileNotFoundError:
             return {}
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            self._report(f"warning: {self.folder / TAU} is unreadable ({first_line(error)}): the best starts anew")
+            self._report(f"warning: {self.folder / TAU} is unreadable ({first_line(error)}): the best step is unknown")
             return {}
 
     # ---------------------------------------------------------------- names

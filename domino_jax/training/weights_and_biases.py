@@ -12,7 +12,7 @@ from etils import epath
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote, write_whole
 
-WAITING_ROWS = 10_000  # rows kept for a slow connection; those beyond are dropped and counted
+WAITING_ROWS = 10_000  # rows waiting for a slow connection; those beyond are dropped and counted
 SECONDS_TO_FINISH = 60.0
 
 
@@ -26,9 +26,9 @@ def require_wandb(project: str) -> None:
 
 
 class WandbLog:
-    """One Weights & Biases run per workdir, continued by later starts (its id lies in <workdir>/wandb_id).
+    """One Weights & Biases run per workdir, continued by later starts (its id is in <workdir>/wandb_id).
 
-    All calls to the service are made by a thread of their own, so that no step waits for a network. A service that
+    All calls to the service are made by a separate thread, so that no step waits for a network. A service that
     fails costs one line, never the run.
     """
 
@@ -55,7 +55,7 @@ class WandbLog:
 
         try:
             run = wandb.init(**self._settings, resume="allow")
-            # A start that went back to a checkpoint tells steps again; by a metric of our own they are not refused.
+            # A start that went back to a checkpoint logs steps again; with "step" as the metric they are accepted.
             run.define_metric("*", step_metric="step")
             while (row := self._rows.get()) is not None:
                 run.log(row)

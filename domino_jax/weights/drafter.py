@@ -1,4 +1,4 @@
-"""The drafter between its public folder and its parameters, and its fit to a target (CONTRACT §1.1, §1.2).
+"""The drafter between its public folder and its parameters, and its fit to a target.
 
 62 tensors for a Domino drafter of five layers, 58 for a DFlash one, which has no head. Embeddings and lm_head are the
 target's.
@@ -65,7 +65,7 @@ def refuse_other_layouts(raw: dict[str, Any], names: Iterable[str]) -> None:
     if dspark:
         raise DataError(
             f"this drafter is in the DeepSpec layout ({', '.join(map(quote, dspark[:3]))}), not the public Domino one:"
-            " its keys stand flat at the top level, its head is another one, and it stores embed_tokens and lm_head.\n"
+            " its keys are flat at the top level, its head is another one, and it stores embed_tokens and lm_head.\n"
             "To convert its backbone: move mask_token_id and target_layer_ids into dflash_config, keep the tensors"
             " fc, hidden_norm, layers and norm,\n"
             "and drop its head, and embed_tokens and lm_head if they equal the target's."

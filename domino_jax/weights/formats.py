@@ -33,7 +33,7 @@ def speculators_keys(config: DrafterConfig, verifier: str) -> dict[str, Any]:
     proposal = {"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}
     return {
         "speculators_model_type": "dflash",
-        # vLLM demands the key; it reads the layers' shapes from the top level, where they also stand for SGLang.
+        # vLLM demands the key; it reads the layers' shapes from the top level, where SGLang reads them too.
         "transformer_layer_config": {},
         "speculators_config": {
             "algorithm": "dflash",

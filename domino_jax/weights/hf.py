@@ -49,8 +49,7 @@ def resolve_folder(path: str | Path) -> Path:
     """A local folder, or the local copy of a hub model given as "owner/name" or "owner/name@revision", or of a folder
     in a bucket (gs://).
 
-    What starts with / . ~ or exists here is local and never asked of a hub. With HF_HUB_OFFLINE=1 only the
-    cache is asked.
+    Paths that start with / . ~ or exist here are always local. With HF_HUB_OFFLINE=1 only the cache is used.
     """
     path = str(path)
     if is_remote(path):
@@ -73,7 +72,7 @@ def resolve_folder(path: str | Path) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # what the hub's and the HTTP library's errors derive from
         reason = first_line(error, with_class=False)
         raise DominoError(
-            f"{quote(path)} is no folder here, and the hub did not give it: {reason}\n"
+            f"{quote(path)} is not a local folder, and the hub did not provide it: {reason}\n"
             "Name a local folder (./NAME), or fetch it first and set HF_HUB_OFFLINE=1."
         ) from None
     return Path(found)
@@ -89,7 +88,7 @@ def drafter_folder(path: str | Path) -> Path:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a plain file name in `folder`; DataError when it, or what it links to, lies outside.
+    """The path of a plain file name in `folder`; DataError when it, or what it links to, is outside.
 
     A hub cache keeps `<repository>/snapshots/<revision>/` full of links into `<repository>/blobs/`. A folder whose
     parent is called "snapshots" may therefore link into the "blobs" beside that parent, and nowhere else.
@@ -174,7 +173,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 class Tensors:
-    """The tensors of a folder by name. Headers are read and checked at once, data when asked for."""
+    """The tensors of a folder by name. Headers are read and checked at once, data on request."""
 
     def __init__(self, folder: Path, stored: dict[str, Stored]):
         self.folder = folder
@@ -225,7 +224,7 @@ def open_tensors(folder: Path) -> Tensors:
 
 
 def _read_shards(folder: Path) -> dict[str, Stored]:
-    """Every shard's header; the index and the shards must tell the same story."""
+    """Every shard's header; the index and the shards must agree."""
     weight_map = read_json(folder, INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DataError(f"{folder}/{INDEX} has no weight_map object.")
@@ -314,7 +313,7 @@ def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
         if strange:
             raise DominoError(
                 f"{folder} holds {list_names(strange)}, which no export wrote and which would be lost; "
-                "name a folder of its own."
+                "name a separate folder."
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_left(folder, "new")
@@ -343,7 +342,7 @@ def _defer(tensor: np.ndarray | Deferred) -> Deferred:
 
 
 def _shards(tensors: Mapping[str, Deferred]) -> dict[str, list[str]]:
-    """{file name: tensor names}: one file, or as many as SHARD_BYTES asks for."""
+    """{file name: tensor names}: one file, or more where SHARD_BYTES is exceeded."""
     groups: list[list[str]] = [[]]
     filled = 0
     for name in sorted(tensors):

@@ -147,7 +147,7 @@ def load_models(
 
 
 def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
-    """The drafter with a shorter block: its slots attend to each other, so fewer of them are a drafter of their own."""
+    """The drafter with a shorter block: its slots attend to each other, so fewer of them are a different drafter."""
     if not block_size:
         return config
     if block_size > config.block_size:
@@ -157,7 +157,7 @@ def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
         )
     if config.has_head and config.suffix_start >= block_size:
         raise DominoError(
-            f"decode.block_size {block_size} leaves the drafter's head no slot behind its prefix"
+            f"decode.block_size {block_size} leaves the drafter's head no slot after its prefix"
             f" (pure_draft_prefix_len {config.pure_draft_prefix_len}); set {config.suffix_start + 1} or more."
         )
     return dataclasses.replace(config, block_size=block_size)
@@ -168,7 +168,7 @@ def needs_drafter(modes: Sequence[str]) -> bool:
 
 
 def check_head(has_head: bool, modes: Sequence[str]) -> None:
-    """Mode domino needs a drafter with a Domino head; told before anything is decoded."""
+    """Mode domino needs a drafter with a Domino head; checked before anything is decoded."""
     if "domino" in modes and not has_head:
         raise DominoError(
             "decode.modes holds domino, but the drafter is a plain DFlash one without a Domino head;\n"

@@ -19,7 +19,7 @@ HEAD_PREFIX = "logits_correction."
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 # What only training reads, and the maps of a smaller draft vocabulary, which is refused by draft_vocab_size.
 UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")
-_COMPARED_ROWS = 4096  # rows of a copy compared at a time, so that two embeddings never lie on the host
+_COMPARED_ROWS = 4096  # rows of a copy compared at a time, so that the host never holds two embeddings
 
 # Of transformers' Qwen3Config: what a key that transformer_layer_config leaves out means.
 _DEFAULTS = {

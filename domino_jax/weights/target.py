@@ -1,6 +1,6 @@
 """The target between its public folder and its parameters: one table of names, total in both directions.
 
-A table row says which tensor of the file is which leaf of the parameter tree and whether it is stored transposed (the
+A table row names which tensor of the file is which leaf of the parameter tree and whether it is stored transposed (the
 files hold matrices output-first, the parameters input-first). Reading or writing anything the table does not list, or
 less than it lists, is an error: no leaf ever keeps a random initial value. The drafter's table is made
 of the same rows.
@@ -28,7 +28,7 @@ EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 # Buffers that older writers saved with the weights; they follow from rope_theta.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
-_COMPARED_ROWS = 4096  # rows of a tied head compared at a time, so that two embeddings never lie on the host
+_COMPARED_ROWS = 4096  # rows of a tied head compared at a time, so that the host never holds two embeddings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _load_leaf(
         leaf = jax.device_put(read())
     else:
         leaf = jax.make_array_from_callback(entry.leaf_shape, sharding, read)
-    # Transfers run behind; without waiting, the host would pile up tensors faster than a device takes them.
+    # Transfers are asynchronous; without waiting, the host would pile up tensors faster than a device takes them.
     return leaf.block_until_ready()
 
 
@@ -256,7 +256,7 @@ def _check_tied(tensors: hf.Tensors) -> None:
 def target_config_dict(config: Qwen3Config, dtype: str) -> dict[str, Any]:
     """The public config.json of a target: rope_theta in both places, so that both transformers generations read it."""
     fields = dataclasses.asdict(config)
-    if fields.pop("qk_norm"):  # told by the model_type; no public key says it
+    if fields.pop("qk_norm"):  # implied by the model_type; there is no public key for it
         own = {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",

@@ -1,4 +1,4 @@
-"""Training blocks: anchors, block tokens, labels, weights, decay. Literal inputs and outputs (CONTRACT §2.3-2.8)."""
+"""Training blocks: anchors, block tokens, labels, weights, decay. Literal inputs and outputs."""
 
 import jax
 import jax.numpy as jnp

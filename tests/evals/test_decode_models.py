@@ -108,7 +108,7 @@ def test_a_shorter_block_is_a_drafter_of_its_own():
     assert shortened(config, 0) is config
     with pytest.raises(DominoError, match="trained with blocks of 4"):
         shortened(config, 5)
-    with pytest.raises(DominoError, match="no slot behind its prefix"):
+    with pytest.raises(DominoError, match="no slot after its prefix"):
         shortened(dataclasses.replace(config, pure_draft_prefix_len=2), 2)
 
 

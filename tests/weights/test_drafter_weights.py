@@ -21,7 +21,7 @@ from tests.helpers.paths import GOLDEN
 
 SETS = ["tied_shift", "untied_noshift"]
 
-# CONTRACT §1.1: the public 8B drafter, with the keys where its config.json has them.
+# The public 8B drafter, with the keys where its config.json has them.
 PUBLIC_8B = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
@@ -70,7 +70,7 @@ def write(folder: Path, raw: dict, tensors: dict[str, np.ndarray]) -> Path:
 
 
 def public_shapes(hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
-    """The table of CONTRACT §1.2, typed from there."""
+    """The tensors of the public 8B drafter."""
     layer = {
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),

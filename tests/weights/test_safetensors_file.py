@@ -61,8 +61,8 @@ MALFORMED = {
     "pickle bytes": (b"\x80\x04\x95" + b"\0" * 40, "no whole safetensors file"),
     "header of 2^63 bytes": ((2**63).to_bytes(8, "little") + b"{}", "no whole safetensors file"),
     "header longer than the file": ((100).to_bytes(8, "little") + b"{}", "no whole safetensors file"),
-    "header is no JSON": (b"\x04" + b"\0" * 7 + b"{a}}", "not valid JSON"),
-    "header is a list": (b"\x02" + b"\0" * 7 + b"[]", "JSON list"),
+    "header is no JSON": (b"\x04" + b"\0" * 7 + b"{a}}", "invalid JSON"),
+    "header is a list": (b"\x02" + b"\0" * 7 + b"[]", "invalid type: sequence"),
 }
 
 
@@ -75,29 +75,28 @@ def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path, content, reason
 
 
 BAD_HEADERS = {
-    "truncated data": (entry(), b"\0" * 7, "cut off"),
-    "trailing bytes": (entry(), b"\0" * 9, "followed by bytes"),
-    "overlap": ({**entry(), "b": {**F32_PAIR, "data_offsets": [4, 12]}}, b"\0" * 12, "overlaps"),
-    "hole": ({**entry(), "b": {**F32_PAIR, "data_offsets": [12, 20]}}, b"\0" * 20, "hole"),
-    "shape against offsets": (entry(shape=[3]), b"\0" * 8, "needs 12 bytes"),
-    "overflowing shape": (entry(shape=[2**62, 2**62]), b"\0" * 8, "needs"),
-    "size of 4001 digits": (b'{"a":{"dtype":"F32","shape":[1%s],"data_offsets":[0,8]}}' % (b"0" * 4000), b"", "sizes"),
-    "product of 8000 digits": (entry(shape=[10**4000, 10**4000]), b"\0" * 8, "sizes"),
-    "offset of 4001 digits": (entry(data_offsets=[0, 10**4000]), b"\0" * 8, "two byte positions"),
-    "integer of 5000 digits": (
-        b'{"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,8]}}' % (b"9" * 5000),
+    "truncated data": (entry(), b"\0" * 7, "file not fully covered"),
+    "trailing bytes": (entry(), b"\0" * 9, "file not fully covered"),
+    "overlap": ({**entry(), "b": {**F32_PAIR, "data_offsets": [4, 12]}}, b"\0" * 12, "invalid offset"),
+    "hole": ({**entry(), "b": {**F32_PAIR, "data_offsets": [12, 20]}}, b"\0" * 20, "invalid offset"),
+    "shape against offsets": (entry(shape=[3]), b"\0" * 8, "invalid shape"),
+    "overflowing shape": (entry(shape=[2**62, 2**62]), b"\0" * 8, "overflow"),
+    "size of 4001 digits": (
+        b'{"a":{"dtype":"F32","shape":[1%s],"data_offsets":[0,8]}}' % (b"0" * 4000),
         b"",
-        "not valid",
+        "out of range",
     ),
-    "negative size": (entry(shape=[-2]), b"\0" * 8, "none negative"),
-    "fractional size": (entry(shape=[2.0]), b"\0" * 8, "none negative"),
-    "too many axes": (entry(shape=[2] + [1] * 8), b"\0" * 8, "at most 8 sizes"),
-    "negative offset": (entry(data_offsets=[-8, 0]), b"\0" * 8, "two byte positions"),
-    "three offsets": (entry(data_offsets=[0, 4, 8]), b"\0" * 8, "two byte positions"),
-    "unknown dtype": (entry(dtype="F4"), b"\0" * 8, "'F4'"),
-    "dtype is no string": (entry(dtype=["F32"]), b"\0" * 8, "F32"),
-    "missing field": ({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8, "needs exactly"),
-    "entry is no object": ({"a": 1}, b"", "needs exactly"),
+    "product of 8000 digits": (entry(shape=[10**4000, 10**4000]), b"\0" * 8, "out of range"),
+    "offset of 4001 digits": (entry(data_offsets=[0, 10**4000]), b"\0" * 8, "out of range"),
+    "negative size": (entry(shape=[-2]), b"\0" * 8, "expected usize"),
+    "fractional size": (entry(shape=[2.0]), b"\0" * 8, "expected usize"),
+    "too many axes": (entry(shape=[2] + [1] * 8), b"\0" * 8, "9 axes; at most 8"),
+    "negative offset": (entry(data_offsets=[-8, 0]), b"\0" * 8, "expected usize"),
+    "three offsets": (entry(data_offsets=[0, 4, 8]), b"\0" * 8, "expected 2 elements"),
+    "unknown dtype": (entry(dtype="F4"), b"\0" * 8, "invalid shape, data type"),
+    "dtype is no string": (entry(dtype=["F32"]), b"\0" * 8, "expected string"),
+    "missing field": ({"a": {"dtype": "F32", "shape": [2]}}, b"\0" * 8, "missing field"),
+    "entry is no object": ({"a": 1}, b"", "expected struct"),
     "traversal name": ({"../../x": F32_PAIR}, b"\0" * 8, "'../../x'"),
     "name with a slash": ({"a/b": F32_PAIR}, b"\0" * 8, "'a/b'"),
     "name with a newline": ({"a\nb": F32_PAIR}, b"\0" * 8, r"'a\nb'"),
@@ -125,14 +124,14 @@ def test_a_header_of_99_megabytes_is_refused_unread(tmp_path):
     assert time.process_time() - start < 1
 
 
-@pytest.mark.parametrize("doubled, reason", [(False, "followed by bytes of no tensor"), (True, "'t0000000' twice")])
+@pytest.mark.parametrize("doubled, reason", [(False, "file not fully covered"), (True, "'t0000000' twice")])
 def test_a_header_of_16_megabytes_is_judged_in_seconds(tmp_path, doubled, reason):
     """A quarter of a million names; the doubled one stands first and last."""
     names = [b"t%07d" % number for number in range(HEADER_LIMIT // 62)]
     text = b",".join(b'"%s":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % name for name in names)
-    text = b"{%s%s}" % (text, b',"t0000000":1' if doubled else b"")
+    text = b"{%s%s}" % (text, b"," + text[:59] if doubled else b"")
     assert 0.9 * HEADER_LIMIT < len(text) <= HEADER_LIMIT
-    raw_file(tmp_path / hf.SINGLE, text)
+    raw_file(tmp_path / hf.SINGLE, text, b"" if doubled else b"\0")
     start = time.process_time()
     with pytest.raises(DataError, match=reason):
         hf.open_tensors(tmp_path)
@@ -141,7 +140,7 @@ def test_a_header_of_16_megabytes_is_judged_in_seconds(tmp_path, doubled, reason
 
 def test_a_deeply_nested_header_is_refused(tmp_path):
     raw_file(tmp_path / hf.SINGLE, b'{"a":' * 200_000)
-    with pytest.raises(DataError, match="nested too deep"):
+    with pytest.raises(DataError, match="recursion limit"):
         hf.open_tensors(tmp_path)
 
 

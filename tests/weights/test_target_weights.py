@@ -24,7 +24,7 @@ from tests.helpers.paths import GOLDEN, ROOT
 SETS = ["tied_shift", "untied_noshift"]
 EMBEDDING = "model.embed_tokens.weight"
 
-# CONTRACT §1.4: hidden, intermediate, layers, heads, tied
+# The public Qwen3 sizes: hidden, intermediate, layers, heads, tied
 PUBLIC_SIZES = {
     "0.6B": (1024, 3072, 28, 16, True),
     "1.7B": (2048, 6144, 28, 16, True),
