@@ -22,6 +22,17 @@ from launch import restarts, signals
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
+    """The parser of a launcher, its description printed as it is written."""
+    return argparse.ArgumentParser(name, description=description, formatter_class=argparse.RawTextHelpFormatter)
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """--env and --max_restarts, which most launchers have."""
+    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
+
+
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, stoppable: bool = False) -> argparse.Namespace:
     """The launcher's flags, with dry_run and train (the words after `--`) added; a mistake exits with code 2.
 
@@ -67,6 +78,14 @@ def show(commands: Sequence[Sequence[str] | str]) -> None:
     """Print commands as shell, one below the other; a text is printed as it is."""
     for command in commands:
         print(command if isinstance(command, str) else shlex.join(command))
+
+
+def show_or_run(args: argparse.Namespace, command: Sequence[str]) -> int:
+    """With --dry_run the command is printed, else run; its exit code."""
+    if args.dry_run:
+        show([command])
+        return 0
+    return run(command)
 
 
 def refuse(text: str) -> NoReturn:

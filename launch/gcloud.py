@@ -1,5 +1,6 @@
 """What launch.tpu_vm and launch.queued_resources ask gcloud, and what they do when it has no answer."""
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -7,6 +8,17 @@ from collections.abc import Sequence
 from launch import commands, restarts, signals
 
 TRIES = 10
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What names a TPU and says where and of which kind it is."""
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--zone", required=True)
+    parser.add_argument("--type", required=True, help="accelerator type, as v5litepod-16")
+    parser.add_argument("--version", required=True, help="TPU software version, as v2-alpha-tpuv5-lite")
+    parser.add_argument("--project")
+    commands.add_run_flags(parser)
+    parser.add_argument("--delete", action="store_true", help="delete the machines at the end")
 
 
 def ask(command: Sequence[str]) -> str | None:

@@ -20,7 +20,7 @@ APPLY = ("kubectl", "apply", "-f", "-")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("gke", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = commands.parser_of("gke", __doc__)
     parser.add_argument("--name", required=True)
     parser.add_argument("--accelerator", required=True, help="the nodes' label, as tpu-v5-lite-podslice")
     parser.add_argument("--topology", required=True, help="of a slice, as 16x16")
@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--slices", type=int, default=1)
     parser.add_argument("--image", required=True)
     parser.add_argument("--service_account", default="default")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
+    commands.add_run_flags(parser)
     args = commands.parse(parser, argv)
     text = manifest(args)
     if args.dry_run:

@@ -14,7 +14,6 @@ Needs Python 3.8 and no package: it also sets the environment up (launch/on_tpu.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words == ["--stop"]:
         return stop()
-    parser = argparse.ArgumentParser("host", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = commands.parser_of("host", __doc__)
     parser.add_argument("--tether", action="store_true", help="end the command when the standard input ends")
     parser.add_argument("--max_restarts", type=int, default=0, help="0: the launcher starts again, not this machine")
     parser.add_argument("--wait", type=float, default=LEAVING, help="seconds for an earlier run to leave")

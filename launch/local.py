@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("local", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = commands.parser_of("local", __doc__)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--devices", type=int, default=1, help="CPU devices of each process")
     parser.add_argument("--port", type=int, default=0, help="of the coordinator; 0 (default): a free one")

@@ -28,23 +28,14 @@ LOST = ("SUSPENDED", "FAILED")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "queued_resources", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--zone", required=True)
-    parser.add_argument("--type", required=True, help="accelerator type, as v5litepod-256")
-    parser.add_argument("--version", required=True, help="TPU software version, as v2-alpha-tpuv5-lite")
+    parser = commands.parser_of("queued_resources", __doc__)
+    gcloud.add_flags(parser)
     parser.add_argument("--storage", required=True, help="folder on gs:// for the code and the exit codes")
-    parser.add_argument("--project")
     parser.add_argument("--nodes", type=int, default=1, help="slices")
     parser.add_argument("--capacity", choices=("on-demand", "spot", "reserved", "best-effort"), default="on-demand")
     parser.add_argument("--spot", action="store_const", const="spot", dest="capacity", help="--capacity=spot")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--poll", type=float, default=60, help="seconds between two looks")
-    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS, help="machines to ask for again")
     parser.add_argument("--replace", action="store_true", help="delete a resource of this name whose run is over")
-    parser.add_argument("--delete", action="store_true", help="delete the machines at the end")
     args = commands.parse(parser, argv, stoppable=True)
     if not args.storage.startswith("gs://"):
         parser.error(f"--storage={args.storage}: the machines read it, so it has to be on gs://")

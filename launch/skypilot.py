@@ -17,18 +17,14 @@ TASK = "launch/skypilot.yaml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("skypilot", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = commands.parser_of("skypilot", __doc__)
     parser.add_argument("--name", required=True)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--gpus", help="of a machine, as H100:8; by default those of launch/skypilot.yaml")
     parser.add_argument("--infra", help="where, as gcp or aws/us-east-1; by default the cheapest place")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     args = commands.parse(parser, argv)
-    command = create(args)
-    if args.dry_run:
-        commands.show([command])
-        return 0
-    return commands.run(command)
+    return commands.show_or_run(args, create(args))
 
 
 def create(args: argparse.Namespace) -> list[str]:

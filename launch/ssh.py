@@ -23,15 +23,14 @@ OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("ssh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = commands.parser_of("ssh", __doc__)
     parser.add_argument("--hosts", required=True, help="joined by commas, the coordinator first; user@host is fine")
     parser.add_argument("--folder", default="domino_jax", help="the repository on every machine")
     parser.add_argument("--venv", default=".venv", help="the environment on every machine, below --folder or absolute")
     parser.add_argument("--address", help="the coordinator's address for the others; by default as ssh finds it")
     parser.add_argument("--port", type=int, default=8476)
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    commands.add_run_flags(parser)
     parser.add_argument("--log_dir", type=pathlib.Path, default=pathlib.Path("logs"))
-    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
     parser.add_argument("--grace", type=float, default=120, help="seconds for the others to leave after a failure")
     args = commands.parse(parser, argv)
     hosts = args.hosts.split(",")

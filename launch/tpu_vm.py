@@ -25,21 +25,14 @@ POLL_SECONDS = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("tpu_vm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--zone", required=True)
-    parser.add_argument("--type", required=True, help="accelerator type, as v5litepod-16")
-    parser.add_argument("--version", required=True, help="TPU software version, as v2-alpha-tpuv5-lite")
-    parser.add_argument("--project")
+    parser = commands.parser_of("tpu_vm", __doc__)
+    gcloud.add_flags(parser)
     parser.add_argument("--spot", action="store_true")
     parser.add_argument(
         "--autocheckpoint", action="store_true", help="SIGTERM, and minutes to save, before maintenance (gcloud alpha)"
     )
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--log_dir", type=pathlib.Path, default=pathlib.Path("logs"))
-    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
     parser.add_argument("--replace", action="store_true", help="delete a VM of this name that does not run")
-    parser.add_argument("--delete", action="store_true", help="delete the VM at the end")
     args = commands.parse(parser, argv, stoppable=True)
     if args.dry_run:
         show(args)

@@ -16,7 +16,7 @@ from launch import commands, restarts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("xpk", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = commands.parser_of("xpk", __doc__)
     parser.add_argument("--name", required=True)
     parser.add_argument("--cluster", required=True)
     parser.add_argument("--type", required=True, help="TPU type of a slice, as v5litepod-256")
@@ -24,14 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", required=True)
     parser.add_argument("--zone")
     parser.add_argument("--project")
-    parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--max_restarts", type=int, default=restarts.MAX_RESTARTS)
+    commands.add_run_flags(parser)
     args = commands.parse(parser, argv)
-    command = create(args)
-    if args.dry_run:
-        commands.show([command])
-        return 0
-    return commands.run(command)
+    return commands.show_or_run(args, create(args))
 
 
 def create(args: argparse.Namespace) -> list[str]:

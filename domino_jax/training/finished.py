@@ -17,7 +17,7 @@ from domino_jax.runtime.files import write_whole
 from domino_jax.training import manifest
 
 NAME = "finished.json"
-FIELDS = {"step": int, "processes": int, "export_sha256": str}
+FIELDS = {"step": int, "processes": int, "exported_step": int, "export_sha256": str}
 
 
 def mark_finished(workdir: epath.Path, step: int, processes: int, exported_step: int) -> None:
@@ -58,8 +58,7 @@ def parse_marker(workdir: epath.Path, report: Callable[[str], None]) -> dict | N
     if not isinstance(marker, dict) or any(type(marker.get(name)) is not kind for name, kind in FIELDS.items()):
         report(f"warning: {workdir / NAME} names no step or no export; the run counts as unfinished")
         return None
-    # Before this was noted, the last step was exported.
-    return {"exported_step": marker["step"], **marker}
+    return marker
 
 
 def export_hash(folder: epath.Path) -> str | None:

@@ -306,7 +306,7 @@ def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
         own_names: what entries of `folder` may be called that are lost with it; any other entry is a DominoError.
     """
     folder = Path(os.path.expanduser(folder)).resolve()
-    fresh, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("new", "old"))
+    previous = folder.with_name(f".{folder.name}.previous.tmp")
     try:
         entries = folder.iterdir() if folder.exists() else ()
         strange = [entry.name for entry in entries if not own_names.fullmatch(entry.name)]
@@ -316,22 +316,21 @@ def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
                 "name a separate folder."
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left(folder, "new")
-        fresh.mkdir()
-        yield fresh
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(fresh, folder)
-        _remove_left(folder, "old")  # only now: it may be the one whole copy that a killed writing left
+        _remove_unfinished(folder)
+        with replacing(folder) as fresh:
+            fresh.mkdir()
+            yield fresh
+            if folder.exists():
+                shutil.rmtree(previous, ignore_errors=True)
+                os.rename(folder, previous)
+        shutil.rmtree(previous, ignore_errors=True)  # after a kill it was the one whole copy until here
     except OSError as error:
         raise unwritable(folder, error) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _remove_left(folder: Path, kind: str) -> None:
-    """Removes what this writing of `folder`, or one that was killed, left beside it."""
-    name = re.compile(re.escape(f".{folder.name}.") + rf"\d+\.{kind}")
+def _remove_unfinished(folder: Path) -> None:
+    """Removes the unfinished folders of writings of `folder` that were killed."""
+    name = re.compile(re.escape(f".{folder.name}.") + r"[0-9a-f]{12}\.tmp")
     for entry in list(folder.parent.iterdir()):
         if name.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)

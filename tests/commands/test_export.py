@@ -213,14 +213,14 @@ def test_an_interrupted_export_leaves_the_folder_as_it_was(drafter, tmp_path, mo
 
 def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_first(drafter, tmp_path):
     config, params = drafter
-    for left in (".out.123.new", ".out.123.old"):
+    for left in (".out.0123456789ab.tmp", ".out.previous.tmp"):
         (tmp_path / left).mkdir()
         (tmp_path / left / "model.safetensors").write_bytes(b"half")
-    (tmp_path / ".out.notes.new").mkdir()
+    (tmp_path / ".out.notes.tmp").mkdir()
     export.write_export(tmp_path / "out", config, params, RECIPE, 1)
     (tmp_path / "out" / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
     export.write_export(tmp_path / "out", config, scaled(params, 2.0), RECIPE, 2)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.notes.new", "out"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.notes.tmp", "out"]
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == [
         "README.md",
         "config.json",

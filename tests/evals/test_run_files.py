@@ -1,4 +1,4 @@
-"""decode_files.py: groups are whole or not there, wherever a run was cut; a folder answers for one run only."""
+"""The files of a decoding run: groups are whole or not there, wherever a run was cut; a folder holds one run."""
 
 import json
 
@@ -113,7 +113,7 @@ def test_a_refusal_has_at_most_five_lines(tmp_path):
     assert len(str(refused.value).splitlines()) == 5
 
 
-def test_keys_that_an_older_run_did_not_know_are_no_difference(tmp_path):
-    refuse_other_run(tmp_path, "a decoding", {"settings": {"seed": 0}}, {"settings": {"seed": 0, "new": 1}})
-    with pytest.raises(DominoError, match="drafter.path: None there, 'D' now"):
+def test_what_a_report_holds_besides_is_no_difference_and_what_it_lacks_is_one(tmp_path):
+    refuse_other_run(tmp_path, "a decoding", {"settings": {"seed": 0}, "modes": {}}, {"settings": {"seed": 0}})
+    with pytest.raises(DominoError, match="drafter.path: None before, 'D' now"):
         refuse_other_run(tmp_path, "a decoding", {"drafter": None}, {"drafter": {"path": "D"}})

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from launch import local
+from tests.helpers.launch_stand_ins import SAVES, wait_for
 from tests.helpers.paths import ROOT
 
 
@@ -90,19 +91,9 @@ def test_a_survivor_is_ended_after_the_grace(tmp_path):
     assert time.monotonic() - started < 10
 
 
-SAVES = """
-def save(*_):
-    print('saved')
-    sys.exit(42)
-signal.signal(number, save)
-print('up')
-time.sleep(60)
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_every_rank_and_nothing_starts_again(tmp_path, number):
-    process = launched(tmp_path, f"number = {int(number)}\n{SAVES}")
+    process = launched(tmp_path, SAVES)
     assert process.stdout.readline() == "up\n"
     wait_for(lambda: "up" in log(tmp_path, 1))
     process.send_signal(number)
@@ -120,7 +111,7 @@ def test_ranks_that_do_not_leave_are_no_success(tmp_path):
 
 
 def test_a_closed_terminal_ends_the_ranks_and_not_their_saving(tmp_path):
-    process = launched(tmp_path, f"number = signal.SIGHUP\n{SAVES}")
+    process = launched(tmp_path, SAVES)
     assert process.stdout.readline() == "up\n"
     wait_for(lambda: "up" in log(tmp_path, 1))
     process.stdout.close()
@@ -142,13 +133,6 @@ def test_under_nohup_a_closed_terminal_is_ignored(tmp_path):
     process.send_signal(signal.SIGHUP)
     release.touch()
     assert finished(process)[0] == 0
-
-
-def wait_for(condition, seconds=10):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_what_a_killed_rank_had_started_ends_with_it_and_nothing_else_does(tmp_path):

@@ -7,45 +7,31 @@ import sys
 import time
 
 import pytest
-from launch_stand_ins import calls, stand_in
 
 from launch import machine_codes, queued_resources
+from tests.helpers.launch_stand_ins import calls, cloud_in, leaves, stand_in, states, verbs, wait_for
 from tests.helpers.paths import ROOT
 
 FLAGS = ["--name=n", "--zone=z", "--type=t", "--version=v", "--storage=gs://b/l", "--poll=0"]
-# on_create is a test's: what the machines leave when they are asked for.
+CHANGES = ("create", "delete")
+# on_create is a test's: what the machines leave when they are created.
 GCLOUD = """
-folder=$HERE/gs
-case "$*" in
   "storage cp"*)
-    to=$folder/${4#gs://}; mkdir -p "${to%/*}"
+    to=$HERE/gs/${4#gs://}; mkdir -p "${to%/*}"
     if [ "$3" = - ]; then cat > "$to"; else : > "$to"; fi ;;
   "storage cat"*)
-    if ! compgen -G "$folder/${3#gs://}" > /dev/null; then echo "URLs matched no objects or files:" >&2; exit 1; fi
-    cat $folder/${3#gs://} ;;
-  *" describe "*)
-    state=$(head -n 1 "$HERE/states"); [ "$(wc -l < "$HERE/states")" = 1 ] || sed -i 1d "$HERE/states"
-    [ "$state" != - ] || { echo "ERROR: NOT_FOUND: no resource n" >&2; exit 1; }
-    echo "$state" ;;
+    if ! compgen -G "$HERE/gs/${3#gs://}" > /dev/null; then echo "URLs matched no objects or files:" >&2; exit 1; fi
+    cat $HERE/gs/${3#gs://} ;;
   *" create "*)
-    machines=$folder/b/l/n/$(cat "$folder/b/l/n/attempt")/machines; mkdir -p "$machines"
+    machines=$HERE/gs/b/l/n/$(cat "$HERE/gs/b/l/n/attempt")/machines; mkdir -p "$machines"
     source "$HERE/on_create" ;;
-esac
 """
 
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("HERE", str(tmp_path))
-    stand_in(tmp_path, "gcloud", GCLOUD)
-    stand_in(tmp_path, "git", "")
     on_create(tmp_path, "")
-    return tmp_path
-
-
-def states(cloud, *names):
-    (cloud / "states").write_text("".join(f"{name}\n" for name in names))
+    return cloud_in(tmp_path, monkeypatch, GCLOUD)
 
 
 def on_create(cloud, script):
@@ -56,17 +42,6 @@ def run(*flags, train="train"):
     return queued_resources.main([*FLAGS, *flags, "--", train])
 
 
-def refused(*flags, **train):
-    with pytest.raises(SystemExit) as left:
-        run(*flags, **train)
-    return left.value.code
-
-
-def verbs(cloud):
-    words = [word for line in calls(cloud, "gcloud") for word in line.split()[3:4]]
-    return [word for word in words if word in ("create", "delete")]
-
-
 def stored(cloud):
     return cloud / "gs" / "b" / "l" / "n"
 
@@ -75,19 +50,19 @@ def test_the_code_of_the_machines_is_the_launchers(cloud):
     states(cloud, "-", "ACCEPTED", "ACTIVE")
     on_create(cloud, 'echo "5 0 h0" > $machines/h0; echo "6 0 h1" > $machines/h1')
     assert run() == 0
-    assert verbs(cloud) == ["create"]
+    assert verbs(cloud, *CHANGES) == ["create"]
 
 
 def test_a_name_whose_run_is_over_is_refused_with_its_code_and_runs_again_when_replaced(cloud, capsys):
     states(cloud, "-", "ACTIVE")
     on_create(cloud, 'echo "5 3 h0" > $machines/h0')
     assert run() == 3
-    assert refused() == 2
-    assert "its run is over, with exit code 3" in capsys.readouterr().err
-    assert verbs(cloud) == ["create"]
+    with leaves(2, capsys, "its run is over, with exit code 3"):
+        run()
+    assert verbs(cloud, *CHANGES) == ["create"]
     on_create(cloud, 'echo "9 0 h0" > $machines/h0')
     assert run("--replace") == 0
-    assert verbs(cloud) == ["create", "delete", "create"]
+    assert verbs(cloud, *CHANGES) == ["create", "delete", "create"]
 
 
 def test_attempts_of_one_second_have_different_names(monkeypatch):
@@ -101,16 +76,17 @@ def test_attempts_of_one_second_have_different_names(monkeypatch):
 
 def test_a_resource_that_was_made_for_another_command_is_refused(cloud, capsys):
     states(cloud, "ACTIVE")
-    assert refused() == 2
-    assert "made for another command" in capsys.readouterr().err
-    assert verbs(cloud) == []
+    with leaves(2, capsys, "made for another command"):
+        run()
+    assert verbs(cloud, *CHANGES) == []
 
 
 def attempt_under_way(cloud, monkeypatch):
     """An attempt whose launcher was stopped; the folder of its machines."""
     states(cloud, "-", "ACTIVE")
     on_create(cloud, 'echo "5 running h0" > $machines/h0; kill -TERM $PPID')
-    assert refused() == 128 + signal.SIGTERM
+    with leaves(128 + signal.SIGTERM):
+        run()
     return stored(cloud) / (stored(cloud) / "attempt").read_text() / "machines"
 
 
@@ -118,7 +94,7 @@ def test_a_launcher_that_was_stopped_waits_again_for_the_same_attempt(cloud, mon
     machines = attempt_under_way(cloud, monkeypatch)
     (machines / "h0").write_text("7 4 h0\n")
     assert run() == 4
-    assert verbs(cloud) == ["create"]
+    assert verbs(cloud, *CHANGES) == ["create"]
 
 
 def test_a_loss_while_the_launcher_was_stopped_is_not_final(cloud, monkeypatch):
@@ -127,7 +103,7 @@ def test_a_loss_while_the_launcher_was_stopped_is_not_final(cloud, monkeypatch):
     states(cloud, "SUSPENDED", "SUSPENDED", "SUSPENDED", "ACTIVE")
     on_create(cloud, 'echo "9 0 h0" > $machines/h0')
     assert run() == 0
-    assert verbs(cloud) == ["create", "delete", "create"]
+    assert verbs(cloud, *CHANGES) == ["create", "delete", "create"]
 
 
 def test_a_run_that_ended_before_its_machines_were_taken_away_is_not_run_again(cloud, monkeypatch):
@@ -135,14 +111,14 @@ def test_a_run_that_ended_before_its_machines_were_taken_away_is_not_run_again(c
     (machines / "h0").write_text("7 0 h0\n")
     states(cloud, "SUSPENDED")
     assert run() == 0
-    assert verbs(cloud) == ["create"]
+    assert verbs(cloud, *CHANGES) == ["create"]
 
 
 def test_a_resource_that_somebody_deleted_ends_the_wait(cloud, capsys):
     states(cloud, "-", "ACTIVE", "-")
-    assert refused() == 2
-    assert "was deleted" in capsys.readouterr().err
-    assert verbs(cloud) == ["create"]
+    with leaves(2, capsys, "was deleted"):
+        run()
+    assert verbs(cloud, *CHANGES) == ["create"]
 
 
 def test_a_resource_that_fails_is_asked_for_with_pauses_and_not_for_ever(cloud):
@@ -150,7 +126,7 @@ def test_a_resource_that_fails_is_asked_for_with_pauses_and_not_for_ever(cloud):
     started = time.monotonic()
     assert run("--max_restarts=2") == 1
     assert time.monotonic() - started > 3  # 1 s and 2 s
-    assert verbs(cloud) == ["create", "delete", "create", "delete", "create"]
+    assert verbs(cloud, *CHANGES) == ["create", "delete", "create", "delete", "create"]
 
 
 def test_a_machine_that_gave_up_restarting_ends_the_run(cloud):
@@ -217,10 +193,7 @@ def test_a_stopped_launcher_says_that_the_run_goes_on(cloud):
     states(cloud, "-", "ACTIVE")
     command = [sys.executable, "-m", "launch.queued_resources", *FLAGS, "--poll=60", "--", "train"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 20
-    while not any("machines/*" in line for line in calls(cloud, "gcloud")):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(lambda: any("machines/*" in line for line in calls(cloud, "gcloud")))
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
     error = process.communicate(timeout=20)[1]

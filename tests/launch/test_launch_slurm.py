@@ -4,9 +4,9 @@ import os
 import subprocess
 
 import pytest
-from launch_stand_ins import calls, stand_in
 
 from launch import restarts
+from tests.helpers.launch_stand_ins import calls, stand_in
 from tests.helpers.paths import ROOT
 
 SBATCH = ROOT / "launch" / "slurm.sbatch"

@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from launch_stand_ins import stand_in
 
+from tests.helpers.launch_stand_ins import SAVES, stand_in, wait_for
 from tests.helpers.paths import ROOT
 
 # A host's lock is its own, though all hosts are this machine.
@@ -50,32 +49,14 @@ def test_the_words_run_in_the_environment_of_every_host_and_know_the_coordinator
         assert line == f"{rank} {folder} a.internal:8476 {folder}/.venv/bin/python ['a b', 'c;d']"
 
 
-SAVES = """
-import os, signal, sys, time
-def save(*_):
-    print("saved", flush=True)
-    sys.exit(42)
-signal.signal(signal.SIGTERM, save)
-print("up", sys.stdout.isatty(), flush=True)
-time.sleep(60)
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_however_the_launcher_ends_every_host_saves(machines, number):
     process = launched(machines, SAVES)
     logs = [machines / "logs" / f"rank-{rank}.log" for rank in (0, 1)]
-    wait_for(lambda: all(log.exists() and "up False" in log.read_text() for log in logs))
+    wait_for(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
     process.send_signal(number)
     code = process.wait(20)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 42)
     host_log = machines / "my folder" / "logs" / "host.log"  # both hosts', who share the folder
     wait_for(lambda: host_log.read_text().count("saved") == 2)
     process.communicate()
-
-
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -5,44 +5,27 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from launch_stand_ins import calls, stand_in
 
 from launch import tpu_vm
+from tests.helpers.launch_stand_ins import calls, cloud_in, gcloud, leaves, stand_in, states, verbs, wait_for
 from tests.helpers.paths import ROOT
 
 ON_TPU = ROOT / "launch" / "on_tpu.sh"
 CLOUD = ["--name=n", "--zone=z", "--type=v5litepod-16", "--version=v"]
-# States are looked at one after the other; the last one stays. "-": there is no such VM. ssh runs what a test says.
+# ssh runs the script of a test.
 GCLOUD = """
-words=$*
-case $words in
-  *" describe "*)
-    state=$(head -n 1 "$HERE/states"); [ "$(wc -l < "$HERE/states")" = 1 ] || sed -i 1d "$HERE/states"
-    [ "$state" != - ] || { echo "ERROR: NOT_FOUND: no VM n" >&2; exit 1; }
-    printf '%s\\t2\\n' "$state" ;;
   *--worker=[0-9]*)
-    worker=${words##*--worker=}; worker=${worker%% *}
+    words=$*; worker=${words##*--worker=}; worker=${worker%% *}
     command=${words##*--command=}; command=${command%% -- -o *}
     source "$HERE/remote" ;;
-esac
 """
 
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
-    """A folder of stand-ins; states(…) and remote(…) say what gcloud answers."""
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("HERE", str(tmp_path))
-    stand_in(tmp_path, "gcloud", GCLOUD)
-    stand_in(tmp_path, "git", "")
-    return tmp_path
-
-
-def states(cloud, *names):
-    (cloud / "states").write_text("".join(f"{name}\n" for name in names))
+    return cloud_in(tmp_path, monkeypatch, GCLOUD)
 
 
 def remote(cloud, script):
@@ -51,10 +34,6 @@ def remote(cloud, script):
 
 def run(cloud, *flags):
     return tpu_vm.main([*CLOUD, f"--log_dir={cloud}/logs", *flags, "--", "train"])
-
-
-def verbs(cloud):
-    return [line.split()[3] for line in calls(cloud, "gcloud") if " describe " not in line]
 
 
 ATTEMPT = ["scp", "ssh", "ssh", "ssh"]  # copy, unpack, two workers
@@ -85,10 +64,8 @@ def test_a_final_failure_of_one_machine_stands_for_the_run(cloud):
 @pytest.mark.parametrize("state", ["STOPPED", "PREEMPTED", "DELETING", "HIDDEN"])
 def test_a_vm_in_another_state_is_refused_and_not_deleted(cloud, capsys, state):
     states(cloud, state)
-    with pytest.raises(SystemExit) as left:
+    with leaves(2, capsys, f"the VM n exists and is {state}"):
         run(cloud)
-    assert left.value.code == 2
-    assert f"the VM n exists and is {state}" in capsys.readouterr().err
     assert verbs(cloud) == []
 
 
@@ -102,15 +79,14 @@ def test_replace_deletes_it(cloud):
 def test_a_vm_that_somebody_deleted_is_not_created_again(cloud, capsys):
     states(cloud, "READY", "READY", "READY", "-")
     remote(cloud, "exit 255")
-    with pytest.raises(SystemExit) as left:
+    with leaves(2, capsys, "was deleted"):
         run(cloud)
-    assert left.value.code == 2
-    assert "was deleted" in capsys.readouterr().err
     assert verbs(cloud) == ATTEMPT
 
 
 def test_an_answer_that_fails_is_asked_for_again(cloud):
-    stand_in(cloud, "gcloud", f'[ -e "$HERE/twice" ] || {{ touch "$HERE/twice"; echo broken >&2; exit 1; }}\n{GCLOUD}')
+    broken = '[ -e "$HERE/twice" ] || { touch "$HERE/twice"; echo broken >&2; exit 1; }\n'
+    stand_in(cloud, "gcloud", broken + gcloud(GCLOUD))
     states(cloud, "READY")
     remote(cloud, "exit 0")
     assert run(cloud) == 0
@@ -164,13 +140,6 @@ def copied(cloud):
     for name in ("launch", *REQUIREMENTS):
         (folder / name).symlink_to(ROOT / name)
     return folder
-
-
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 # pip of a Python that the distribution manages: it installs into other folders alone.

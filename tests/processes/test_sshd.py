@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.helpers.launch_stand_ins import wait_for
 from tests.helpers.paths import ROOT
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -105,16 +106,9 @@ print("up", sys.stdout.isatty(), os.environ["JAX_COORDINATOR_ADDRESS"], flush=Tr
 WAITS = f"{PROGRAM}\nif starts.read_text() == '+':\n    time.sleep(60)"
 
 
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 def both_up(folder):
     logs = [folder / "logs" / f"rank-{rank}.log" for rank in (0, 1)]
-    wait_for(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
+    wait_for(lambda: all(log.exists() and "up" in log.read_text() for log in logs), 30)
 
 
 @pytest.mark.parametrize("code", [0, 3])
