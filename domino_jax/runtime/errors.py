@@ -42,8 +42,10 @@ def first_line(error: BaseException, with_class: bool = True) -> str:
     """
     text = str(error).strip()
     number = re.search(r"\[os_error_code='(\d+)'\]", text)
-    if number or (isinstance(error, OSError) and (error.errno or 0) > 0):  # a name that is not resolved has -2
-        return os.strerror(int(number[1]) if number else error.errno)
+    if number:
+        return os.strerror(int(number[1]))
+    if isinstance(error, OSError) and text.startswith(f"[Errno {error.errno}]"):
+        return error.strerror
     name = type(error).__name__
     if not text:
         return name

@@ -285,6 +285,8 @@ def write_folder(
         jsons = {INDEX: {"metadata": {"total_size": total}, "weight_map": weight_map}, **jsons}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in jsons:
+            inside(folder, f".{name}")  # refuses what is no plain file name
         with contextlib.ExitStack() as stack:  # it renames what was entered last first
             fresh = {name: stack.enter_context(replacing(folder / name)) for name in reversed([*shards, *jsons])}
             for shard, names in shards.items():

@@ -92,7 +92,7 @@ def rows_of(path):
     return {row["id"]: row for _, row in read_jsonl(path)}
 
 
-def test_rows_hold_the_prompt_and_what_the_target_says_to_it(rows_file):
+def test_rows_hold_the_prompt_and_the_targets_answer(rows_file):
     rows = rows_of(rows_file)
     assert set(rows) == {"p0", "p1", "p2", "p3", "p4"}
     for index, case in enumerate(CASES):
@@ -121,7 +121,7 @@ def test_a_whole_file_is_left_alone(target, rows_file, capsys):
 
 
 @pytest.mark.parametrize(
-    ("changes", "prompts", "said"),
+    ("changes", "prompts", "expected"),
     [
         ({"max_new_tokens": 11}, PROMPTS, "max_new_tokens: 12 before, 11 now"),
         ({"seed": 3}, PROMPTS, "seed: 0 before, 3 now"),
@@ -129,8 +129,8 @@ def test_a_whole_file_is_left_alone(target, rows_file, capsys):
         ({}, PROMPTS[:4], "prompts_sha256"),
     ],
 )
-def test_a_file_made_with_something_else_is_refused(target, rows_file, changes, prompts, said):
-    with pytest.raises(DominoError, match=said) as refused:
+def test_a_file_made_with_something_else_is_refused(target, rows_file, changes, prompts, expected):
+    with pytest.raises(DominoError, match=expected) as refused:
         regenerate.regenerate_rows(target, prompts, rows_file, **{**SETTINGS, **changes})
     assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
 
@@ -161,7 +161,7 @@ def test_batches_are_neighbours_by_length_within_a_window():
     assert [one.request for one in first] == [63, 62]  # the shortest two of the first 32 batches
 
 
-def test_turns_are_what_stands_before_each_answer():
+def test_turns_are_the_messages_before_each_answer():
     system, one, two = (
         {"role": role, "content": text} for role, text in (("system", "s"), ("user", "1"), ("user", "2"))
     )
@@ -196,14 +196,14 @@ def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_p
     assert supervised in (one["token_ids"][-12:] + two["token_ids"][-12:], two["token_ids"][-12:])
 
 
-def test_an_earlier_answer_is_found_behind_its_prompt_or_not_at_all():
+def test_an_earlier_answer_is_found_after_its_prompt_or_not_at_all():
     assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2], [8, 9]) == 2
     assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2, 7, 7], [8, 9]) == 2  # the think block went
     assert conversations.find_answer([1, 2, 8, 5, 3], [1, 2], [8, 9]) is None
     assert conversations.find_answer([8, 9, 2, 5, 3], [8, 9], [8, 9]) is None
 
 
-def test_an_earlier_answer_is_supervised_where_it_stands():
+def test_an_earlier_answer_is_supervised_in_its_place():
     done = Generation([5, 6], [], "stop")
     one = conversations.Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
     row = conversations.output_row(one, None)
@@ -288,7 +288,7 @@ def test_the_drafter_runs_with_its_head_and_its_cache_holds_a_block(target):
     answerer.generator(longest - 1).check_prompt([1] * (longest - 1), "a prompt that just fits")
 
 
-def test_a_drafter_that_is_not_named_is_told(target, tmp_path, capsys):
+def test_a_missing_drafter_is_reported(target, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"token_ids": [1, 2]}) + "\n")
     argv = ["regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
@@ -330,7 +330,7 @@ def test_every_process_answers_every_other_batch(target, shared, tmp_path, monke
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_rows_of_any_part_are_not_asked_again_whatever_the_number_of_processes(target, shared, rows_file, tmp_path):
+def test_rows_of_any_part_are_not_answered_again_whatever_the_number_of_processes(target, shared, rows_file, tmp_path):
     folder = tmp_path / "several"
     path = folder / "rows.jsonl"
     with pytest.MonkeyPatch.context() as patch:
@@ -352,7 +352,7 @@ def test_rows_of_any_part_are_not_asked_again_whatever_the_number_of_processes(t
     assert path.read_bytes() == rows_file.read_bytes()
 
 
-def test_a_merge_that_died_behind_its_renaming_is_finished(target, shared, rows_file, tmp_path):
+def test_a_merge_that_died_after_its_renaming_is_finished(target, shared, rows_file, tmp_path):
     whole = rows_file.read_bytes()
     part = rows_file.with_name("rows.jsonl.part-0-of-2.jsonl")
     part.write_bytes(whole[: whole.index(b"\n") + 1])
@@ -360,7 +360,7 @@ def test_a_merge_that_died_behind_its_renaming_is_finished(target, shared, rows_
     assert rows_file.read_bytes() == whole and not part.exists()
 
 
-def test_parts_that_process_0_does_not_see_are_told(target, shared, tmp_path):
+def test_parts_that_process_0_does_not_see_are_reported(target, shared, tmp_path):
     path = tmp_path / "rows.jsonl"
     with pytest.raises(DataError, match="2 of 5 rows are in none of its parts"):
         regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS, processes=ProcessGroup(0, 2))

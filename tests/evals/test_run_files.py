@@ -35,7 +35,7 @@ def test_a_new_folder_holds_nothing(tmp_path):
     assert read(tmp_path / "new" / "folder") == (1, [])
 
 
-def test_cut_at_any_byte_a_run_goes_on_behind_its_last_whole_group(tmp_path):
+def test_cut_at_any_byte_a_run_continues_after_its_last_whole_group(tmp_path):
     write(tmp_path)
     whole = (tmp_path / PROGRESS).read_bytes()
     generations = (tmp_path / GENERATIONS).read_bytes()
@@ -96,7 +96,7 @@ def test_a_second_run_on_the_same_folder_is_refused_before_it_cuts_anything(tmp_
         assert ((tmp_path / GENERATIONS).read_bytes(), (tmp_path / PROGRESS).read_bytes()) == before
 
 
-def test_a_folder_begun_with_other_weights_can_be_begun_anew_and_one_with_the_same_goes_on(tmp_path):
+def test_a_folder_begun_with_other_weights_can_start_from_scratch_and_one_with_the_same_continues(tmp_path):
     write(tmp_path)
     other = {**RUN, "weights": {"drafters": ["b"]}}
     with RunFiles(tmp_path, other, anew=True) as files:

@@ -116,7 +116,7 @@ def test_a_dry_run_shows_no_secret_of_the_environment(name, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("name", DRY_RUNS)
-def test_a_launcher_without_a_command_says_so(name, capsys):
+def test_a_launcher_without_a_command_is_refused(name, capsys):
     with leaves(2, capsys, "write it after --"):
         importlib.import_module(f"launch.{name}").main([*DRY_RUNS[name], "--dry_run"])
 

@@ -80,7 +80,7 @@ def test_a_broken_connection_takes_the_output_away_and_not_the_saving(host, tmp_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_no_signal_leaves_the_command_behind(host, tmp_path, number):
+def test_no_signal_leaves_the_command_running(host, tmp_path, number):
     command = f"trap 'exit 42' {int(number)}; echo $$; while :; do sleep 0.1; done"
     process = host(f"--log={tmp_path}/log", "--", "bash", "-c", command)
     pid = int(process.stdout.readline())
@@ -133,7 +133,7 @@ def test_stop_waits_for_a_run_that_does_not_say_which_process_it_is(host, tmp_pa
     assert stopping.wait(10) == 0
 
 
-def test_a_run_that_has_left_leaves_no_number_behind(host, tmp_path):
+def test_a_run_that_has_left_leaves_no_number(host, tmp_path):
     process = up(host(*saving(tmp_path)))
     assert (tmp_path / "lock").read_text() == str(process.pid)
     process.send_signal(signal.SIGTERM)
@@ -160,7 +160,7 @@ def test_a_lock_that_cannot_be_opened_is_one_sentence(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("codes", "left", "runs"), [([0], 0, 1), ([4], 4, 1), ([43, 137, 3], 3, 3), ([42, 42, 42], 42, 2)]
 )
-def test_a_machine_starts_again_as_the_table_says_and_as_often_as_allowed(host, tmp_path, codes, left, runs):
+def test_a_machine_starts_again_by_the_table_and_as_often_as_allowed(host, tmp_path, codes, left, runs):
     counter = (
         f'cd {tmp_path}; n=$(cat n 2>/dev/null || echo 0); echo $((n + 1)) > n; codes=("$@"); exit "${{codes[$n]}}"'
     )

@@ -121,7 +121,7 @@ def test_a_resource_that_somebody_deleted_ends_the_wait(cloud, capsys):
     assert verbs(cloud, *CHANGES) == ["create"]
 
 
-def test_a_resource_that_fails_is_asked_for_with_pauses_and_not_for_ever(cloud):
+def test_a_resource_that_fails_is_requested_with_pauses_and_not_for_ever(cloud):
     states(cloud, "-", "FAILED")
     started = time.monotonic()
     assert run("--max_restarts=2") == 1
@@ -177,7 +177,7 @@ def test_a_machine_leaves_its_code_under_the_attempt_and_its_name(cloud, monkeyp
     assert startup(cloud, monkeypatch, train) == [code, "h0"]
 
 
-def test_a_machine_that_cannot_fetch_the_code_says_so_after_some_tries(cloud, monkeypatch):
+def test_a_machine_that_cannot_fetch_the_code_reports_it_after_some_tries(cloud, monkeypatch):
     assert startup(cloud, monkeypatch, "true", fetched=False) == ["2", "h0"]
     assert calls(cloud, "sleep") == ["5", "20", "60", "120"]
 
@@ -189,7 +189,7 @@ def test_stop_reaches_every_machine_as_root(cloud):
     assert "launch.host --stop" in line
 
 
-def test_a_stopped_launcher_says_that_the_run_goes_on(cloud):
+def test_a_stopped_launcher_reports_that_the_run_continues(cloud):
     states(cloud, "-", "ACTIVE")
     command = [sys.executable, "-m", "launch.queued_resources", *FLAGS, "--poll=60", "--", "train"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)

@@ -25,7 +25,7 @@ def test_a_death_by_signal_reads_as_in_a_shell():
     assert [restarts.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]
 
 
-def test_the_first_final_failure_stands_for_all():
+def test_the_first_final_failure_counts_for_all():
     assert restarts.verdict([]) == restarts.verdict([0, 0]) == 0
     assert restarts.verdict([134, 0, 137]) == 134
     assert restarts.verdict([134, 3, 137, 2]) == 3
@@ -46,7 +46,7 @@ def test_fifty_runs_that_end_at_once_take_minutes_and_not_a_second():
 # ---------------------------------------------------------------- launchers that hand the table on
 
 
-def test_the_jobset_restarts_what_the_table_says_and_its_rule_has_a_name(capsys):
+def test_the_jobset_restarts_by_the_table_and_its_rule_has_a_name(capsys):
     gke.main([*GKE, "--dry_run", "--", "train"])
     spec = yaml.safe_load(capsys.readouterr().out.split("\n", 1)[1].removesuffix("END\n"))["spec"]
     assert spec["failurePolicy"]["rules"][0]["name"]
@@ -57,13 +57,13 @@ def test_the_jobset_restarts_what_the_table_says_and_its_rule_has_a_name(capsys)
     assert (rule["action"], codes["operator"], codes["values"]) == ("FailJob", "NotIn", sorted(restarts.AGAIN))
 
 
-def test_xpk_is_told_the_code_of_the_table_that_it_does_not_know(capsys):
+def test_xpk_gets_the_code_of_the_table_that_it_does_not_know(capsys):
     xpk.main(["--name=n", "--cluster=c", "--type=t", "--image=i", "--dry_run", "--", "train"])
     words = shlex.split(capsys.readouterr().out)
     known = {42, *range(127, 256)}
-    told = {int(word.partition("=")[2]) for word in words if word.startswith("--restart-on-exit-codes=")}
-    assert set(restarts.AGAIN) <= known | told
-    assert not told - set(restarts.AGAIN)
+    passed = {int(word.partition("=")[2]) for word in words if word.startswith("--restart-on-exit-codes=")}
+    assert set(restarts.AGAIN) <= known | passed
+    assert not passed - set(restarts.AGAIN)
     assert f"--max-restarts={restarts.MAX_RESTARTS}" in words
 
 

@@ -42,7 +42,7 @@ def test_the_script_has_the_rules_of_the_table():
 @pytest.mark.parametrize(
     ("codes", "left"), [((0, 0), 0), ((4, 4), 4), ((3, 143), 3), ((134, 3), 3), ((42, 42), 42), ((134, 137), 134)]
 )
-def test_the_first_final_code_of_a_task_stands_for_the_job(tmp_path, codes, left):
+def test_the_first_final_code_of_a_task_counts_for_the_job(tmp_path, codes, left):
     assert batch(tmp_path, "bash", "-c", f'codes=({codes[0]} {codes[1]}); exit "${{codes[$SLURM_PROCID]}}"') == left
     assert calls(tmp_path, "scontrol") == (["requeue 7"] if restarts.starts_again(left) else [])
 
@@ -57,7 +57,7 @@ def test_only_a_job_that_was_not_cancelled_goes_back_into_the_queue(tmp_path, st
 
 
 @pytest.mark.parametrize(("given", "seen"), [({}, restarts.ENVIRONMENT), (OTHER, OTHER)])
-def test_tasks_wait_for_late_nodes_and_take_them_for_lost_unless_told_otherwise(tmp_path, monkeypatch, given, seen):
+def test_tasks_wait_for_late_nodes_and_take_them_for_lost_unless_set_otherwise(tmp_path, monkeypatch, given, seen):
     for name in restarts.ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     command = 'echo "DOMINO_INIT_SECONDS=$DOMINO_INIT_SECONDS DOMINO_RESTARTED=$DOMINO_RESTARTED" > seen'

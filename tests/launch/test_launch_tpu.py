@@ -54,7 +54,7 @@ def test_a_vm_that_is_taken_away_is_created_again_and_the_run_continues(cloud):
     assert verbs(cloud) == ["create", *ATTEMPT, "delete", "create", *ATTEMPT]
 
 
-def test_a_final_failure_of_one_machine_stands_for_the_run(cloud):
+def test_a_final_failure_of_one_machine_counts_for_the_run(cloud):
     states(cloud, "READY")
     remote(cloud, '[ "$worker" = 1 ] && { sleep 0.3; exit 3; }; exit 134')
     assert run(cloud) == 3
@@ -84,7 +84,7 @@ def test_a_vm_that_somebody_deleted_is_not_created_again(cloud, capsys):
     assert verbs(cloud) == ATTEMPT
 
 
-def test_an_answer_that_fails_is_asked_for_again(cloud):
+def test_an_answer_that_fails_is_requested_again(cloud):
     broken = '[ -e "$HERE/twice" ] || { touch "$HERE/twice"; echo broken >&2; exit 1; }\n'
     stand_in(cloud, "gcloud", broken + gcloud(GCLOUD))
     states(cloud, "READY")

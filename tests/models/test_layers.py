@@ -128,7 +128,7 @@ def test_causal_mask_picture():
     assert picture(causal_mask(jnp.arange(3), 3, documents, documents)[0]) == ["100", "110", "001"]
 
 
-def test_block_mask_of_a_chain_behind_two_committed_rows():
+def test_block_mask_of_a_chain_after_two_committed_rows():
     mask = block_mask(jnp.array([2]), jnp.tril(jnp.ones((3, 3), bool)), slots=6)
     assert picture(mask[0]) == ["111000", "111100", "111110"]
 
@@ -166,7 +166,7 @@ def test_a_block_that_would_run_past_the_end_is_dropped_and_never_shifted_onto_c
     assert keys[:, 0, :, 0].tolist() == [[5, 5, 5], [5, 7, 8]]
 
 
-def test_a_block_of_one_row_is_written_with_a_row_of_zeros_behind_it():
+def test_a_block_of_one_row_is_written_with_a_row_of_zeros_after_it():
     cache = (jnp.full((1, 1, 4, 1), 5.0),) * 2
     k = jnp.full((1, 1, 1, 1), 7.0)
     keys, values = append(cache, k, 10 * k, jnp.array([[1]]))

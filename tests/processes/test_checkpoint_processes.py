@@ -5,13 +5,13 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
+from domino_jax.runtime.distributed import free_port
 from tests.helpers.paths import ROOT
 from tests.training.test_damaged_checkpoints import data_file, flip
 
@@ -106,12 +106,6 @@ cli.run(main, argv=["repeats"])
 """
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 @contextlib.contextmanager
 def two_processes(code, workdir, stderr=None, **more):
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", **more}
@@ -162,10 +156,10 @@ def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path):
             assert process.stdout.readline() == "ready\n"
         time.sleep(1)
         both[1].send_signal(signal.SIGTERM)
-        said = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
+        output = [process.communicate(timeout=120)[0].splitlines()[-1] for process in both]
     assert [process.returncode for process in both] == [42, 42]
-    step = int(said[0].split()[0])
-    assert step > 501 and said == [f"{step} [{step}]"] * 2
+    step = int(output[0].split()[0])
+    assert step > 501 and output == [f"{step} [{step}]"] * 2
 
 
 @pytest.mark.slow
@@ -181,6 +175,6 @@ def test_whoever_loses_its_peer_in_collective_work_leaves_by_a_signal_and_blames
         print(f"killed after {moment} s")
         time.sleep(moment)
         both[victim].kill()
-        said = both[1 - victim].communicate(timeout=60)[1]
-    assert both[1 - victim].returncode == -signal.SIGABRT, said
-    assert "Make room" not in said and "cannot be read" not in said
+        output = both[1 - victim].communicate(timeout=60)[1]
+    assert both[1 - victim].returncode == -signal.SIGABRT, output
+    assert "Make room" not in output and "cannot be read" not in output

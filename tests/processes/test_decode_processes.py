@@ -61,17 +61,17 @@ def test_a_run_of_several_processes_may_begin_and_one_process_may_go_on(primary,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "printed"),
     [
         (["--output=out", "--config.decode.tune=True"], r"decode\.tune measures in each process apart"),
         (["--output=out", "--config.decode.compare=('a','b')"], r"decode\.compare writes from one process.* are 2"),
         (["--interactive"], "--interactive reads one terminal, and there are 2 processes"),
     ],
 )
-def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(primary, arguments, said):
+def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(primary, arguments, printed):
     optional = ("output", "prompts", "prompt", "interactive", "distributed")
     argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", *arguments]
-    with pytest.raises(DominoError, match=said):
+    with pytest.raises(DominoError, match=printed):
         decode.main(cli.parse(argv, ("config",), optional))
 
 
@@ -97,13 +97,13 @@ cli.run(decode.main, ("config",), ("output", "distributed"), sys.argv)
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_decoding_with_42_behind_its_last_whole_group(tmp_path):
+def test_sigterm_ends_a_decoding_with_42_after_its_last_whole_group(tmp_path):
     argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.decode.num_prompts=2", f"--output={tmp_path}"]
     argv += ["--config.decode.modes=('autoregressive',)", "--config.decode.max_new_tokens=8"]
     process = subprocess.Popen([sys.executable, "-c", BLOCKED, *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert any(line == "blocked\n" for line in process.stdout)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 42, said
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode == 42, printed
     assert len((tmp_path / "generations.jsonl").read_bytes().splitlines()) == 1
     assert not (tmp_path / "report.json").exists()

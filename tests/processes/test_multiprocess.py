@@ -132,8 +132,8 @@ def no_run_is_left():
 
 def finish(launcher, workdir, code=0, seconds=900):
     left = launcher.wait(timeout=seconds)
-    said = "\n".join(path.read_text(errors="replace")[-3_000:] for path in sorted(logs(workdir).glob("*.log")))
-    assert left == code, said
+    output = "\n".join(path.read_text(errors="replace")[-3_000:] for path in sorted(logs(workdir).glob("*.log")))
+    assert left == code, output
 
 
 def complete(recipe, workdir, **how):

@@ -47,8 +47,8 @@ def uninterrupted(tmp_path_factory):
     starts = [case["prompt"][: 4 + size] for case in CASES for size in range(20)]
     prompts.write_text("".join(json.dumps({"id": f"r{i}", "token_ids": ids}) + "\n" for i, ids in enumerate(starts)))
     process = launch(command(prompts, output))
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, said
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, printed
     return prompts, output.read_bytes()
 
 
@@ -93,8 +93,8 @@ def test_two_real_processes_killed_and_continued_by_one_make_the_same_file(unint
 def finish(prompts, rows, whole):
     """One process answers what is missing; the file is then that of an uninterrupted run."""
     process = launch(command(prompts, rows))
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, said
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, printed
     assert rows.read_bytes() == whole
 
 
@@ -102,11 +102,11 @@ def finish(prompts, rows, whole):
 def test_two_real_processes_make_the_file_of_one(uninterrupted, tmp_path):
     prompts, whole = uninterrupted
     processes = launch_two(command(prompts, tmp_path / "rows.jsonl"))
-    said = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
     assert (tmp_path / "rows.jsonl").read_bytes() == whole
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
-    assert "in this one of 2 processes" in said[0] and "answers" not in said[1]
+    assert "in this one of 2 processes" in printed[0] and "answers" not in printed[1]
 
 
 ON_TWO_DEVICES = """
@@ -126,8 +126,8 @@ def test_a_target_too_large_for_a_device_is_split_over_all_of_a_process(uninterr
     argv = command(prompts, tmp_path / "rows.jsonl", *few)
     argv = [argv[0], "-c", ON_TWO_DEVICES, *argv[3:], f"--config.drafter.path={GOLDEN / 'drafter'}"]
     process = launch(argv, JAX_NUM_CPU_DEVICES="2", PYTHONPATH=str(ROOT))
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, said
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, printed
     assert (tmp_path / "rows.jsonl").read_bytes().splitlines() == whole.splitlines()[:6]
 
 
@@ -140,12 +140,12 @@ def test_sigterm_ends_the_command_with_42_and_the_next_start_makes_the_same_file
     while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.002)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 42, said
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode == 42, printed
     assert 0 < len(output.read_bytes().splitlines()) < len(whole.splitlines())
     process = launch(command(prompts, output))
-    said = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, said
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, printed
     assert output.read_bytes() == whole
 
 

@@ -79,7 +79,7 @@ def test_zero_and_more_than_there_are_mean_all(cores, more):
         assert of_all_threads() == {cores}
 
 
-def test_a_report_says_how_many_were_used(cores):
+def test_a_report_names_the_cores_used(cores):
     there = f"{os.cpu_count()} cores"
     with kept_to(1):
         assert f"1 of {there}" in report.device()

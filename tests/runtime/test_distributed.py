@@ -96,7 +96,7 @@ def test_one_process_has_jaxs_services_on_the_loopback_alone():
     assert listened(out) and listened(out) <= LOOPBACK_ONLY
 
 
-def test_every_interface_is_served_when_that_is_asked_for():
+def test_every_interface_is_served_on_request():
     port = distributed.free_port()
     code, out, _ = run(**by_hand(port, 1, 0), JAX_COORDINATOR_BIND_ADDRESS=f"[::]:{port}")
     assert code == 0
@@ -160,25 +160,25 @@ def test_sigterm_is_heard_in_a_run_of_one_process():
 
 
 def mistake(**environment):
-    """What is said about an environment, which has to come within a minute and with exit code 2."""
+    """The error message about an environment, which has to come within a minute and with exit code 2."""
     started = time.monotonic()
     code, _, error = run(**environment)
     assert (code, "Traceback" in error) == (2, False), error
     assert time.monotonic() - started < 60
-    (said,) = [line for line in error.splitlines() if line.startswith("error: ")]
-    return said
+    (message,) = [line for line in error.splitlines() if line.startswith("error: ")]
+    return message
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS is 'cuda', and jax finds no such device"),
         ({"DOMINO_NUM_PROCESSES": "2"}, "DOMINO_NUM_PROCESSES is 2, but 1 came up"),
         ({"DOMINO_NUM_DEVICES": "8"}, "DOMINO_NUM_DEVICES is 8, but 1 came up"),
     ],
 )
-def test_a_machine_that_is_not_what_was_asked_for_exits_2_and_names_the_variable(environment, said):
-    assert said in mistake(**environment)
+def test_a_machine_other_than_requested_exits_2_and_names_the_variable(environment, message):
+    assert message in mistake(**environment)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def place(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    ("environment", "message"),
     [
         ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, "JAX_NUM_PROCESSES is not set, JAX_COORDINATOR_ADDRESS is"),
         ({"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS is not set"),
@@ -209,9 +209,9 @@ def place(monkeypatch):
         ({"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}, "SLURM_NTASKS is 2 but SLURM_STEP_NODELIST is not set: start"),
     ],
 )
-def test_a_variable_that_is_wrong_or_missing_is_named(place, environment, said):
+def test_a_variable_that_is_wrong_or_missing_is_named(place, environment, message):
     place(**environment)
-    with pytest.raises(DominoError, match=re.escape(said)) as error:
+    with pytest.raises(DominoError, match=re.escape(message)) as error:
         distributed.initialize("auto")
     assert error.value.exit_code == 2
 
@@ -225,15 +225,15 @@ def test_manual_asks_for_every_variable(place):
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        said = mistake(**by_hand(port, 1, 0))
-    assert f"JAX_COORDINATOR_ADDRESS: process 0 cannot listen on 127.0.0.1:{port} (Address already in use)" in said
+        message = mistake(**by_hand(port, 1, 0))
+    assert f"JAX_COORDINATOR_ADDRESS: process 0 cannot listen on 127.0.0.1:{port} (Address already in use)" in message
 
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_process_whose_peer_never_comes_gives_up_with_exit_2(process):
-    said = mistake(**by_hand(distributed.free_port(), 2, process), DOMINO_INIT_SECONDS="2")
-    assert "waited 2 s for all processes at JAX_COORDINATOR_ADDRESS=127.0.0.1:" in said
-    assert "raise DOMINO_INIT_SECONDS" in said
+    message = mistake(**by_hand(distributed.free_port(), 2, process), DOMINO_INIT_SECONDS="2")
+    assert "waited 2 s for all processes at JAX_COORDINATOR_ADDRESS=127.0.0.1:" in message
+    assert "raise DOMINO_INIT_SECONDS" in message
 
 
 def test_a_peer_that_comes_too_late_counts_as_lost_where_a_launcher_starts_again():
@@ -247,7 +247,7 @@ def test_the_patience_at_the_start_is_below_a_minute():
     assert distributed.INIT_SECONDS < 60
 
 
-def test_a_device_used_too_early_is_told_with_its_remedy(place):
+def test_a_device_used_too_early_is_reported_with_its_remedy(place):
     place()
     jax.devices()
     with pytest.raises(DominoError, match="call initialize first, or pass --distributed=off"):
@@ -266,7 +266,7 @@ FAILS = "from domino_jax.runtime.errors import NonFiniteError\n    if jax.proces
 
 
 @pytest.mark.parametrize("process", [0, 1])
-def test_the_exit_code_of_a_process_that_fails_alone_is_kept(process):
+def test_the_exit_code_of_a_process_that_fails_alone_survives(process):
     act = FAILS.format(process, "raise NonFiniteError('a loss')")
     ends = pair(act, DOMINO_HEARTBEAT_SECONDS="5")
     code, _, error = ends[process]
@@ -303,7 +303,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("error", "loss"), MESSAGES, ids=[str(error)[:30] for error, _ in MESSAGES])
-def test_a_lost_process_is_told_from_a_fault_of_the_program_or_of_a_file(error, loss):
+def test_a_lost_process_is_distinguished_from_a_fault_of_the_program_or_of_a_file(error, loss):
     assert distributed.is_loss(error) is loss
     try:
         raise DominoError("a checkpoint cannot be written") from error

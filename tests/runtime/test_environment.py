@@ -38,7 +38,7 @@ def test_env_json_names_versions_devices_and_processes(tmp_path):
     assert {"date", "domino_jax", "git", "local_device_count", "cores"} <= told.keys()
 
 
-def test_flags_are_told_and_tokens_are_not(monkeypatch):
+def test_flags_are_recorded_and_tokens_are_not(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_canary_flag=1")
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_canary=2")
     for name in ("HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN"):

@@ -1,4 +1,4 @@
-"""preemption.py: SIGTERM ends a run with a checkpoint of its last step (R8); a second signal ends even that (R9)."""
+"""preemption.py: SIGTERM ends a run with a checkpoint of its last step; a second signal ends even that."""
 
 import contextlib
 import os
@@ -78,14 +78,14 @@ def read_until(process, start):
 
 
 def ends(process, signal_number, within):
-    """(exit code, number of the checkpoint that it said it saved); `within` is in seconds of a core of its own."""
+    """(exit code, number of the checkpoint that it saved); `within` is in seconds on a free core."""
     started = time.monotonic()
     process.send_signal(signal_number)
     rest = process.communicate(timeout=60)[0]
     crowd = max(1, os.getloadavg()[0] / os.cpu_count())  # other tests may run beside this one
     assert time.monotonic() - started < within * crowd
-    said = [line.split()[1] for line in rest.splitlines() if line.startswith("saved")]
-    return process.returncode, int(said[0]) if said else None
+    message = [line.split()[1] for line in rest.splitlines() if line.startswith("saved")]
+    return process.returncode, int(message[0]) if message else None
 
 
 def restored_step(workdir):

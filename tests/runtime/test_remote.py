@@ -143,8 +143,8 @@ def test_every_flag_and_recipe_value_is_looked_at_before_main(storage_url, tmp_p
     argv = ["train", f"--config={TINY}", *(word.replace("WORKDIR", str(tmp_path)) for word in given)]
     with pytest.raises(SystemExit) as left:
         cli.run(lambda flags: pytest.fail("main ran"), ("config", "workdir"), argv=argv, writes=("workdir",))
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and said.startswith("error: gs://no-such-bucket/") and "Traceback" not in said
+    expected = capsys.readouterr().err
+    assert left.value.code == 2 and expected.startswith("error: gs://no-such-bucket/") and "Traceback" not in expected
 
 
 def test_a_prompt_may_speak_of_a_bucket(monkeypatch, tmp_path):
@@ -156,8 +156,8 @@ def test_a_failure_in_the_middle_of_a_command_is_one_message(answering, capsys):
     answering(403, "taken away")
     with pytest.raises(SystemExit) as left:
         cli.run(lambda flags: remote.filesystem("gs://b").cat("gs://b/rows.jsonl"), (), argv=["decode"])
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and said.startswith("error: gs://b") and "permission denied" in said
+    expected = capsys.readouterr().err
+    assert left.value.code == 2 and expected.startswith("error: gs://b") and "permission denied" in expected
 
 
 def test_a_failure_is_handled_like_a_failing_disk(answering):

@@ -25,7 +25,7 @@ def blocked_in_a_step(seconds):
 
 
 def test_a_blocked_step_puts_all_stacks_in_the_log_once():
-    """R23: blocked 5 s, limit 2 s."""
+    """Blocked for 5 s with a limit of 2 s."""
     log, other = Log(), threading.Event()
     waiting = threading.Thread(target=other.wait, name="loader")
     waiting.start()
@@ -42,7 +42,7 @@ def test_a_blocked_step_puts_all_stacks_in_the_log_once():
     assert 'thread "loader"' in log.text[0]
 
 
-def test_each_hang_is_told():
+def test_each_hang_is_reported():
     log = Log()
     with log.watchdog(0.2) as watchdog:
         for _ in range(2):
@@ -52,7 +52,7 @@ def test_each_hang_is_told():
 
 
 @pytest.mark.parametrize("seconds", [0.5, 0], ids=["steps in time", "off"])
-def test_steps_in_time_are_not_told(seconds):
+def test_steps_in_time_are_not_reported(seconds):
     log = Log()
     with log.watchdog(seconds) as watchdog:
         for _ in range(10):
@@ -85,7 +85,7 @@ def test_so_may_what_is_no_step_and_the_step_after_it_may_not():
     assert len(log.hangs) == 2 and "an evaluation has" in log.text[1]
 
 
-def test_a_pause_is_not_watched_and_a_hang_behind_it_is():
+def test_a_pause_is_not_watched_and_a_hang_after_it_is():
     log = Log()
     with log.watchdog(0.2) as watchdog:
         watchdog.beat()
@@ -96,7 +96,7 @@ def test_a_pause_is_not_watched_and_a_hang_behind_it_is():
     assert len(log.hangs) == 1
 
 
-def test_it_ends_the_process_when_asked_to():
+def test_it_ends_the_process_on_request():
     code = (
         "import time; from domino_jax.runtime.watchdog import Watchdog\n"
         "with Watchdog(0.3, abort=True, on_hang=lambda seconds: print('told')) as watchdog:\n"

@@ -141,7 +141,7 @@ def test_looking_at_a_workdir_changes_nothing(tmp_path):
     ids=["newest", "multiples", "best", "later of equals", "all three"],
 )
 def test_retention_leaves_exactly_the_expected_steps(tmp_path, keep, keep_every, taus, stay):
-    """R22. The best is marked while later steps come, as evaluations are."""
+    """The best is marked while later steps come, as evaluations are."""
     state = {"w": jnp.zeros(2)}
     with Checkpoints(tmp_path, keep=keep, keep_every=keep_every) as checkpoints:
         for step in range(1, 7):
@@ -199,7 +199,7 @@ def test_unreadable_scores_are_one_warning(tmp_path):
     assert len(lines) == 1 and "tau.json is unreadable" in lines[0]
 
 
-def test_an_old_step_goes_only_behind_the_manifest_of_the_newer(tmp_path, monkeypatch):
+def test_an_old_step_goes_only_after_the_manifest_of_the_newer(tmp_path, monkeypatch):
     state, write = {"w": jnp.zeros(2)}, manifest.write
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, state, {}, {})

@@ -1,4 +1,4 @@
-"""What may happen to checkpoints (R4 to R7, R13, R21): nothing is lost but the step itself, and nothing goes unsaid."""
+"""What may happen to checkpoints: nothing is lost but the step itself, and nothing goes unsaid."""
 
 import contextlib
 import os
@@ -33,7 +33,7 @@ def save(workdir, steps, keep=10):
 
 
 def resume(workdir):
-    """(the restored checkpoint, the lines it said)."""
+    """(the restored checkpoint, the reported lines)."""
     lines = []
     with Checkpoints(workdir, keep=10, report=lines.append) as checkpoints:
         restored = checkpoints.restore_latest(ABSTRACT)
@@ -47,7 +47,7 @@ def names(workdir):
     return sorted(path.name for path in (workdir / "checkpoints").iterdir())
 
 
-# ---------------------------------------------------------------- R4: cut off
+# ---------------------------------------------------------------- cut off
 
 DIES = """
 import os, pathlib, signal, sys
@@ -119,7 +119,7 @@ def test_a_removal_that_was_cut_off_is_finished(tmp_path):
     assert names(tmp_path) == ["4"]
 
 
-# ---------------------------------------------------------------- R5, R6: damaged
+# ---------------------------------------------------------------- damaged
 
 
 def data_file(folder):
@@ -191,7 +191,7 @@ def test_the_best_one_is_no_more_the_best_once_it_is_damaged(tmp_path):
 
 
 def test_when_all_are_damaged_the_run_stops_with_3_and_does_so_again(tmp_path):
-    """R6. Nothing is moved: a second start must not find an empty folder and train from the beginning."""
+    """Nothing is moved: a second start must not find an empty folder and train from the beginning."""
     save(tmp_path, [2, 4])
     for step in (2, 4):
         flip(data_file(tmp_path / "checkpoints" / str(step)), 99)
@@ -199,13 +199,13 @@ def test_when_all_are_damaged_the_run_stops_with_3_and_does_so_again(tmp_path):
         with pytest.raises(DataError) as refused:
             resume(tmp_path)
         assert refused.value.exit_code == 3
-        said = str(refused.value)
-        assert len(said.splitlines()) <= 5
-        assert "none of the checkpoints" in said and "step 4: state/" in said and "--workdir" in said
+        message = str(refused.value)
+        assert len(message.splitlines()) <= 5
+        assert "none of the checkpoints" in message and "step 4: state/" in message and "--workdir" in message
         assert names(tmp_path) == ["2", "4"]
 
 
-# ---------------------------------------------------------------- R7: flipped bits
+# ---------------------------------------------------------------- flipped bits
 
 
 def test_all_of_200_random_flipped_bits_are_found(tmp_path):
@@ -219,8 +219,8 @@ def test_all_of_200_random_flipped_bits_are_found(tmp_path):
             path = files[number % len(files)]
             bit = draw.randrange(8 * path.stat().st_size)
             flip(path, bit)
-            said = checkpoints.damage(1)
-            assert said is not None and said.startswith(path.relative_to(folder).as_posix()), (path, bit)
+            message = checkpoints.damage(1)
+            assert message is not None and message.startswith(path.relative_to(folder).as_posix()), (path, bit)
             flip(path, bit)
         assert checkpoints.damage(1) is None
 
@@ -231,7 +231,7 @@ def test_20_clean_checkpoints_raise_no_alarm(tmp_path):
         assert [checkpoints.damage(step) for step in checkpoints.steps()] == [None] * 20
 
 
-# ---------------------------------------------------------------- R21: disk full
+# ---------------------------------------------------------------- disk full
 
 
 @contextlib.contextmanager
@@ -336,7 +336,7 @@ def test_no_room_for_the_manifest_costs_that_checkpoint(tmp_path, monkeypatch):
     assert names(tmp_path) == ["1"]
 
 
-# ---------------------------------------------------------------- R13: another sharding
+# ---------------------------------------------------------------- another sharding
 
 RESHARDS = """
 import sys

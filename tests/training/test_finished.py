@@ -10,7 +10,7 @@ import pytest
 from domino_jax import decode, export, train
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.recipe import builders
-from domino_jax.training import manifest
+from domino_jax.training import step_folders
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import read_rows
 from tests.commands.test_train_command import CASES, arguments, losses, start, training_rows, write_rows
@@ -83,12 +83,8 @@ def weights(workdir):
 
 def test_the_marker_names_the_step_and_the_export(whole):
     marker = json.loads((whole / "finished.json").read_text())
-    assert (marker["step"], marker["processes"], marker["exported_step"] in (4, 8), len(marker["export_sha256"])) == (
-        8,
-        1,
-        True,
-        64,
-    )
+    assert (marker["step"], marker["processes"], len(marker["export_sha256"])) == (8, 1, 64)
+    assert marker["exported_step"] in (4, 8)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
@@ -99,8 +95,8 @@ def test_killed_around_the_first_best_export_a_run_continues(files, whole, tmp_p
     assert (workdir / "export").exists() == late
     assert (workdir / "checkpoints" / "4" / "manifest.json").exists()
     assert start(command(files, workdir)) == 0
-    said = capsys.readouterr().out
-    assert "continues from step 4" in said and "holds a finished run" not in said
+    message = capsys.readouterr().out
+    assert "continues from step 4" in message and "holds a finished run" not in message
     assert losses(workdir) == losses(whole) and weights(workdir) == weights(whole)
     assert evaluations(workdir) == [4, 8]
 
@@ -125,8 +121,8 @@ def test_a_run_that_lost_its_checkpoints_stops_with_3(files, cut, tmp_path, caps
     harm(workdir)
     before = (workdir / "metrics.jsonl").read_bytes()
     assert start(command(files, workdir)) == 3
-    said = capsys.readouterr()
-    assert "finished" not in said.out and 0 < len(said.err.splitlines()) <= 5
+    message = capsys.readouterr()
+    assert "finished" not in message.out and 0 < len(message.err.splitlines()) <= 5
     assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
@@ -187,8 +183,8 @@ def test_a_broken_file_of_a_run_is_one_message(files, whole, tmp_path, capsys, n
     if name == "preflight.json":
         (workdir / "finished.json").unlink()  # a finished run does not read it
     assert start(command(files, workdir)) == 3
-    said = capsys.readouterr().err
-    assert name in said and "Traceback" not in said and len(said.splitlines()) <= 5
+    message = capsys.readouterr().err
+    assert name in message and "Traceback" not in message and len(message.splitlines()) <= 5
 
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])
@@ -199,19 +195,14 @@ def test_an_export_that_changed_after_the_end_is_written_again(files, whole, tmp
     else:
         shutil.rmtree(workdir / "export")
     assert start(command(files, workdir)) == 0
-    said = capsys.readouterr().out
-    assert "export changed since the run ended" in said and "holds a finished run" not in said
+    message = capsys.readouterr().out
+    assert "export changed since the run ended" in message and "holds a finished run" not in message
     assert weights(workdir) == weights(whole)
     assert start(command(files, workdir)) == 0
     assert "holds a finished run" in capsys.readouterr().out
 
 
-def test_without_checkpoints_a_finished_run_is_shown_and_a_damaged_export_is_refused(
-    files,
-    whole,
-    tmp_path,
-    capsys,
-):
+def test_without_checkpoints_a_finished_run_is_shown_and_a_damaged_export_is_refused(files, whole, tmp_path, capsys):
     workdir = copy(whole, tmp_path)
     delete_checkpoints(workdir)
     (workdir / "export" / "README.md").write_text("A card of my own.")
@@ -222,12 +213,7 @@ def test_without_checkpoints_a_finished_run_is_shown_and_a_damaged_export_is_ref
     assert "first_checkpoint.json" in capsys.readouterr().err
 
 
-def test_a_run_killed_before_its_first_checkpoint_says_so_and_starts_again(
-    files,
-    whole,
-    tmp_path,
-    capsys,
-):
+def test_a_run_killed_before_its_first_checkpoint_reports_it_and_starts_again(files, whole, tmp_path, capsys):
     workdir = tmp_path / "run"
     with dying(train.MetricsWriter, "write", lambda self, step, values: step == 3):
         assert start(command(files, workdir)) == 130
@@ -242,11 +228,11 @@ def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_ro
             raise OSError(28, "No space left on device")
         write(path, content)
 
-    write = manifest.write_whole
-    monkeypatch.setattr(manifest, "write_whole", full)
-    said = []
-    with Checkpoints(tmp_path, keep=2, report=said.append) as checkpoints:
+    write = step_folders.write_whole
+    monkeypatch.setattr(step_folders, "write_whole", full)
+    message = []
+    with Checkpoints(tmp_path, keep=2, report=message.append) as checkpoints:
         checkpoints.save(4, {"w": np.zeros(2)}, {}, {})
         checkpoints.wait()
         assert checkpoints.steps() == [4]
-    assert len(said) == 1 and "first_checkpoint.json could not be written" in said[0]
+    assert len(message) == 1 and "first_checkpoint.json could not be written" in message[0]

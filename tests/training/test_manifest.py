@@ -52,7 +52,7 @@ def edit(path, change):
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (lambda folder: (folder / "extra").unlink(), "extra: missing"),
         (lambda folder: (folder / "extra").write_text("{"), "extra: 1 bytes instead of 2"),
@@ -68,9 +68,9 @@ def edit(path, change):
     ],
     ids=["file gone", "cut", "changed", "no manifest", "empty manifest", "a list", "edited manifest", "other step"],
 )
-def test_damage_names_the_file_and_the_reason(folder, harm, said):
+def test_damage_names_the_file_and_the_reason(folder, harm, message):
     harm(folder)
-    assert manifest.damage(folder, 7) == said
+    assert manifest.damage(folder, 7) == message
 
 
 def test_a_later_format_is_refused(folder, monkeypatch):

@@ -61,7 +61,7 @@ def test_values_keep_every_bit(tmp_path):
     assert read_rows(tmp_path / "metrics.jsonl")[0]["loss"].hex() == value.hex()
 
 
-def test_a_resumed_run_drops_the_rows_behind_its_step_and_goes_on_counting_time(tmp_path):
+def test_a_resumed_run_drops_the_rows_after_its_step_and_goes_on_counting_time(tmp_path):
     write_steps(tmp_path, [2, 4, 6])
     rows = read_rows(tmp_path / "metrics.jsonl")
     rows[1]["seconds"] = 100.0

@@ -58,7 +58,7 @@ def writer(workdir, **changes):
     return MetricsWriter(workdir, 10, wandb="domino", recipe={"seed": 42}, console=console, **changes), console
 
 
-def test_asked_for_and_not_installed_is_told_with_the_line_to_type(monkeypatch):
+def test_a_package_that_is_not_installed_is_reported_with_the_line_to_type(monkeypatch):
     monkeypatch.setattr(weights_and_biases.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DominoError, match=r"train.wandb is 'domino'.*pip install wandb"):
         require_wandb("domino")
@@ -107,8 +107,8 @@ def test_a_service_that_fails_is_one_line_and_the_run_goes_on(service, tmp_path)
     metrics, console = writer(tmp_path)
     with metrics:
         metrics.write(1, {"loss": 1.0})
-    said = [line for line in console.file.getvalue().splitlines() if "Weights" in line]
-    assert said == ["Weights & Biases: no network; the run goes on without it."]
+    message = [line for line in console.file.getvalue().splitlines() if "Weights" in line]
+    assert message == ["Weights & Biases: no network; the run goes on without it."]
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
 
 

@@ -315,7 +315,7 @@ def test_a_key_that_changes_what_a_drafter_computes_is_refused_by_name(top, nest
 
 @pytest.mark.parametrize("place", ["top", "nested", "both"])
 @pytest.mark.parametrize("shifted", [True, False])
-def test_sample_from_anchor_says_whether_a_plain_drafter_is_shifted(shifted, place):
+def test_sample_from_anchor_decides_whether_a_plain_drafter_is_shifted(shifted, place):
     plain = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33], "sample_from_anchor": shifted}
     config = DrafterConfig.from_dict(moved({**PUBLIC_8B, "dflash_config": plain}, sample_from_anchor=place))
     assert config.shift_label is shifted and not config.has_head

@@ -334,7 +334,7 @@ def test_a_model_the_hub_does_not_give_is_a_short_usage_error(tmp_path, name):
     assert "Traceback" not in done.stderr
 
 
-def test_the_hub_is_asked_for_weights_and_tokenizer_files_of_the_named_revision_only(tmp_path, monkeypatch):
+def test_the_hub_is_queried_for_weights_and_tokenizer_files_of_the_named_revision_only(tmp_path, monkeypatch):
     import huggingface_hub
 
     asked = {}

@@ -43,28 +43,28 @@ def start(argv) -> int:
     return left.value.code
 
 
-def test_a_simulated_run_says_so_in_every_place_and_measures_the_tau_that_was_asked_for(tmp_path, monkeypatch, capsys):
+def test_a_simulated_run_is_marked_everywhere_and_measures_the_requested_tau(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(decode, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
     assert start(arguments(tmp_path)) == 0
-    said, page = capsys.readouterr().out, (tmp_path / "out" / "report.md").read_text()
+    message, page = capsys.readouterr().out, (tmp_path / "out" / "report.md").read_text()
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["simulated"] == TAU and report["prompts"]["source"] == "made up"
     assert report["modes"]["domino"]["tau_pooled"] == pytest.approx(TAU, rel=0.04)  # the last round is cut
     assert report["modes"]["autoregressive"]["tau_pooled"] is None and report["identical_outputs"] == {}
     assert page.startswith("# Decoding report (simulated)\n")
     tables = [(tmp_path / "out" / name).read_text() for name in ("table.md", "table.tex")]
-    assert all("simulated" in shown.lower() for shown in (said, page, *tables))
+    assert all("simulated" in shown.lower() for shown in (message, page, *tables))
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "said"),
+    ("changes", "code", "message"),
     [
         ({"config.decode.simulate_tau": 5.5}, 2, "decode.simulate_tau is 5.5, but a round of 4 drafts emits 5"),
         ({"config.drafter.target_layer_ids": "(0,7)"}, 3, "target_layer_ids [0, 7] must lie in 0..0"),
         ({"config.decode.simulate_tau": 0.0, "config.decode.prompts": "none.jsonl"}, 3, "it is not a complete"),
     ],
 )
-def test_what_cannot_be_simulated_is_one_short_message(tmp_path, capsys, changes, code, said):
+def test_what_cannot_be_simulated_is_one_short_message(tmp_path, capsys, changes, code, message):
     assert start(arguments(tmp_path, **changes)) == code
     error = capsys.readouterr().err
-    assert said in error and "Traceback" not in error and len(error.strip().splitlines()) <= 2
+    assert message in error and "Traceback" not in error and len(error.strip().splitlines()) <= 2

@@ -128,7 +128,7 @@ def test_an_export_opens_in_sglang_and_its_card_has_the_command(tmp_path, case, 
 
 
 @pytest.mark.parametrize("case", NOT_SERVED)
-def test_a_drafter_that_no_server_drafts_with_says_so_in_a_note_and_in_its_card(tmp_path, case):
+def test_a_drafter_that_no_server_drafts_with_has_a_note_and_in_its_card(tmp_path, case):
     name, head, changes, reason = NOT_SERVED[case]
     config, params = drafter(name, head, **changes)
     folder, card = written(tmp_path, config, params)

@@ -92,7 +92,7 @@ def test_keys_left_out_mean_the_defaults_of_qwen3(tmp_path):
 
 
 @pytest.mark.parametrize("non_causal, causal", [(False, True), (True, False)])
-def test_sliding_layers_are_causal_unless_the_file_says_otherwise(tmp_path, non_causal, causal):
+def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal, causal):
     folder = speculators(
         tmp_path / "theirs", "tied_shift", "dflash", sliding_window_non_causal=non_causal, copies=False
     )
