@@ -60,7 +60,8 @@ def states(folder, *names):
 
 def verbs(folder, *wanted):
     """The verb of each call of gcloud that changes something, or those that are wanted."""
-    found = [line.split()[3] for line in calls(folder, "gcloud") if " describe " not in line]
+    lines = [line for line in calls(folder, "gcloud") if " describe " not in line]
+    found = [word for line in lines for word in line.split()[3:4]]
     return [verb for verb in found if verb in wanted or not wanted]
 
 
