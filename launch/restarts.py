@@ -1,7 +1,7 @@
 """Which ends of a run start it again, how often and how fast: the one table that every launcher follows.
 
 Launchers written in Python import it; gke, xpk and skypilot hand its numbers on, and a test holds slurm.sbatch against
-it. Codes are a shell's: 128 + n is death by signal n. README, "Exit codes", explains the others.
+it. Codes are a shell's: 128 + n is death by signal n. docs/commands.md explains the others.
 """
 
 from __future__ import annotations

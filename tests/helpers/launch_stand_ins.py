@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-# Of a gcloud: states are looked at one after the other, the last one stays. "-": there is no such resource.
+# Of a gcloud: states are looked at one after the other, the last one stays. "-": there is no such resource. A test may
+# set AFTER_STATE, which is printed after each.
 DESCRIBE = """
   *" describe "*)
     state=$(head -n 1 "$HERE/states"); [ "$(wc -l < "$HERE/states")" = 1 ] || sed -i 1d "$HERE/states"
     [ "$state" != - ] || { echo "ERROR: NOT_FOUND: no n" >&2; exit 1; }
-    printf '%s\\t2\\n' "$state" ;;
+    printf '%s\\n' "$state$AFTER_STATE" ;;
 """
 # A run that saves on a signal and leaves with 42.
 SAVES = """

@@ -25,6 +25,7 @@ GCLOUD = """
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
+    monkeypatch.setenv("AFTER_STATE", "\t2")  # the number of machines
     return cloud_in(tmp_path, monkeypatch, GCLOUD)
 
 
