@@ -28,7 +28,7 @@ GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 RECIPE = {
     "seed": 42,
     "target": {"path": "some/target"},
-    "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320},
+    "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320, "layout": "pad"},
     "train": {
         **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
         **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": None, "distill": 0.1},
