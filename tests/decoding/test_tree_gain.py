@@ -1,4 +1,4 @@
-"""The figures of docs/trees.md for the tiny default: how many more tokens a round emits with a tree than a chain."""
+"""Tokens per round (τ) of the tiny recipe's chain and trees with the shipped drafter, as docs/trees.md states them."""
 
 import dataclasses
 
@@ -12,16 +12,18 @@ from domino_jax.decoding.settings import decode_settings, new_generator
 from domino_jax.evals.tree_replay import record, replayed_tau
 from domino_jax.weights.loading import load_models, load_target
 
+# About 2 % below what was measured: a near tie that another CPU decides otherwise moves τ in the third digit.
+LEAST = {
+    0.0: {"chain": 6.2, 16: 6.65, 64: 7.0},
+    1.0: {"chain": 6.45, 16: 6.85, 64: 7.3},
+}
 
-# Measured: 1.112, 1.307, 1.121 and 1.337 of the chain of all 16 drafts, whose width a tree of 16 nodes has. A near tie
-# that another CPU decides otherwise moves them in the third digit.
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("temperature", "least"), [(0.0, {16: 1.10, 64: 1.20}), (1.0, {16: 1.12, 64: 1.25})], ids=["greedy", "sampled"]
-)
-def test_a_tree_emits_more_than_the_longest_chain(temperature, least):
+@pytest.mark.parametrize("temperature", LEAST)
+def test_tau_of_the_chain_and_of_trees_of_16_and_64_nodes(temperature):
     config = tiny.get_config()
-    config.decode.modes, config.decode.num_drafts = ("domino", "tree"), 0
+    config.decode.modes = ("domino", "tree")
     config.decode.temperature = temperature
     settings = decode_settings(config.decode)
     target = load_target(config.target.path, settings.dtype)
@@ -30,8 +32,7 @@ def test_a_tree_emits_more_than_the_longest_chain(temperature, least):
     prompts = [encode_prompt(target.tokenizer, row, settings.thinking, row["id"]) for row in rows]
     generator = new_generator(models, target.stop_ids, settings)
     answers = generator.generate(prompts, "domino")
-    chain = tau_pooled(answers)
     recordings = record(generator, prompts, answers, settings.tree)
-    for nodes, ratio in least.items():
-        tree = dataclasses.replace(settings.tree, nodes=nodes)
-        assert replayed_tau(recordings, tree) >= ratio * chain, (nodes, replayed_tau(recordings, tree), chain)
+    trees = {nodes: replayed_tau(recordings, dataclasses.replace(settings.tree, nodes=nodes)) for nodes in (16, 64)}
+    measured = {"chain": tau_pooled(answers)} | trees
+    assert all(measured[name] >= least for name, least in LEAST[temperature].items()), measured
