@@ -11,8 +11,10 @@ process of a pod. A workdir that holds a run is continued; a finished one is sho
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -29,7 +31,7 @@ from domino_jax.recipe import builders, cli, dry_run
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, primary_first
-from domino_jax.runtime.errors import DataError, refuse_read_only
+from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import locked
 from domino_jax.runtime.preemption import PREEMPTED, Preempted, Preemption
@@ -49,6 +51,10 @@ from domino_jax.weights import formats
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 
 WINDOW = 4_096  # rows that are packed or sorted into buckets together
+
+# A restart by a launcher waits for the lock: on a shared disk a machine that was lost holds it until its lease ends,
+# 90 seconds by default on an NFS server.
+LEASE_SECONDS = 120.0
 
 
 def main(flags: cli.Flags) -> int | None:
@@ -74,8 +80,7 @@ def main(flags: cli.Flags) -> int | None:
             workdir.mkdir(parents=True, exist_ok=True)
             local = None if is_remote(workdir) else pathlib.Path(workdir)
             if local and distributed.is_primary():
-                busy = f"another run is writing {workdir}; wait for it, or choose another --workdir."
-                stack.enter_context(locked(local / "run.lock", busy))
+                stack.enter_context(only_run(local))
             say(builders.describe_run(config))
             keep_compiled((local or cache_folder()) / ".xla_cache")
             mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -233,6 +238,23 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     if report is not None:
         console_table(report)
     return True
+
+
+@contextlib.contextmanager
+def only_run(workdir: pathlib.Path) -> Iterator[None]:
+    """Holds the lock of a local workdir; a DominoError while another run holds it."""
+    busy = f"another run is writing {workdir}; wait for it, or choose another --workdir."
+    until = time.monotonic() + (LEASE_SECONDS if os.environ.get("DOMINO_RESTARTED") else 0.0)
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(workdir / "run.lock", busy))
+                break
+            except DominoError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.5)
+        yield
 
 
 def say(text: str) -> None:

@@ -1,9 +1,11 @@
 """train.py end to end on a golden target: what a workdir holds, resuming, refusing, and the chain from loss to τ."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 
 import jax
 import numpy as np
@@ -224,6 +226,18 @@ def test_a_second_run_on_a_workdir_is_refused_while_the_first_one_is_alive(files
     message = capsys.readouterr().err
     assert message == f"error: another run is writing {tmp_path / 'run'}; wait for it, or choose another --workdir.\n"
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_restart_by_a_launcher_waits_for_the_lock_of_the_run_that_was_lost(tmp_path, monkeypatch):
+    lost = contextlib.ExitStack()
+    lost.enter_context(train.only_run(tmp_path))
+    with pytest.raises(DominoError, match="another run is writing"), train.only_run(tmp_path):
+        pass
+    monkeypatch.setenv("DOMINO_RESTARTED", "1")
+    threading.Timer(1.0, lost.close).start()
+    with train.only_run(tmp_path):
+        assert (tmp_path / "run.lock").exists()
+    assert not (tmp_path / "run.lock").exists()
 
 
 def test_the_first_line_names_the_phases_of_the_run(files):
