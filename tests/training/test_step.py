@@ -1,6 +1,7 @@
 """The jitted training step: what it learns, what it leaves alone, and that it is what its parts say."""
 
 import functools
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 
 from domino_jax.drafters import blocks
 from domino_jax.drafters.pair import Models
+from domino_jax.training import losses
 from domino_jax.training.curriculum import lambda_base
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
@@ -48,7 +50,7 @@ def batch_of(rows=4, length=24):
 
 
 @functools.lru_cache
-def train_step():
+def train_step(accumulate=1):
     target, drafter = models()
     return make_train_step(
         target.module,
@@ -58,6 +60,7 @@ def train_step():
         learning_rate=schedule(),
         curriculum=lambda step: lambda_base(step, STEPS, 1.0, 1.0),
         settings=SETTINGS,
+        accumulate=accumulate,
     )
 
 
@@ -131,6 +134,17 @@ def test_lambda_and_step_follow_the_completed_steps():
     state, metrics = full_run()
     assert int(state.step) == STEPS
     np.testing.assert_allclose([m["lambda_base"] for m in metrics], 1 - np.arange(STEPS) / STEPS, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_labels_and_weights_of_a_batch_are_computed_once_per_step(monkeypatch, accumulate):
+    labels = unittest.mock.Mock(wraps=blocks.labels_and_weights)
+    decay = unittest.mock.Mock(wraps=losses.position_decay)
+    monkeypatch.setattr(blocks, "labels_and_weights", labels)
+    monkeypatch.setattr(losses, "position_decay", decay)
+    state = jax.eval_shape(compiled_start())
+    jax.eval_shape(train_step.__wrapped__(accumulate), state, models()[0].params, batch_of(), KEY)
+    assert (labels.call_count, decay.call_count) == (1, 1)
 
 
 THREE = jnp.array([[4, 9, 20], [3, 8, 11]])  # anchors of two rows of 24 tokens
