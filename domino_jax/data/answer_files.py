@@ -161,7 +161,7 @@ class AnswerFiles:
             before = json.loads(self.meta.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{self.meta} is no JSON ({error}); remove it and the rows beside it to start again."
+                f"{self.meta} is not JSON ({error}); remove it and the rows beside it to start again."
             ) from error
         if not isinstance(before, dict):
             raise DataError(
@@ -183,7 +183,7 @@ def find_rows(files: Collection[Path]) -> dict[str, RowBytes]:
             try:
                 row = line.parse()
             except ValueError as error:
-                raise DataError(f"{path}:{line.number}: the line is no JSON object ({error}). Remove it.") from error
+                raise DataError(f"{path}:{line.number}: the line is not a JSON object ({error}). Remove it.") from error
             name = row["id"] if isinstance(row, dict) and "id" in row else None
             if name in seen or not isinstance(name, str):
                 raise DataError(f"{path}:{line.number}: the id {name!r} is missing or there twice; remove the line.")

@@ -218,7 +218,7 @@ class DrafterConfig(DecoderConfig):
             ),
             (
                 not 0 <= self.mask_token_id < self.vocab_size,
-                f"mask_token_id {self.mask_token_id} is no row of the {self.vocab_size}-row embedding",
+                f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
             ),
             (
                 self.has_head and not 0 <= self.suffix_start < self.block_size,

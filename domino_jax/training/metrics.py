@@ -236,10 +236,12 @@ def read_rows(path: str | os.PathLike) -> list[dict]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{file}:{number}: the line is no JSON ({error}). Remove it, or start in another workdir."
+                f"{file}:{number}: the line is not JSON ({error}). Remove it, or start in another workdir."
             ) from error
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            raise DataError(f"{file}:{number}: the line is no row with a step. Remove it, or start in another workdir.")
+            raise DataError(
+                f"{file}:{number}: the line is not a row with a step. Remove it, or start in another workdir."
+            )
         rows.append(row)
     return rows
 

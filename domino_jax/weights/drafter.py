@@ -93,7 +93,7 @@ def check_fits(config: DrafterConfig, target: Qwen3Config) -> None:
             )
     if not 0 <= config.mask_token_id < target.vocab_size:
         raise DataError(
-            f"the drafter's mask_token_id {config.mask_token_id} is no row of the target's embedding (vocab_size"
+            f"the drafter's mask_token_id {config.mask_token_id} is not a row of the target's embedding (vocab_size"
             f" {target.vocab_size})."
         )
     last = target.num_hidden_layers - 1

@@ -94,7 +94,7 @@ def inside(folder: Path, name: str) -> Path:
     parent is called "snapshots" may therefore link into the "blobs" beside that parent, and nowhere else.
     """
     if not isinstance(name, str) or not name or set(name) & set("/\\\0") or name in (".", ".."):
-        raise DataError(f"{folder}: {quote(name)} is no plain file name; nothing outside the folder is opened.")
+        raise DataError(f"{folder}: {quote(name)} is not a plain file name; nothing outside the folder is opened.")
     root = folder.resolve()
     allowed = [root]
     if root.parent.name == "snapshots":
@@ -232,7 +232,7 @@ def _read_shards(folder: Path) -> dict[str, Stored]:
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not shard.endswith(".safetensors"):
             raise DataError(
-                f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, which is no .safetensors file."
+                f"{folder}/{INDEX}: {quote(tensor)} points to {quote(shard)}, which is not a .safetensors file."
             )
     shards = sorted(set(weight_map.values()))
     if len(shards) > SHARD_LIMIT:
@@ -274,7 +274,7 @@ def write_folder(
     never meets half a file. Weights in other shards and temporary files of an earlier writing are removed.
     """
     if is_remote(folder):
-        raise DominoError(f"{quote(str(folder))} is no local folder; write to a local one and copy it.")
+        raise DominoError(f"{quote(str(folder))} is not a local folder; write to a local one and copy it.")
     folder = Path(os.path.expanduser(folder))
     deferred = {name: _defer(tensor) for name, tensor in tensors.items()}
     shards = _shards(deferred)
@@ -286,7 +286,7 @@ def write_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in jsons:
-            inside(folder, f".{name}")  # refuses what is no plain file name
+            inside(folder, f".{name}")  # refuses what is not a plain file name
         with contextlib.ExitStack() as stack:  # it renames what was entered last first
             fresh = {name: stack.enter_context(replacing(folder / name)) for name in reversed([*shards, *jsons])}
             for shard, names in shards.items():

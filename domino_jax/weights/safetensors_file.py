@@ -112,7 +112,7 @@ def read_header(path: Path) -> dict[str, Stored]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except safetensors.SafetensorError as error:
-        raise DataError(f"{path.name} is no whole safetensors file: {str(error)[:200]}.") from None
+        raise DataError(f"{path.name} is not a complete safetensors file: {str(error)[:200]}.") from None
     header = parse_json(text, f"{path.name}: the header")
     header.pop("__metadata__", None)
     for name, entry in header.items():

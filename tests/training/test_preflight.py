@@ -145,7 +145,7 @@ def test_a_mask_token_in_the_text_stops_the_run(target, drafter, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mask_token_id": 260}, "mask_token_id 260 is no row"),
+        ({"mask_token_id": 260}, "mask_token_id 260 is not a row"),
         ({"target_layer_ids": (1, 5)}, "target_layer_ids hold \\[5\\], but the target has layers 0..5"),
         ({"target_layer_ids": (1, 9)}, "target_layer_ids hold \\[9\\]"),
     ],

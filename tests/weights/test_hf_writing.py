@@ -75,7 +75,7 @@ def test_the_next_writing_removes_what_a_killed_one_left_and_nothing_else(tmp_pa
 
 @pytest.mark.parametrize("name", ["../x.json", "a/b.json"])
 def test_extra_files_stay_in_the_folder(tmp_path, name):
-    with pytest.raises(DataError, match="no plain file name"):
+    with pytest.raises(DataError, match="not a plain file name"):
         hf.write_folder(tmp_path / "out", {"a": np.ones(2, np.float32)}, {}, {name: {}})
 
 

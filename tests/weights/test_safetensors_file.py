@@ -57,10 +57,10 @@ def test_tensors_at_unaligned_offsets_are_read(tmp_path):
 
 
 MALFORMED = {
-    "empty file": (b"", "no whole safetensors file"),
-    "pickle bytes": (b"\x80\x04\x95" + b"\0" * 40, "no whole safetensors file"),
-    "header of 2^63 bytes": ((2**63).to_bytes(8, "little") + b"{}", "no whole safetensors file"),
-    "header longer than the file": ((100).to_bytes(8, "little") + b"{}", "no whole safetensors file"),
+    "empty file": (b"", "not a complete safetensors file"),
+    "pickle bytes": (b"\x80\x04\x95" + b"\0" * 40, "not a complete safetensors file"),
+    "header of 2^63 bytes": ((2**63).to_bytes(8, "little") + b"{}", "not a complete safetensors file"),
+    "header longer than the file": ((100).to_bytes(8, "little") + b"{}", "not a complete safetensors file"),
     "header is no JSON": (b"\x04" + b"\0" * 7 + b"{a}}", "invalid JSON"),
     "header is a list": (b"\x02" + b"\0" * 7 + b"[]", "invalid type: sequence"),
 }
