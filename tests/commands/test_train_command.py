@@ -160,7 +160,7 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     assert held_out["token_ids"][1:] == case["prompt"][1:]
     measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
-    with pytest.raises(DataError, match="too few to hold any out"):
+    with pytest.raises(DataError, match="too few to hold prompts out"):
         builders.evaluation_rows(cli.parse(argv, ("config", "workdir"), ("distributed",)).config, NoRows())
 
 
