@@ -1,15 +1,21 @@
 """Tests run on the CPU in true float32."""
 
+import importlib.metadata
 import os
 import signal
 import tempfile
 import uuid
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Tests compile large programs and run them for a moment: with these flags that takes a third of the time.
+FLAGS = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # a newer one stops at a flag that it does not know
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", " ".join(FLAGS))
 # Tests compile the same programs again and again: they share one cache, gone when the session ends.
 COMPILED = tempfile.TemporaryDirectory(prefix="domino-tests-")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", COMPILED.name)
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 
 # Under nohup, or in the background of a script, signals are ignored, and the commands that tests start would inherit
 # that. A handler of this process is not inherited.

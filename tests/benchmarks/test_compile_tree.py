@@ -1,7 +1,6 @@
 """A tree's parts compiled for devices that are not here: that they are the round, what is read of them, the tables,
 and (slow) the ratios that must not grow."""
 
-import functools
 import importlib.util
 import json
 import os
@@ -18,7 +17,7 @@ from domino_jax.decoding.propose import draft_base
 from domino_jax.decoding.speculative import speculative_round
 from domino_jax.decoding.tree import CHUNK, largest
 from domino_jax.models import sharding
-from tests.helpers.decoding_models import COMPILED_FAST, make_generator, random_models
+from tests.helpers.decoding_models import make_generator, random_models
 
 
 def one_device():
@@ -29,7 +28,7 @@ def test_the_parts_are_the_round():
     """Of a tree of 16 nodes over a random tiny pair: backbone, proposal, verify and commit one after another."""
     models = random_models(4)
     made = compile_tree.parts(one_device(), models, 16)
-    tree_of, check, conclude = (jax.jit(function, compiler_options=COMPILED_FAST) for _, function, _ in made)
+    tree_of, check, conclude = (jax.jit(function) for _, function, _ in made)
     state = make_generator(models).start([[5, 9, 2, 60, 7]], [0])
     settings, stop = compile_tree.drafting(16), jnp.array([-1])
     z, base, draft_cache = draft_base(models, state)
@@ -37,7 +36,7 @@ def test_the_parts_are_the_round():
     chosen, features, cache = check(models, state.target_cache, tree, state.lengths)
     after = conclude(models, (cache, draft_cache), (chosen, features), tree, state, stop)
 
-    @functools.partial(jax.jit, compiler_options=COMPILED_FAST)
+    @jax.jit
     def whole(models, state):
         return speculative_round(models, state, stop, compile_tree.GREEDY, settings)
 

@@ -19,6 +19,7 @@ from tests.helpers.models import GOLDEN, load_golden
 
 # Two key/value heads: over 2 they are split, over 4 they lie whole.
 MESHES = {"data": [4, 1], "both": [2, 4], "tied": [2, 2, True]}
+FAST = ("tied",)
 # Meshes of training steps (data, fsdp, tensor) → (data, tensor) that an evaluation decodes on: two key/value heads.
 TRAINED = {(2, 2, 2): (4, 2), (1, 8, 1): (4, 2)}
 PAIR, NEW = "tied_shift", 24
@@ -66,15 +67,17 @@ def golden_cases() -> list[dict]:
 
 @functools.lru_cache
 def measured() -> dict:
-    """What decode_mesh_run.py prints, and the files of the command that it ran: its report and its rows."""
+    """What decode_mesh_run.py prints of the fast meshes."""
+    return read(started({name: MESHES[name] for name in FAST} | {"split_head": [1, 2, False, True]}, 4, {}))
+
+
+@functools.lru_cache
+def measured_slowly() -> dict:
+    """Of the others, and of the command with the files that it wrote: its report and its rows."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        others = {
-            EVALUATION: [list(sizes) for sizes in TRAINED],
-            "split_head": [1, 2, False, True],
-            COMMAND: arguments(folder),
-        }
-        found = read(started(MESHES | others, 8, {}))
+        others = {name: sizes for name, sizes in MESHES.items() if name not in FAST}
+        found = read(started(others | {COMMAND: arguments(folder)}, 8, {}))
         found[COMMAND]["report"] = json.loads((folder / "out" / "report.json").read_text())
         lines = (folder / "out" / "generations.jsonl").read_text().splitlines()
         found[COMMAND]["rows"] = list(map(json.loads, lines))
@@ -88,17 +91,28 @@ def on_one_device(tied: bool = False) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", FAST)
 def test_texts_on_a_mesh_are_those_of_one_device(name, mode):
     assert measured()[name][mode] == on_one_device(name == "tied")
 
 
-def test_weights_lie_over_tensor_the_cache_over_both_and_the_head_nowhere():
-    found = measured()
-    assert found["data"]["split"] == 0
-    assert min(found[name]["split"] for name in ("both", "tied")) > 10
-    assert {name: found[name]["cache"] for name in MESHES} == {"data": 1 / 4, "both": 1 / 2, "tied": 1 / 4}
-    assert {found[name]["head_split"] for name in MESHES} == {0}
+@pytest.mark.slow(minutes=2)
+@pytest.mark.parametrize("name", [name for name in MESHES if name not in FAST])
+def test_texts_on_other_meshes_are_those_of_one_device(name):
+    assert {mode: measured_slowly()[name][mode] for mode in MODES} == dict.fromkeys(MODES, on_one_device())
+
+
+def test_weights_are_split_over_tensor_the_cache_over_both_axes_and_the_head_is_whole():
+    found = measured()["tied"]
+    assert found["split"] > 10 and (found["cache"], found["head_split"]) == (1 / 4, 0)
+
+
+@pytest.mark.slow
+def test_nothing_is_split_over_data_and_a_cache_whose_heads_do_not_divide_is_split_over_data_alone():
+    found = measured_slowly()
+    assert found["data"]["split"] == 0 and found["both"]["split"] > 10
+    assert {name: found[name]["cache"] for name in ("data", "both")} == {"data": 1 / 4, "both": 1 / 2}
+    assert {found[name]["head_split"] for name in ("data", "both")} == {0}
 
 
 def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
@@ -107,9 +121,10 @@ def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
     assert found["domino"] == found["tree"] == on_one_device()
 
 
+@pytest.mark.slow
 def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
     """Those of golden.json: without a mesh the command gives them too (test_decode_command.py)."""
-    found = measured()[COMMAND]
+    found = measured_slowly()[COMMAND]
     assert found["head_split"] == 1
     for mode in MODES[1:]:
         identical = found["report"]["identical_outputs"][mode]

@@ -42,7 +42,7 @@ def rounds(answers: list[Generation]) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("block_size", "shift_label", "batch", "sampling"),
-    [(4, True, 8, GREEDY), (8, False, 1, SAMPLED), (16, True, 8, SAMPLED), (16, False, 1, GREEDY)],
+    [(16, True, 8, GREEDY), (8, False, 1, SAMPLED)],
 )
 def test_a_random_drafter_changes_no_token(block_size, shift_label, batch, sampling):
     models = random_models(block_size, shift_label=shift_label)
@@ -168,15 +168,11 @@ def test_the_shipped_drafter_changes_no_token_of_the_shipped_target():
     assert np.concatenate(rounds(runs["domino"])).mean() > 1.5
 
 
-def test_a_random_drafter_changes_no_token_of_the_shipped_target():
-    check_tiny(16, 8, SAMPLED, 16)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("block_size", [None, 4, 8, 16])
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_full_grid_of_drafters_changes_no_token_of_the_shipped_target(block_size, batch, sampling):
+@pytest.mark.parametrize(
+    ("block_size", "batch", "sampling"), [(None, 8, SAMPLED), (4, 1, SAMPLED), (8, 8, GREEDY), (16, 8, SAMPLED)]
+)
+def test_other_drafters_and_batches_change_no_token_of_the_shipped_target(block_size, batch, sampling):
     check_tiny(block_size, batch, sampling, 64)
 
 

@@ -16,7 +16,7 @@ from domino_jax.decoding.tree import ROOT, Ledger, ancestor_table, edge_scores, 
 from domino_jax.decoding.verify import accept_tree, verify
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import keep_path
-from tests.helpers.decoding_models import COMPILED_FAST, DRAFTERS, VOCAB, make_generator, random_models, uncached
+from tests.helpers.decoding_models import DRAFTERS, VOCAB, make_generator, random_models, uncached
 
 GREEDY = SamplingParams()
 PEAKED = SamplingParams(0.1)  # at which trees of random models are deep as well as broad
@@ -32,7 +32,7 @@ def started():
     return make_generator(random_models(4), batch_size=2).start(PROMPTS, [0, 1])
 
 
-@functools.partial(jax.jit, static_argnames=("sampling", "settings"), compiler_options=COMPILED_FAST)
+@functools.partial(jax.jit, static_argnames=("sampling", "settings"))
 def drafted(models, state, sampling=PEAKED, settings=PLAIN):
     """(the tree, the tree of one lane, the chain, z, base logits): one program, for it costs more than it runs."""
     lane = TreeSettings(nodes=4, lanes=1, candidates=VOCAB, draft_scale=settings.scale)

@@ -1,5 +1,7 @@
 """round_times.py: each part of a round has a time of its own, and what is timed is the real thing."""
 
+import concurrent.futures
+import multiprocessing
 import statistics
 
 import jax
@@ -79,8 +81,21 @@ def test_other_is_what_the_parts_leave_of_the_round():
     assert round_times._split("backbone", seconds)["other"] == 1.0
 
 
+@pytest.fixture(scope="module")
+def optimized():
+    """Runs a function in a process whose programs are optimized as a user's are; those of the tests are not."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("XLA_FLAGS", raising=False)
+        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            yield lambda function: process.submit(function).result()
+
+
 @pytest.mark.slow
-def test_no_step_of_the_loop_is_faster_than_the_bare_step():
+def test_no_step_of_the_loop_is_faster_than_the_bare_step(optimized):
+    optimized(compare_steps)
+
+
+def compare_steps():
     """4 MB of weights; the loops take turns, and the median of their ratios counts, in three tries."""
     models = random_models(vocab=32_768)
     generator = make_generator(models, cache_slots=256, max_new_tokens=64)
@@ -98,7 +113,11 @@ def test_no_step_of_the_loop_is_faster_than_the_bare_step():
 
 
 @pytest.mark.slow
-def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_next_to_nothing():
+def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_next_to_nothing(optimized):
+    optimized(compare_parts)
+
+
+def compare_parts():
     """The head below 15 % of a round, the round below 1.10 × its parts; a busy machine gets three tries."""
     target = load_target(str(ASSETS / "tiny_qwen3"), "float32")
     models = load_models(target, str(ASSETS / "tiny_domino"), ("domino",))

@@ -30,8 +30,6 @@ DRAFTERS = {
     for shifted in (True, False)
     for prefix in (0, 1, 2)
 }
-# For programs that a test compiles once for each kind: half the time, and the code runs slower.
-COMPILED_FAST = {"xla_backend_optimization_level": "0"}
 
 
 def random_params(shapes, seed: int) -> dict:

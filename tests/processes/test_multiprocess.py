@@ -58,8 +58,6 @@ def advance(*args, advance=Generator.advance):
 
 Generator.advance = advance
 """
-# Programs this small are compiled longer than they run, however well they are compiled.
-XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # What a launcher or scheduler around pytest may have set.
 PLACE = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JAX_NUM_CPU_DEVICES")
 
@@ -107,7 +105,7 @@ def start(recipe, workdir, processes=2, devices=2, max_restarts=0, code=TRAIN, *
     command += [f"--log_dir={logs(workdir)}", f"--max_restarts={max_restarts}", "--"]
     command += [sys.executable, "-c", code, *recipe, f"--workdir={workdir}"]
     kept = {name: value for name, value in os.environ.items() if name not in PLACE}
-    environment = {"HF_TOKEN": CANARY, "XLA_FLAGS": XLA_FLAGS, **environment}
+    environment = {"HF_TOKEN": CANARY, **environment}
     launcher = subprocess.Popen(command, cwd=ROOT, env={**kept, **environment}, stdout=subprocess.DEVNULL)
     LAUNCHERS.append(launcher)
     return launcher
