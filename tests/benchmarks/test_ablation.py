@@ -135,7 +135,7 @@ def test_a_run_that_fails_is_told_with_the_end_of_its_log(tmp_path):
         ablation.run(["domino_jax.train"], tmp_path, "broken")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 def test_the_whole_of_it_on_a_small_random_target(tmp_path):
     cases = json.loads((GOLDEN / "golden.json").read_text())["generate"]
     prompts = tmp_path / "prompts.jsonl"

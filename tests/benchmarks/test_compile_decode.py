@@ -260,7 +260,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 @pytest.mark.skipif(
     not (importlib.util.find_spec("libtpu") and importlib.util.find_spec("jax_cuda12_plugin")),
     reason="needs requirements-compile.txt",

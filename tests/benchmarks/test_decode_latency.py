@@ -48,7 +48,7 @@ def test_known_devices_have_a_bandwidth():
     assert set(decode_latency.KINDS.values()) <= set(topologies.CHIPS)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 def test_one_run_at_the_tiny_shape_times_every_part(tmp_path):
     file = tmp_path / "found.json"
     command = [sys.executable, "-m", "benchmarks.decode_latency", "--cpu-tiny", f"--output={file}"]

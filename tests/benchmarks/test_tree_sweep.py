@@ -61,7 +61,7 @@ def pairs(kind: str):
     return random_models(4, **PLAIN_DRAFTER), random_prompts(4), kind, (4, VOCAB)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("domino", marks=pytest.mark.slow), "backbone"])
+@pytest.mark.parametrize("kind", [pytest.param("domino", marks=pytest.mark.slow(minutes=1)), "backbone"])
 def test_what_is_printed_is_what_replays_by_hand_give(capsys, small, kind):
     models, prompts, mode, sizes = pairs(kind)
     first, picked, details = printed(capsys, models, prompts)

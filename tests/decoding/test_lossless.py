@@ -168,7 +168,7 @@ def test_the_shipped_drafter_changes_no_token_of_the_shipped_target():
     assert np.concatenate(rounds(runs["domino"])).mean() > 1.5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.7)
 @pytest.mark.parametrize(
     ("block_size", "batch", "sampling"), [(None, 8, SAMPLED), (4, 1, SAMPLED), (8, 8, GREEDY), (16, 8, SAMPLED)]
 )
@@ -176,7 +176,7 @@ def test_other_drafters_and_batches_change_no_token_of_the_shipped_target(block_
     check_tiny(block_size, batch, sampling, 64)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.3)
 @pytest.mark.parametrize("name", GOLDEN_SETS)
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -187,7 +187,7 @@ def test_the_full_grid_of_golden_pairs_changes_no_token(name, batch, sampling):
     check_lossless(made, prompts)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=0.2)
 @pytest.mark.parametrize("block_size", [4, 8, 16])
 @pytest.mark.parametrize("shift_label", [True, False])
 @pytest.mark.parametrize("batch", [1, 8])

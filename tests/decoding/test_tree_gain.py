@@ -19,7 +19,7 @@ LEAST = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 @pytest.mark.parametrize("temperature", LEAST)
 def test_tau_of_the_chain_and_of_trees_of_16_and_64_nodes(temperature):
     config = tiny.get_config()

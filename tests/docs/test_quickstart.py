@@ -1,13 +1,13 @@
 """docs/quickstart.ipynb runs from top to bottom."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
+from tests.helpers.environment import optimizing
 from tests.helpers.paths import ROOT
 
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
@@ -32,11 +32,11 @@ def test_the_notebook_is_stored_with_its_outputs_and_pictures():
     compile(code_of(NOTEBOOK), str(NOTEBOOK), "exec")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=5)
 def test_the_notebook_runs(tmp_path):
     script = tmp_path / "quickstart.py"
     script.write_text(code_of(NOTEBOOK), encoding="utf-8")
-    environment = os.environ | {"MPLBACKEND": "agg", "PYTHONPATH": str(NOTEBOOK.parent.parent)}
+    environment = optimizing() | {"MPLBACKEND": "agg", "PYTHONPATH": str(NOTEBOOK.parent.parent)}
     done = subprocess.run(
         [sys.executable, str(script)], cwd=NOTEBOOK.parent, env=environment, capture_output=True, text=True, timeout=600
     )

@@ -90,7 +90,7 @@ def optimized():
             yield lambda function: process.submit(function).result()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_no_step_of_the_loop_is_faster_than_the_bare_step(optimized):
     optimized(compare_steps)
 
@@ -112,7 +112,7 @@ def compare_steps():
     raise AssertionError(f"a step takes {statistics.median(ratios):.3f} × its lower bound")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=1)
 def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_next_to_nothing(optimized):
     optimized(compare_parts)
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+PATIENCE = 60  # seconds: what takes one on a quiet machine can take twenty on a busy one
 # Of a gcloud: states are looked at one after the other, the last one stays. "-": there is no such resource. A test may
 # set AFTER_STATE, which is printed after each.
 DESCRIBE = """
@@ -76,8 +77,8 @@ def leaves(code, capsys=None, saying=""):
         assert saying in capsys.readouterr().err
 
 
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
+def wait_for(condition):
+    end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)

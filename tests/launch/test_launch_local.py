@@ -11,7 +11,7 @@ import time
 import pytest
 
 from launch import local
-from tests.helpers.launch_stand_ins import SAVES, wait_for
+from tests.helpers.launch_stand_ins import PATIENCE, SAVES, wait_for
 from tests.helpers.paths import ROOT
 
 
@@ -30,8 +30,8 @@ def launched(tmp_path, program, *flags):
     )
 
 
-def finished(process, seconds=20):
-    out, error = process.communicate(timeout=seconds)
+def finished(process):
+    out, error = process.communicate(timeout=PATIENCE)
     return process.returncode, out, error
 
 
@@ -117,7 +117,7 @@ def test_a_closed_terminal_ends_the_ranks_and_not_their_saving(tmp_path):
     process.stdout.close()
     process.stderr.close()
     process.send_signal(signal.SIGHUP)
-    assert process.wait(20) == 42
+    assert process.wait(PATIENCE) == 42
     assert log(tmp_path, 0) == log(tmp_path, 1) == "up\nsaved\n"
 
 

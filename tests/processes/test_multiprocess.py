@@ -321,6 +321,7 @@ def test_a_checkpoint_of_one_process_continues_in_two(recipe, plain, tmp_path):
     assert_close(run.losses, plain[1].losses)
 
 
+@pytest.mark.slow(minutes=3)
 def test_a_run_killed_ten_times_ends_with_the_weights_of_the_uninterrupted_one(recipe, plain, tmp_path):
     """kill -9 of all processes: at random steps (also within saves), and twice while they start."""
     workdir, chance = tmp_path / "run", random.Random(3)

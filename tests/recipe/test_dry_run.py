@@ -127,7 +127,7 @@ def test_the_chip_of_a_topology_and_its_peak():
     assert topologies.chip_of("cpu") is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
 def test_the_step_compiles_for_sixteen_chips_in_four_processes(tmp_path):
     """The true TPU compiler, kernels included, at a public head width; a pod launch starts with this program."""

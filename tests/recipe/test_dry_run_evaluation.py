@@ -143,7 +143,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=2)
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
 def test_no_round_of_an_evaluation_gathers_weights_on_sixteen_chips():
     """Three layers of Qwen3-8B and one of its drafter, trained over fsdp=16."""
