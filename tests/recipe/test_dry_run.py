@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -125,6 +126,26 @@ def test_collectives_are_counted_once_by_their_channel():
 def test_the_chip_of_a_topology_and_its_peak():
     assert topologies.chip_of("v5e:4x4").memory == 16e9 and estimates.peak_flops("v5e:4x4") == 197e12
     assert topologies.chip_of("cpu") is None
+
+
+SIGNALS = """
+import os, signal, sys
+from domino_jax.training import topologies
+topologies.devices_of("v5e:2x2")
+if os.fork() == 0:
+    os.kill(os.getpid(), int(sys.argv[1]))
+    os._exit(0)
+sys.exit(os.WTERMSIG(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_compiler_that_is_loaded_leaves_the_signals_of_the_process_alone(number):
+    """libtpu ignores SIGHUP, and every process that is started later would ignore it too."""
+    command = [sys.executable, "-c", SIGNALS, str(int(number))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "***" in done.stderr) == (number, False), done.stderr[-2000:]
 
 
 @pytest.mark.slow(minutes=2)
