@@ -14,7 +14,8 @@ import numpy as np
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tiny_checks import KINDS, check_answer
-from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import GeneratorSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.weights.loading import load_target
 
@@ -25,15 +26,10 @@ CACHE_SLOTS = 448
 def greedy_answers(folder: pathlib.Path, rows: list[dict]) -> list[str]:
     """The answer to every row, without special tokens."""
     target = load_target(str(folder), "float32")
-    generator = Generator(
-        Models(target.model, target.params),
-        stop_ids=target.stop_ids,
-        cache_slots=CACHE_SLOTS,
-        max_new_tokens=MAX_NEW_TOKENS,
-        batch_size=64,
-    )
+    models = Models(target.model, target.params)
+    settings = GeneratorSettings(CACHE_SLOTS, MAX_NEW_TOKENS, batch_size=64, stop_ids=target.stop_ids)
     prompts = [encode_prompt(target.tokenizer, row, thinking=False, where=row["id"]) for row in rows]
-    generations = generator.generate(prompts, "autoregressive")
+    generations = new_generator(models, settings).generate(models, prompts, "autoregressive").answers
     return [target.tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in generations]
 
 

@@ -32,7 +32,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks import torch_domino
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import GeneratorSettings
 from domino_jax.weights import loading
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -82,13 +83,13 @@ def four_loops(choices: argparse.Namespace) -> tuple[dict[str, Callable], list[l
     limit, stops = choices.max_new_tokens, loaded.stop_ids
     slots = max(map(len, prompts)) + limit + models.drafter.config.num_drafts + 1
     slots += -slots % 64
-    generator = Generator(models, stop_ids=stops, cache_slots=slots, max_new_tokens=limit)
+    generator = new_generator(models, GeneratorSettings(slots, limit, stop_ids=stops))
     target = AutoModelForCausalLM.from_pretrained(choices.target, dtype=torch.float32).eval()
     drafter = torch_domino.TorchDrafter(choices.drafter)
 
     def ours(mode: str):
         def run(prompt: list[int]):
-            answer = generator.generate([prompt], mode)[0]
+            [answer] = generator.generate(models, [prompt], mode).answers
             return answer.token_ids, answer.accept_lengths
 
         return run

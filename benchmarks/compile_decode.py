@@ -25,11 +25,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from benchmarks import compile_decode_tables, compiler_text
-from domino_jax.decoding.autoregressive import autoregressive_round
 from domino_jax.decoding.loop import DecodeState, prefill
-from domino_jax.decoding.propose import DraftSettings, draft_base, roll_out_head
-from domino_jax.decoding.sampling import SamplingParams, request_keys
-from domino_jax.decoding.speculative import speculative_round
+from domino_jax.decoding.propose import draft_base, roll_out_head
+from domino_jax.decoding.rounds import autoregressive_round, speculative_round
+from domino_jax.decoding.sampling import request_keys
+from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.decoding.verify import verify
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params

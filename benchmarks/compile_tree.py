@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from benchmarks import compile_decode, compile_tree_tables, compiler_text
 from benchmarks.compile_decode import BLOCK, GREEDY, SLOTS, array, state_on
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import DraftSettings, TreeSettings
-from domino_jax.decoding.speculative import commit, speculative_round
+from domino_jax.decoding.rounds import commit, speculative_round
+from domino_jax.decoding.settings import DraftSettings, TreeSettings
 from domino_jax.decoding.tree import Tree, keep_best, roll_out_lanes
 from domino_jax.decoding.verify import Verified, accept_tree, verify
 from domino_jax.drafters.pair import Models
@@ -72,7 +72,7 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
 def parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
     """(name, function, arguments) of a tree's round in parts: its proposal from z and base logits, verify, commit.
 
-    Together with the backbone's pass they are speculative.tree_round.
+    Together with the backbone's pass they are rounds.tree_round.
     """
     state = state_on(mesh, models)
     config, settings = models.drafter.config, drafting(nodes)

@@ -10,7 +10,6 @@ the device is measured in the same run. The texts mean nothing: the speed-up is 
 """
 
 import argparse
-import dataclasses
 import datetime
 import json
 import pathlib
@@ -21,10 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.compile_decode import must_move
-from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import DraftSettings, TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams, TreeSettings
 from domino_jax.decoding.tree import propose_tree
 from domino_jax.decoding.verify import verify
 from domino_jax.drafters.config import DrafterConfig
@@ -108,24 +106,24 @@ def measure(choices: argparse.Namespace) -> dict[str, float]:
     """Median seconds of every part."""
     loading.use_exact_matmuls(choices.dtype)
     models = models_of(choices.size, choices.dtype, choices.layers, choices.head)
-    shape = {"stop_ids": (), "cache_slots": choices.slots, "max_new_tokens": choices.slots // 4}
+    shape = {"cache_slots": choices.slots, "max_new_tokens": choices.slots // 4}
     temperature, top_k, top_p, min_p = choices.sampling
     sampling = SamplingParams(temperature, int(top_k), top_p, min_p)
     shape |= {"simulated_tau": choices.tau, "sampling": sampling}
-    drafting = DraftSettings(scale=float("inf"))
-    generator = Generator(models, **shape, drafting=drafting)
-    state = generator.start([list(range(choices.slots // 4))], [0])
+    generator = new_generator(models, GeneratorSettings(**shape))
+    state = generator.start(models, [list(range(choices.slots // 4))], [0])
     timed = {f"verify({rows})": checked(models, state, rows) for rows in sorted({17, *choices.widths})}
     timed |= {f"propose_tree({nodes})": proposed(models, state, nodes) for nodes in choices.widths}
-    chain = round_split(generator, state, ("autoregressive", "domino"), choices.repeats)
+    chain = round_split(models, generator, state, ("autoregressive", "domino"), choices.repeats)
     split = chain["domino"]
     seconds = {"step": chain["autoregressive"]["round"]}
     seconds |= {name: split[name] for name in ("draft", "head", "commit", "round")}
     seconds["round_without_head"] = split["without_head"]
     seconds |= turn_seconds(timed, choices.repeats)
     for nodes in choices.widths:
-        tree = Generator(models, **shape, drafting=dataclasses.replace(drafting, tree=TreeSettings(nodes=nodes)))
-        seconds[f"round_tree({nodes})"] = round_split(tree, state, ("tree",), choices.repeats)["tree"]["round"]
+        drafting = DraftSettings(tree=TreeSettings(nodes=nodes))
+        tree = new_generator(models, GeneratorSettings(**shape, drafting=drafting))
+        seconds[f"round_tree({nodes})"] = round_split(models, tree, state, ("tree",), choices.repeats)["tree"]["round"]
     return {"seconds": seconds, "must": must_bytes(models, state, seconds)}
 
 

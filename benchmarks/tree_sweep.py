@@ -4,9 +4,9 @@
 
 At another temperature with --config.decode.temperature=1.0.
 
-Decodes twice decode.num_prompts prompts with the chain (mode domino, or backbone for a drafter without a head) and
-replays every tree over the answers (domino_jax/evals/tree_replay.py). Candidates, lanes and beta are picked on the
-second half of the prompts; what is printed as measured is the first half, with what was picked. Prints Markdown.
+Decodes twice decode.num_prompts prompts with the chain (mode draft) and replays every tree over the answers
+(domino_jax/evals/tree_replay.py). Candidates, lanes and beta are chosen on the second half of the prompts and measured
+on the first half. Prints Markdown.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.measure import tau_pooled
-from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.settings import DecodeSettings, decode_settings, new_generator
+from domino_jax.decoding.acceptance import tau_pooled
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import DRAFT, TREE, DecodeSettings, TreeSettings, decode_settings
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.tree_replay import record, replayed_tau
 from domino_jax.recipe import checks as recipes
@@ -34,7 +34,7 @@ CANDIDATES = (64, None)  # None: the whole vocabulary
 
 def main(flags: cli.Flags) -> None:
     config = flags.config
-    config.decode.modes = ("backbone", "tree")  # the head is used where there is one
+    config.decode.modes = (DRAFT, TREE)
     recipes.check(config, "decode")
     settings = decode_settings(config.decode)
     rows = read_rows(config.decode.prompts, config.decode.num_prompts)
@@ -58,14 +58,13 @@ def read_rows(path: str, count: int) -> list[dict[str, Any]]:
 
 def show(models: Models, stop_ids: Sequence[int], settings: DecodeSettings, prompts: Sequence[Sequence[int]]) -> None:
     """Prints the chain's τ and the tables; measured on the first half of the prompts, picked on the second."""
-    mode = "domino" if models.drafter.config.has_head else "backbone"
-    chain = new_generator(models, stop_ids, dataclasses.replace(settings, tree=None))
-    answers = chain.generate(prompts, mode)
+    chain = new_generator(models, dataclasses.replace(settings, tree=None).generator(stop_ids))
+    answers = chain.generate(models, prompts, DRAFT).answers
     measured = answers[: len(prompts) // 2]
     tau = tau_pooled(measured)
-    full = chain.settings(mode).width(models.drafter.config) + 1
+    full = chain.drafting(DRAFT).width(models.drafter.config) + 1
     capped = [emitted == full for answer in measured for emitted in answer.accept_lengths]
-    print(f"chain ({mode}): τ {tau:.3f}, {sum(capped) / len(capped):.0%} of rounds full ({full} tokens)", flush=True)
+    print(f"chain: τ {tau:.3f}, {sum(capped) / len(capped):.0%} of rounds full ({full} tokens)", flush=True)
     tables(sweep(models, stop_ids, settings, prompts, answers), tau)
 
 
@@ -76,8 +75,8 @@ def sweep(models: Models, stop_ids, settings: DecodeSettings, prompts, answers) 
     for candidates, lanes in itertools.product(sizes, LANES):
         # The record has all nodes that lanes meet; the replay decides how many of them a tree keeps.
         drawn = dataclasses.replace(settings.tree, nodes=2, lanes=lanes, candidates=candidates)
-        made = new_generator(models, stop_ids, dataclasses.replace(settings, tree=drawn))
-        recordings = record(made, prompts, answers, drawn)
+        made = new_generator(models, dataclasses.replace(settings, tree=drawn).generator(stop_ids))
+        recordings = record(models, made, prompts, answers)
         for nodes, beta in itertools.product(NODES, BETAS):
             if nodes <= recordings[0].ledger.tokens.shape[1] + 1:
                 tree = dataclasses.replace(drawn, nodes=nodes, beta=beta)

@@ -149,22 +149,25 @@ def _decode() -> config_dict.ConfigDict:
     # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     decode.parity = "near_tie"
-    decode.block_size = 0  # slots of the draft block, 0: the drafter's; fewer need no other training
-    decode.num_drafts = 0  # tokens drafted and verified, 0: as many as the block gives
-    # c of the draft's argmax(c·log q + noise) at temperature > 0; inf drafts greedily. Absent: what `domino_jax.tune`
-    # stored with the drafter for this temperature, else inf. On the tiny models at T = 1 (24 prompts) τ was 6.55 with
-    # inf and 5.83 with 1, which also pays for the noise.
+    # `python -m domino_jax.tune` measures block_size, num_drafts, draft_scale and the tree's shape for a device, dtype,
+    # batch size and temperature, and stores them with the drafter. What is left open here is read from there.
+    decode.block_size = 0  # slots of the draft block; 0: tuned, else the drafter's. Fewer need no other training
+    decode.num_drafts = 0  # tokens drafted and verified; 0: tuned, else all that the block gives
+    # c of the draft's argmax(c·log q + noise) at temperature > 0; inf drafts greedily. Absent: tuned, else inf. On the
+    # tiny models at T = 1 (24 prompts) τ was 6.55 with inf and 5.83 with 1, which also pays for the noise.
     decode.draft_scale = config_dict.placeholder(float)
     decode.draft_noise = "shared"  # with the target's choice; or own: drawn apart, as a plain sampled draft is
     decode.gate_table = False  # True: the GRU's input half of every token from a table [V, 3·gru_hidden_dim]
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)
-    tree.nodes = 64  # rows of the verifying pass, the anchor included
+    # Rows of the verifying pass, the anchor included. Absent: nodes, lanes, candidates and beta as tuned, else 64 nodes
+    # with the values below.
+    tree.nodes = config_dict.placeholder(int)
     tree.depth = 0  # drafts of its longest path; 0: as many as a chain has
     tree.lanes = 16  # paths that the head follows at a time; 1 is the chain
     tree.candidates = 64  # tokens per depth that it chooses among
     tree.beta = -0.1  # added to a node's log-probability for each step of depth: breadth against depth
     tree.temperature = 1.0  # of the drafter where paths are scored: below 1 if it is surer than it says
-    # c of a tree that is coupled with the target's noise, inf: it is not. Absent: as `domino_jax.tune` stored, or inf.
+    # c of a tree that is coupled with the target's noise, inf: it is not. Absent: tuned, else inf.
     tree.draft_scale = config_dict.placeholder(float)
     tree.spread = 1.0  # of a draft_scale that is set here; one that is stored brings its own
     decode.stop_ids = ()  # besides those of the target's folder
@@ -172,7 +175,6 @@ def _decode() -> config_dict.ConfigDict:
     decode.thinking = False
     decode.chunk_rounds = 4  # rounds of one dispatch when text is shown as it comes
     decode.simulate_tau = 0.0  # above 0: random weights where there are none, and this acceptance length forced
-    decode.tune = False  # True: measure widths on this device first and decode with the fastest
     decode.tasks = ()  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
     decode.cores = 0  # of a CPU, to keep to while decoding; 0: all
     decode.concurrency = ()  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)

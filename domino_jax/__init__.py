@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Decoder", "TextPiece", "TreeSettings", "load"]
+__all__ = ["Answer", "Decoder", "LoadSettings", "TextPiece", "TreeSettings", "load"]
 
 
 def __getattr__(name: str) -> Any:

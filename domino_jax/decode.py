@@ -33,20 +33,20 @@ from etils import epath
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import prompt_row
-from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.measure import Lane
-from domino_jax.decoding.settings import DecodeSettings, decode_settings, new_generator, with_stored_constants
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import DecodeSettings, decode_settings, supported_modes
+from domino_jax.decoding.stored_tuning import tuned_settings
 from domino_jax.drafters.drafter import Drafter, DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, compare_drafters, drafter_names
 from domino_jax.evals.concurrency import measure_concurrency
 from domino_jax.evals.describe import describe, run_identity, timings
+from domino_jax.evals.lanes import Lane
 from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.evals.report import REPORT, build_report, console_table, read_report, refuse_obstacles, write_report
 from domino_jax.evals.run import Speech, check_rows, check_words, run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles, refuse_other_run
 from domino_jax.evals.tree_report import acceptance, draw_trees, record_trees
-from domino_jax.evals.width_tuning import PROBES, TUNED, check_tuning, tuned
 from domino_jax.export import EXPORT_DTYPE
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
@@ -61,19 +61,20 @@ from domino_jax.runtime.preemption import Preemption
 from domino_jax.weights.loading import LoadedTarget, cast_target, check_head, needs_drafter
 from domino_jax.weights.random_weights import made_up_prompts
 
+PICTURED = 8  # prompts whose trees are recorded
+
 
 def main(flags: cli.Flags) -> None:
     # ---------------------------------------------------------------- recipe
     config = flags.config
     recipes.check(config, "decode")
-    settings = decode_settings(config.decode)
     check_flags(flags)
     over = config.decode.mesh
     if (over.data, over.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
-    mesh = decode_mesh(over.data, over.tensor, settings.batch_size)
-    if config.decode.tune:
-        check_tuning(settings.modes, config.decode.compare)
+    mesh = decode_mesh(over.data, over.tensor, config.decode.batch_size)
+    # Several drafters are compared with one setting, so none of them brings its own tuning.
+    settings = tuned_settings(config.decode, None if config.decode.compare else config.drafter.path)
     made_up = functools.partial(drafter_config_of, config.drafter)
     loader = Loader(config.target.path, settings, mesh, made_up, over.split_head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings), kept_to(settings.cores):
@@ -117,7 +118,7 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
             " with one drafter at a time."
         )
     folders = dict(zip(drafter_names(compare), compare, strict=True))
-    written = (PAGE, LATEX) if compare else (TUNED,)
+    written = (PAGE, LATEX) if compare else ()
     refuse_obstacles(epath.Path(output), files=written, folders=tuple(folders))
     named = {
         "settings": settings.as_json(),
@@ -141,11 +142,6 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
         print((output / PAGE).read_text(encoding="utf-8"))
     else:
         models = loader.models(loaded, config.drafter.path, settings.modes)
-        settings = with_stored_constants(settings, config.drafter.path)
-        if config.decode.tune:
-            speech = Speech(loaded.tokenizer, settings.thinking)
-            prompts = [speech.encode(row) for row in rows[:PROBES]]
-            settings, models = tuned(models, loaded.stop_ids, settings, prompts, output / TUNED)
         report = decode_rows(models, loaded, rows, settings, output, named)
         if flags.prompt:
             print(read_text(output, settings.modes[-1]))
@@ -218,8 +214,7 @@ def decode_with(
 ) -> dict[str, Any]:
     """The final decoding of a training run: its drafter, rounded as its export is, on the recipe's held-out prompts."""
     settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
-    if not drafter_config.has_head:
-        settings = dataclasses.replace(settings, modes=tuple(mode for mode in settings.modes if mode != "domino"))
+    settings = dataclasses.replace(settings, modes=supported_modes(settings.modes, drafter_config.has_head))
     source = config.decode.prompts or config.eval.prompts
     rows = read_prompt_rows(source, config.decode.num_prompts, loaded.tokenizer)
     target = cast_target(loaded, settings.dtype)
@@ -297,20 +292,18 @@ def decode_rows(
         facts=facts,
         concurrency=throughput,
         sittings=files.sittings,
-        **timings(lanes[0].generator, {lane.mode: lane for lane in lanes}, rows, speech),
+        **timings({lane.mode: lane for lane in lanes}, rows, speech),
     )
     if "tree" in settings.modes:
-        report["tree"] = look_at_trees(lanes[0].generator, rows, speech, output)
+        report["tree"] = look_at_trees(lanes[0], rows, speech, output)
     write_report(output, report)
     return report
 
 
-def look_at_trees(
-    generator: Generator, rows: Sequence[Mapping[str, Any]], speech: Speech, output: Path
-) -> dict[str, Any]:
+def look_at_trees(lane: Lane, rows: Sequence[Mapping[str, Any]], speech: Speech, output: Path) -> dict[str, Any]:
     """Acceptance by depth and rank over the first rounds of a few prompts, and plots/trees.png with some of them."""
-    prompts = [speech.encode(row) for row in rows[:PROBES]]
-    trees = [tree for recorded in record_trees(generator, prompts) for tree in recorded]
+    prompts = [speech.encode(row) for row in rows[:PICTURED]]
+    trees = [tree for recorded in record_trees(lane.models, lane.generator, prompts) for tree in recorded]
     if not trees:  # every answer ended with its first token
         return {}
     draw_trees(trees, lambda token: speech.text([token]) or str(token), output / "plots")
@@ -328,8 +321,8 @@ def refuse_divided_sittings(files: RunFiles) -> None:
 
 def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, batch_size: int) -> list[Lane]:
     """A lane for each mode, all of one generator."""
-    generator = new_generator(models, target.stop_ids, settings, batch_size)
-    return [Lane(mode, mode, generator) for mode in settings.modes]
+    generator = new_generator(models, settings.generator(target.stop_ids, batch_size))
+    return [Lane(mode, mode, models, generator) for mode in settings.modes]
 
 
 def read_text(output: Path, mode: str) -> str:

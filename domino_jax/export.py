@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from domino_jax.decoding import tuned_constants
+from domino_jax.decoding import stored_tuning
 from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
 from domino_jax.evals.model_card import model_card
 from domino_jax.recipe import cli
@@ -41,7 +41,7 @@ DRAFTER_CONFIG = "drafter_config.json"
 # What an export replaces. Tuned constants go with the weights that they were measured with.
 OWN_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.[0-9a-f]+\.tmp|"
-    + re.escape(tuned_constants.FILE)
+    + re.escape(stored_tuning.FILE)
 )
 
 

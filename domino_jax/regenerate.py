@@ -29,7 +29,7 @@ import rich.console
 from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.drafters.pair import Models
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import checks as recipes
@@ -212,7 +212,7 @@ def answer(
             batch = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in batch]
             tokens += converse(batch, answerer, tokenizer, thinking)
             rows.append(*(output_row(one, tokenizer) for one in batch))
-            progress.advance(len(batch), f"{tokens / answerer.seconds():,.0f} tokens/s")
+            progress.advance(len(batch), f"{tokens / answerer.seconds:,.0f} tokens/s")
 
 
 def tell(processes: ProcessGroup, text: str) -> None:

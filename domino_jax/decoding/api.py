@@ -1,4 +1,4 @@
-"""The package's front: load a target with its drafter, get answers whole or as they come.
+"""The Python API: load a target with its drafter, and generate answers as a whole or piece by piece.
 
 import domino_jax
 
@@ -9,16 +9,27 @@ for piece in decoder.stream("Laura has 46 plums. She breaks 5. She buys 9 more. 
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
-from domino_jax.decoding.generate import BASELINE, TREE, Generator, Request
-from domino_jax.decoding.propose import DraftSettings, TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import (
+    BASELINE,
+    DRAFT,
+    TREE,
+    DraftSettings,
+    GeneratorSettings,
+    SamplingParams,
+    TreeSettings,
+    Tuning,
+)
+from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.decoding.text_stream import TextStream
-from domino_jax.drafters.pair import gate_table
+from domino_jax.drafters.pair import Models, gate_table
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 
@@ -37,7 +48,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class TextPiece:
-    """What one chunk of rounds added. text: whole characters only, what is cut waits for the next piece.
+    """What one chunk of rounds added. text: whole characters only; an incomplete one waits for the next piece.
 
     finish_reason is None until the last piece.
     """
@@ -51,19 +62,17 @@ class TextPiece:
 class Decoder:
     """A target with its drafter (or without), ready for any number of calls; programs are compiled once.
 
-    The text is the target's own in every mode, token for token (README, "What is promised about equality").
+    The text is the target's own in every mode, token for token (docs/equality.md).
 
     Args:
-        generator: made for the models, the stop ids and the sizes.
+        generator: of these models.
         tokenizer: the target's; with None prompts are token ids and answers have no text.
         thinking: for the chat template.
     """
 
-    def __init__(self, generator: Generator, tokenizer: Any, thinking: bool = False):
-        drafter = generator.models.drafter
-        has_head = drafter is not None and drafter.config.has_head
-        chain = "domino" if has_head else "backbone" if drafter else BASELINE
-        self.default_mode = TREE if generator.drafting.tree else chain
+    def __init__(self, models: Models, generator: Generator, tokenizer: Any, thinking: bool = False):
+        self.default_mode = TREE if generator.settings.drafting.tree else DRAFT if models.drafter else BASELINE
+        self.models = models
         self.generator = generator
         self.tokenizer = tokenizer
         self.thinking = thinking
@@ -74,30 +83,33 @@ class Decoder:
         Args:
             prompts: each a text (a user's message where the tokenizer has a chat template), a list of
                 {"role", "content"} messages, or a list of token ids.
-            mode: "tree", "domino", "backbone" or "autoregressive"; the first of them that was loaded when None.
-            sampling: temperature, top_k, top_p, min_p, seed, max_new_tokens; greedy when left out.
+            mode: "tree", "draft" (or "domino"), "backbone" or "autoregressive"; the first of them that was loaded when
+                None.
+            sampling: temperature, top_k, top_p, min_p, seed, max_new_tokens; the temperature given to `load`, 0 by
+                default, when left out.
 
         Raises:
             DataError: a prompt that is empty or does not fit.  DominoError: a value out of range.
         """
         ids = [self.encode(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
-        requests = [_request(index, **sampling) for index in range(len(ids))]
-        made = self.generator.generate(ids, mode or self.default_mode, requests)
-        return [Answer(self._text(one.token_ids), **dataclasses.asdict(one)) for one in made]
+        requests = [self._request(index, **sampling) for index in range(len(ids))]
+        answers = self.generator.generate(self.models, ids, mode or self.default_mode, requests).answers
+        return [Answer(self._text(answer.token_ids), **dataclasses.asdict(answer)) for answer in answers]
 
     def stream(
         self, prompt: Prompt, *, mode: str | None = None, chunk_rounds: int = 1, **sampling
     ) -> Iterator[TextPiece]:
-        """The answer as it is committed: one piece for each `chunk_rounds` rounds; arguments as in `generate`."""
+        """The answer while it is generated: one piece for every `chunk_rounds` rounds; arguments as in `generate`."""
         ids = self.encode(prompt, "the prompt")
         text = TextStream(self.tokenizer)
-        for piece in self.generator.stream(ids, mode or self.default_mode, chunk_rounds, _request(0, **sampling)):
+        mode = mode or self.default_mode
+        for piece in self.generator.stream(self.models, ids, mode, chunk_rounds, self._request(0, **sampling)):
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
             yield TextPiece(shown, **dataclasses.asdict(piece))
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether there is room for the prompt and an answer of max_new_tokens."""
-        room = self.generator.limits.room(self.generator.max_new_tokens)
+        room = self.generator.limits.room(self.generator.settings.max_new_tokens)
         return len(self.encode(prompt, "the prompt")) <= room
 
     def encode(self, prompt: Prompt, where: str) -> list[int]:
@@ -108,56 +120,88 @@ class Decoder:
         check_prompt(row, where)
         return encode_prompt(self.tokenizer, row, self.thinking, where)
 
+    def _request(self, noise: int, temperature: float | None = None, **sampling) -> Request:
+        default = self.generator.settings.sampling.temperature
+        return _request(noise, default if temperature is None else temperature, **sampling)
+
     def _text(self, token_ids: list[int]) -> str | None:
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
-def load(
-    target: str,
-    drafter: str | None = None,
-    *,
-    dtype: str = "bfloat16",
-    cache_length: int = 4096,
-    max_new_tokens: int = 2048,
-    batch_size: int = 1,
-    thinking: bool = False,
-    draft_scale: float = float("inf"),
-    num_drafts: int | None = None,
-    tree: TreeSettings | None = None,
-    tabulate_gates: bool = False,
-) -> Decoder:
+@dataclasses.dataclass(frozen=True)
+class LoadSettings:
+    """What `load` takes by name.
+
+    dtype: float32 (texts equal except at verified near ties) or bfloat16.
+    cache_length: slots of the caches; a prompt, its answer and one block must fit.
+    max_new_tokens: the most that a call may ask for; at most half of the cache and of the target's positions.
+    batch_size: prompts of `generate` in flight at a time.
+    thinking: for the chat template.
+    draft_scale, num_drafts: as in the recipes. None: as `domino_jax.tune` stored them with the drafter for this device,
+        dtype, batch_size and temperature, else a greedy draft of all that the block gives.
+    tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
+        where a tree was faster than a chain, else none.
+    temperature: of calls that name none.
+    tabulate_gates: gate_table of the recipes.
+    """
+
+    dtype: str = "bfloat16"
+    cache_length: int = 4096
+    max_new_tokens: int = 2048
+    batch_size: int = 1
+    thinking: bool = False
+    draft_scale: float | None = None
+    num_drafts: int | None = None
+    tree: TreeSettings | None = None
+    temperature: float = 0.0
+    tabulate_gates: bool = False
+
+    def drafting(self, tuning: Tuning | None) -> DraftSettings:
+        """What is left open comes from the tuning."""
+        scale, num_drafts, tree = self.draft_scale, self.num_drafts, self.tree
+        if scale is None:
+            scale = tuning.draft_scale if tuning else math.inf
+        if tuning and num_drafts is None and tree is None:
+            num_drafts, tree = tuning.num_drafts, tuning.tree if tuning.mode == TREE else None
+        return DraftSettings(scale=scale, num_drafts=num_drafts, tree=tree)
+
+
+def load(target: str, drafter: str | None = None, settings: LoadSettings | None = None, **changes: Any) -> Decoder:
     """A Decoder of a target's folder or hub id and, for speed, a drafter's folder, hub id or train workdir.
 
     Args:
-        dtype: float32 (texts equal but for shown near ties) or bfloat16.
-        cache_length: slots of the caches: a prompt, its answer and one block must fit.
-        max_new_tokens: the most that a call may ask for; at most half of the cache and of the target's positions.
-        batch_size: prompts of `generate` in flight at a time.
-        draft_scale, num_drafts, tabulate_gates: how to draft (draft_scale, num_drafts, gate_table of the recipes).
-        tree: with it calls may ask for mode "tree" (docs/tree.md), and do where they name none.
+        settings: LoadSettings() when None.
+        changes: fields of LoadSettings by name, as in load(target, drafter, dtype="float32", tree=TreeSettings()).
 
     Raises:
         DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a tree that does not
-            fit.
+            fit.  TypeError: an unknown name.
     """
+    settings = dataclasses.replace(settings or LoadSettings(), **changes)
+    tree = settings.tree
     if tree is not None and not isinstance(tree, TreeSettings):
         raise DominoError(f"tree is {tree!r}: give its shape, as tree=domino_jax.TreeSettings(nodes=64).")
     if tree and not drafter:
-        raise DominoError("tree is given, but no drafter that could draft it: name its folder, or leave tree out.")
-    loaded = load_target(target, dtype)
-    models = load_models(loaded, drafter, ("backbone",) if drafter else (BASELINE,))
-    if tabulate_gates and models.drafter and models.drafter.config.has_head:
+        raise DominoError("tree is given, but no drafter; name the drafter's folder, or leave tree out.")
+    sampling = SamplingParams(settings.temperature)
+    tuning = stored_tuning(drafter, Setup(settings.dtype, settings.batch_size, sampling))
+    drafting = settings.drafting(tuning)
+    loaded = load_target(target, settings.dtype)
+    block = tuning.block_size if tuning and settings.num_drafts is None and tree is None else 0
+    models = load_models(loaded, drafter, (DRAFT if drafter else BASELINE,), block_size=block)
+    if settings.tabulate_gates and models.drafter and models.drafter.config.has_head:
         models = models.replace(gates=gate_table(models))
-    most = min(cache_length, loaded.model.config.max_position_embeddings) // 2
-    generator = Generator(
-        models,
+    most = min(settings.cache_length, loaded.model.config.max_position_embeddings) // 2
+    generator_settings = GeneratorSettings(
+        cache_slots=settings.cache_length,
+        max_new_tokens=min(settings.max_new_tokens, most),
+        batch_size=settings.batch_size,
+        sampling=sampling,
+        drafting=drafting,
         stop_ids=loaded.stop_ids,
-        cache_slots=cache_length,
-        max_new_tokens=min(max_new_tokens, most),
-        batch_size=batch_size,
-        drafting=DraftSettings(scale=draft_scale, num_drafts=num_drafts, tree=tree),
     )
-    return Decoder(generator, loaded.tokenizer, thinking)
+    generator = new_generator(models, generator_settings)
+    return Decoder(models, generator, loaded.tokenizer, settings.thinking)
 
 
 def prompt_row(prompt: Prompt, tokenizer) -> dict:
@@ -174,7 +218,7 @@ def prompt_row(prompt: Prompt, tokenizer) -> dict:
 
 def _request(
     noise: int,
-    temperature: float = 0.0,
+    temperature: float,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
@@ -184,5 +228,5 @@ def _request(
     sampling = SamplingParams(float(temperature), int(top_k), float(top_p), float(min_p))
     problem = sampling.problem()
     if problem:
-        raise DominoError(problem)
+        raise DominoError(str(problem))
     return Request(noise, seed, max_new_tokens, sampling)

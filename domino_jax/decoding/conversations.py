@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.chat import encode_prompt
-from domino_jax.decoding.generate import BASELINE, Generation, Generator
-from domino_jax.decoding.propose import DraftSettings
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.generate import Generation, Generator, new_generator
+from domino_jax.decoding.settings import BASELINE, DRAFT, GeneratorSettings, SamplingParams
 from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError
 
@@ -96,9 +95,8 @@ class Answerer:
         self.max_new_tokens = max_new_tokens
         self.sampling = sampling
         self.seed = seed
-        self.mode = BASELINE
-        if models.drafter is not None:
-            self.mode = "domino" if models.drafter.config.has_head else "backbone"
+        self.mode = BASELINE if models.drafter is None else DRAFT
+        self.seconds = 0.0  # spent generating so far, compilation left out
         self.limit = models.target.config.max_position_embeddings
         self.generators: dict[tuple[int, bool], Generator] = {}
 
@@ -121,36 +119,31 @@ class Answerer:
         drafter = self.models.drafter
         return drafter is not None and longest + self.max_new_tokens <= drafter.config.max_position_embeddings
 
+    def models_for(self, longest: int) -> Models:
+        """The models that answer prompts of this length."""
+        return self.models if self.drafts(longest) else Models(self.models.target, self.models.target_params)
+
     def generator(self, longest: int) -> Generator:
         """The one whose cache, a power of two, holds prompts of this length, their answers and a block of drafts."""
         drafts = self.drafts(longest)
-        models = self.models if drafts else Models(self.models.target, self.models.target_params)
+        models = self.models_for(longest)
         block = models.drafter.config.num_drafts if drafts else 0
         slots = max(SMALLEST_CACHE, 1 << (longest + self.max_new_tokens + block).bit_length())
         if (slots, drafts) not in self.generators:
-            self.generators[slots, drafts] = Generator(
-                models,
-                stop_ids=self.stop_ids,
-                cache_slots=slots,
-                max_new_tokens=self.max_new_tokens,
-                batch_size=self.batch_size,
-                sampling=self.sampling,
-                seed=self.seed,
-                # Greedy drafts: measured better than coupled ones on the tiny models.
-                drafting=DraftSettings(scale=float("inf")),
+            settings = GeneratorSettings(
+                slots, self.max_new_tokens, self.batch_size, self.sampling, self.seed, stop_ids=tuple(self.stop_ids)
             )
+            self.generators[slots, drafts] = new_generator(models, settings)
         return self.generators[slots, drafts]
-
-    def seconds(self) -> float:
-        """Time spent generating so far, compilation left out."""
-        clocks = [generator.clock for generator in self.generators.values()]
-        return sum(clock.prefill_seconds + clock.decode_seconds for clock in clocks)
 
     def answer(self, conversations: Sequence[Conversation]) -> list[Generation]:
         prompts = [one.prompt for one in conversations]
         longest = max(map(len, prompts))
         mode = self.mode if self.drafts(longest) else BASELINE
-        return self.generator(longest).generate(prompts, mode, [one.request for one in conversations])
+        requests = [one.request for one in conversations]
+        answers, clock = self.generator(longest).generate(self.models_for(longest), prompts, mode, requests)
+        self.seconds += clock.prefill_seconds + clock.decode_seconds
+        return answers
 
 
 def batches(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:

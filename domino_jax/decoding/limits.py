@@ -1,4 +1,4 @@
-"""What a prompt and its answer must fit: the vocabulary, the token buffer, the models' positions, the caches."""
+"""The limits of a prompt and its answer: the vocabulary, the token buffer, the models' positions, the caches."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Limits:
     def of(cls, models: Models, max_new_tokens: int, cache_slots: int, block_rows: int) -> "Limits":
         """Raises DominoError for a max_new_tokens that leaves no position for a prompt."""
         modules = {"target": models.target, "drafter": models.drafter}
-        positions = {name: one.config.max_position_embeddings for name, one in modules.items() if one is not None}
+        positions = {name: module.config.max_position_embeddings for name, module in modules.items() if module}
         model = min(positions, key=positions.__getitem__)
         if max_new_tokens >= positions[model]:
             raise DominoError(
@@ -44,7 +44,7 @@ class Limits:
     def check_positions(self, prompt_tokens: int, new_tokens: int, name: str) -> None:
         """Raises DataError when these tokens together have more positions than a model knows.
 
-        The slots of a round's block after the last token may lie beyond: nothing of them is emitted.
+        The slots of a round's block after the last token may be beyond them, because nothing of these is emitted.
         """
         if prompt_tokens + new_tokens > self.positions:
             raise DataError(

@@ -1,4 +1,4 @@
-"""The state of a generation and its two ways forward: emit tokens, and run rounds in one while_loop (DESIGN §5)."""
+"""The state of a generation: how it starts, emits tokens, and runs rounds in one while_loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ class DecodeState:
     tokens: int32 [B, O], emitted so far.            counts: int32 [B], how many.
     accepts: int32 [B, O], tokens emitted per round. rounds: int32 [B], how many rounds.
     done: bool [B]; a finished row is computed along but never advances.
-    sampling: what each row asks for, when the requests ask for different things; None when one setting serves all.
+    sampling: of each row, where the requests differ; None where all sample alike.
     """
 
     target_cache: Cache
@@ -43,7 +43,7 @@ class DecodeState:
 def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[DecodeState, jax.Array]:
     """Appends the first `count` int32 [B] of tokens int32 [B, T] to every unfinished row, cut at stop id and limit.
 
-    Returns the state and the tokens kept per row. A row is done once a stop id (kept) is out or its limit is reached.
+    Returns the state and the number of tokens kept per row. A row is done after a stop id (kept) or at its limit.
     """
     index = jnp.arange(tokens.shape[1])
     is_stop = (tokens[:, :, None] == stop_ids).any(-1) & (index < count[:, None])
@@ -86,7 +86,7 @@ def prefill(
 ) -> DecodeState:
     """Runs prompts int32 [B, P] (right-padded, true lengths int32 [B]) and emits each row's first token.
 
-    Padding writes rows behind a prompt's end; they lie behind its length, so nothing reads them before they are
+    Padding writes rows after a prompt's end. They are past its length, so nothing reads them before they are
     overwritten. Only the last true row goes through the lm_head. Attention runs over the P tokens and not over the
     cache, a slice of queries at a time: over all of 448 slots a prefill of 16 × 256 rows took 1.6 × as long.
     """
@@ -100,7 +100,7 @@ def prefill(
     draft_cache = ()
     if models.drafter:
         empty = models.drafter.init_cache(batch, cache_slots)
-        draft_cache = models.run_drafter("extend_context", empty, out["features"], slots)
+        draft_cache = models.extend_context(empty, out["features"], slots)
     state = DecodeState(
         target_cache=out["cache"],
         draft_cache=draft_cache,
@@ -123,8 +123,8 @@ def run_rounds(
 ) -> DecodeState:
     """Applies `round_` for `max_rounds` rounds, or until more than `idle` rows are done: one loop, no host read.
 
-    Both are traced int32 scalars. idle is B - 1 when absent: until all rows are done. With the number of rows that have
-    nothing to do it ends as soon as one more is done, so that its slot can go to the next request.
+    Both are traced int32 scalars. idle None is B - 1: until all rows are done. With the number of rows that are free
+    already the loop ends as soon as one more is done, so that its slot can go to the next request.
     """
     idle = state.done.shape[0] - 1 if idle is None else idle
 

@@ -1,79 +1,22 @@
 """The draft of one round: backbone over [anchor, mask, …], base logits of all slots, then the head's rollout."""
 
-import dataclasses
-import math
-
 import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.sampling import Sampling, choose
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.decoding.settings import DraftSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.sharding import constrain
 
-# Folded into a request's key where drafts draw noise of their own; no absolute position reaches it.
+# Folded into a request's key where drafts draw separate noise; no absolute position reaches it.
 OWN_NOISE = 2**31 - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class TreeSettings:
-    """The shape of a tree and how its nodes are picked (tree.py).
-
-    nodes: rows of the verifying pass, the root (the anchor) included.
-    lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
-    depth: drafts of the longest path, at most what the block gives; as many as a chain has when 0.
-    beta: added to a node's log-probability for each step of depth, at most 0: broader trees.
-    temperature: of the drafter's distribution where paths are scored, times the request's: below 1 for a drafter that
-        is surer than it says (the calibration of TREE.md §4 step 3).
-    draft_scale: at temperature > 0, the constant c of a tree that is coupled with the target's noise: a candidate
-        scores log-softmax((c·log q + g) / spread); None or inf: it is not, and scores log q.
-    spread: how far the target's choice may lie from argmax(c·log q + g).
-    """
-
-    nodes: int = 16
-    lanes: int = 12
-    candidates: int = 64
-    beta: float = -0.1
-    temperature: float = 1.0
-    draft_scale: float | None = None
-    spread: float = 1.0
-    depth: int = 0
-
-    @property
-    def coupled(self) -> bool:
-        """Whether its scores read the target's noise where there is some."""
-        return self.draft_scale is not None and not math.isinf(self.draft_scale)
-
-
-@dataclasses.dataclass(frozen=True)
-class DraftSettings:
-    """How a round drafts. It changes the speed, never the text.
-
-    use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
-    scale: the constant c of argmax(c·log q + g) at temperature > 0 (DESIGN §4): 1 shares the target's noise at full
-        weight, a large c is the greedy draft. Of chains; a tree has its own.
-    own_noise: draws the draft's noise apart from the target's: a plain sampled draft, to compare with.
-    num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None.
-    tree: draft a tree as deep as that instead of a chain.
-    """
-
-    use_head: bool = True
-    scale: float = 1.0
-    own_noise: bool = False
-    num_drafts: int | None = None
-    tree: TreeSettings | None = None
-
-    def width(self, config: DrafterConfig) -> int:
-        """Drafts of a round; of a tree, those of its longest path."""
-        depth = self.tree.depth if self.tree else 0
-        return depth or self.num_drafts or config.num_drafts
-
-
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:
-    """Draft tokens int32 [B, M], and the draft cache with the block's rows behind the committed length."""
+    """Draft tokens int32 [B, M], and the draft cache with the block's rows after the committed length."""
     z, base, cache = draft_base(models, state, settings.num_drafts, settings.use_head)
     if settings.use_head:
         return roll_out_head(models, state, z, base, sampling, settings), cache
@@ -82,14 +25,14 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
 
 
 def draft_keys(state: DecodeState, settings: DraftSettings) -> jax.Array:
-    """Keys [B] of the drafts' noise: the requests' own, or apart from them."""
+    """Keys [B] of the drafts' noise: those of the requests, or independent ones."""
     if not settings.own_noise:
         return state.keys
     return jax.vmap(lambda key: jax.random.fold_in(key, OWN_NOISE))(state.keys)
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
-    """Absolute positions int32 [B, M] of the drafts: the anchor stands at `lengths`, draft i at lengths + i."""
+    """Absolute positions int32 [B, M] of the drafts: the anchor is at `lengths`, draft i at lengths + i."""
     return state.lengths[:, None] + 1 + jnp.arange(drafts)
 
 
@@ -104,13 +47,13 @@ def draft_base(
     config = models.drafter.config
     masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
     block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
-    z, cache = models.run_drafter("draft_hidden", state.draft_cache, models.embed(block), state.lengths)
+    z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
     z = z[:, config.first_slot :][:, :num_drafts]
     # Split at first, so that the compiler never gathers the lm_head instead of its product.
     base = constrain(models.unembed(z), "batch", None, "vocab")
     if use_head and models.drafter.whole_head:
-        # A head that is whole everywhere reads whole rows of logits, one after another: better one exchange now than
-        # one per draft. One that is split reads its own share of them.
+        # A head that is whole on every device reads whole rows of logits, one after another: one exchange now is better
+        # than one per draft. A split head reads only its share of them.
         base = constrain(base, "batch")
     return z, base, cache
 
@@ -126,7 +69,7 @@ def roll_out_head(
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
     The hidden half of the head's first matrix is taken for all slots before the loop; the loop carries the GRU state
-    and the last token. Draft i sees the state after the anchor and drafts 1..i-1 (CONTRACT §1.3.8), and shares the
+    and the last token. Draft i sees the state after the anchor and drafts 1..i-1, and shares the
     target's noise at its absolute position.
     """
     prefix = min(models.drafter.config.pure_draft_prefix_len, base.shape[1])
@@ -141,14 +84,14 @@ def roll_out_head(
         hidden, token = carry
         half, base_logits, position = slot
         hidden = models.head_step(hidden, token)
-        logits = base_logits + models.run_drafter("residual", half, hidden)
+        logits = base_logits + models.residual(half, hidden)
         token = choose(logits[:, None], keys, position[:, None], sampling, settings.scale)[:, 0]
         return (hidden, token), token
 
-    halves = models.run_drafter("head_hidden_half", z[:, prefix:])
+    halves = models.head_hidden_half(z[:, prefix:])
     slots = (halves.swapaxes(0, 1), base[:, prefix:].swapaxes(0, 1), positions[:, prefix:].T)
-    # A loop is where a GPU's command buffers end: in a row, all drafts stand in one of them. Elsewhere a loop compiles
-    # faster and runs as fast.
+    # A GPU's command buffer ends at a loop; unrolled, all drafts fit into one. Elsewhere a loop compiles faster and
+    # runs as fast.
     _, rest = jax.lax.platform_dependent(
         (hidden, consumed[:, -1]),
         slots,

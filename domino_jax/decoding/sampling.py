@@ -1,4 +1,4 @@
-"""From logits to the target's choice: temperature, top-k, top-p, min-p, noise by request and position (DESIGN §4).
+"""From logits to the target's choice: temperature, top-k, top-p, min-p, then noise (docs/equality.md).
 
 The choice after a prefix is argmax(log p + g). It depends on prefix, seed, request and absolute position alone, never
 on the drafter, the round or the batch slot; so decoding with and without speculation gives the same text.
@@ -13,50 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.decoding.sampling_ranges import outside_range
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.models.shapes import Logits
 
 
 @dataclasses.dataclass(frozen=True)
-class SamplingParams:
-    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. Applied in the order of the fields."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    @property
-    def pool(self) -> int:
-        """How many of the largest logits are looked for, 0 for none."""
-        return self.top_k
-
-    @property
-    def nucleus(self) -> bool:
-        return self.top_p < 1.0
-
-    @property
-    def searched(self) -> bool:
-        """Whether top-p has to search its threshold, the pool not holding all of the mass."""
-        return self.nucleus and not self.top_k
-
-    def problem(self) -> str | None:
-        """What is wrong with the values, as a sentence; None when nothing is."""
-        found = outside_range(self.temperature, self.top_k, self.top_p, self.min_p)
-        return found and "{} is {}; {}.".format(*found)
-
-    def columns(self) -> tuple:
-        """(temperature, top_k, top_p, min_p), each as a number or an array that spreads over logits [B, T, V]."""
-        return self.temperature, self.top_k, self.top_p, self.min_p
-
-
-@dataclasses.dataclass(frozen=True)
 class SamplingKind:
-    """What requests ask for together, so that no program pays for more; the fields as in SamplingParams."""
+    """What the requests of a batch need together, so that no program does more; the fields as in SamplingParams."""
 
     greedy: bool
     pool: int
@@ -75,9 +38,9 @@ class SamplingKind:
 
 @flax.struct.dataclass
 class RowSampling:
-    """The SamplingParams of every row of a batch, for requests that ask for different ones; arrays [B].
+    """The SamplingParams of every row of a batch, for requests that differ; arrays [B].
 
-    kind: static, what programs differ by.
+    kind: static; programs differ by it.
     """
 
     temperature: jax.Array
@@ -144,15 +107,15 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
     """log p up to a constant, -inf outside top-k, top-p or min-p; logits [B, T, V]. Greedy leaves them as they are.
 
     A token tied with the last one inside an edge is inside. Nothing sorts the vocabulary: top-p works on the top-k
-    pool, or finds its threshold by bisection when top-k is off (a sort of 17 × 151,936 values takes 619 ms on 2 cores,
-    PITFALLS §1).
+    pool, or finds its threshold by bisection when top-k is off (a sort of 17 × 151,936 values takes 619 ms on 2
+    cores).
     """
     logits = logits.astype(jnp.float32)
     if params.greedy:
         return logits
     given = logits
     temperature, top_k, top_p, min_p = params.columns()
-    # A greedy row among others divides by 1; what comes of it is thrown away below.
+    # A greedy row among others divides by 1; its result is discarded below.
     divisor = jnp.where(temperature > 0, temperature, 1.0)
     pool = None
     if params.pool:  # before the division, which keeps the order but may round two values into a tie

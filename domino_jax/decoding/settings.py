@@ -1,152 +1,382 @@
-"""How to decode, as plain values, and the generator that they describe."""
+"""How to decode, as plain values: modes, sampling, drafts, trees, and what makes a value unusable.
+
+Nothing here imports jax, so that a recipe is checked before jax starts.
+"""
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from domino_jax.decoding.generate import BASELINE, TREE, Generator, Request
-from domino_jax.decoding.propose import DraftSettings, TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
-from domino_jax.decoding.sampling_ranges import LARGEST
-from domino_jax.decoding.tuned_constants import CHAINS, TREES, stored
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.pair import Models
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DominoError
 
-LISTS = ("modes", "stop_ids", "concurrency")
-# What a prompt row may say of itself; a sampling value that it leaves out is off.
-SAMPLING_VALUES = dataclasses.asdict(SamplingParams())
-ROW_VALUES = ("seed", "max_new_tokens", *SAMPLING_VALUES)
+if TYPE_CHECKING:
+    from domino_jax.drafters.config import DrafterConfig
+
+BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
+PARITIES = ("near_tie", "fixed_shape")
+DRAFT_NOISES = ("shared", "own")
+LARGEST = 2**31 - 1  # the largest int32
+
+
+class Problem(NamedTuple):
+    """A value that cannot be used, and what to change."""
+
+    name: str
+    value: Any
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value!r}{', ' if self.change.startswith('but ') else ': '}{self.change}."
+
+
+# ---------------------------------------------------------------------------------------------------- modes
+
+
+def supported_modes(modes: Sequence[str], has_head: bool) -> tuple[str, ...]:
+    """The modes without `domino` for a drafter that has no head."""
+    return tuple(mode for mode in modes if has_head or mode != DOMINO)
+
+
+def canonical_mode(mode: str) -> str:
+    """`draft` for its synonym `domino`."""
+    return DRAFT if mode == DOMINO else mode
+
+
+# ------------------------------------------------------------------------------------------------- sampling
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodeSettings:
-    """How to decode: the recipe's decode section, as plain values. draft_scale None: the drafter's own, else inf."""
+class SamplingParams:
+    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. Applied in the order of the fields."""
 
-    modes: tuple[str, ...]
-    max_new_tokens: int
-    cache_length: int
-    batch_size: int = 1
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def pool(self) -> int:
+        """How many of the largest logits to find, 0 for none."""
+        return self.top_k
+
+    @property
+    def nucleus(self) -> bool:
+        return self.top_p < 1.0
+
+    @property
+    def searched(self) -> bool:
+        """Whether top-p has to search its threshold because no top-k pool holds all of the mass."""
+        return self.nucleus and not self.top_k
+
+    def problem(self) -> Problem | None:
+        """The first value out of range, NaN included; None if all are fine."""
+        ranges = (
+            ("temperature", 0 <= self.temperature < math.inf, "set it to 0 (greedy) or a finite number above"),
+            ("top_k", self.top_k >= 0, "set it to 0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "set it above 0 and at most 1 (1 is off)"),
+            ("min_p", 0 <= self.min_p < 1, "set it to 0 (off) or more, below 1"),
+        )
+        return next((Problem(name, getattr(self, name), change) for name, fine, change in ranges if not fine), None)
+
+    def columns(self) -> tuple:
+        """(temperature, top_k, top_p, min_p), each a number or an array that broadcasts over logits [B, T, V]."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+
+# -------------------------------------------------------------------------------------------------- drafting
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeSettings:
+    """The shape of a tree and how its nodes are chosen (tree.py).
+
+    nodes: rows of the verifying pass, the root (the anchor) included.
+    lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
+    depth: drafts of the longest path, at most what the block gives; 0 is the number of drafts of a chain.
+    beta: added to a node's log-probability for each step of depth, at most 0; lower values give broader trees.
+    temperature: of the drafter's distribution where paths are scored, relative to the request's; below 1 for a drafter
+        that is surer than its probabilities say.
+    draft_scale: at temperature > 0 the constant c of a tree that is coupled with the target's noise: a candidate
+        scores log-softmax((c·log q + g) / spread). None or inf: not coupled, a candidate scores log q.
+    spread: how far the target's choice may be from argmax(c·log q + g).
+    """
+
+    nodes: int = 64
+    lanes: int = 16
+    candidates: int = 64
+    beta: float = -0.1
+    temperature: float = 1.0
     draft_scale: float | None = None
-    draft_noise: str = "shared"
-    block_size: int = 0
-    num_drafts: int = 0
-    parity: str = "near_tie"
-    gate_table: bool = False
-    chunk_rounds: int = 4
-    simulate_tau: float = 0.0
-    stop_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    thinking: bool = False
-    dtype: str = "float32"
-    concurrency: tuple[int, ...] = ()
-    cores: int = 0
+    spread: float = 1.0
+    depth: int = 0
+
+    @property
+    def coupled(self) -> bool:
+        """Whether its scores read the target's noise where there is some."""
+        return self.draft_scale is not None and not math.isinf(self.draft_scale)
+
+    def problem(self) -> Problem | None:
+        """The first value that no tree can have; None if all are fine."""
+        scale, lanes = self.draft_scale, self.lanes
+        ranges = (
+            ("nodes", self.nodes >= 2, "give 2 or more, the anchor and at least one draft"),
+            ("candidates", self.candidates >= 1, "give 1 or more"),
+            ("lanes", lanes >= 1, "give 1 (a chain) or more"),
+            (
+                "lanes",
+                lanes <= self.candidates,
+                f"depth 1 has only {self.candidates} (tree.candidates); change one of them",
+            ),
+            ("depth", self.depth >= 0, "give 0 (as deep as a chain) or more"),
+            ("beta", -math.inf < self.beta <= 0, "give 0 or a finite number below"),
+            ("temperature", 0 < self.temperature < math.inf, "give a finite number above 0"),
+            ("draft_scale", scale is None or scale > 0, "give a number above 0; inf is a tree that is not coupled"),
+            ("spread", 0 < self.spread < math.inf, "give a finite number above 0"),
+        )
+        found = (Problem(f"tree.{name}", getattr(self, name), change) for name, fine, change in ranges if not fine)
+        return next(found, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftSettings:
+    """How a round drafts. It changes the speed, never the text.
+
+    use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
+    scale: the constant c of argmax(c·log q + g) at temperature > 0, for chains: 1 shares the target's noise at full
+        weight, inf is the greedy draft.
+    own_noise: draws the draft's noise independently of the target's: a plain sampled draft, for comparison.
+    num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None.
+    tree: draft a tree instead of a chain.
+    """
+
+    use_head: bool = True
+    scale: float = math.inf
+    own_noise: bool = False
+    num_drafts: int | None = None
     tree: TreeSettings | None = None
 
-    def round_widths(self, config: DrafterConfig) -> dict[str, int]:
-        """By mode that drafts, tokens that a round can emit at most; a mode that the drafter has not is left out."""
+    def width(self, config: "DrafterConfig") -> int:
+        """Drafts of a round; of a tree, those of its longest path."""
+        depth = self.tree.depth if self.tree else 0
+        return depth or self.num_drafts or config.num_drafts
+
+    def problem(self, block_size: int, block_drafts: int) -> Problem | None:
+        """A width that a block of `block_size` slots, which gives `block_drafts` drafts, does not have."""
+        change = f"but a block of {block_size} slots gives {block_drafts} drafts; lower it, or set 0"
+        if (self.num_drafts or 0) > block_drafts:
+            return Problem("num_drafts", self.num_drafts, change)
+        tree = self.tree
+        if not tree:
+            return None
+        if tree.depth > block_drafts:
+            return Problem("tree.depth", tree.depth, change)
+        depth = tree.depth or self.num_drafts or block_drafts
+        most = depth * tree.lanes + 1
+        if tree.nodes > most:
+            change = f"but {tree.lanes} lanes of {depth} drafts and the anchor are {most}; lower it or raise tree.lanes"
+            return Problem("tree.nodes", tree.nodes, change)
+        return None
+
+
+def cache_problem(tree: TreeSettings, cache_slots: int, max_new_tokens: int) -> Problem | None:
+    """A tree that leaves no room for a prompt in the cache."""
+    if cache_slots > max_new_tokens + tree.nodes:
+        return None
+    change = (
+        f"but a cache_length of {cache_slots} with max_new_tokens {max_new_tokens} has no room for them after a prompt;"
+        " raise cache_length or use fewer nodes"
+    )
+    return Problem("tree.nodes", tree.nodes, change)
+
+
+def parity_problem(parity: str, tree: TreeSettings | None) -> Problem | None:
+    """fixed_shape together with a tree."""
+    if parity != "fixed_shape" or tree is None:
+        return None
+    change = (
+        "it is a promise for chains, because the siblings of a tree change the order of its sums; set it to near_tie,"
+        " or take tree out of decode.modes"
+    )
+    return Problem("parity", parity, change)
+
+
+# ------------------------------------------------------------------------------------------ generators and recipes
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorSettings:
+    """What a generator is made for.
+
+    cache_slots: rows of the key/value caches; prompt, answer and one block must fit.
+    max_new_tokens: size of the token buffer, the most that an answer may have.
+    batch_size: rows decoded together; when one ends, the next prompt takes its place.
+    sampling, seed: of requests that set none.
+    drafting: how to draft; the mode decides whether with the head and whether a tree.
+    stop_ids: token ids that end an answer.
+    fixed_shape: plain decoding runs through a pass as wide as a round's, so that texts are equal to the last bit in
+        every dtype; otherwise they may differ at near ties.
+    simulated_tau: force this acceptance length (rounds.simulated_accepts).
+    """
+
+    cache_slots: int
+    max_new_tokens: int
+    batch_size: int = 1
+    sampling: SamplingParams = SamplingParams()
+    seed: int = 0
+    drafting: DraftSettings = DraftSettings()
+    stop_ids: tuple[int, ...] = ()
+    fixed_shape: bool = False
+    simulated_tau: float | None = None
+
+    def block_rows(self, drafter: "DrafterConfig | None") -> int:
+        """Cache rows that a round writes after the committed length: the block, or the anchor and the drafts."""
+        if not drafter:
+            return 1
+        tree = self.drafting.tree
+        chain = dataclasses.replace(self.drafting, tree=None).width(drafter) + 1  # a tree may be less deep
+        return max(drafter.block_size, chain, self.drafting.width(drafter) + 1, tree.nodes if tree else 0)
+
+    def check(self, vocab: int, drafter: "DrafterConfig | None") -> None:
+        """Raises DominoError for settings that do not fit a vocabulary of `vocab` tokens and this drafter."""
+        tree = self.drafting.tree
+        problems = [self.sampling.problem()]
+        if self.fixed_shape and not drafter:
+            problems.append(Problem("parity", "fixed_shape", "it needs a drafter, whose width plain decoding runs in"))
+        if tree and drafter:
+            problems += [
+                tree.problem(),
+                tree.candidates > vocab
+                and Problem("tree.candidates", tree.candidates, f"but the vocabulary has {vocab} tokens; lower it"),
+                cache_problem(tree, self.cache_slots, self.max_new_tokens),
+                parity_problem("fixed_shape" if self.fixed_shape else "near_tie", tree),
+            ]
+        if drafter:
+            problems.append(self.drafting.problem(drafter.block_size, drafter.num_drafts))
+        for problem in filter(None, problems):
+            raise DominoError(f"decode.{problem}")
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeSettings:
+    """The recipe's decode section as plain values; configs/qwen3.py describes them and has the defaults.
+
+    tree: None without the mode.
+    """
+
+    modes: tuple[str, ...]
+    max_new_tokens: int
+    cache_length: int
+    batch_size: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    draft_scale: float
+    draft_noise: str
+    block_size: int
+    num_drafts: int
+    parity: str
+    gate_table: bool
+    chunk_rounds: int
+    simulate_tau: float
+    stop_ids: tuple[int, ...]
+    ignore_eos: bool
+    thinking: bool
+    dtype: str
+    concurrency: tuple[int, ...]
+    cores: int
+    tree: TreeSettings | None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def drafting(self) -> DraftSettings:
+        return DraftSettings(
+            scale=self.draft_scale,
+            own_noise=self.draft_noise == "own",
+            num_drafts=self.num_drafts or None,
+            tree=self.tree,
+        )
+
+    def generator(self, target_stop_ids: Sequence[int], batch_size: int | None = None) -> GeneratorSettings:
+        """What a generator needs to know.
+
+        Args:
+            target_stop_ids: of the target's folder; ignore_eos drops these and keeps the recipe's own.
+            batch_size: rows decoded together; the recipe's when None.
+        """
+        return GeneratorSettings(
+            cache_slots=self.cache_length,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=batch_size or self.batch_size,
+            sampling=self.sampling,
+            seed=self.seed,
+            drafting=self.drafting,
+            stop_ids=(*(() if self.ignore_eos else target_stop_ids), *self.stop_ids),
+            fixed_shape=self.parity == "fixed_shape",
+            simulated_tau=self.simulate_tau or None,
+        )
+
+    def round_widths(self, config: "DrafterConfig") -> dict[str, int]:
+        """For each mode that drafts, the most tokens of a round; modes that the drafter does not have are left out."""
         chain = DraftSettings(num_drafts=self.num_drafts or None)
-        drafting = [mode for mode in self.modes if mode != BASELINE and (config.has_head or mode != "domino")]
+        drafting = [mode for mode in supported_modes(self.modes, config.has_head) if mode != BASELINE]
         shapes = {mode: dataclasses.replace(chain, tree=self.tree if mode == TREE else None) for mode in drafting}
         return {mode: shape.width(config) + 1 for mode, shape in shapes.items()}
 
     def as_json(self) -> dict[str, Any]:
+        """JSON values; infinity becomes "inf"."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         tree = self.tree and dataclasses.asdict(self.tree)
-        values["tree"] = tree and {**tree, "draft_scale": _json_scale(self.tree.draft_scale)}
-        return {**values, "draft_scale": _json_scale(self.draft_scale)}
+        values["tree"] = tree and {**tree, "draft_scale": json_scale(self.tree.draft_scale)}
+        return {**values, "draft_scale": json_scale(self.draft_scale)}
 
 
-def _json_scale(scale: float | None) -> float | str | None:
+def json_scale(scale: float | None) -> float | str | None:
     return str(scale) if scale is not None and math.isinf(scale) else scale
 
 
-def tree_from_json(values: Mapping[str, Any]) -> TreeSettings:
-    """The tree of `DecodeSettings.as_json`."""
-    scale = values.get("draft_scale")
-    return TreeSettings(**{**values, "draft_scale": None if scale is None else float(scale)})
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The fastest way to draft that `domino_jax.tune` found. mode: draft or tree, the faster one.
 
-
-def decode_settings(decode) -> DecodeSettings:
-    """The recipe's decode section as plain values."""
-    names = {field.name for field in dataclasses.fields(DecodeSettings)} - {"tree"}
-    values = {name: tuple(decode[name]) if name in LISTS else decode[name] for name in names}
-    # Without the mode nothing has to fit a tree: its rows count in how much cache a prompt needs.
-    return DecodeSettings(**values, tree=TreeSettings(**decode.tree) if "tree" in decode.modes else None)
-
-
-def with_stored_constants(settings: DecodeSettings, drafter_path: str | None) -> DecodeSettings:
-    """draft_scale of chains and trees as the recipe says, else as `domino_jax.tune` stored them with the drafter."""
-    sampling = SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-    if settings.draft_scale is None:
-        settings = dataclasses.replace(settings, draft_scale=stored(drafter_path, CHAINS, sampling).draft_scale)
-    if settings.tree and settings.tree.draft_scale is None:
-        best = stored(drafter_path, TREES, sampling)
-        settings = dataclasses.replace(settings, tree=dataclasses.replace(settings.tree, **dataclasses.asdict(best)))
-    return settings
-
-
-def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
-    """What a prompt row asks for itself: seed, max_new_tokens and sampling values under their names.
-
-    A row with a seed has the noise of a run with that seed whose first prompt it is, wherever it stands.
-
-    Raises:
-        DataError: a value of the wrong kind or out of range.
+    tree: its fastest shape within the same block; None where no tree was measured.
     """
-    given = {name: row[name] for name in ROW_VALUES if name in row}
-    if not given:
-        return noise
-    where = f"prompt {row['id']}"
-    for name, value in given.items():
-        kinds = (int, float) if name in ("temperature", "top_p", "min_p") else (int,)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            raise DataError(f"{where} has {name} {value!r}, expected a number.")
-        if name != "seed" and LARGEST < abs(value) < math.inf:
-            raise DataError(f"{where} has {name} {str(value)[:20]}…, which no device holds; give {LARGEST} or less.")
-    sampling = None
-    if set(given) - {"seed", "max_new_tokens"}:
-        sampling = SamplingParams(*(given.get(name, default) for name, default in SAMPLING_VALUES.items()))
-        problem = sampling.problem()
-        if problem:
-            raise DataError(f"{where}: {problem}")
-    seed = given.get("seed")
-    if seed is not None and not 0 <= seed <= LARGEST:
-        raise DataError(f"{where} has seed {seed}; give a number from 0 to {LARGEST}.")
-    return Request(noise if seed is None else 0, seed, given.get("max_new_tokens"), sampling)
+
+    mode: str
+    block_size: int
+    num_drafts: int
+    draft_scale: float
+    tree: TreeSettings | None
 
 
-def new_generator(
-    models: Models, target_stop_ids: Sequence[int], settings: DecodeSettings, batch_size: int | None = None
-) -> Generator:
-    """ignore_eos drops the stop ids of the target's folder; those of the recipe were asked for and stay.
+def decode_settings(decode, tuning: Tuning | None = None) -> DecodeSettings:
+    """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default."""
+    names = [field.name for field in dataclasses.fields(DecodeSettings) if field.name != "tree"]
+    values = {name: tuple(decode[name]) if isinstance(decode[name], list | tuple) else decode[name] for name in names}
+    if values["draft_scale"] is None:
+        values["draft_scale"] = tuning.draft_scale if tuning else math.inf
+    if tuning and not values["block_size"] and not values["num_drafts"]:
+        values |= {"block_size": tuning.block_size, "num_drafts": tuning.num_drafts}
+    # Without the mode a tree's rows must not count in how much cache a prompt needs.
+    tree = tree_settings(decode.tree, tuning and tuning.tree) if TREE in decode.modes else None
+    return DecodeSettings(**values, tree=tree)
 
-    So are those of the folder dropped that lie behind the vocabulary: no token has them.
 
-    batch_size: rows decoded together, those of the settings when None.
-    """
-    vocab = models.target.config.vocab_size
-    own = () if settings.ignore_eos else tuple(token for token in target_stop_ids if token < vocab)
-    return Generator(
-        models,
-        stop_ids=(*own, *settings.stop_ids),
-        cache_slots=settings.cache_length,
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=batch_size or settings.batch_size,
-        sampling=SamplingParams(settings.temperature, settings.top_k, settings.top_p, settings.min_p),
-        seed=settings.seed,
-        drafting=DraftSettings(
-            scale=math.inf if settings.draft_scale is None else settings.draft_scale,
-            own_noise=settings.draft_noise == "own",
-            num_drafts=settings.num_drafts or None,
-            tree=settings.tree,
-        ),
-        fixed_shape=settings.parity == "fixed_shape",
-        simulated_tau=settings.simulate_tau or None,
-    )
+def tree_settings(section, tuned: TreeSettings | None = None) -> TreeSettings:
+    """The recipe's tree section: without nodes the tuned shape, without draft_scale the tuned coupling."""
+    tree = TreeSettings(**{name: value for name, value in section.items() if value is not None})
+    if not tuned:
+        return tree
+    shape = tuned if section.nodes is None else tree
+    coupled = tuned if section.draft_scale is None else tree
+    choices = {"draft_scale": coupled.draft_scale, "spread": coupled.spread, "temperature": tree.temperature}
+    return dataclasses.replace(shape, **choices)

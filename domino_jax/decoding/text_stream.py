@@ -1,28 +1,27 @@
-"""Text from tokens as they come: a character whose bytes are spread over tokens is shown once it is whole."""
+"""Text from tokens piece by piece: a character whose bytes are spread over tokens is shown when it is complete."""
 
 from collections.abc import Sequence
 from typing import Any
 
-# What a decoder writes for bytes that are no character (yet).
+# A decoder writes this for bytes that are not a character (yet).
 BROKEN = "\ufffd"
 
 
 class TextStream:
-    """Takes token ids piece by piece and returns the text that is certain by then; special tokens are left out.
+    """Takes token ids piece by piece and returns the text that is certain so far; special tokens are left out.
 
-    A tokenizer may write a token differently behind another one (a leading space, the bytes of a character), so each
-    call decodes the tokens since the last certain place together with those of the piece before it, and returns what
-    came to it.
+    A tokenizer may write a token differently after another one (a leading space, the bytes of a character). So each
+    call decodes the new tokens together with those of the piece before, and returns the text that they add.
     """
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
         self.ids: list[int] = []
-        self.start = 0  # the tokens that are decoded together with new ones begin here
+        self.start = 0  # the first token that is decoded together with new ones
         self.shown = 0  # tokens before this one were returned as text
 
     def add(self, token_ids: Sequence[int], last: bool = False) -> str:
-        """The text that `token_ids` make certain; all that is left when they are the last ones."""
+        """The text that `token_ids` make certain; all remaining text when they are the last ones."""
         if self.tokenizer is None:
             return "".join(f"{token} " for token in token_ids)
         self.ids += token_ids

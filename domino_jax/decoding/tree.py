@@ -3,26 +3,25 @@
 The head gives a distribution over the next token along any path, so the drafter that writes a chain can write a tree at
 nearly the cost of the chain: the backbone runs once, and the head follows several paths (lanes) at a time over a few
 candidates per depth instead of the vocabulary. A chain is the tree of one lane. Without a head every path has the same
-distribution at a depth, the backbone's own, and the tree is one of products of these.
+distribution at a depth, the backbone's, and a tree ranks products of these.
 
 Letters: B rows, M depths, W lanes, Q candidates per depth, V vocabulary, E rank of the head, U width of its state,
 T nodes, the root (the anchor) included. A ledger holds all M·W nodes that lanes passed through; a tree keeps T-1 of
 them.
 """
 
-import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import DraftSettings, TreeSettings, draft_base, draft_keys, draft_positions
+from domino_jax.decoding.propose import draft_base, draft_keys, draft_positions
 from domino_jax.decoding.sampling import Sampling, position_noise, process_logits
+from domino_jax.decoding.settings import DraftSettings, TreeSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
-from domino_jax.runtime.errors import DominoError
 
 ROOT = -1  # as the parent of a ledger's node
 CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first; a TPU's lanes
@@ -43,7 +42,7 @@ class Tree(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """What may stand at each depth: the Q tokens with the largest base logits, best first.
+    """The candidates at each depth: the Q tokens with the largest base logits, best first.
 
     tokens: int32 [B, M, Q].  logits: float32 [B, M, Q], divided by `_divisor`.
     tail: float32 [B, M], the log-sum-exp of all other logits.
@@ -66,58 +65,8 @@ class Ledger(NamedTuple):
     scores: jax.Array
 
 
-def check_tree(tree: TreeSettings, drafts: int, vocab: int, cache_slots: int, fixed_shape: bool = False) -> None:
-    """Raises DominoError, with a sentence, for a tree that cannot be.
-
-    Args:
-        drafts: M, the depth that the drafter gives.  vocab: V.  cache_slots: rows of the caches.
-        fixed_shape: whether plain decoding is to run in a round's width.
-    """
-    most = drafts * tree.lanes + 1
-    told = (
-        (tree.nodes < 2, f"nodes is {tree.nodes}; give 2 or more, the anchor and at least one draft"),
-        (tree.lanes < 1, f"lanes is {tree.lanes}; give 1 (a chain) or more"),
-        (
-            tree.candidates > vocab,
-            f"candidates is {tree.candidates}, but the vocabulary has {vocab} tokens; lower it",
-        ),
-        (
-            tree.lanes > tree.candidates,
-            f"lanes is {tree.lanes}, but depth 1 has decode.tree.candidates {tree.candidates} of them; change one",
-        ),
-        (
-            tree.nodes > most,
-            f"nodes is {tree.nodes}, but {tree.lanes} lanes of {drafts} drafts and the anchor are {most}; lower it or"
-            " raise decode.tree.lanes",
-        ),
-        (not -math.inf < tree.beta <= 0, f"beta is {tree.beta:g}; give 0 or a finite number below: depth may not pay"),
-        (
-            not 0 < tree.temperature < math.inf,
-            f"temperature is {tree.temperature:g}; give a finite number above 0, 1 for the drafter as it is",
-        ),
-        (
-            tree.draft_scale is not None and not tree.draft_scale > 0,
-            f"draft_scale is {tree.draft_scale}; give a number above 0, inf for a tree that is not coupled",
-        ),
-        (not 0 < tree.spread < math.inf, f"spread is {tree.spread:g}; give a finite number above 0"),
-        (
-            tree.nodes + 2 > cache_slots,
-            f"nodes is {tree.nodes}, but decode.cache_length {cache_slots} has no room for them behind a prompt; raise"
-            " the one or lower the other",
-        ),
-    )
-    for wrong, sentence in told:
-        if wrong:
-            raise DominoError(f"decode.tree.{sentence}.")
-    if fixed_shape:
-        raise DominoError(
-            "decode.parity=fixed_shape is a promise for chains: the siblings of a tree change the order of its sums;"
-            " set decode.parity=near_tie, or take tree out of decode.modes."
-        )
-
-
 def propose_tree(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[Tree, Cache]:
-    """The draft of one round, and the draft cache with the backbone's block behind the committed length."""
+    """The draft of one round, and the draft cache with the backbone's block after the committed length."""
     ledger, cache = draft_ledger(models, state, sampling, settings)
     tree = settings.tree
     return keep_best(state.anchors, ledger, tree.lanes, tree.nodes, tree.beta), cache
@@ -126,7 +75,7 @@ def propose_tree(models: Models, state: DecodeState, sampling: Sampling, setting
 def draft_ledger(
     models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
 ) -> tuple[Ledger, Cache]:
-    """All nodes that a round's tree is picked from, whatever its size and beta; the draft cache as in propose_tree."""
+    """All nodes that a round's tree is chosen from, for any size and beta; the draft cache as in propose_tree."""
     z, base, cache = draft_base(models, state, settings.width(models.drafter.config))
     return roll_out_lanes(models, state, z, base, sampling, settings), cache
 
@@ -134,7 +83,7 @@ def draft_ledger(
 def roll_out_lanes(
     models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
 ) -> Ledger:
-    """What roll_out_head is to a chain: from z [B, M, D] and base logits float32 [B, M, V] the nodes to pick from."""
+    """The counterpart of roll_out_head: from z [B, M, D] and base logits float32 [B, M, V] the nodes to choose from."""
     candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling, settings.tree))
     noise = None
     if settings.tree.coupled and not sampling.greedy:
@@ -145,7 +94,7 @@ def roll_out_lanes(
 
 
 def _divisor(sampling: Sampling, tree: TreeSettings) -> jax.Array:
-    """What the drafter's logits are divided by: the request's temperature, 1 where that is 0, times the tree's own."""
+    """The divisor of the drafter's logits: the request's temperature, 1 where that is 0, times the tree's."""
     temperature = jnp.asarray(sampling.columns()[0], jnp.float32)
     return jnp.where(temperature > 0, temperature, 1.0) * tree.temperature
 
@@ -155,13 +104,13 @@ def pick_candidates(base: jax.Array, count: int, divisor: jax.Array) -> Candidat
     base = base / divisor
     logits, tokens = largest(base, count)
     total = jax.nn.logsumexp(base, axis=-1)
-    # The share of the candidates may round to more than all of the mass, or be it.
+    # The share of the candidates may round to all of the mass or more.
     inside = jnp.minimum(jax.nn.logsumexp(logits, axis=-1) - total, -1e-7)
     return Candidates(tokens, logits, total + jnp.log1p(-jnp.exp(inside)))
 
 
 def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """jax.lax.top_k of values [..., V], without sorting a vocabulary, which is what compilers for TPUs and GPUs do.
+    """jax.lax.top_k of values [..., V], without sorting a vocabulary, as compilers for TPUs and GPUs would.
 
     The `count` chunks with the largest maxima hold them all: a value elsewhere is less than each of these, or equal and
     later.
@@ -172,8 +121,8 @@ def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     widths = [(0, 0)] * (values.ndim - 1) + [(0, chunks * CHUNK - values.shape[-1])]
     parts = jnp.pad(values, widths, constant_values=-jnp.inf).reshape(*values.shape[:-1], chunks, CHUNK)
     best = jnp.sort(jax.lax.top_k(parts.max(axis=-1), count)[1], axis=-1)  # in their order, for ties
-    # Fenced, or XLA:CPU finds them anew for what it gathers: 16 rows of 49,152 took 7.4 ms and take 1.2, top_k 1.5 (of
-    # 151,936: 1.8 and 21).
+    # Without the barrier XLA:CPU computes them again for the gather: 16 rows of 49,152 took 7.4 ms instead of 1.2, and
+    # top_k 1.5 (of 151,936: 1.8 and 21).
     best = jax.lax.optimization_barrier(best)
     few = jnp.take_along_axis(parts, best[..., None], axis=-2).reshape(*values.shape[:-1], count * CHUNK)
     found, places = jax.lax.top_k(few, count)
@@ -189,37 +138,37 @@ def grow_lanes(
     settings: DraftSettings,
     noise: jax.Array | None = None,
 ) -> Ledger:
-    """Follows the W likeliest paths depth by depth, each with its own state of the head.
+    """Follows the W likeliest paths depth by depth, each with a separate state of the head.
 
     Args:
-        z: [B, M, D], what the backbone says of each depth.
+        z: [B, M, D], the backbone's hidden states, one per depth.
         noise: float32 [B, M, Q] of the candidates, where the tree is coupled with the target's choice.
 
-    One scan over the depths, unrolled where the chain's rollout is and for its reason (propose.py); elsewhere four
-    depths took a third longer to compile.
+    One scan over the depths, unrolled where the chain's rollout is, for the same reason (propose.py); unrolled
+    elsewhere, four depths took a third longer to compile.
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
     prefix = models.drafter.config.pure_draft_prefix_len
     per_depth = {"tokens": candidates.tokens, "logits": candidates.logits, "tail": candidates.tail, "noise": noise}
     hidden = None
     if settings.use_head:
-        per_depth["half"] = models.run_drafter("head_hidden_half", z)
-        per_depth["columns"] = models.run_drafter("head_columns", candidates.tokens)
+        per_depth["half"] = models.head_hidden_half(z)
+        per_depth["columns"] = models.head_columns(candidates.tokens)
         start = jnp.zeros((batch, lanes, models.drafter.config.gru_hidden_dim), jnp.float32)
         hidden = models.head_step(start, jnp.broadcast_to(anchors[:, None], (batch, lanes)))
 
     def deepen(carry, at):
         scores, slots, hidden = carry
-        depth, own = at
-        logits = own["logits"][:, None]  # [B, 1 or W, Q]
+        depth, here = at
+        logits = here["logits"][:, None]  # [B, 1 or W, Q]
         if settings.use_head:
-            change = models.run_drafter("residual_of", own["half"][:, None], hidden, own["columns"])
+            change = models.residual_of(here["half"][:, None], hidden, here["columns"])
             logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling, settings.tree), 0.0)
-        shared = None if noise is None else own["noise"][:, None]
-        edges = edge_scores(logits, own["tail"][:, None, None], shared, sampling, settings)
+        shared = None if noise is None else here["noise"][:, None]
+        edges = edge_scores(logits, here["tail"][:, None, None], shared, sampling, settings)
         scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
         lane, place = best // count, best % count
-        tokens = jnp.take_along_axis(own["tokens"], place, axis=1)
+        tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
         level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
         slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
         if settings.use_head:
@@ -246,7 +195,7 @@ def edge_scores(
     Args:
         logits: the candidates', divided by `_divisor`.  tail: log-sum-exp of what is no candidate, [B, 1, 1]; the
             head's correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
-        noise: the target's own at this depth [B, 1, Q] (coupling), or None.
+        noise: the target's at this depth [B, 1, Q] (coupling), or None.
 
     The edges of top-k, top-p and min-p are the target's.
     """
@@ -265,8 +214,8 @@ def edge_scores(
 def keep_best(anchors: jax.Array, ledger: Ledger, lanes: int, nodes: int, beta: float) -> Tree:
     """The anchor and the nodes - 1 best of the ledger by score + beta · depth, in the ledger's order.
 
-    Neither term rises along a path, and of equals the earlier is taken; so with a node its parent is kept, unless it is
-    no path at all.
+    Neither term rises along a path, and ties go to the earlier node, so a node's parent is kept with it; except where a
+    place has no path at all.
     """
     size = ledger.tokens.shape[1]
     depths = jnp.arange(size) // lanes + 1

@@ -1,4 +1,4 @@
-"""The target's pass over a draft block, and which of its tokens stand (DESIGN §4).
+"""The target's pass over a draft block, and which of its tokens are accepted (docs/equality.md).
 
 A block is a tree in general: tokens, depths and an ancestor table; a chain is the lower triangle.
 """
@@ -14,7 +14,7 @@ from domino_jax.models.shapes import Features, Lengths, Logits
 
 
 class Verified(NamedTuple):
-    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows behind the length."""
+    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows after the length."""
 
     logits: Logits
     features: Features | None
@@ -37,8 +37,8 @@ def verify(
     Args:
         depths: int32 [B, T] or [T], distance from the anchor; 0..T-1 (a chain) when absent.
         ancestors: bool [B, T, T] or [T, T], ancestors[i, j] when j is i or above it; the lower triangle when absent.
-        isolated: keep the compiler from fusing the pass with what stands before and behind it, so that two programs
-            with a pass of this shape round alike, to the last bit (fixed-shape parity).
+        isolated: keep the compiler from fusing the pass with the code around it, so that two programs with a pass of
+            this shape round alike, to the last bit (fixed-shape parity).
     """
     if isolated:
         cache, tokens, lengths = jax.lax.optimization_barrier((cache, tokens, lengths))
@@ -54,15 +54,15 @@ def verify(
         lengths[:, None] + index,
         tap_layers=tap_layers,
     )
-    made = Verified(out["logits"], out.get("features"), out["cache"])
-    return jax.lax.optimization_barrier(made) if isolated else made
+    verified = Verified(out["logits"], out.get("features"), out["cache"])
+    return jax.lax.optimization_barrier(verified) if isolated else verified
 
 
 def accept_chain(tokens: jax.Array, chosen: jax.Array) -> jax.Array:
     """Accepted drafts per row, int32 [B]: the leading run with draft i+1 equal to the target's choice after row i.
 
-    tokens int32 [B, T] = [anchor, drafts]; chosen int32 [B, T] = the target's choice after each row. What is emitted is
-    chosen[:, :accepted+1]: the accepted drafts, equal to the choices before them, and the choice after the last one.
+    tokens int32 [B, T] = [anchor, drafts]; chosen int32 [B, T] = the target's choice after each row. The round emits
+    chosen[:, :accepted+1]: the accepted drafts, which equal the choices before them, and the choice after the last one.
     """
     matches = (tokens[:, 1:] == chosen[:, :-1]).astype(jnp.int32)
     return jnp.cumprod(matches, axis=1).sum(axis=1)
@@ -73,12 +73,12 @@ def accept_tree(
 ) -> tuple[jax.Array, jax.Array]:
     """(accepted drafts int32 [B], path int32 [B, deepest+1]): path[k] is the accepted node at depth k, k ≤ accepted.
 
-    A node stands when its token is the target's choice after its parent, and so do all above it; siblings differ, so
-    those that stand form one path. Past `accepted` the path is arbitrary. tokens, depths, parents int32 [B, T],
-    ancestors bool [B, T, T] (tree.Tree); chosen int32 [B, T] = the target's choice after each node.
+    A node is accepted when its token is the target's choice after its parent and all nodes above it are accepted.
+    Siblings differ, so the accepted nodes form one path. Past `accepted` the path is arbitrary. tokens, depths, parents
+    int32 [B, T], ancestors bool [B, T, T] (tree.Tree); chosen int32 [B, T] = the target's choice after each node.
     """
     is_root = jnp.arange(tokens.shape[1]) == 0
     matches = (depths > 0) & (tokens == jnp.take_along_axis(chosen, parents, axis=1))
-    stands = ~(ancestors & ~(matches | is_root)[:, None, :]).any(-1)
-    at_depth = stands[:, None, :] & (depths[:, None, :] == jnp.arange(deepest + 1)[:, None])
-    return jnp.where(stands, depths, 0).max(axis=1), jnp.argmax(at_depth, axis=2).astype(jnp.int32)
+    accepted = ~(ancestors & ~(matches | is_root)[:, None, :]).any(-1)
+    at_depth = accepted[:, None, :] & (depths[:, None, :] == jnp.arange(deepest + 1)[:, None])
+    return jnp.where(accepted, depths, 0).max(axis=1), jnp.argmax(at_depth, axis=2).astype(jnp.int32)

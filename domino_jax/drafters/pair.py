@@ -1,5 +1,6 @@
 """Target and drafter with their parameters, as one argument of the jitted functions."""
 
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.drafters.drafter import Drafter
+from domino_jax.models.cache import Cache
 from domino_jax.models.qwen3 import Qwen3
 
 
@@ -28,23 +30,41 @@ class Models:
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Token ids [...] → the target's embedding rows [..., D]."""
-        return self.target.apply({"params": self.target_params}, tokens, method="embed")
+        return self.target.apply({"params": self.target_params}, tokens, method=Qwen3.embed)
 
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """Hidden states [..., D] → the target's float32 logits [..., V]."""
-        return self.target.apply({"params": self.target_params}, hidden, method="unembed")
+        return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
-    def run_drafter(self, method: str, *args: Any) -> Any:
-        return self.drafter.apply({"params": self.drafter_params}, *args, method=method)
+    def extend_context(self, *args: Any) -> Cache:
+        return self._drafter(Drafter.extend_context, *args)
+
+    def draft_hidden(self, *args: Any) -> tuple[jax.Array, Cache]:
+        return self._drafter(Drafter.draft_hidden, *args)
+
+    def head_hidden_half(self, z: jax.Array) -> jax.Array:
+        return self._drafter(Drafter.head_hidden_half, z)
+
+    def head_columns(self, tokens: jax.Array) -> jax.Array:
+        return self._drafter(Drafter.head_columns, tokens)
+
+    def residual(self, *args: Any) -> jax.Array:
+        return self._drafter(Drafter.residual, *args)
+
+    def residual_of(self, *args: Any) -> jax.Array:
+        return self._drafter(Drafter.residual_of, *args)
 
     def head_step(self, state: jax.Array, tokens: jax.Array) -> jax.Array:
-        """The head's state float32 [B, U] after `tokens` int32 [B]."""
+        """The head's state float32 [..., U] after `tokens` int32 [...]."""
         if self.gates is None:
-            return self.run_drafter("head_step", state, self.embed(tokens))
-        return self.run_drafter("head_advance", state, self.gates[tokens])
+            return self._drafter(Drafter.head_step, state, self.embed(tokens))
+        return self._drafter(Drafter.head_advance, state, self.gates[tokens])
+
+    def _drafter(self, method: Callable, *args: Any) -> Any:
+        return self.drafter.apply({"params": self.drafter_params}, *args, method=method)
 
 
 def gate_table(models: Models) -> jax.Array:
     """Models.gates of these weights: [V, 3U] in the drafter's dtype, one matrix product."""
     tokens = jnp.arange(models.target.config.vocab_size)
-    return models.run_drafter("head_gates", models.embed(tokens))
+    return models._drafter(Drafter.head_gates, models.embed(tokens))

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domino_jax.decoding.generate import BASELINE
-from domino_jax.decoding.measure import Lane
-from domino_jax.decoding.settings import DecodeSettings, new_generator
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import BASELINE, DecodeSettings, supported_modes
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.describe import describe, run_identity, timings
+from domino_jax.evals.lanes import Lane
 from domino_jax.evals.report import build_report, write_json, write_report
 from domino_jax.evals.run import Speech, check_rows, run_lanes
 from domino_jax.evals.run_files import RunFiles
@@ -67,7 +67,7 @@ def compare_drafters(
             batch_size=settings.batch_size,
             facts=facts,
             sittings=files.sittings,
-            **timings(next(lane for lane in own.values() if lane.drafter).generator, own, rows, speech),
+            **timings(own, rows, speech),
         )
         write_report(output / name, reports[name])
     return write_comparison(output, named, reports)
@@ -79,17 +79,17 @@ def drafter_lanes(
     """The lanes of all drafters behind the one of plain decoding, which every speed-up is against."""
     lanes = []
     for name, (path, models) in drafters.items():
-        generator = new_generator(models, stop_ids, settings)
+        generator = new_generator(models, settings.generator(stop_ids))
         if BASELINE in settings.modes and not lanes:
-            lanes.append(Lane(BASELINE, BASELINE, generator))
-        has_head = models.drafter.config.has_head
-        modes = [mode for mode in settings.modes if mode != BASELINE and (has_head or mode != "domino")]
+            lanes.append(Lane(BASELINE, BASELINE, models, generator))
+        own_modes = supported_modes(settings.modes, models.drafter.config.has_head)
+        modes = [mode for mode in own_modes if mode != BASELINE]
         if not modes:
             raise DominoError(
                 f"{path} is a plain DFlash drafter without a Domino head, and decode.modes"
                 f" {', '.join(settings.modes)} has no backbone; add it, or take the drafter out of decode.compare."
             )
-        lanes += [Lane(f"{name}/{mode}", mode, generator, name) for mode in modes]
+        lanes += [Lane(f"{name}/{mode}", mode, models, generator, name) for mode in modes]
     return lanes
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from domino_jax.decoding.measure import Lane
+from domino_jax.evals.lanes import Lane
 from domino_jax.evals.report import figures_of, identical_outputs, ratio
 from domino_jax.evals.run import Measured, Speech, absorb_group, decode_group, plan_groups
 from domino_jax.evals.run_files import RunFiles

@@ -7,11 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.decoding.generate import BASELINE, Generator
-from domino_jax.decoding.measure import Lane
-from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.settings import BASELINE, DecodeSettings, TreeSettings
 from domino_jax.drafters.pair import Models
+from domino_jax.evals.lanes import Lane
 from domino_jax.evals.round_times import round_split, step_bounds
 from domino_jax.evals.run import Speech, fingerprint, has_checker
 from domino_jax.weights.loading import LoadedTarget
@@ -85,12 +83,12 @@ def _weights_fingerprint(params: dict) -> str:
     return digest.hexdigest()
 
 
-def timings(
-    generator: Generator, lanes: Mapping[str, Lane], rows: Sequence[Mapping[str, Any]], speech: Speech
-) -> dict[str, Any]:
+def timings(lanes: Mapping[str, Lane], rows: Sequence[Mapping[str, Any]], speech: Speech) -> dict[str, Any]:
     """{"split": by drafting mode the seconds of a round's parts, "step": the lower bounds of a plain step}."""
-    first = rows[: generator.batch_size]
-    state = generator.start([speech.encode(row) for row in first], list(range(len(first))))
     drafting = [mode for mode in lanes if mode != BASELINE]
-    split = round_split(generator, state, drafting) if drafting else {}
-    return {"split": split, "step": step_bounds(generator, state)}
+    lane = lanes[(drafting or list(lanes))[0]]
+    models, generator = lane.models, lane.generator
+    first = rows[: generator.settings.batch_size]
+    state = generator.start(models, [speech.encode(row) for row in first], list(range(len(first))))
+    split = round_split(models, generator, state, drafting) if drafting else {}
+    return {"split": split, "step": step_bounds(models, state)}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from domino_jax.decoding.measure import ModeRun
+from domino_jax.evals.lanes import ModeRun
 
 LEVEL = 0.95
 RESAMPLES = 2000

@@ -11,14 +11,14 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from domino_jax.decoding.generate import BASELINE
+from domino_jax.decoding.settings import BASELINE
 from domino_jax.runtime.figures import figure_of, save, tidy
 from domino_jax.training.metrics import read_rows
 
 # One colour a mode in every picture; told apart also by people who see no red or no green.
-COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "domino": "#0072B2"}
+COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "draft": "#0072B2", "domino": "#0072B2"}
 OTHER = "#009E73"
-MARKERS = {"autoregressive": "x", "backbone": "s", "domino": "o"}
+MARKERS = {"autoregressive": "x", "backbone": "s", "draft": "o", "domino": "o"}
 # Of a round's bar, in its order.
 PARTS = {
     "draft": "#E69F00",

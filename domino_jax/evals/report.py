@@ -32,9 +32,10 @@ import rich.table
 from etils import epath
 
 import domino_jax
-from domino_jax.decoding.generate import BASELINE
-from domino_jax.decoding.measure import ModeRun, accept_rates, full_histogram
+from domino_jax.decoding.acceptance import accept_rates, full_histogram
+from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals import intervals
+from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.plots import write_plots
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title

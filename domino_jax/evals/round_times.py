@@ -1,6 +1,5 @@
-"""Where a round's time goes: its parts in timed loops of their own, beside the whole round; bounds of a plain step."""
+"""Where a round's time goes: its parts in separate timed loops, and the whole round; bounds of a plain step."""
 
-import copy
 import dataclasses
 import math
 import statistics
@@ -13,48 +12,50 @@ import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.decoding.loop import DecodeState, emit, record_round
-from domino_jax.decoding.propose import DraftSettings, draft_base, draft_positions, roll_out_head
+from domino_jax.decoding.propose import draft_base, draft_positions, roll_out_head
 from domino_jax.decoding.sampling import Sampling, choose
+from domino_jax.decoding.settings import BACKBONE, DOMINO, DRAFT, DraftSettings
 from domino_jax.decoding.verify import accept_chain, verify
 from domino_jax.drafters.pair import Models
 
-# Turns of a timed loop. The short parts stand behind a whole pass that prepares them, and take more to be seen.
+# Turns of a timed loop. The short parts follow a whole pass that prepares them, and need more turns to be measurable.
 LOOPED = 16
 SHORT = {"head": 128, "commit": 128}
-CHAINS = ("backbone", "domino")
+CHAINS = (BACKBONE, DRAFT, DOMINO)
 
 
 def round_split(
-    generator: Generator, state: DecodeState, modes: Sequence[str], repeats: int = 7
+    models: Models, generator: Generator, state: DecodeState, modes: Sequence[str], repeats: int = 7
 ) -> dict[str, dict[str, float]]:
-    """By drafting mode median seconds of one round and of its parts, each timed inside a jitted loop of its own.
+    """By drafting mode the median seconds of one round and of its parts, each timed inside a separate jitted loop.
 
     draft: the backbone's pass and the base logits.  head: its rollout.  verify: the target's pass and its choices.
-    commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and what
-    the loop costs.  round: the whole.  without_head (of the mode domino): the whole, drafting from base logits alone.
-    Of a mode that drafts otherwise than in a chain only the whole round is known.
+    commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and the
+    loop itself.  round: the whole.  without_head (of drafts with a head): the whole, drafting from base logits alone.
+    Of mode tree only the whole round is timed.
 
-    Called alone a part would copy the cache and pay a dispatch: what counts is how much longer many turns take
-    than one. What a turn computes feeds the next one, so that the compiler cannot take it out of the loop.
+    A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
+    one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
     """
     live = endless(state)
-    chains = [mode for mode in modes if mode in CHAINS]
-    drafting = dataclasses.replace(generator.drafting, tree=None)
-    parts = _parts(state.sampling or generator.sampling, drafting) if chains else {}
+    with_head = {mode for mode in modes if mode in CHAINS and generator.drafting(mode).use_head}
+    parts = {}
+    if set(modes) & set(CHAINS):
+        parts = _parts(state.sampling or generator.settings.sampling, generator.drafting(DRAFT))
     timed = {
-        name: _stopwatch(jax.jit(program), generator.models, live)
+        name: _stopwatch(jax.jit(program), models, live)
         for name, program in parts.items()
-        if name != "head" or "domino" in modes
+        if name != "head" or with_head
     }
     # The head's cost is the difference of two rounds.
-    whole = {*modes, *(("backbone",) if "domino" in modes else ())}
-    timed |= {mode: round_stopwatch(generator, live, mode) for mode in sorted(whole)}
+    whole = {*modes, *((BACKBONE,) if with_head else ())}
+    timed |= {mode: round_stopwatch(models, generator, live, mode) for mode in sorted(whole)}
     seconds = turn_seconds(timed, repeats)
-    return {mode: _split(mode, seconds) for mode in modes}
+    return {mode: _split(mode, seconds, mode in with_head) for mode in modes}
 
 
 def endless(state: DecodeState) -> DecodeState:
-    """With rows that never finish (and -1 for every stop id, see below): timed rounds must not end early."""
+    """The state with rows that never finish (with -1 for every stop id): timed rounds must not end early."""
     limits = jnp.full_like(state.limits, np.iinfo(np.int32).max)
     return state.replace(done=jnp.zeros_like(state.done), limits=limits)
 
@@ -70,26 +71,25 @@ def _stopwatch(program: Callable, *arguments) -> Callable[[int], float]:
     return seconds
 
 
-def round_stopwatch(generator: Generator, live: DecodeState, mode: str) -> Callable[[int], float]:
-    """turns → seconds of so many rounds by the very program that generations run through."""
-    own = copy.copy(generator)  # shares what is compiled, not the clock
-    own.stop_ids = jnp.full_like(generator.stop_ids, -1)
+def round_stopwatch(models: Models, generator: Generator, live: DecodeState, mode: str) -> Callable[[int], float]:
+    """turns → seconds of that many rounds, by the program that generations run."""
+    endless_generator = dataclasses.replace(generator, stop_ids=jnp.full_like(generator.stop_ids, -1))
 
     def seconds(turns: int) -> float:
-        own.clock = Clock()
-        own.advance(jax.tree.map(jnp.copy, live), mode, turns)
-        return own.clock.decode_seconds
+        clock = Clock()
+        endless_generator.advance(models, jax.tree.map(jnp.copy, live), mode, turns, clock=clock)
+        return clock.decode_seconds
 
     return seconds
 
 
-def _split(mode: str, seconds: Mapping[str, float]) -> dict[str, float]:
+def _split(mode: str, seconds: Mapping[str, float], with_head: bool) -> dict[str, float]:
     if mode not in CHAINS:
         return {"round": seconds[mode]}
     parts = {name: seconds[name] for name in ("draft", "verify", "commit")}
-    parts["head"] = seconds["head"] if mode == "domino" else 0.0
+    parts["head"] = seconds["head"] if with_head else 0.0
     rest = seconds[mode] - parts["draft"] - parts["head"] - parts["verify"]
-    without = {"without_head": seconds["backbone"]} if mode == "domino" else {}
+    without = {"without_head": seconds[BACKBONE]} if with_head else {}
     return {**parts, "other": max(0.0, rest), "round": seconds[mode], **without}
 
 
@@ -129,14 +129,14 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
 
         def turn(_, carry):
             positions = draft_positions(_moved(carry, carry.counts), tokens.shape[1]) - 1
-            # A hair of the state in the features: what never changes would be computed once, before the loop.
+            # A trace of the state in the features; constants would be computed once, before the loop.
             features = out.features + (1e-30 * carry.counts.sum()).astype(out.features.dtype)
-            context = models.run_drafter("extend_context", carry.draft_cache, features, positions)
+            context = models.extend_context(carry.draft_cache, features, positions)
             accepted = accept_chain(tokens + carry.rounds[:, None], chosen)
             carry, kept = emit(carry.replace(draft_cache=context), chosen, accepted + 1, jnp.array([-1]))
             return record_round(carry, kept)
 
-        # The target's cache is no part of it, and would be copied on the way out.
+        # Without the target's cache, which would be copied on the way out.
         after = jax.lax.fori_loop(0, turns, turn, state)
         return after.counts, after.tokens, after.accepts, after.draft_cache
 
@@ -146,7 +146,8 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
 def _moved(state: DecodeState, feed: jax.Array) -> DecodeState:
     """The same state with lengths that seem to depend on `feed` int32 [B], which is never negative.
 
-    Else masks, positions and rotations would be computed once, before the loop; a generation computes them each round.
+    Otherwise masks, positions and rotations would be computed once, before the loop; a generation computes them in each
+    round.
     """
     return state.replace(lengths=state.lengths + (feed < 0))
 
@@ -176,18 +177,18 @@ class StepBounds:
     bandwidth: float
 
 
-def step_bounds(generator: Generator, state: DecodeState, repeats: int = 7) -> StepBounds:
-    """The bounds of steps from `state`; the two loops are timed alternately with as many turns."""
+def step_bounds(models: Models, state: DecodeState, repeats: int = 7) -> StepBounds:
+    """The bounds of steps from `state`; the two loops are timed alternately with the same number of turns."""
     megabytes = 64 if jax.default_backend() == "cpu" else 1024  # more than the caches of either hold
     copy, copied = copy_stopwatch(megabytes)
-    timed = {"bare": bare_stopwatch(generator, state), "copy": copy}
+    timed = {"bare": bare_stopwatch(models, state), "copy": copy}
     seconds = turn_seconds(timed, repeats)
     bandwidth = copied / seconds["copy"] if seconds["copy"] else 0.0
-    return StepBounds(seconds["bare"], step_bytes(generator, state), bandwidth)
+    return StepBounds(seconds["bare"], step_bytes(models, state), bandwidth)
 
 
-def bare_stopwatch(generator: Generator, state: DecodeState) -> Callable[[int], float]:
-    """turns → seconds of so many single-token passes of the target, each fed with the likeliest token of the last."""
+def bare_stopwatch(models: Models, state: DecodeState) -> Callable[[int], float]:
+    """turns → seconds of that many single-token passes of the target, each fed with the likeliest token of the last."""
 
     def bare(models, state, turns):
         def turn(_, carry):
@@ -197,12 +198,12 @@ def bare_stopwatch(generator: Generator, state: DecodeState) -> Callable[[int], 
 
         return jax.lax.fori_loop(0, turns, turn, (state.anchors, state.target_cache))
 
-    plain = Models(generator.models.target, generator.models.target_params)
+    plain = Models(models.target, models.target_params)
     return _stopwatch(jax.jit(bare), plain, endless(state))
 
 
 def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
-    """turns → seconds of so many copies of an array, and the bytes that one of them reads and writes."""
+    """turns → seconds of that many copies of an array, and the bytes that one of them reads and writes."""
     x = jnp.ones(megabytes * 2**20 // 2, jnp.bfloat16)
 
     def copies(x, turns):
@@ -211,22 +212,22 @@ def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
     return _stopwatch(jax.jit(copies), x), 2 * x.nbytes
 
 
-def step_bytes(generator: Generator, state: DecodeState) -> int:
+def step_bytes(models: Models, state: DecodeState) -> int:
     """Bytes on one device that every step reads: the cache and the target's weights.
 
-    An embedding that is not the lm_head too does not count: one row of it is read.
+    An embedding that is not also the lm_head is left out, because one row of it is read.
     """
-    params = generator.models.target_params
-    if not generator.models.target.config.tie_word_embeddings:
+    params = models.target_params
+    if not models.target.config.tie_word_embeddings:
         params = {name: part for name, part in params.items() if name != "embed_tokens"}
     leaves = jax.tree.leaves((params, state.target_cache))
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def turn_seconds(timed: Mapping[str, Callable[[int], float]], repeats: int) -> dict[str, float]:
-    """Seconds of one turn by name, from functions turns → seconds: medians of `repeats` calls after one more.
+    """Seconds of one turn by name, from functions turns → seconds: medians of `repeats` calls after a warm-up.
 
-    They are called in turn, so that a noisy machine disturbs all of them alike and their differences mean something.
+    The calls alternate, so that a noisy machine disturbs all of them alike and their differences are meaningful.
     """
     times = {name: ([], []) for name in timed}  # of one turn, of many more
     for repeat in range(repeats + 1):

@@ -16,8 +16,9 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_text
 from domino_jax.data.tiny_checks import check_answer
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import Divergence, Lane, ModeRun, add_clock, baseline_of, divergences, take_turns
-from domino_jax.decoding.settings import request_of
+from domino_jax.decoding.requests import request_of
+from domino_jax.evals.lanes import Lane, ModeRun, add_clock, baseline_of, take_turns
+from domino_jax.evals.near_ties import Divergence, divergences
 from domino_jax.evals.run_files import RunFiles, generation_row, read_generation
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import Progress
@@ -113,12 +114,13 @@ def check_rows(lanes: Sequence[Lane], rows: Sequence[Mapping[str, Any]], speech:
             silent = next_row(silent, "", turn)
         said, answers = len(speech.encode(silent)), len(later) + 1
         for generator in generators:
-            generator.limits.check_positions(said, answers * generator.max_new_tokens, f"{where}, of {answers} turns,")
-            longest = said + answers * generator.max_new_tokens + generator.block_rows()
-            if longest > generator.cache_slots:
+            limits = generator.limits
+            limits.check_positions(said, answers * limits.max_new_tokens, f"{where}, of {answers} turns,")
+            longest = said + answers * limits.max_new_tokens + limits.block_rows
+            if longest > limits.cache_slots:
                 raise DataError(
                     f"{where} has {answers} turns, which may need {longest} cache rows with"
-                    f" {generator.max_new_tokens} new tokens each, but decode.cache_length is {generator.cache_slots};"
+                    f" {limits.max_new_tokens} new tokens each, but decode.cache_length is {limits.cache_slots};"
                     " raise it, or lower max_new_tokens."
                 )
 
@@ -228,9 +230,8 @@ def decode_group(
                 lines.append(generation_row(name, lane.mode, answer, text, lane.drafter))
                 right[lane.name] += turn == 0 and is_right(rows[place], text)
         for lane in compared:
-            parted = divergences(
-                baseline.generator, prompts, measured[baseline.name][0], measured[lane.name][0], requests
-            )
+            both = measured[baseline.name][0], measured[lane.name][0]
+            parted = divergences(baseline.models, baseline.generator, prompts, *both, requests)
             found[lane.name] += [
                 _divergence(one, group.first + places[one.prompt], names[one.prompt]) for one in parted
             ]

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domino_jax.decoding.generate import BASELINE
+from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.tree_report import acceptance_table
 
 PARTS = ("draft", "head", "verify", "other")
-METHODS = {"autoregressive": "Target alone", "backbone": "Backbone alone", "domino": "Domino", "tree": "Domino, tree"}
+METHODS = {
+    "autoregressive": "Target alone",
+    "backbone": "Backbone alone",
+    "draft": "Draft",
+    "domino": "Domino",
+    "tree": "Domino, tree",
+}
 NOTHING = "–"
 
 

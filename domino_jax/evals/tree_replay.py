@@ -1,7 +1,7 @@
-"""What trees of any size and shape would have accepted of texts that are there already, without decoding again.
+"""What trees of any size and shape would have accepted of existing texts, without decoding again.
 
-A text does not depend on how it was drafted, so one pass over it tells, for every place where a round could begin, all
-the nodes that lanes would pass through; which of them a tree of some size and beta keeps is then a matter of sorting.
+A text does not depend on how it was drafted. So one pass over it gives, for every place where a round could begin, all
+nodes that lanes would pass through; sorting them gives those that a tree of some size and beta keeps.
 Letters: R places, M depths, W lanes.
 """
 
@@ -12,18 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.decoding.generate import TREE, Generation, Generator
+from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.settings import TREE, TreeSettings
 from domino_jax.decoding.tree import ROOT, Ledger, draft_ledger
 from domino_jax.drafters.pair import Models
 
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """One answer, and what would be drafted behind each of its tokens.
+    """One answer, and what would be drafted after each of its tokens.
 
-    answer: token ids.  ledger: arrays [R, M·W], row r drafted behind answer[r]; R is one less than the answer's length.
+    answer: token ids.  ledger: arrays [R, M·W], row r drafted after answer[r]; R is one less than the answer's length.
     """
 
     answer: Sequence[int]
@@ -32,23 +32,23 @@ class Recording:
 
 
 def record(
-    generator: Generator, prompts: Sequence[Sequence[int]], answers: Sequence[Generation], tree: TreeSettings
+    models: Models, generator: Generator, prompts: Sequence[Sequence[int]], answers: Sequence[Generation]
 ) -> list[Recording]:
-    """Per prompt its answer with the ledgers that such a tree is picked from, whatever its nodes and beta.
+    """For each prompt its answer with the ledgers that the generator's tree is chosen from, for any nodes and beta.
 
     Args:
         generator: with a tree; its prompts are requests 0, 1, … as in `Generator.generate`.
         answers: to these prompts, by any mode.
     """
-    settings = dataclasses.replace(generator.settings(TREE), tree=tree)
+    settings = generator.drafting(TREE)
 
     @jax.jit
     def ledgers(models: Models, state: DecodeState, starts: jax.Array, anchors: jax.Array) -> Ledger:
         def at(place):
-            # Cache rows from `start` on belong to tokens that are not out yet; they lie behind the length, unread.
+            # Cache rows from `start` on belong to later tokens; they are past the length and never read.
             start, anchor = place
             here = state.replace(lengths=start[None], anchors=anchor[None])
-            return draft_ledger(models, here, state.sampling or generator.sampling, settings)[0]
+            return draft_ledger(models, here, state.sampling or generator.settings.sampling, settings)[0]
 
         found = jax.lax.map(at, (starts, anchors))
         return jax.tree.map(lambda column: column[:, 0], found)
@@ -56,12 +56,14 @@ def record(
     recorded = []
     for index, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         tokens = list(answer.token_ids)
-        state = generator.start([[*prompt, *tokens[:-1]]], [index], rows=1)
-        # As many places as an answer can have, so that one program serves all; those behind the end are dropped.
-        places = np.minimum(np.arange(generator.max_new_tokens), max(len(tokens) - 2, 0))
+        state = generator.start(models, [[*prompt, *tokens[:-1]]], [index], rows=1)
+        # The same number of places for every answer, so that one program serves all; those after the end are dropped.
+        places = np.minimum(np.arange(generator.settings.max_new_tokens), max(len(tokens) - 2, 0))
         anchors = np.asarray(tokens, np.int32)[places]
-        ledger = jax.device_get(ledgers(generator.models, state, jnp.asarray(len(prompt) + places), anchors))
-        recorded.append(Recording(tokens, Ledger(*(column[: len(tokens) - 1] for column in ledger)), tree.lanes))
+        ledger = jax.device_get(ledgers(models, state, jnp.asarray(len(prompt) + places), anchors))
+        recorded.append(
+            Recording(tokens, Ledger(*(column[: len(tokens) - 1] for column in ledger)), settings.tree.lanes)
+        )
     return recorded
 
 
@@ -86,7 +88,7 @@ def _accepted(recording: Recording, tree: TreeSettings) -> list[int]:
     tokens, parents, scores = recording.ledger
     depths = np.arange(tokens.shape[1]) // recording.lanes + 1
     keys = scores + np.float32(tree.beta) * depths.astype(np.float32)
-    # As tree.keep_best: the best, the earlier of equals, and no path that is none.
+    # As tree.keep_best: the best nodes, ties to the earlier one, and only real paths.
     best = np.argsort(-keys, axis=1, kind="stable")[:, : tree.nodes - 1]
     kept = np.zeros(keys.shape, bool)
     np.put_along_axis(kept, best, np.isfinite(np.take_along_axis(keys, best, axis=1)), axis=1)

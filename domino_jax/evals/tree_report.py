@@ -1,7 +1,6 @@
-"""What trees are made of and how they fare: recorded rounds, acceptance by depth and by rank, pictures of real trees.
+"""How trees do: recorded rounds, acceptance by depth and by rank, pictures of real trees.
 
-A recording runs a few prompts round by round and reads every round, which a measured run never does; its times say
-nothing.
+A recording runs a few prompts round by round and reads every round, which a measured run never does; it is not timed.
 """
 
 import dataclasses
@@ -14,8 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.decoding.generate import TREE, Generator
-from domino_jax.decoding.speculative import tree_round
+from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.rounds import tree_round
+from domino_jax.decoding.settings import TREE
+from domino_jax.drafters.pair import Models
 from domino_jax.runtime.figures import figure_of, save
 
 TREES = "trees.png"
@@ -38,26 +39,28 @@ class RecordedTree:
     emitted: int
 
 
-def record_trees(generator: Generator, prompts: Sequence[Sequence[int]], rounds: int = 8) -> list[list[RecordedTree]]:
-    """Per prompt its first `rounds` rounds (fewer when it ends before), of a generator that was given a tree."""
+def record_trees(
+    models: Models, generator: Generator, prompts: Sequence[Sequence[int]], rounds: int = 8
+) -> list[list[RecordedTree]]:
+    """For each prompt its first `rounds` rounds (fewer when it ends before), of a generator with a tree."""
     one = jax.jit(functools.partial(_round, generator))
     recorded = []
     for index, prompt in enumerate(prompts):
-        state = generator.start([prompt], [index], rows=1)
+        state = generator.start(models, [prompt], [index], rows=1)
         trees = []
         while len(trees) < rounds and not state.done[0]:
-            state, seen = one(generator.models, state, generator.stop_ids)
+            state, seen = one(models, state, generator.stop_ids)
             trees.append(_read(jax.device_get(seen)))
         recorded.append(trees)
     return recorded
 
 
 def _round(generator: Generator, models, state, stop_ids):
-    return tree_round(models, state, stop_ids, generator.sampling, generator.settings(TREE))
+    return tree_round(models, state, stop_ids, generator.settings.sampling, generator.drafting(TREE))
 
 
 def _read(seen: Any) -> RecordedTree:
-    """The first row of a speculative.TreeRound."""
+    """The first row of a rounds.TreeRound."""
     filled = [0, *np.flatnonzero(seen.tree.depths[0] > 0).tolist()]
     number = {node: place for place, node in enumerate(filled)}
     accepted = int(seen.accepted[0])
@@ -76,7 +79,7 @@ def sibling_ranks(tree: RecordedTree) -> list[int]:
     met: Counter = Counter()
     ranks = [0]
     for parent in tree.parents[1:]:
-        met[parent] += 1  # children stand in the order of their scores
+        met[parent] += 1  # children are in the order of their scores
         ranks.append(met[parent])
     return ranks
 
@@ -114,7 +117,7 @@ def acceptance_table(found: dict[str, Any]) -> str:
 
 
 def legible(tree: RecordedTree) -> RecordedTree:
-    """A tree of more than LEGIBLE nodes cut to the accepted path and what it chose among, the likeliest of that."""
+    """A tree of more than LEGIBLE nodes cut to the accepted path and the likeliest of its siblings."""
     if len(tree.tokens) <= LEGIBLE:
         return tree
     ranks = sibling_ranks(tree)
@@ -136,7 +139,7 @@ def draw_trees(trees: Sequence[RecordedTree], say: Callable[[int], str], folder:
 
     Args:
         say: a token id as text.
-        trees: those whose accepted path leaves the likeliest child are drawn first, for they show what a tree is for.
+        trees: those whose accepted path leaves the likeliest child are drawn first, because they show the gain.
     """
     telling = sorted(trees, key=lambda tree: -sum(rank > 1 for rank in np.take(sibling_ranks(tree), tree.path)))
     whole = telling[:DRAWN]
@@ -146,9 +149,9 @@ def draw_trees(trees: Sequence[RecordedTree], say: Callable[[int], str], folder:
     places = figure.subplots(len(shown), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, tree, drawn in zip(places, whole, shown, strict=True):
         _draw(axes, drawn, say)
-        told = f"{len(tree.path) - 1} of {len(tree.tokens) - 1} drafts accepted, then {say(tree.emitted)!r}"
+        title = f"{len(tree.path) - 1} of {len(tree.tokens) - 1} drafts accepted, then {say(tree.emitted)!r}"
         cut = f" ({len(drawn.tokens) - 1} drawn)" if drawn is not tree else ""
-        axes.set_title(told.replace("$", r"\$") + cut, fontsize=9)
+        axes.set_title(title.replace("$", r"\$") + cut, fontsize=9)
     save(folder, {TREES: figure})
     return folder / TREES
 

@@ -13,8 +13,8 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.held_out import SHARE
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import TrainingRows
-from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.propose import DraftSettings
+from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
 from domino_jax.drafters.drafter import Drafter, DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
@@ -126,14 +126,14 @@ def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Me
 
 def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
     """Greedy decoding as evaluations do it, with as many drafts as a latency run verifies."""
-    return Generator(
-        models,
-        stop_ids=stop_ids,
+    settings = GeneratorSettings(
         cache_slots=config.decode.cache_length,
         max_new_tokens=config.decode.max_new_tokens,
         batch_size=config.eval.batch_size,
         drafting=DraftSettings(num_drafts=config.decode.num_drafts or None),
+        stop_ids=tuple(stop_ids),
     )
+    return new_generator(models, settings)
 
 
 def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: TrainingRows) -> DecodedEvaluation:
@@ -149,7 +149,7 @@ def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: 
     for row, prompt in zip(found, prompts, strict=True):
         # Now, and not at the first evaluation after hours of training.
         generator.check_prompt(prompt, f"prompt {row['id']}")
-    return DecodedEvaluation(generator, prompts, layout)
+    return DecodedEvaluation(models, generator, prompts, layout)
 
 
 def evaluation_rows(config, rows: TrainingRows) -> list[dict]:

@@ -14,20 +14,31 @@ from collections.abc import Collection
 
 from ml_collections import config_dict
 
-from domino_jax.decoding.sampling_ranges import LARGEST, outside_range
+from domino_jax.decoding.settings import (
+    BASELINE,
+    DOMINO,
+    DRAFT_NOISES,
+    LARGEST,
+    MODES,
+    PARITIES,
+    TREE,
+    DraftSettings,
+    Problem,
+    SamplingParams,
+    cache_problem,
+    parity_problem,
+    supported_modes,
+    tree_settings,
+)
 from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# The same as decoding.generate.MODES (a test holds them together): importing that one would start jax.
-MODES = ("autoregressive", "backbone", "domino", "tree")
 PROJECTORS = ("domino", "dflash")
 OPTIMIZERS = ("adamw", "muon")
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("pad", "pack", "buckets")
 ON_NON_FINITE = ("stop", "skip")
-PARITIES = ("near_tie", "fixed_shape")
-DRAFT_NOISES = ("shared", "own")
 MESH_AXES = ("data", "fsdp", "tensor")
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
@@ -135,6 +146,11 @@ def _require(fine: bool, key: str, value, change: str) -> None:
         raise DominoError(f"config.{key} is {value!r}: {change}.")
 
 
+def _refuse(section: str, problem: Problem | None) -> None:
+    if problem:
+        raise DominoError(f"config.{section}.{problem}")
+
+
 def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
     _require(value in allowed, key, value, f"set --config.{key} to one of {', '.join(allowed)}")
 
@@ -236,10 +252,7 @@ def _check_training(config) -> None:
 
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
-    found = outside_range(values.temperature, values.top_k, values.top_p, min_p)
-    if found:
-        name, value, change = found
-        _require(False, f"{section}.{name}", value, change)
+    _refuse(section, SamplingParams(values.temperature, values.top_k, values.top_p, min_p).problem())
     _at_least(f"{section}.seed", values.seed, 0, "a seed is not negative")
     _at_least(f"{section}.batch_size", values.batch_size, 1, "a batch has at least one row")
     _at_least(f"{section}.max_new_tokens", values.max_new_tokens, 1, "there is nothing to generate")
@@ -271,12 +284,16 @@ def _check_decode(decode) -> None:
 
 
 def _check_drafting(decode) -> None:
-    for key, scale in (("draft_scale", decode.draft_scale), ("tree.draft_scale", decode.tree.draft_scale)):
-        _require(scale is None or scale > 0, f"decode.{key}", scale, "set it above 0; inf drafts without noise")
+    _require(
+        decode.draft_scale is None or decode.draft_scale > 0,
+        "decode.draft_scale",
+        decode.draft_scale,
+        "set it above 0; inf drafts without noise",
+    )
     _one_of("decode.draft_noise", decode.draft_noise, DRAFT_NOISES)
     _one_of("decode.parity", decode.parity, PARITIES)
     _require(
-        decode.parity == "near_tie" or bool(set(decode.modes) - {"autoregressive"}),
+        decode.parity == "near_tie" or bool(set(decode.modes) - {BASELINE}),
         "decode.parity",
         decode.parity,
         "it gives plain decoding the width of a draft block, and decode.modes drafts nothing; add a mode that does",
@@ -303,32 +320,11 @@ def _check_drafting(decode) -> None:
 
 
 def _check_tree(decode) -> None:
-    tree = decode.tree
-    _at_least("decode.tree.nodes", tree.nodes, 2, "the anchor and at least one draft are needed")
-    _at_least("decode.tree.candidates", tree.candidates, 1, "a depth offers at least one token")
-    _at_least("decode.tree.depth", tree.depth, 0, "0 is as deep as a chain")
-    fine = 1 <= tree.lanes <= tree.candidates
-    why = f"give 1 (a chain) to decode.tree.candidates {tree.candidates}, which are all the paths at depth 1"
-    _require(fine, "decode.tree.lanes", tree.lanes, why)
-    _require(-math.inf < tree.beta <= 0, "decode.tree.beta", tree.beta, "give 0 or a finite number below")
-    _positive("decode.tree.temperature", tree.temperature)
-    _positive("decode.tree.spread", tree.spread)
-    if "tree" not in decode.modes:
-        return
-    _require(
-        decode.parity != "fixed_shape",
-        "decode.parity",
-        decode.parity,
-        "it is a promise for chains, the siblings of a tree change the order of its sums; set it to near_tie, or take "
-        "tree out of decode.modes",
-    )
-    _require(
-        decode.cache_length > decode.max_new_tokens + tree.nodes,
-        "decode.tree.nodes",
-        tree.nodes,
-        f"behind a prompt and decode.max_new_tokens {decode.max_new_tokens} a decode.cache_length of "
-        f"{decode.cache_length} has no room for them; raise it or use fewer nodes",
-    )
+    tree = tree_settings(decode.tree)
+    _refuse("decode", tree.problem())
+    if TREE in decode.modes:
+        _refuse("decode", parity_problem(decode.parity, tree))
+        _refuse("decode", cache_problem(tree, decode.cache_length, decode.max_new_tokens))
 
 
 def _check_mesh(section: str, mesh, axes: Collection[str]) -> None:
@@ -359,16 +355,13 @@ def _check_train_needs(config) -> None:
 
 
 def _check_final_decoding(drafter, decode) -> None:
-    """What the final decoding would otherwise refuse when the training is over."""
+    """Refuses before the training what the final decoding would refuse after it."""
+    supported = supported_modes(decode.modes, drafter.projector == DOMINO)
     why = "it has no head for the mode domino of the final decoding; take domino out of decode.modes"
-    headed = drafter.projector == "domino" or "domino" not in decode.modes
-    _require(headed, "drafter.projector", drafter.projector, why)
+    _require(supported == tuple(decode.modes), "drafter.projector", drafter.projector, why)
+    if not set(decode.modes) - {BASELINE}:
+        return
+    tree = tree_settings(decode.tree) if TREE in decode.modes else None
+    drafting = DraftSettings(num_drafts=decode.num_drafts or None, tree=tree)
     drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
-    why = f"drafter.block_size {drafter.block_size} gives {drafts} drafts; lower it, or set 0"
-    drafting, tree = set(decode.modes) - {"autoregressive"}, decode.tree
-    _require(not drafting or decode.num_drafts <= drafts, "decode.num_drafts", decode.num_drafts, why)
-    if "tree" in drafting:
-        _require(tree.depth <= drafts, "decode.tree.depth", tree.depth, why)
-        most = (tree.depth or decode.num_drafts or drafts) * tree.lanes + 1
-        why = f"{tree.lanes} lanes, each as deep as it may be, and the anchor are {most}; lower it or raise the lanes"
-        _require(tree.nodes <= most, "decode.tree.nodes", tree.nodes, why)
+    _refuse("decode", drafting.problem(drafter.block_size, drafts))

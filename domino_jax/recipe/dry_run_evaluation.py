@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from domino_jax.decoding.generate import BASELINE, Generator
-from domino_jax.decoding.loop import prefill
+from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.sampling import request_keys
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
@@ -23,7 +23,7 @@ from domino_jax.training.estimates import device_bytes
 # Tokens that a drafted round is taken to emit where rounds are counted: a drafter that is half trained.
 ASSUMED_TAU = 3.0
 PREFILL = "prefill"
-MODES = (BASELINE, "backbone", "domino")  # of an evaluation; the last one of drafters with a head
+MODES = (BASELINE, BACKBONE, DOMINO)  # of an evaluation; the last one of drafters with a head
 
 
 def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, state: Any, params: Any) -> dict[str, Any]:
@@ -34,9 +34,10 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
     """
     layout = builders.evaluation_layout_of(config, target.config, drafter, mesh)
     placed = layout.target_params(params), layout.drafter_params(state.best_params)
-    generator = builders.evaluation_generator(config, Models(target, placed[0], layout.drafter, placed[1]), ())
+    models = Models(target, placed[0], layout.drafter, placed[1])
+    generator = builders.evaluation_generator(config, models, ())
     with jax.set_mesh(layout.mesh):
-        programs = compile_programs(generator, layout.mesh)
+        programs = compile_programs(models, generator, layout.mesh)
     memory = {mode: compiled.memory(program) for mode, program in programs.items()}
     texts = {mode: program.as_text() for mode, program in programs.items()}
     # The training state and the target, placed for the training step, stay in memory.
@@ -58,30 +59,26 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
     }
 
 
-def compile_programs(generator: Generator, mesh: Mesh) -> dict[str, jax.stages.Compiled]:
+def compile_programs(models: Models, generator: Generator, mesh: Mesh) -> dict[str, jax.stages.Compiled]:
     """mode → the program of its rounds, and PREFILL, of the longest prompts that fit the cache."""
-    rows = generator.batch_size
-    longest = generator.cache_slots - generator.max_new_tokens - generator.block_rows()
+    rows = generator.settings.batch_size
+    longest = generator.settings.cache_slots - generator.settings.max_new_tokens - generator.limits.block_rows
 
     def whole(shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
 
     keys = jax.eval_shape(lambda: request_keys(np.zeros(rows, np.int32), np.zeros(rows, np.int32))).dtype
     prompts, numbers, stop_ids = whole((rows, generator.bucket(longest))), whole((rows,)), whole((1,))
-    start = (generator.models, prompts, numbers, numbers, whole((rows,), keys), stop_ids)
+    start = (models, prompts, numbers, numbers, whole((rows,), keys), stop_ids)
 
-    def begin(*arguments):
-        sizes = {"cache_slots": generator.cache_slots, "buffer": generator.max_new_tokens}
-        return prefill(*arguments, **sizes, sampling=generator.sampling)
-
-    state = jax.eval_shape(begin, *start)
+    state = jax.eval_shape(generator.prefill, *start)
     places = sharding.decode_layout(mesh, state)
     state = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state, places)
-    modes = MODES if generator.models.drafter.config.has_head else MODES[:2]
-    made = {PREFILL: jax.jit(begin, out_shardings=places).lower(*start).compile()}
+    modes = MODES if generator.drafter.has_head else MODES[:2]
+    made = {PREFILL: jax.jit(generator.prefill, out_shardings=places).lower(*start).compile()}
     for mode in modes:
         program = jax.jit(generator.rounds(mode), donate_argnums=(1,), out_shardings=places)
-        made[mode] = program.lower(generator.models, state, stop_ids, whole(()), whole(())).compile()
+        made[mode] = program.lower(models, state, stop_ids, whole(()), whole(())).compile()
     return made
 
 

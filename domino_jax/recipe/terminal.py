@@ -10,7 +10,7 @@ import rich.console
 import rich.text
 
 from domino_jax.decoding.api import Decoder, Prompt, TextPiece
-from domino_jax.decoding.settings import new_generator, with_stored_constants
+from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.models import Loader
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
@@ -53,7 +53,7 @@ def check_flags(flags: cli.Flags) -> None:
         return
     if not (flags.prompt or flags.interactive):
         raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
-    for name in ("tasks", "compare", "tune"):
+    for name in ("tasks", "compare"):
         if decode[name]:
             raise DominoError(
                 f"config.decode.{name} is {decode[name]!r}, but {shown} without --output only shows one text: add"
@@ -69,12 +69,12 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
             " or give all of them --prompt."
         )
     config = flags.config
-    settings = with_stored_constants(loader.settings, config.drafter.path)
+    settings = loader.settings
     loaded = loader.target()
     mode = settings.modes[-1]
     models = loader.models(loaded, config.drafter.path, (mode,))
-    generator = new_generator(models, loaded.stop_ids, settings, batch_size=1)
-    decoder = Decoder(generator, loaded.tokenizer, settings.thinking)
+    generator = new_generator(models, settings.generator(loaded.stop_ids, batch_size=1))
+    decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking)
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
     sampling = {name: getattr(settings, name) for name in names}
     console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())

@@ -6,23 +6,32 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from domino_jax.decoding.generate import BASELINE, Generation, Generator
-from domino_jax.decoding.measure import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
+from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
+from domino_jax.decoding.generate import Generation, Generator
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT
+from domino_jax.drafters.pair import Models
 from domino_jax.training.evaluation_layout import EvaluationLayout
 
 
 class DecodedEvaluation:
     """Decodes the same prompts again and again with changing drafter parameters; compiles once.
 
-    Teacher-forced accept length counts labels from data at uniform anchors, so it stays above what decoding reaches
-    (CONTRACT §2.13); this is the figure that counts.
+    Teacher-forced accept length counts labels from data at uniform anchors, so it stays above what decoding reaches;
+    this is the figure that counts.
 
     Args:
-        generator: its target's parameters are the trainer's, where the training step wants them.
+        models: the target's parameters are the trainer's, placed for the training step; the drafter has none.
         layout: where weights are placed while an evaluation runs; None: where they are.
     """
 
-    def __init__(self, generator: Generator, prompts: Sequence[Sequence[int]], layout: EvaluationLayout | None = None):
+    def __init__(
+        self,
+        models: Models,
+        generator: Generator,
+        prompts: Sequence[Sequence[int]],
+        layout: EvaluationLayout | None = None,
+    ):
+        self.models = models
         self.generator = generator
         self.prompts = prompts
         self.layout = layout
@@ -42,33 +51,29 @@ class DecodedEvaluation:
             "eval_seconds": of all of it, compilation and the target's own answers included, which the first one makes}.
         """
         begin = time.monotonic()
-        self.generator.between = between
-        with self._placed(drafter_params):
-            found = self._measure()
+        with self._placed(drafter_params) as models:
+            found = self._measure(models, between)
         return found | {"eval_seconds": time.monotonic() - begin}
 
     @contextlib.contextmanager
-    def _placed(self, drafter_params: dict) -> Iterator[None]:
-        """The generator with all weights where it decodes; both copies end with the block."""
-        trained = self.generator.models.replace(drafter_params=None)
-        target, drafter = trained.target_params, drafter_params
+    def _placed(self, drafter_params: dict) -> Iterator[Models]:
+        """The models with all weights placed for decoding; nobody keeps them after the block."""
+        target, drafter = self.models.target_params, drafter_params
         if self.layout:
             target, drafter = self.layout.target_params(target), self.layout.drafter_params(drafter)
-        self.generator.models = trained.replace(target_params=target, drafter_params=drafter)
-        try:
-            with jax.set_mesh(self.layout.mesh) if self.layout else contextlib.nullcontext():
-                yield
-        finally:
-            # The drafter's parameters are the trainer's, which goes on to donate them.
-            self.generator.models = trained
+        with jax.set_mesh(self.layout.mesh) if self.layout else contextlib.nullcontext():
+            yield self.models.replace(target_params=target, drafter_params=drafter)
 
-    def _measure(self) -> dict[str, float | list[float]]:
+    def _measure(self, models: Models, between: Callable[[], None] | None) -> dict[str, float | list[float]]:
+        def answers(mode: str) -> list[Generation]:
+            return self.generator.generate(models, self.prompts, mode, between=between).answers
+
         if self._alone is None:
-            self._alone = self.generator.generate(self.prompts, BASELINE)
-        backbone = self.generator.generate(self.prompts, "backbone")
-        config = self.generator.models.drafter.config
-        width = self.generator.drafting.width(config) + 1
-        measured = self.generator.generate(self.prompts, "domino") if config.has_head else backbone
+            self._alone = answers(BASELINE)
+        backbone = answers(BACKBONE)
+        config = models.drafter.config
+        width = self.generator.drafting(DRAFT).width(config) + 1
+        measured = answers(DRAFT) if config.has_head else backbone
         same = sum(ours.token_ids == own.token_ids for ours, own in zip(measured, self._alone, strict=True))
         return {
             "eval_tau": tau_pooled(measured),

@@ -8,7 +8,8 @@ import pytest
 
 from assets import make_smollm2
 from domino_jax.data.chat import encode_prompt, encode_training_row
-from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import GeneratorSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime.errors import DataError, DominoError
@@ -186,9 +187,8 @@ def test_the_real_model_answers_in_english(tmp_path):
     make_smollm2.write(tmp_path, *make_smollm2.read_gguf(make_smollm2.shipped_file()), "float32")
     loaded = load_target(str(tmp_path), "float32")
     row = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    generator = Generator(
-        Models(loaded.model, loaded.params), stop_ids=loaded.stop_ids, cache_slots=96, max_new_tokens=24
-    )
+    models = Models(loaded.model, loaded.params)
+    generator = new_generator(models, GeneratorSettings(96, 24, stop_ids=loaded.stop_ids))
     prompt = encode_prompt(loaded.tokenizer, row, False)
-    answer = generator.generate([prompt], "autoregressive")[0]
+    [answer] = generator.generate(models, [prompt], "autoregressive").answers
     assert loaded.tokenizer.decode(answer.token_ids) == "The capital of France is Paris.<|im_end|>"

@@ -4,8 +4,8 @@ import pytest
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.generate import Generator
 from domino_jax.weights import loading
+from tests.helpers.decoding_models import make_generator
 from tests.helpers.paths import ASSETS
 
 torch = pytest.importorskip("torch")
@@ -21,7 +21,7 @@ def test_all_four_loops_give_the_same_tokens_and_both_domino_loops_the_same_roun
     models = loading.load_models(loaded, DRAFTER, ("domino",))
     rows = read_prompts(f"{TARGET}/prompts_heldout.jsonl", 2)
     prompts = [encode_prompt(loaded.tokenizer, row, False) for row in rows]
-    generator = Generator(models, stop_ids=loaded.stop_ids, cache_slots=192, max_new_tokens=24)
+    generator = make_generator(models, stop_ids=loaded.stop_ids, cache_slots=192, max_new_tokens=24)
     target = transformers.AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
     drafter = torch_domino.TorchDrafter(DRAFTER)
     plain, domino = (generator.generate(prompts, mode) for mode in ("autoregressive", "domino"))

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import compile_decode, compile_decode_tables, compile_tree, compile_tree_tables, compiler_text
 from domino_jax.decoding.propose import draft_base
-from domino_jax.decoding.speculative import speculative_round
+from domino_jax.decoding.rounds import speculative_round
 from domino_jax.decoding.tree import CHUNK, largest
 from domino_jax.models import sharding
 from tests.helpers.decoding_models import make_generator, random_models

@@ -6,13 +6,19 @@ import json
 import pytest
 
 from benchmarks import tree_sweep
-from domino_jax.decoding.measure import tau_pooled
-from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.acceptance import tau_pooled
+from domino_jax.decoding.settings import TreeSettings
 from domino_jax.evals.tree_replay import record, replayed_tau
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
-from tests.helpers.decoding_models import VOCAB, golden_models, make_generator, random_models, random_prompts
+from tests.helpers.decoding_models import (
+    VOCAB,
+    decode_settings_of,
+    golden_models,
+    make_generator,
+    random_models,
+    random_prompts,
+)
 from tests.helpers.models import GOLDEN, load_golden
 
 NODES, BETAS = (4, 12), (0.0, -0.5)
@@ -33,7 +39,9 @@ def small(monkeypatch):
 def printed(capsys, models, prompts) -> tuple[str, list[list[str]], list[list[str]]]:
     """What the sweep prints: its first line, and the rows of its two tables."""
     tree = TreeSettings(temperature=0.8)
-    settings = DecodeSettings(("backbone", "tree"), SHAPE["max_new_tokens"], SHAPE["cache_slots"], tree=tree)
+    settings = decode_settings_of(
+        ("draft", "tree"), max_new_tokens=SHAPE["max_new_tokens"], cache_length=SHAPE["cache_slots"], tree=tree
+    )
     tree_sweep.show(models, (), settings, prompts)
     first, picked, details = capsys.readouterr().out.strip().split("\n\n")
     return first, *([line.strip("| ").split(" | ") for line in text.splitlines()[2:]] for text in (picked, details))
@@ -46,7 +54,8 @@ def by_hand(models, mode, prompts, sizes) -> tuple[float, dict[tuple, tuple[floa
     for candidates, nodes, beta in itertools.product(sizes, NODES, BETAS):
         tree = TreeSettings(nodes, 4, candidates, beta, temperature=0.8)
         if (nodes, beta) == (NODES[0], BETAS[0]):
-            recordings = record(make_generator(models, tree=tree, **SHAPE), prompts, answers, tree)
+            made = make_generator(models, tree=tree, **SHAPE)
+            recordings = record(models, made.generator, prompts, answers)
         both = (replayed_tau(part, tree) for part in (recordings[:half], recordings[half:]))
         found[nodes, candidates, beta] = tuple(both)
     return tau_pooled(answers[:half]), found
@@ -66,7 +75,7 @@ def test_what_is_printed_is_what_replays_by_hand_give(capsys, small, kind):
     models, prompts, mode, sizes = pairs(kind)
     first, picked, details = printed(capsys, models, prompts)
     chain, found = by_hand(models, mode, prompts, sizes)
-    assert first.startswith(f"chain ({mode}): τ {chain:.3f}, ")
+    assert first.startswith(f"chain: τ {chain:.3f}, ")
     expected = []
     for nodes, candidates in itertools.product(NODES, sizes):
         ratios = (found[nodes, candidates, beta][0] / chain for beta in BETAS)

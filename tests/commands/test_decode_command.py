@@ -10,6 +10,7 @@ from etils import epath
 
 from domino_jax import decode
 from domino_jax.data.chat import encode_prompt
+from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import compare
 from domino_jax.evals.describe import describe
 from domino_jax.evals.round_times import StepBounds
@@ -18,6 +19,7 @@ from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import check_head, load_models, load_target
+from tests.helpers.decoding_models import decode_settings_of
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
@@ -201,10 +203,10 @@ def test_stop_ids_are_the_folders_and_the_recipes_and_ignore_eos_drops_the_folde
     loaded = load_target(str(TARGET), "float32")
     assert loaded.stop_ids == (257,) and loaded.tokenizer is None
     models = load_models(loaded, None, ("autoregressive",))
-    settings = decode.DecodeSettings(("autoregressive",), 8, 64, stop_ids=(7,))
-    assert decode.new_generator(models, loaded.stop_ids, settings).stop_ids.tolist() == [7, 257]
+    settings = decode_settings_of(("autoregressive",), stop_ids=(7,))
+    assert new_generator(models, settings.generator(loaded.stop_ids)).stop_ids.tolist() == [7, 257]
     ignoring = dataclasses.replace(settings, ignore_eos=True)
-    assert decode.new_generator(models, loaded.stop_ids, ignoring).stop_ids.tolist() == [7]
+    assert new_generator(models, ignoring.generator(loaded.stop_ids)).stop_ids.tolist() == [7]
 
 
 GOOD = [{"token_ids": [32, 33, 34]}]
@@ -239,7 +241,6 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (None, {"prompts": TARGET}, 2, "there is no such file"),
         (GOOD, {"config__decode__stop_ids": "(260,)"}, 2, "stop_ids holds 260, but the target has 260 tokens"),
         (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
-        (GOOD, {"config__decode__compare": "('./a',)", "config__decode__tune": True}, 2, "compare names several"),
         (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "take one out"),
         (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
     ],
@@ -251,35 +252,23 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows
     assert said in error and len(error.strip().splitlines()) <= 5
 
 
-NOT_CHOSEN = (
-    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": {"leaves": 3}}}',
-    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": {"nodes": "x"}}}',
-    '{"chosen": {"block_size": "x", "num_drafts": 0, "modes": ["domino"], "tree": null}}',
-    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": "domino", "tree": null}}',
-    '{"chosen": {"block_size": 4, "num_drafts": 0, "modes": ["tree"], "tree": null}}',
-)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("report.json", "{", "report.json is no JSON"),
         ("report.json", "[]", "report.json holds a list, not a report"),
-        ("tune.json", "{", "tune.json is not what decode.tune writes"),
-        ("tune.json", '{"chosen": {"modes": []}}', "tune.json is not what decode.tune writes"),
-        *(("tune.json", text, "tune.json is not what decode.tune writes") for text in NOT_CHOSEN),
     ],
 )
 def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text, said):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text(text)
     prompts = write_prompts(tmp_path, GOOD)
-    code, _, error = start(capsys, arguments(prompts, tmp_path / "out", config__decode__tune=True))
+    code, _, error = start(capsys, arguments(prompts, tmp_path / "out"))
     assert (code, "Traceback" in error) == (3, False)
     assert said in error and "remove it" in error and len(error.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["out", "out/plots", "out/report.json", "out/table.tex", "out/tune.json"])
+@pytest.mark.parametrize("name", ["out", "out/plots", "out/report.json", "out/table.tex"])
 def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
@@ -365,9 +354,9 @@ def test_the_report_of_a_simulated_run_is_marked():
     models = load_models(loaded, str(DRAFTER), ("domino",))
     named = {"settings": {}, "target": {}, "drafter": {"path": "D"}, "prompts": {"source": "P"}}
     for tau, said in ((7.17, 7.17), (0.0, None)):
-        settings = decode.DecodeSettings(("domino",), 8, 64, simulate_tau=tau)
+        settings = decode_settings_of(("domino",), simulate_tau=tau)
         assert describe(models, loaded, [], settings, named)["simulated"] == said
-    assert decode.new_generator(models, (), dataclasses.replace(settings, simulate_tau=2.5)).simulated_tau == 2.5
+    assert dataclasses.replace(settings, simulate_tau=2.5).generator(()).simulated_tau == 2.5
 
 
 def test_a_report_is_copied_whole_and_its_json_last(tmp_path, monkeypatch):

@@ -5,9 +5,9 @@ from etils import epath
 
 from domino_jax import export
 from domino_jax.data.answer_files import AnswerFiles, find_rows
-from domino_jax.decoding import tuned_constants
-from domino_jax.decoding.sampling import SamplingParams
-from domino_jax.evals import report, width_tuning
+from domino_jax.decoding.settings import SamplingParams
+from domino_jax.decoding.stored_tuning import Setup, stored_tuning
+from domino_jax.evals import report
 from domino_jax.evals.run_files import _progress_lines
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training import finished, manifest, metrics
@@ -20,8 +20,7 @@ READERS = {
     "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
     "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
     "generation_config.json": lambda file: hf.stop_ids(file.parent),
-    "decoding.json": lambda file: tuned_constants.stored(str(file.parent), "tuned", SamplingParams(temperature=1.0)),
-    "tune.json": width_tuning._read_chosen,
+    "decoding.json": lambda file: stored_tuning(str(file.parent), Setup("float32", 1, SamplingParams())),
     "manifest.json": lambda file: manifest._parse(file.read_bytes()),
     "progress.jsonl": lambda file: list(_progress_lines(file)),
     "answers.jsonl": lambda file: find_rows([file]),

@@ -16,7 +16,7 @@ from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.generate import Generation
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.journal import locked
@@ -282,9 +282,9 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
 def test_the_drafter_runs_with_its_head_and_its_cache_holds_a_block(target):
     models = regenerate.load_models(target, str(GOLDEN / "drafter"), ("backbone",))
     answerer = conversations.Answerer(models, target.stop_ids, 2, 12, SamplingParams(), 0)
-    assert answerer.mode == "domino"
+    assert answerer.mode == "draft"
     longest = 128 - 12 - models.drafter.config.num_drafts
-    assert [answerer.generator(size).cache_slots for size in (longest - 1, longest)] == [128, 256]
+    assert [answerer.generator(size).settings.cache_slots for size in (longest - 1, longest)] == [128, 256]
     answerer.generator(longest - 1).check_prompt([1] * (longest - 1), "a prompt that just fits")
 
 

@@ -34,7 +34,7 @@ def test_a_text_is_a_users_message_and_the_answer_is_text():
 
 
 def test_the_drafter_makes_the_default_mode_and_changes_no_token():
-    assert decoder().default_mode == "domino"
+    assert decoder().default_mode == "draft"
     assert decoder().generate([PROMPT], mode="autoregressive")[0].token_ids == answer().token_ids
 
 

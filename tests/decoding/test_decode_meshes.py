@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.training.evaluate import DecodedEvaluation
 from tests.helpers.decode_mesh_run import COMMAND, EVALUATION, MODES, PROMPTS
 from tests.helpers.decoding_models import make_generator, random_models, texts
@@ -143,8 +143,12 @@ def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
 @functools.lru_cache
 def evaluated_on_one_device() -> dict:
     models = random_models()
-    made = make_generator(models.replace(drafter_params=None), batch_size=4, sampling=SamplingParams(1.0))
-    return without_time(DecodedEvaluation(made, PROMPTS[:4])(models.drafter_params))
+    return without_time(evaluation_of(models)(models.drafter_params))
+
+
+def evaluation_of(models) -> DecodedEvaluation:
+    made = make_generator(models, batch_size=4, sampling=SamplingParams(1.0))
+    return DecodedEvaluation(models.replace(drafter_params=None), made.generator, PROMPTS[:4])
 
 
 def test_an_evaluation_asks_between_groups_of_rounds_and_can_be_ended_there():
@@ -155,11 +159,8 @@ def test_an_evaluation_asks_between_groups_of_rounds_and_can_be_ended_there():
         raise Left
 
     models = random_models()
-    trained = models.replace(drafter_params=None)
-    evaluation = DecodedEvaluation(make_generator(trained, batch_size=4, sampling=SamplingParams(1.0)), PROMPTS[:4])
     with pytest.raises(Left):
-        evaluation(models.drafter_params, leave)
-    assert evaluation.generator.models == trained
+        evaluation_of(models)(models.drafter_params, leave)
 
 
 def without_time(found: dict) -> dict:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.propose import DraftSettings, propose
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.propose import propose
+from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.drafters.pair import Models
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.step import drafter_sums, label_blocks, target_pass
 from domino_jax.weights.drafter import drafter_table
+from tests.helpers.decoding_models import make_generator
 from tests.helpers.models import GOLDEN_SETS, dual_loss, load_golden, run_blocks
 
 LAMBDAS = ("lambda=1.0", "lambda=0.35", "lambda=0.0")
@@ -147,7 +147,7 @@ def test_gradient_arrays_match_the_reference(name):
 def generator(name):
     golden = load_golden(name)
     models = Models(golden.target.module, golden.target.params, golden.drafter.module, golden.drafter.params)
-    return Generator(models, stop_ids=(), cache_slots=128, max_new_tokens=64, batch_size=4)
+    return make_generator(models, cache_slots=128, max_new_tokens=64, batch_size=4)
 
 
 @functools.lru_cache

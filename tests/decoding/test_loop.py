@@ -9,7 +9,7 @@ import pytest
 
 from domino_jax.decoding.loop import DecodeState, emit, record_round, run_rounds
 from domino_jax.decoding.propose import draft_base
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.decoding.verify import verify
 from tests.helpers.decoding_models import make_generator, planted_drafts, random_models, random_prompts
 
@@ -130,8 +130,7 @@ def test_a_stop_id_ends_the_text_in_every_slot_of_a_block():
     for place, token in enumerate(text[:12]):
         if token in text[:place]:
             continue
-        made.stop_ids = jnp.array([token])
-        [answer] = made.generate([prompt], "domino")
+        [answer] = made.with_stop_ids(token).generate([prompt], "domino")
         assert (answer.token_ids, answer.finish_reason) == (text[: place + 1], "stop")
         assert sum(answer.accept_lengths) == place
         assert answer.accept_lengths == [5] * (place // 5) + [place % 5] * (place % 5 > 0)
@@ -141,7 +140,6 @@ def test_a_stop_id_ends_the_text_in_every_slot_of_a_block():
 
 def test_the_limit_ends_the_text_at_every_remainder_of_a_block():
     made, prompt, text = planted()
-    made.stop_ids = jnp.array([-1])
     for limit in range(2, 14):
         state = made.start([prompt], [0]).replace(limits=jnp.array([limit]))
         state = made.advance(state, "domino", 16)
@@ -220,7 +218,7 @@ def primitives(jaxpr) -> list[str]:
 
 def program(mode, sampling):
     made = make_generator(random_models(), sampling=sampling)
-    state = jax.eval_shape(made._prefill, made.models, *started_shapes(made))
+    state = jax.eval_shape(made.prefill, made.models, *started_shapes(made))
     return jax.make_jaxpr(made.rounds(mode))(made.models, state, made.stop_ids, np.int32(9))
 
 

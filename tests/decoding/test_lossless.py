@@ -1,4 +1,4 @@
-"""Speculative decoding changes the speed and never the text: the promise of DESIGN §4, checked by equality.
+"""Speculative decoding changes the speed and never the text: checked by equality (docs/equality.md).
 
 A first divergence is let pass only as a shown near tie; their number is printed.
 """
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from domino_jax.data.chat import encode_prompt
-from domino_jax.decoding import speculative
+from domino_jax.decoding import rounds
 from domino_jax.decoding.generate import Generation
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3
@@ -36,7 +36,7 @@ from tests.helpers.paths import ASSETS
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(0.8, top_k=20, top_p=0.9)
 
 
-def rounds(answers: list[Generation]) -> list[list[int]]:
+def lengths_of(answers: list[Generation]) -> list[list[int]]:
     return [answer.accept_lengths for answer in answers]
 
 
@@ -60,7 +60,7 @@ def test_a_tied_target_and_a_windowed_drafter_without_prefix_change_no_token():
 def test_a_dflash_drafter_changes_no_token():
     models = random_models(4, projector="dflash", shift_label=False)
     made = make_generator(models, batch_size=8, sampling=SamplingParams(0.7, min_p=0.05))
-    check_lossless(made, random_prompts(8), ("autoregressive", "backbone"))
+    check_lossless(made, random_prompts(8), ("autoregressive", "backbone", "draft"))
 
 
 def test_the_drafts_own_constant_changes_no_token():
@@ -74,7 +74,7 @@ def test_a_golden_drafter_changes_no_token_and_helps(name, sampling):
     prompts += [prompt[:length] for prompt in prompts for length in (1, 9)]
     made = make_generator(golden_models(name), cache_slots=128, max_new_tokens=48, batch_size=6, sampling=sampling)
     runs = check_lossless(made, prompts)
-    lengths = np.concatenate(rounds(runs["domino"]))
+    lengths = np.concatenate(lengths_of(runs["domino"]))
     assert lengths.mean() > 1.3 and 1 in lengths and lengths.max() > 3
 
 
@@ -111,9 +111,11 @@ def test_rows_advance_by_different_amounts():
 
 def test_accepting_one_draft_too_many_is_caught(monkeypatch):
     """The control of this file: a loop that is not lossless must not pass."""
-    accept = speculative.accept_chain
+    accept = rounds.accept_chain
     monkeypatch.setattr(
-        speculative, "accept_chain", lambda tokens, chosen: jnp.minimum(accept(tokens, chosen) + 1, tokens.shape[1] - 1)
+        rounds,
+        "accept_chain",
+        lambda tokens, chosen: jnp.minimum(accept(tokens, chosen) + 1, tokens.shape[1] - 1),
     )
     with pytest.raises(AssertionError, match="not lossless"):
         check_lossless(make_generator(random_models(), batch_size=8), random_prompts(8), ("autoregressive", "domino"))
@@ -121,8 +123,8 @@ def test_accepting_one_draft_too_many_is_caught(monkeypatch):
 
 def test_choices_with_the_noise_of_the_next_position_are_caught(monkeypatch):
     """The same control for sampling."""
-    choose = speculative.choose
-    monkeypatch.setattr(speculative, "choose", lambda logits, keys, at, params: choose(logits, keys, at + 1, params))
+    choose = rounds.choose
+    monkeypatch.setattr(rounds, "choose", lambda logits, keys, at, params: choose(logits, keys, at + 1, params))
     with pytest.raises(AssertionError, match="not lossless"):
         made = make_generator(random_models(), batch_size=8, sampling=SAMPLED)
         check_lossless(made, random_prompts(8), ("autoregressive", "domino"))
@@ -165,7 +167,7 @@ def check_tiny(block_size, batch, sampling, count):
 
 def test_the_shipped_drafter_changes_no_token_of_the_shipped_target():
     runs = check_tiny(None, 1, GREEDY, 16)
-    assert np.concatenate(rounds(runs["domino"])).mean() > 1.5
+    assert np.concatenate(lengths_of(runs["domino"])).mean() > 1.5
 
 
 @pytest.mark.slow(minutes=0.7)

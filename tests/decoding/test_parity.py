@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -9,18 +10,24 @@ import numpy as np
 import pytest
 
 from domino_jax.data.chat import encode_prompt
-from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.measure import near_tie_limit
-from domino_jax.decoding.propose import DraftSettings
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.drafters.pair import Models
+from domino_jax.evals.near_ties import near_tie_limit
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import load_target
-from tests.helpers.decoding_models import CHAINS, check_lossless, make_generator, random_models, texts, uncached
+from tests.helpers.decoding_models import (
+    CHAINS,
+    SmallGenerator,
+    check_lossless,
+    make_generator,
+    random_models,
+    texts,
+    uncached,
+)
 from tests.helpers.paths import ASSETS
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
@@ -42,9 +49,9 @@ def prompts(count: int) -> list[list[int]]:
 
 
 @functools.lru_cache
-def generator(batch: int, tokens: int, sampling: SamplingParams, **choices) -> Generator:
-    shape = {"stop_ids": (), "cache_slots": 384, "max_new_tokens": tokens, "batch_size": batch}
-    return Generator(shipped(), **shape, sampling=sampling, drafting=DraftSettings(scale=float("inf")), **choices)
+def generator(batch: int, tokens: int, sampling: SamplingParams, **choices) -> SmallGenerator:
+    shape = {"cache_slots": 384, "max_new_tokens": tokens, "batch_size": batch, "scale": math.inf}
+    return make_generator(shipped(), **shape, sampling=sampling, **choices)
 
 
 def in_bfloat16(models: Models) -> Models:
@@ -53,11 +60,11 @@ def in_bfloat16(models: Models) -> Models:
     return Models(target, params[0], drafter, params[1])
 
 
-def cached_bits(made: Generator, mode: str) -> list[np.ndarray]:
+def cached_bits(made: SmallGenerator, mode: str) -> list[np.ndarray]:
     """The bits of all keys and values that four answers left in the cache, row by row."""
     asked = prompts(4)
-    state = made.start(asked, range(4), plain=mode == "autoregressive" and not made.fixed_shape)
-    state = made.advance(state, mode, made.max_new_tokens)
+    state = made.start(asked, range(4), plain=mode == "autoregressive" and not made.settings.fixed_shape)
+    state = made.advance(state, mode, made.settings.max_new_tokens)
     assert (state.lengths == np.array([len(prompt) for prompt in asked]) + 31).all()
     layers = [np.asarray(part).view(np.uint16) for layer in state.target_cache for part in layer]
     return [

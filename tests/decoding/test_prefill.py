@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.decoding import measure
 from domino_jax.decoding.loop import prefill
-from domino_jax.decoding.sampling import SamplingParams, request_keys
+from domino_jax.decoding.sampling import request_keys
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
 from domino_jax.drafters.pair import Models
+from domino_jax.evals import near_ties
 from domino_jax.models import attention
 from domino_jax.models.attention import attend, attend_prompts, causal_mask
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -123,5 +124,5 @@ def test_one_row_of_a_prompt_goes_through_the_lm_head():
 def test_judging_a_divergence_makes_the_logits_of_one_place():
     models = as_wide_as_qwen3_8b(vocab=1_031)
     tokens = jax.ShapeDtypeStruct((1, PROMPT), jnp.int32)
-    text = measure._uncached_logits.lower(models, tokens, np.int32(4_000)).as_text()
+    text = near_ties._uncached_logits.lower(models, tokens, np.int32(4_000)).as_text()
     assert "tensor<1x1x1031xf32>" in text and f"1x{PROMPT}x1031x" not in text

@@ -1,4 +1,4 @@
-"""propose.py: the draft that the loop makes is the one that training teaches (CONTRACT §1.3)."""
+"""propose.py: the draft that the loop makes is the one that training teaches."""
 
 import functools
 
@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import DraftSettings, draft_base, draft_positions, propose
-from domino_jax.decoding.sampling import RowSampling, SamplingParams, choose
+from domino_jax.decoding.propose import draft_base, draft_positions, propose
+from domino_jax.decoding.sampling import RowSampling, choose
+from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from tests.helpers.decoding_models import make_generator, random_models
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
@@ -44,7 +45,7 @@ def taught(models, tokens, anchor, consumed):
     arguments = (*arguments[:-1], arguments[-1][None, None])
     z, inner = models.drafter.apply({"params": models.drafter_params}, *arguments)
     base = models.unembed(z)
-    final = base + models.run_drafter("residual", *inner)
+    final = base + models.residual(*inner)
     corrected = jnp.arange(config.block_size)[:, None] >= config.suffix_start
     return z[0, 0], base[0, 0], jnp.where(corrected, final[0, 0], base[0, 0])
 

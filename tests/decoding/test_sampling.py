@@ -9,14 +9,8 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from domino_jax.decoding.sampling import (
-    RowSampling,
-    SamplingParams,
-    choose,
-    position_noise,
-    process_logits,
-    request_keys,
-)
+from domino_jax.decoding.sampling import RowSampling, choose, position_noise, process_logits, request_keys
+from domino_jax.decoding.settings import SamplingParams
 from tests.helpers.decoding_models import chi_square, make_generator, random_models, total_variation, uncached
 
 VOCAB, DRAWS = 32, 100_000
@@ -90,7 +84,7 @@ def test_temperature_after_top_p_fails_the_law():
 
 
 def test_accepting_a_greedy_draft_at_min_1_p_over_q_fails_the_law():
-    """PITFALLS §2.1.8: a greedy draft is a point mass; treating it as a sample of q is not lossless."""
+    """A greedy draft is a point mass; treating it as a sample of q is not lossless."""
     p = exact_law(LOGITS, SamplingParams(1.0))
     q = exact_law(np.random.default_rng(1).normal(0, 1.5, VOCAB), SamplingParams(1.0))
     random = np.random.default_rng(2)

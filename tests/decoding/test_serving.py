@@ -6,21 +6,28 @@ import jax
 import numpy as np
 import pytest
 
-from domino_jax.decoding.generate import Generator, Request
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import SamplingParams
 from domino_jax.runtime.errors import DataError
-from tests.helpers.decoding_models import check_lossless, make_generator, random_models, random_prompts, texts
+from tests.helpers.decoding_models import (
+    SmallGenerator,
+    check_lossless,
+    make_generator,
+    random_models,
+    random_prompts,
+    texts,
+)
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
 PROMPTS = random_prompts(11)
 
 
 @functools.lru_cache
-def generator(batch: int, **choices) -> Generator:
+def generator(batch: int, **choices) -> SmallGenerator:
     return make_generator(random_models(), batch_size=batch, sampling=WARM, **choices)
 
 
-def calls_of(made: Generator, work) -> list[str]:
+def calls_of(made: SmallGenerator, work) -> list[str]:
     """The names of the programs that `work` runs, in order; all of them are compiled before."""
     work()
     calls, programs = [], dict(made.compiled)
@@ -57,7 +64,7 @@ def test_one_host_read_per_dispatch_of_rounds(monkeypatch):
     read = jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(1) or read(tree))
     made.generate(PROMPTS, "domino")
-    assert len(reads) == calls.count("domino")
+    assert len(reads) == calls.count("draft")
 
 
 def test_a_queue_is_lossless_whatever_the_mode():
@@ -120,7 +127,7 @@ def test_a_stream_runs_the_program_of_a_whole_answer():
     kept = set(made.compiled)
     calls = calls_of(made, lambda: list(made.stream(PROMPTS[0], "domino", 2)))
     assert set(made.compiled) == kept
-    assert calls[0] == "prefill" and set(calls[1:]) == {"domino"}
+    assert calls[0] == "prefill" and set(calls[1:]) == {"draft"}
 
 
 def test_a_stream_of_a_batched_generator_has_one_row():

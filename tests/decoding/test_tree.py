@@ -1,4 +1,4 @@
-"""tree.py: which nodes are drafted, which rows they read, what stands of them, and what is kept (TREE.md §4)."""
+"""tree.py: which nodes are drafted, which rows they read, which are accepted, and what is committed."""
 
 import dataclasses
 import functools
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import DraftSettings, TreeSettings, draft_base, propose
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.propose import draft_base, propose
+from domino_jax.decoding.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.decoding.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, pick_candidates, propose_tree
 from domino_jax.decoding.verify import accept_tree, verify
 from domino_jax.drafters.pair import Models
@@ -80,8 +80,8 @@ def head_logits(models, z, base, anchor, paths):
     state = jnp.zeros((paths.shape[0], models.drafter.config.gru_hidden_dim))
     consumed = jnp.concatenate([jnp.full((paths.shape[0], 1), anchor), paths[:, :-1]], axis=1)
     states = jax.lax.scan(lambda h, token: (models.head_step(h, token),) * 2, state, consumed.T)[1]
-    half = models.run_drafter("head_hidden_half", z)
-    change = models.run_drafter("residual", half, states.swapaxes(0, 1))
+    half = models.head_hidden_half(z)
+    change = models.residual(half, states.swapaxes(0, 1))
     corrected = jnp.arange(z.shape[0])[:, None] >= models.drafter.config.pure_draft_prefix_len
     return base + jnp.where(corrected, change, 0.0)
 

@@ -7,8 +7,9 @@ import pytest
 from configs import tiny
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.measure import tau_pooled
-from domino_jax.decoding.settings import decode_settings, new_generator
+from domino_jax.decoding.acceptance import tau_pooled
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import decode_settings
 from domino_jax.evals.tree_replay import record, replayed_tau
 from domino_jax.weights.loading import load_models, load_target
 
@@ -30,9 +31,9 @@ def test_tau_of_the_chain_and_of_trees_of_16_and_64_nodes(temperature):
     models = load_models(target, config.drafter.path, settings.modes)
     rows = read_prompts(config.decode.prompts, config.decode.num_prompts)
     prompts = [encode_prompt(target.tokenizer, row, settings.thinking, row["id"]) for row in rows]
-    generator = new_generator(models, target.stop_ids, settings)
-    answers = generator.generate(prompts, "domino")
-    recordings = record(generator, prompts, answers, settings.tree)
+    generator = new_generator(models, settings.generator(target.stop_ids))
+    answers = generator.generate(models, prompts, "domino").answers
+    recordings = record(models, generator, prompts, answers)
     trees = {nodes: replayed_tau(recordings, dataclasses.replace(settings.tree, nodes=nodes)) for nodes in (16, 64)}
     measured = {"chain": tau_pooled(answers)} | trees
     assert all(measured[name] >= least for name, least in LEAST[temperature].items()), measured

@@ -1,4 +1,4 @@
-"""A tree changes the speed and never the text; it helps; and a rule that is not lossless is caught (TREE.md §4)."""
+"""A tree changes the speed and never the text; it helps; and a rule that is not lossless is caught."""
 
 import dataclasses
 import functools
@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from domino_jax.decoding import speculative
-from domino_jax.decoding.generate import Request
-from domino_jax.decoding.measure import divergences
-from domino_jax.decoding.propose import DraftSettings, TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding import rounds
+from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.drafters.pair import Models
 from tests.decoding.test_sampling import sequence_law
 from tests.helpers.decoding_models import (
@@ -38,7 +36,7 @@ def check_lossless(made, prompts, requests=None, modes=("tree",)):
     plain = made.generate(prompts, "autoregressive", requests)
     answers = [made.generate(prompts, mode, requests) for mode in modes]
     for mode, some in zip(modes, answers, strict=True):
-        wrong = [entry for entry in divergences(made, prompts, plain, some) if not entry.near_tie]
+        wrong = [entry for entry in made.divergences(prompts, plain, some) if not entry.near_tie]
         assert not wrong, f"not lossless: {mode} {wrong}"
         assert all(1 + sum(answer.accept_lengths) == len(answer.token_ids) for answer in some)
     return answers
@@ -146,7 +144,7 @@ def text_in_rounds(kind: str):
 
     def one_round(models, state):
         settings = DraftSettings(tree=SMALL)
-        return speculative.speculative_round(models, state, jnp.array([-1]), GREEDY, settings)
+        return rounds.speculative_round(models, state, jnp.array([-1]), GREEDY, settings)
 
     compiled = jax.jit(one_round).lower(models, state).compile()
     while not state.done.all():
@@ -163,7 +161,7 @@ def test_greedy_and_sampled_texts_are_plain_ones_with_every_kind_of_drafter(kind
 
 def test_standing_one_node_too_deep_is_caught(monkeypatch):
     """The control of this file: the first child of the last accepted node stands too."""
-    accept = speculative.accept_tree
+    accept = rounds.accept_tree
 
     def lenient(tokens, chosen, depths, parents, ancestors, deepest):
         accepted, path = accept(tokens, chosen, depths, parents, ancestors, deepest)
@@ -172,7 +170,7 @@ def test_standing_one_node_too_deep_is_caught(monkeypatch):
         more = jnp.where(child > 0, 1, 0)
         return accepted + more, path.at[jnp.arange(len(child)), accepted + more].set(jnp.maximum(child, 0))
 
-    monkeypatch.setattr(speculative, "accept_tree", lenient)
+    monkeypatch.setattr(rounds, "accept_tree", lenient)
     found, _ = text_in_rounds("unshifted, prefix 0")
     wrong = [one != plain for one, plain in zip(found, plain_texts(), strict=True)]
     assert any(wrong[::2]) and any(wrong[1::2])  # greedy and sampled
@@ -222,12 +220,12 @@ def test_two_tokens_of_a_tree_follow_their_joint_law(kind, count, draft_scale):
 @pytest.mark.slow
 def test_noise_that_ignores_the_depth_fails_the_joint_law(monkeypatch):
     """A wrong rule: all nodes of a round choose with the root's noise."""
-    choose = speculative.choose
+    choose = rounds.choose
 
     def careless(logits, keys, positions, params, depths):
         return choose(logits, keys, positions, params, depths=jnp.zeros_like(depths))
 
-    monkeypatch.setattr(speculative, "choose", careless)
+    monkeypatch.setattr(rounds, "choose", careless)
     law = joint_law()
     assert chi_square(counted(4_000, draft_scale=None), law) > LIMIT
 

@@ -2,46 +2,47 @@
 
 import pytest
 
-from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.tree import check_tree
+from domino_jax.decoding.settings import TreeSettings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import VOCAB, make_generator, random_models
 
 BAD = [
-    ({"nodes": 1}, "decode.tree.nodes is 1; give 2 or more"),
-    ({"lanes": 0}, "decode.tree.lanes is 0; give 1"),
+    ({"nodes": 1}, "decode.tree.nodes is 1: give 2 or more"),
+    ({"lanes": 0}, "decode.tree.lanes is 0: give 1"),
     ({"candidates": 65}, "decode.tree.candidates is 65, but the vocabulary has 64"),
-    ({"lanes": 9, "candidates": 8}, "decode.tree.lanes is 9, but depth 1 has decode.tree.candidates 8"),
-    ({"nodes": 22, "lanes": 4}, "decode.tree.nodes is 22, but 4 lanes of 5 drafts and the anchor are 21"),
-    ({"beta": 0.1}, "decode.tree.beta is 0.1; give 0 or"),
+    ({"lanes": 9, "candidates": 8}, "decode.tree.lanes is 9: depth 1 has only 8"),
+    ({"nodes": 18, "lanes": 4}, "decode.tree.nodes is 18, but 4 lanes of 4 drafts and the anchor are 17"),
+    ({"depth": 5}, "decode.tree.depth is 5, but a block of 4 slots gives 4 drafts"),
+    ({"beta": 0.1}, "decode.tree.beta is 0.1: give 0 or"),
     ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
-    ({"draft_scale": -1.0}, "decode.tree.draft_scale is -1.0; give"),
+    ({"draft_scale": -1.0}, "decode.tree.draft_scale is -1.0: give"),
     ({"spread": 0.0}, "decode.tree.spread is 0"),
-    ({"temperature": 0.0}, "decode.tree.temperature is 0; give"),
-    ({"nodes": 47}, "decode.tree.nodes is 47, but decode.cache_length 48 has no room"),
+    ({"temperature": 0.0}, "decode.tree.temperature is 0.0: give"),
+    ({"nodes": 48}, "decode.tree.nodes is 48, but a cache_length of 64 with max_new_tokens 16 has no room"),
 ]
 
 
-@pytest.mark.parametrize(("bad", "said"), BAD, ids=[next(iter(bad)) for bad, _ in BAD])
-def test_a_tree_that_cannot_be_is_refused_with_a_sentence(bad, said):
-    with pytest.raises(DominoError, match=said):
-        check_tree(TreeSettings(**bad), drafts=5, vocab=64, cache_slots=48)
+@pytest.mark.parametrize(("bad", "message"), BAD, ids=[next(iter(bad)) for bad, _ in BAD])
+def test_a_tree_that_cannot_be_is_refused_with_a_sentence(bad, message):
+    with pytest.raises(DominoError, match=message):
+        make_generator(random_models(4), tree=TreeSettings(**{"nodes": 16, **bad}))
 
 
-def test_a_tree_as_large_as_may_be_is_not_refused():
-    check_tree(TreeSettings(nodes=21, lanes=4, candidates=4, beta=0.0), drafts=5, vocab=64, cache_slots=23)
+def test_the_largest_tree_that_fits_is_accepted():
+    tree = TreeSettings(nodes=17, lanes=4, candidates=4, beta=0.0)
+    make_generator(random_models(4), tree=tree, cache_slots=34, max_new_tokens=16)
 
 
 def test_fixed_shape_parity_is_refused_for_a_tree():
-    with pytest.raises(DominoError, match="fixed_shape is a promise for chains"):
-        make_generator(random_models(4), tree=TreeSettings(), fixed_shape=True)
+    with pytest.raises(DominoError, match="it is a promise for chains"):
+        make_generator(random_models(4), tree=TreeSettings(nodes=16), fixed_shape=True)
 
 
 def test_the_caches_slack_follows_the_tree():
     models = random_models(4)
-    assert make_generator(models).block_rows() == 5
+    assert make_generator(models).limits.block_rows == 5
     made = make_generator(models, tree=TreeSettings(nodes=32))
-    assert made.block_rows() == 32
+    assert made.limits.block_rows == 32
     with pytest.raises(DominoError, match="needs 65 cache rows .17 prompt . 16 new . 32 block."):
         made.generate([[1] * 17], "tree")
 
@@ -51,11 +52,6 @@ def test_without_a_shape_there_is_no_mode_tree():
         make_generator(random_models(4)).generate([[1]], "tree")
 
 
-def test_a_tree_has_the_depth_of_its_block_at_most():
-    with pytest.raises(DominoError, match=r"decode\.tree\.depth is 5, but a block of 4 slots gives 4"):
-        make_generator(random_models(4), tree=TreeSettings(depth=5))
-
-
 def test_beside_a_shallower_tree_there_is_room_for_the_chain():
     shallow = TreeSettings(nodes=2, lanes=1, candidates=VOCAB, depth=1)
-    assert make_generator(random_models(4), tree=shallow).block_rows() == 5  # the chain's anchor and 4 drafts
+    assert make_generator(random_models(4), tree=shallow).limits.block_rows == 5  # the chain's anchor and 4 drafts

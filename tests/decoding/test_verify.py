@@ -94,7 +94,7 @@ def test_verify_leaves_the_committed_rows_alone_and_writes_the_block_behind_them
 
 
 def test_a_block_over_the_caches_edge_is_dropped_not_clamped():
-    """PITFALLS §2.2.13: dynamic_update_slice would move the start back and overwrite slots 1 and 2. All of the block is
+    """dynamic_update_slice would move the start back and overwrite slots 1 and 2. All of the block is
     dropped: the Generator refuses a prompt whose last block would not fit."""
     layer = init_cache(1, 1, 4, 1, 2)[0]
     rows = jnp.arange(1.0, 7.0).reshape(1, 1, 3, 2)

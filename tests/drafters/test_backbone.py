@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.propose import DraftSettings, draft_base, propose
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.propose import draft_base, propose
+from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.drafters import blocks
 from domino_jax.drafters.backbone import training_attention
 from domino_jax.drafters.pair import Models
+from tests.helpers.decoding_models import make_generator
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 SLIDING = ("full_attention", "sliding_attention")
@@ -231,7 +231,7 @@ def test_a_drafting_round_equals_the_teacher_forced_forward_over_its_own_drafts(
     lengths = [2, 7, 11]
     prompts = [random_tokens((n,), seed=n).tolist() for n in lengths]
     bundle = Models(target.module, target.params, drafter.module, drafter.params)
-    generator = Generator(bundle, stop_ids=(), cache_slots=40, max_new_tokens=16, batch_size=3)
+    generator = make_generator(bundle, cache_slots=40, batch_size=3)
     state = generator.start(prompts, range(3))
 
     @jax.jit

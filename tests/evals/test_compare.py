@@ -1,13 +1,14 @@
 """compare.py: names of drafters, one lane of plain decoding for all of them, heads asked for where there are some."""
 
+import dataclasses
+
 import pytest
 
-from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.evals.compare import drafter_lanes, drafter_names
 from domino_jax.runtime.errors import DominoError
-from tests.helpers.decoding_models import random_models
+from tests.helpers.decoding_models import decode_settings_of, random_models
 
-SETTINGS = DecodeSettings(("autoregressive", "backbone", "domino"), 8, 64)
+SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_tokens=8, cache_length=64)
 
 
 def test_a_drafter_is_called_after_its_folder_and_after_more_of_the_path_where_that_is_not_enough():
@@ -31,4 +32,4 @@ def test_a_drafter_without_a_head_is_measured_by_its_backbone():
     drafters = {"plain": ("P", random_models(projector="dflash"))}
     assert [lane.mode for lane in drafter_lanes(drafters, (), SETTINGS)] == ["autoregressive", "backbone"]
     with pytest.raises(DominoError, match="P is a plain DFlash drafter .* no backbone"):
-        drafter_lanes(drafters, (), DecodeSettings(("domino",), 8, 64))
+        drafter_lanes(drafters, (), dataclasses.replace(SETTINGS, modes=("domino",)))

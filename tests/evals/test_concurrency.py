@@ -1,8 +1,8 @@
 """concurrency.py over a stub generator: each size is measured once, against plain decoding of the same size."""
 
-from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import Lane
+from domino_jax.decoding.generate import Clock, Generated, Generation
 from domino_jax.evals.concurrency import measure_concurrency
+from domino_jax.evals.lanes import Lane
 from domino_jax.evals.run import Speech
 from domino_jax.evals.run_files import RunFiles
 
@@ -14,14 +14,13 @@ class Timed:
     """A group takes a second plain and half of one otherwise, and another second of prefill."""
 
     def __init__(self):
-        self.clock, self.groups = Clock(), []
+        self.groups = []
 
-    def generate(self, prompts, mode, requests):
+    def generate(self, models, prompts, mode, requests):
         self.groups.append((mode, len(prompts)))
-        self.clock.prefill_seconds += 1.0
-        self.clock.decode_seconds += 1.0 if mode == "autoregressive" else 0.5
-        self.clock.decode_tokens += 2 * len(prompts)
-        return [Generation([5, 6, 7], [] if mode == "autoregressive" else [2], "length")] * len(prompts)
+        plain = mode == "autoregressive"
+        answers = [Generation([5, 6, 7], [] if plain else [2], "length")] * len(prompts)
+        return Generated(answers, Clock(1.0, 1.0 if plain else 0.5, 0.0, 2 * len(prompts)))
 
 
 def measure(folder, sizes):
@@ -29,7 +28,7 @@ def measure(folder, sizes):
 
     def lanes_of(size):
         made[size] = Timed()
-        return [Lane(mode, mode, made[size]) for mode in ("autoregressive", "domino")]
+        return [Lane(mode, mode, None, made[size]) for mode in ("autoregressive", "domino")]
 
     with RunFiles(folder, {}) as files:
         return measure_concurrency(lanes_of, sizes, ROWS, Speech(None, False), files, FACTS), made

@@ -2,27 +2,29 @@
 
 import dataclasses
 import json
-import math
 
 import jax
 import numpy as np
 import pytest
 
-from domino_jax.decoding.generate import Request
-from domino_jax.decoding.measure import tau_pooled
-from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
-from domino_jax.decoding.settings import DecodeSettings, new_generator, request_of
-from domino_jax.evals import width_tuning
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.requests import Request, request_of
+from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import shortened
 from domino_jax.weights.random_weights import made_up_prompts
 from domino_jax.weights.target import target_config_dict
-from tests.helpers.decoding_models import random_drafter, random_models, random_prompts, random_target, texts
+from tests.helpers.decoding_models import (
+    decode_settings_of,
+    random_drafter,
+    random_models,
+    random_target,
+    texts,
+)
 from tests.helpers.models import GOLDEN, load_golden
 
-SETTINGS = DecodeSettings(modes=("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)
+SETTINGS = decode_settings_of(("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)
 
 
 def test_one_device_needs_no_mesh():
@@ -75,7 +77,7 @@ def test_more_tokens_a_round_than_it_can_emit_are_not_simulated(tmp_path):
 
 def golden_loader(**choices) -> Loader:
     # Sizes of test_decode_command.py, whose programs are compiled then.
-    settings = DecodeSettings(("domino",), max_new_tokens=24, cache_length=128, batch_size=2, **choices)
+    settings = decode_settings_of(("domino",), max_new_tokens=24, cache_length=128, batch_size=2, **choices)
     return Loader(str(GOLDEN / "tied_shift" / "target"), settings, None, made_up)
 
 
@@ -90,8 +92,8 @@ def test_a_table_of_gates_is_built_when_asked_and_changes_neither_tokens_nor_rou
         if tabled:
             config = models.drafter.config
             assert models.gates.shape == (models.target.config.vocab_size, 3 * config.gru_hidden_dim)
-        generator = new_generator(models, loaded.stop_ids, loader.settings)
-        made[tabled] = generator.generate([case["prompt"] for case in cases], "domino")
+        generator = new_generator(models, loader.settings.generator(loaded.stop_ids))
+        made[tabled] = generator.generate(models, [case["prompt"] for case in cases], "domino").answers
     assert made[True] == made[False]
     assert texts(made[True]) == [case["output"][:24] for case in cases]
 
@@ -99,7 +101,7 @@ def test_a_table_of_gates_is_built_when_asked_and_changes_neither_tokens_nor_rou
 def test_a_stop_id_that_no_token_has_is_refused_of_the_recipe_and_dropped_of_the_folder():
     with pytest.raises(DominoError, match="stop_ids holds 99999999999, but the target has 260 tokens"):
         golden_loader(stop_ids=(7, 99_999_999_999)).target()
-    assert new_generator(random_models(), (5, 2**50), SETTINGS).stop_ids.tolist() == [5]
+    assert new_generator(random_models(), SETTINGS.generator((5, 2**50))).stop_ids.tolist() == [5]
 
 
 def test_a_shorter_block_is_a_drafter_of_its_own():
@@ -140,47 +142,6 @@ def test_a_rows_bad_value_is_refused_by_its_id(values, said):
         request_of({"id": "odd", **values}, 0)
 
 
-def test_widths_halve_and_trees_fit():
-    settings = dataclasses.replace(SETTINGS, modes=("domino", "tree"), tree=TreeSettings(lanes=4, candidates=8))
-    own, half = width_tuning.chains_of(settings, random_models().drafter.config)
-    chains = [(option.mode, option.block_size, option.num_drafts, option.nodes) for option in own]
-    assert chains == [("domino", 4, 4, 0), ("domino", 4, 2, 0), ("domino", 4, 1, 0)]
-    assert [option.num_drafts for option in half] == [2, 1]
-    trees = width_tuning.trees_of(settings, own[0])
-    assert {nodes: {option.lanes for option in options} for nodes, options in trees.items()} == {16: {4}}
-    assert width_tuning.trees_of(settings, half[0]) == {}  # two drafts of four lanes are no 15 nodes
-
-
-@pytest.mark.parametrize(
-    ("modes", "compare", "said"),
-    [(("autoregressive",), (), "drafts nothing"), (("domino",), ("a", "b"), "decode.compare names several")],
-)
-def test_where_there_is_no_width_to_choose_tuning_is_refused(modes, compare, said):
-    width_tuning.check_tuning(("autoregressive", "tree"), ())
-    with pytest.raises(DominoError, match=said):
-        width_tuning.check_tuning(modes, compare)
-
-
-def timed(mode, drafts, rate, nodes=0):
-    lanes, beta = (4, -0.2) if nodes else (0, 0.0)
-    return width_tuning.Timed(width_tuning.Option(mode, 4, drafts, nodes, lanes, beta), 2.0, 1.0, rate)
-
-
-@pytest.mark.parametrize(
-    ("first", "expected"),
-    [
-        (timed("domino", 2, 9.0), (4, 2, ("domino",), None)),
-        (timed("tree", 4, 9.0, nodes=32), (4, 0, ("domino", "tree"), (32, 4, -0.2))),
-    ],
-)
-def test_the_fastest_width_is_taken_and_a_slower_tree_left_out(monkeypatch, first, expected):
-    monkeypatch.setattr(width_tuning, "measure", lambda *_: [first, timed("domino", 4, 8.0)])
-    settings = dataclasses.replace(SETTINGS, modes=("domino", "tree"), tree=TreeSettings())
-    chosen, _ = width_tuning.tune(random_models(), (), settings, [[1]])
-    tree = chosen.tree and (chosen.tree.nodes, chosen.tree.lanes, chosen.tree.beta)
-    assert (chosen.block_size, chosen.num_drafts, chosen.modes, tree) == expected
-
-
 def test_each_mode_has_rounds_of_its_own_width_and_no_tau_is_forced_beyond_the_narrowest():
     tree = TreeSettings(lanes=4, candidates=8, depth=4)
     modes = ("autoregressive", "backbone", "domino", "tree")
@@ -196,31 +157,3 @@ def test_each_mode_has_rounds_of_its_own_width_and_no_tau_is_forced_beyond_the_n
     loader(("tree",), 4.5)._check_simulation(models)
     with pytest.raises(DominoError, match=r"simulate_tau is 4.5, but a round of 2 drafts emits 3"):
         loader(modes, 4.5)._check_simulation(models)
-
-
-@pytest.mark.parametrize("draft_scale", [None, math.inf, 2.0])
-def test_an_interrupted_run_goes_on_with_the_width_that_it_began_with(monkeypatch, tmp_path, draft_scale):
-    best = timed("tree", 4, 9.0, nodes=32)
-    monkeypatch.setattr(width_tuning, "measure", lambda *_: [best])
-    tree = TreeSettings(draft_scale=draft_scale)
-    settings = dataclasses.replace(SETTINGS, modes=("domino", "tree"), tree=tree)
-    file = tmp_path / "out" / "tune.json"
-    first, _ = width_tuning.tuned(random_models(), (), settings, [[1]], file)
-    assert json.loads(file.read_text())["measured"][0]["nodes"] == first.tree.nodes == 32
-    monkeypatch.setattr(width_tuning, "measure", None)
-    again, models = width_tuning.tuned(random_models(8), (), settings, [[1]], file)
-    assert again == first and models.drafter.config.block_size == 4
-
-
-def test_expected_tokens_grow_with_the_width_and_of_each_size_of_tree_the_best_is_timed():
-    tree = TreeSettings(lanes=4, candidates=8)
-    settings = dataclasses.replace(SETTINGS, simulate_tau=0.0, modes=("domino", "tree"), tree=tree)
-    models, prompts = random_models(), random_prompts(3)
-    found = width_tuning.measure(models, (), settings, prompts)
-    tau = {(one.option.block_size, one.option.num_drafts, one.option.nodes): one.tau for one in found}
-    assert 1 < tau[4, 1, 0] <= tau[4, 2, 0] <= tau[4, 4, 0] <= tau[4, 4, 16]
-    assert sorted(tau)[-1] == (4, 4, 16) and len(tau) == 6
-    [option] = [one.option for one in found if one.option.nodes]
-    looped = new_generator(models, (), dataclasses.replace(settings, tree=option.tree(settings)))
-    assert tau_pooled(looped.generate(prompts, "tree")) == pytest.approx(tau[4, 4, 16])
-    assert [one.tokens_per_second for one in found] == sorted((one.tokens_per_second for one in found), reverse=True)

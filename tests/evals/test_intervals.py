@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import ModeRun
 from domino_jax.evals import intervals
+from domino_jax.evals.lanes import ModeRun
 
 
 def run_of(lengths, seconds):

@@ -6,8 +6,9 @@ import json
 import pytest
 import rich.console
 
+from domino_jax.decoding.acceptance import accept_histogram, accept_rates
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import ModeRun, accept_histogram, accept_rates
+from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.report import LATER, build_report, console_table, read_report, write_report
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.tables import markdown, notes_of

@@ -7,10 +7,11 @@ import weakref
 import pytest
 
 from domino_jax import decode
-from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.decoding.generate import Clock, Generated, Generation
 from domino_jax.decoding.limits import Limits
-from domino_jax.decoding.measure import Divergence, Lane
 from domino_jax.evals import run as decode_run
+from domino_jax.evals.lanes import Lane
+from domino_jax.evals.near_ties import Divergence
 from domino_jax.evals.run import Speech, check_rows, fingerprint, plan_groups, run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
 from domino_jax.runtime.errors import DataError
@@ -41,34 +42,27 @@ class Bytes:
 class Answering:
     """Answers with the number of its tokens in the prompt, as text; `odd` is a mode that says something else."""
 
-    max_new_tokens, cache_slots = 4, 200
-
-    def __init__(self, odd=None, positions=1_000):
-        self.clock, self.odd, self.asked, self.most = Clock(), odd, [], 0
-        self.limits = Limits(256, self.max_new_tokens, self.cache_slots, self.block_rows(), positions, "target")
-
-    def block_rows(self):
-        return 1
+    def __init__(self, odd=None, positions=1_000, cache_slots=200):
+        self.odd, self.asked, self.most = odd, [], 0
+        self.limits = Limits(256, 4, cache_slots, 1, positions, "target")
 
     def check_prompt(self, prompt, name, request):
-        if len(prompt) + 5 > self.cache_slots:
+        if len(prompt) + 5 > self.limits.cache_slots:
             raise DataError(f"{name} needs {len(prompt) + 5} cache rows")
 
-    def generate(self, prompts, mode, requests):
+    def generate(self, models, prompts, mode, requests):
         self.asked.append((mode, [bytes(prompt).decode() for prompt in prompts], list(requests)))
-        self.clock.decode_seconds += 0.25
-        self.clock.decode_tokens += len(prompts)
         said = [str(len(prompt) + (mode == self.odd)).encode() for prompt in prompts]
         answers = [Generation(list(text), [] if mode == "autoregressive" else [len(text)], "stop") for text in said]
         for answer in answers:
             ALIVE.append(1)
             weakref.finalize(answer, ALIVE.pop)
         self.most = max(self.most, len(ALIVE))
-        return answers
+        return Generated(answers, Clock(decode_seconds=0.25, decode_tokens=len(prompts)))
 
 
 def lanes_of(generator, modes=("autoregressive", "domino")):
-    return [Lane(mode, mode, generator) for mode in modes]
+    return [Lane(mode, mode, None, generator) for mode in modes]
 
 
 def row(name, text="Hi", **more):
@@ -213,7 +207,7 @@ def test_outputs_are_held_against_the_baselines(tmp_path):
 
 
 def test_a_divergence_names_its_row_and_turn(tmp_path, monkeypatch):
-    def judged(generator, prompts, one, two, requests):
+    def judged(models, generator, prompts, one, two, requests):
         return [Divergence(len(prompts) - 1, 2, float("inf"), False)]
 
     monkeypatch.setattr(decode_run, "divergences", judged)

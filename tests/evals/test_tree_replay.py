@@ -5,8 +5,7 @@ import functools
 
 import pytest
 
-from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.evals.tree_replay import record, replay, replayed_tau
 from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import load_golden
@@ -21,7 +20,7 @@ def recorded(temperature: float, draft_scale: float | None):
     shape = {"cache_slots": 96, "max_new_tokens": 24, "sampling": SamplingParams(temperature)}
     made = make_generator(golden_models(GOLDEN), tree=dataclasses.replace(TREE, draft_scale=draft_scale), **shape)
     looped = made.generate(prompts, "tree")
-    return made, prompts, looped, record(made, prompts, looped, made.drafting.tree)
+    return made, prompts, looped, record(made.models, made.generator, prompts, looped)
 
 
 @pytest.mark.parametrize(("temperature", "draft_scale"), [(0.0, None), (0.9, 1.5)])
@@ -42,5 +41,5 @@ def test_more_nodes_never_accept_less_of_a_text_and_one_draft_can_at_most_be_two
 def test_an_answer_of_one_token_has_no_rounds():
     made, prompts, looped, _ = recorded(0.0, None)
     short = dataclasses.replace(looped[0], token_ids=looped[0].token_ids[:1])
-    [recording] = record(made, prompts[:1], [short], TREE)
+    [recording] = record(made.models, made.generator, prompts[:1], [short])
     assert replay(recording, TREE) == [] and replayed_tau([recording], TREE) == 0.0

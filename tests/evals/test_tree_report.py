@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from domino_jax.decoding.propose import TreeSettings
+from domino_jax.decoding.settings import TreeSettings
 from domino_jax.evals.tree_report import (
     LEGIBLE,
     RecordedTree,
@@ -68,7 +68,7 @@ def test_a_recording_is_the_run():
     """Its rounds emit the tree mode's text, and each accepted node is a child of the one before."""
     prompts = random_prompts(2)
     answers = made().generate(prompts, "tree")
-    recorded = record_trees(made(), prompts, rounds=99)
+    recorded = record_trees(made().models, made().generator, prompts, rounds=99)
     for trees, answer in zip(recorded, answers, strict=True):
         emitted = [[*(tree.tokens[node] for node in tree.path[1:]), tree.emitted] for tree in trees]
         assert sum(emitted, answer.token_ids[:1])[: len(answer.token_ids)] == answer.token_ids

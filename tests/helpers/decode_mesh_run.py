@@ -15,8 +15,7 @@ import sys
 import jax
 
 from domino_jax import decode
-from domino_jax.decoding.propose import TreeSettings
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.round_times import StepBounds
@@ -88,12 +87,12 @@ def evaluate(*mesh_sizes: int, tensor: int = 0) -> dict:
         trained, drafter_params = put(models.target_params), put(models.drafter_params)
         models = Models(models.target, trained, layout.drafter)
         generator = make_generator(models, batch_size=4, sampling=SamplingParams(1.0))
-        evaluation = DecodedEvaluation(generator, PROMPTS[:4], layout)
+        evaluation = DecodedEvaluation(models, generator.generator, PROMPTS[:4], layout)
         found = evaluation(drafter_params)
         before = len(jax.live_arrays())
         again = evaluation(drafter_params)
         left = len(jax.live_arrays()) - before
-        assert evaluation.generator.models.target_params is trained
+        assert evaluation.models.target_params is trained
     return {"found": found, "again": again, "mesh": dict(layout.mesh.shape), "left": left}
 
 

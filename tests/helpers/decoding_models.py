@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding import speculative
-from domino_jax.decoding.generate import Generation, Generator
-from domino_jax.decoding.measure import divergences
-from domino_jax.decoding.propose import DraftSettings
+from configs import qwen3
+from domino_jax.decoding import rounds
+from domino_jax.decoding.generate import Generation, Generator, new_generator
+from domino_jax.decoding.settings import DecodeSettings, DraftSettings, GeneratorSettings, decode_settings
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
 from domino_jax.drafters.pair import Models
+from domino_jax.evals.near_ties import divergences
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from tests.helpers.models import load_golden
 
@@ -99,11 +100,48 @@ def golden_models(name: str) -> Models:
     return Models(golden.target.module, golden.target.params, golden.drafter.module, golden.drafter.params)
 
 
-def make_generator(models: Models, **choices) -> Generator:
-    """A small generator; choices of DraftSettings may stand among its own."""
+@dataclasses.dataclass(frozen=True)
+class SmallGenerator:
+    """A generator with the models that it runs, so that tests need not pass them in every call."""
+
+    models: Models
+    generator: Generator
+
+    def __getattr__(self, name: str):
+        return getattr(self.generator, name)
+
+    def generate(self, prompts, mode, requests=None) -> list[Generation]:
+        return self.generator.generate(self.models, prompts, mode, requests).answers
+
+    def stream(self, *args, **kwargs):
+        return self.generator.stream(self.models, *args, **kwargs)
+
+    def start(self, *args, **kwargs):
+        return self.generator.start(self.models, *args, **kwargs)
+
+    def advance(self, *args, **kwargs):
+        return self.generator.advance(self.models, *args, **kwargs)
+
+    def divergences(self, *args):
+        return divergences(self.models, self.generator, *args)
+
+    def with_stop_ids(self, *stop_ids: int) -> "SmallGenerator":
+        """The same programs with the same number of other stop ids."""
+        return SmallGenerator(self.models, dataclasses.replace(self.generator, stop_ids=jnp.array(stop_ids)))
+
+
+def make_generator(models: Models, **choices) -> SmallGenerator:
+    """A small generator; choices may be fields of GeneratorSettings and of DraftSettings. Noise is shared in full."""
     names = {field.name for field in dataclasses.fields(DraftSettings)} & set(choices)
-    drafting = DraftSettings(**{name: choices.pop(name) for name in names})
-    return Generator(models, **{"stop_ids": (), "cache_slots": 64, "max_new_tokens": 16, **choices}, drafting=drafting)
+    drafting = DraftSettings(**{"scale": 1.0, **{name: choices.pop(name) for name in names}})
+    settings = GeneratorSettings(**{"cache_slots": 64, "max_new_tokens": 16, **choices}, drafting=drafting)
+    return SmallGenerator(models, new_generator(models, settings))
+
+
+def decode_settings_of(modes: tuple[str, ...], **changes) -> DecodeSettings:
+    """The default recipe's settings, in float32 and without a tree."""
+    settings = decode_settings(qwen3.get_config("none").decode)
+    return dataclasses.replace(settings, **{"modes": modes, "dtype": "float32", "tree": None, **changes})
 
 
 def random_prompts(count: int, shortest: int = 1, longest: int = 12, vocab: int = VOCAB, seed: int = 0):
@@ -125,7 +163,7 @@ def planted_drafts(known: np.ndarray):
         return jnp.take_along_axis(known, index, axis=1), state.draft_cache
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speculative, "propose", propose)
+        patch.setattr(rounds, "propose", propose)
         yield
 
 
@@ -165,11 +203,11 @@ def total_variation(counts: np.ndarray, law: np.ndarray) -> float:
     return float(abs(counts / counts.sum() - law).sum() / 2)
 
 
-def check_lossless(generator: Generator, prompts, modes=CHAINS, requests=None) -> dict[str, list[Generation]]:
+def check_lossless(generator: SmallGenerator, prompts, modes=CHAINS, requests=None) -> dict[str, list[Generation]]:
     """The answers of every mode, each mode held against the first one, row by row."""
     runs = {mode: generator.generate(prompts, mode, requests) for mode in modes}
     for mode in modes[1:]:
-        found = divergences(generator, prompts, runs[modes[0]], runs[mode], requests)
+        found = generator.divergences(prompts, runs[modes[0]], runs[mode], requests)
         wrong = [entry for entry in found if not entry.near_tie]
         same, ties = len(prompts) - len(found), len(found) - len(wrong)
         print(f"{mode}: {same} of {len(prompts)} identical, {ties} near ties, {len(wrong)} violations")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import TreeSettings, draft_base
-from domino_jax.decoding.sampling import SamplingParams
+from domino_jax.decoding.propose import draft_base
+from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.drafters.pair import Models
 from tests.helpers.decoding_models import check_lossless, make_generator, random_models, random_prompts, texts
 from tests.helpers.models import load_golden
@@ -43,9 +43,9 @@ def test_the_product_that_makes_logits_has_float32_results(tied, rows, platform)
 def test_the_heads_correction_leaves_its_product_in_float32(method):
     models = in_bfloat16(random_models())
     inner = (jnp.ones((1, 2, 8), BF16), jnp.ones((1, 2, 16)))
-    columns = (models.run_drafter("head_columns", jnp.zeros((1, 4), jnp.int32)),) if method == "residual_of" else ()
+    columns = (models.head_columns(jnp.zeros((1, 4), jnp.int32)),) if method == "residual_of" else ()
     kinds = product_types(
-        lambda models, *inner: models.run_drafter(method, *inner), models, *inner, *columns, platform="tpu"
+        lambda models, *inner: getattr(models, method)(*inner), models, *inner, *columns, platform="tpu"
     )
     assert kinds == ["bf16", "f32"]  # into the rank, which is no logit, and out of it
 

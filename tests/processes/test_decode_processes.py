@@ -63,7 +63,6 @@ def test_a_run_of_several_processes_may_begin_and_one_process_may_go_on(primary,
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (["--output=out", "--config.decode.tune=True"], r"decode\.tune measures in each process apart"),
         (["--output=out", "--config.decode.compare=('a','b')"], r"decode\.compare writes from one process.* are 2"),
         (["--interactive"], "--interactive reads one terminal, and there are 2 processes"),
     ],

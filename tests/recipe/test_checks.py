@@ -243,12 +243,6 @@ def test_resolved_is_strict_json_and_survives_a_round_trip():
     assert plain["drafter"]["mask_token_id"] is None
 
 
-def test_the_recipe_knows_the_modes_that_decoding_has():
-    from domino_jax.decoding import generate
-
-    assert recipes.MODES == generate.MODES
-
-
 def test_a_tree_has_no_fixed_shape_parity():
     config = recipe()
     config.decode.modes, config.decode.parity = ("autoregressive", "tree"), "fixed_shape"
@@ -261,8 +255,8 @@ def test_a_tree_has_no_fixed_shape_parity():
 @pytest.mark.parametrize(
     ("modes", "tree_depth", "message"),
     [
-        (("domino",), 16, "decode.num_drafts is 8: drafter.block_size 8 gives 7 drafts"),
-        (("tree",), 8, "decode.tree.depth is 8: drafter.block_size 8 gives 7"),
+        (("domino",), 16, "decode.num_drafts is 8, but a block of 8 slots gives 7 drafts"),
+        (("tree",), 8, "decode.tree.depth is 8, but a block of 8 slots gives 7"),
     ],
 )
 def test_more_drafts_than_the_trained_block_gives_are_refused_before_the_training(modes, tree_depth, message):
@@ -286,7 +280,7 @@ def test_a_tree_of_more_nodes_than_lanes_give_is_refused_before_the_training():
     config = recipe()
     config.data.train = config.eval.prompts = "rows.jsonl"
     config.decode.modes, config.eval.final, config.decode.tree.lanes = ("tree",), True, 2
-    with pytest.raises(DominoError, match="decode.tree.nodes is 64: 2 lanes, .* and the anchor are 33"):
+    with pytest.raises(DominoError, match="decode.tree.nodes is 64, but 2 lanes of 16 drafts and the anchor are 33"):
         recipes.check(config, "train")
 
 
@@ -295,7 +289,7 @@ def test_a_tree_needs_room_in_the_cache():
     config.decode.cache_length, config.decode.max_new_tokens = 192, 128
     recipes.check(config, "decode")
     config.decode.modes = ("tree",)
-    with pytest.raises(DominoError, match="decode.cache_length of 192 has no room"):
+    with pytest.raises(DominoError, match="a cache_length of 192 with max_new_tokens 128 has no room"):
         recipes.check(config, "decode")
     config.decode.tree.nodes = 63
     recipes.check(config, "decode")

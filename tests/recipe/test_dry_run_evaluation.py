@@ -121,7 +121,7 @@ from configs import qwen3
 from domino_jax.recipe import builders as building, dry_run, dry_run_evaluation
 from domino_jax.models import sharding
 from domino_jax.training import topologies
-from domino_jax.decoding.generate import BASELINE
+from domino_jax.decoding.settings import BASELINE
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3
 config = qwen3.get_config("Qwen/Qwen3-8B")
@@ -135,9 +135,10 @@ params = dry_run.target_shapes(target, mesh)
 found = dry_run_evaluation.examine_evaluation(config, target, drafter, mesh, state, params)
 # As the training step wants the weights, for comparison: plain decoding alone.
 dry_run_evaluation.MODES = (BASELINE,)
-generator = building.evaluation_generator(config, Models(target, params, drafter, state.params), ())
+models = Models(target, params, drafter, state.params)
+generator = building.evaluation_generator(config, models, ())
 with jax.set_mesh(mesh):
-    text = dry_run_evaluation.compile_programs(generator, mesh)[BASELINE].as_text()
+    text = dry_run_evaluation.compile_programs(models, generator, mesh)[BASELINE].as_text()
 found["as_trained"] = dry_run_evaluation.weight_gathers(text, params)
 print(json.dumps(found))
 """

@@ -122,7 +122,6 @@ def test_a_system_message_is_never_left_out_of_a_chat():
         ),
         (["--interactive", "--output=folder"], "--interactive and --output are both given"),
         (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
-        (["--prompt=Hi", "--config.decode.tune=True"], "config.decode.tune is True, but --prompt without --output"),
         (["--interactive", "--config.decode.tasks=('gsm8k',)"], "but --interactive without --output only shows"),
         (["--prompt=Hi", "--config.decode.compare=('a',)"], "config.decode.compare is ('a',), but --prompt"),
     ],

@@ -1,4 +1,4 @@
-"""measure.py: what counts as a near tie, and that modes are compared on the same prompts with clocks of their own."""
+"""near_ties.py: which first divergence of two texts is a near tie."""
 
 import functools
 
@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.decoding.measure import LISTED, Lane, ModeRun, divergences, near_tie_limit, take_turns
-from domino_jax.decoding.sampling import SamplingParams, position_noise, request_keys
+from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.sampling import position_noise, request_keys
+from domino_jax.decoding.settings import SamplingParams
+from domino_jax.evals.near_ties import near_tie_limit
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts, texts, uncached
 
 PROMPT = [5, 9, 2, 60, 7]
@@ -20,7 +21,7 @@ def answers_of(*texts_: list[int]) -> list[Generation]:
 
 
 def judge(generator, one, two):
-    return divergences(generator, [PROMPT], answers_of(one), answers_of(two))
+    return generator.divergences([PROMPT], answers_of(one), answers_of(two))
 
 
 def with_logits(logits):
@@ -138,63 +139,8 @@ def test_every_prompt_is_judged_with_its_own_noise():
     prompts, requests = random_prompts(3, shortest=4), [7, 0, 3]
     right = texts(generator.generate(prompts, "autoregressive", requests))
     wrong = [text[:3] + [(text[3] + 1) % 64] + text[4:] for text in right]
-    found = divergences(generator, prompts, answers_of(*right), answers_of(*wrong), requests)
+    found = generator.divergences(prompts, answers_of(*right), answers_of(*wrong), requests)
     assert [(entry.prompt, entry.position, entry.near_tie) for entry in found] == [(i, 3, False) for i in range(3)]
-
-
-class StubGenerator:
-    """Answers with its mode's length; the first call of a mode compiles for a second. `asked` keeps every call."""
-
-    def __init__(self):
-        self.clock, self.asked, self.warm = Clock(), [], set()
-
-    def generate(self, prompts, mode, requests):
-        self.asked.append((mode, list(requests)))
-        self.clock.compile_seconds += 0.0 if mode in self.warm else 1.0
-        self.clock.decode_seconds += 10.0 if mode not in self.warm else 0.5
-        self.warm.add(mode)
-        self.clock.decode_tokens += len(prompts)
-        return answers_of(*[[len(mode)] for _ in prompts])
-
-
-def test_lanes_take_turns_on_the_same_prompts_each_with_its_own_clock():
-    generator = StubGenerator()
-    lanes = [Lane("a", "autoregressive", generator), Lane("b", "domino", generator)]
-    take_turns(lanes, [[1], [2]], [4, 5], turn=0)  # warms up
-    generator.asked.clear()
-    measured = take_turns(lanes, [[1], [2]], [4, 5], turn=1)
-    assert generator.asked == [("domino", [4, 5]), ("autoregressive", [4, 5])]
-    assert list(measured) == ["a", "b"]
-    assert texts(measured["b"][0]) == [[6], [6]]
-    assert vars(measured["b"][1]) == {
-        **vars(Clock()),
-        "decode_seconds": 0.5,
-        "decode_tokens": 2,
-    }
-
-
-def test_a_run_that_had_to_compile_is_made_again_and_only_its_compilation_counts():
-    generator = StubGenerator()
-    clock = take_turns([Lane("b", "domino", generator)], [[1]], [0], turn=0)["b"][1]
-    assert len(generator.asked) == 2
-    assert (clock.decode_seconds, clock.compile_seconds, clock.decode_tokens) == (0.5, 1.0, 1)
-
-
-def test_of_answers_only_sums_and_two_numbers_each_are_kept():
-    run = ModeRun()
-    run.add([Generation([1, 2, 3], [2], "stop"), Generation([4, 5, 6, 7], [1, 2], "length")])
-    run.add([Generation([1, 2, 3], [], "stop")])
-    assert (run.answers, run.tokens, run.stopped, len(run.digests)) == (3, 10, 2, 2)
-    assert (list(run.emitted), list(run.rounds), run.histogram) == ([2, 3, 0], [1, 2, 0], {2: 2, 1: 1})
-    assert run.steps == 1 + 2 + 2  # rounds, or single tokens behind the prefill's
-
-
-def test_all_divergences_are_counted_and_the_first_are_listed():
-    run = ModeRun()
-    for place in range(LISTED + 5):
-        run.add_comparison(2, [{"prompt": place, "near_tie": place % 2 == 0}])
-    assert (run.compared, run.diverged, run.near_ties) == (2 * LISTED + 10, LISTED + 5, LISTED // 2 + 3)
-    assert [entry["prompt"] for entry in run.first_divergences] == list(range(LISTED))
 
 
 @pytest.mark.parametrize(("best", "limit"), [(20.0, 0.25), (3.0, 0.03125), (-0.75, 0.015625)])

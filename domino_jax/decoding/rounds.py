@@ -1,4 +1,4 @@
-"""One round of speculative decoding: propose → verify → accept → commit, with nothing read by the host (DESIGN §5)."""
+"""One round, with nothing read by the host: propose → verify → accept → commit, or one plain step."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,35 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState, emit, record_round
-from domino_jax.decoding.propose import DraftSettings, draft_positions, propose
+from domino_jax.decoding.propose import draft_positions, propose
 from domino_jax.decoding.sampling import Sampling, choose
+from domino_jax.decoding.settings import DraftSettings
 from domino_jax.decoding.tree import Tree, propose_tree
 from domino_jax.decoding.verify import Verified, accept_chain, accept_tree, verify
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache, keep_path
+
+
+def autoregressive_round(
+    models: Models,
+    state: DecodeState,
+    stop_ids: jax.Array,
+    sampling: Sampling,
+    fixed_width: int | None = None,
+) -> DecodeState:
+    """Plain decoding, the reference for text and speed: the anchor in, the target's next choice out.
+
+    Args:
+        fixed_width: rows of the pass, of which only the first is valid: those of a speculative round, so that the
+            choice is equal to the round's to the last bit (fixed-shape parity). One row when None.
+    """
+    tokens = jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], fixed_width or 1))
+    taps = models.drafter.config.target_layer_ids if fixed_width else ()
+    out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=fixed_width is not None)
+    chosen = choose(out.logits[:, :1], state.keys, state.lengths[:, None] + 1, state.sampling or sampling)
+    state = state.replace(target_cache=out.cache)
+    state, kept = emit(state, chosen, jnp.ones_like(state.lengths), stop_ids)
+    return state.replace(lengths=state.lengths + kept)
 
 
 def speculative_round(
@@ -24,11 +47,11 @@ def speculative_round(
     isolated: bool = False,
     simulated_tau: float | None = None,
 ) -> DecodeState:
-    """One round for every row: up to M+1 tokens emitted, as many cache rows committed.
+    """One round for every row: up to M+1 tokens emitted, the same number of cache rows committed.
 
     Args:
         isolated: verify as a wide plain step does, to the last bit (fixed-shape parity).
-        simulated_tau: accept by `simulated_accepts` instead of by the rule: for the speed of a shape, not for text.
+        simulated_tau: accept by `simulated_accepts` instead of by the rule: to time a shape; the text is then wrong.
     """
     sampling = state.sampling or sampling
     if settings.tree:
@@ -54,9 +77,9 @@ def tree_round(
     *,
     simulated_tau: float | None = None,
 ) -> tuple[DecodeState, "TreeRound"]:
-    """The round of a tree: what stands of it is moved to where a chain would stand, and then committed as a chain is.
+    """The round of a tree: the accepted path is moved to where a chain would be, and committed as a chain is.
 
-    Also what was drafted and what stands of it, for a recording; a program that drops it does not compute it.
+    Also returns the tree and its accepted path, for recordings; a program that drops them does not compute them.
     """
     tree, draft_cache = propose_tree(models, state, sampling, settings)
     taps = models.drafter.config.target_layer_ids
@@ -96,14 +119,13 @@ def commit(
     accepted: jax.Array,
     stop_ids: jax.Array,
 ) -> DecodeState:
-    """Emits the first accepted+1 of chosen int32 [B, M+1] and lets both caches follow them.
+    """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
 
-    out: features and cache with a chain's rows, at depths 0..M, right behind the committed length.
+    out: features and cache with a chain's rows, at depths 0..M, right after the committed length.
     """
     positions = draft_positions(state, chosen.shape[1])
-    # Features of rejected rows are written too; they lie behind the new length and are overwritten before they can be
-    # read.
-    context = models.run_drafter("extend_context", draft_cache, out.features, positions - 1)
+    # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
+    context = models.extend_context(draft_cache, out.features, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, kept = emit(state, chosen, accepted + 1, stop_ids)
     return record_round(state.replace(lengths=state.lengths + kept), kept)

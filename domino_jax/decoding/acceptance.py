@@ -1,0 +1,38 @@
+"""Acceptance: τ, the tokens that a round emits on average, and the rate of every draft position."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from domino_jax.decoding.generate import Generation
+
+
+def accept_histogram(answers: Sequence[Generation], width: int) -> dict[str, int]:
+    """full_histogram of the answers' rounds."""
+    return full_histogram(Counter(emitted for answer in answers for emitted in answer.accept_lengths), width)
+
+
+def full_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
+    """{"1": rounds that emitted one token, … up to "width"}; {} when there was no round."""
+    return {str(length): counts[length] for length in range(1, width + 1)} if counts else {}
+
+
+def accept_rates(histogram: Mapping[str, int]) -> tuple[list[float], list[float | None]]:
+    """(rate, conditional rate) of draft positions 1, 2, …; a conditional rate without a case is None."""
+    counts = list(histogram.values())
+    reached = [sum(counts[position:]) for position in range(len(counts))]  # rounds that emitted more than `position`
+    plain = [kept / reached[0] for kept in reached[1:]]
+    pairs = zip(reached[1:], reached, strict=False)
+    return plain, [kept / before if before else None for kept, before in pairs]
+
+
+def tau_pooled(generations: Sequence[Generation]) -> float:
+    """τ over all rounds of all prompts: tokens emitted per target pass, without the prefill's; 0 without rounds."""
+    rounds = [emitted for answer in generations for emitted in answer.accept_lengths]
+    return sum(rounds) / len(rounds) if rounds else 0.0
+
+
+def tau_per_prompt(generations: Sequence[Generation]) -> float:
+    """The mean over prompts of each prompt's mean; prompts without a round are left out."""
+    means = [statistics.fmean(answer.accept_lengths) for answer in generations if answer.accept_lengths]
+    return statistics.fmean(means) if means else 0.0

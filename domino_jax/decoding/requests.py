@@ -1,0 +1,57 @@
+"""What a single prompt may ask for besides its tokens."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from domino_jax.decoding.settings import LARGEST, SamplingParams
+from domino_jax.runtime.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one prompt asks for besides its tokens; None: the generator's own value.
+
+    noise: keys the noise together with the seed, whatever the place in a batch (docs/equality.md).
+    """
+
+    noise: int
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    sampling: SamplingParams | None = None
+
+
+# The values that a prompt row may set; a sampling value that it leaves out is off.
+SAMPLING_VALUES = dataclasses.asdict(SamplingParams())
+ROW_VALUES = ("seed", "max_new_tokens", *SAMPLING_VALUES)
+
+
+def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
+    """A prompt row's own request: seed, max_new_tokens and sampling values under their names.
+
+    A row with a seed has the noise of the first prompt of a run with that seed, wherever it is in the file.
+
+    Raises:
+        DataError: a value of the wrong kind or out of range.
+    """
+    given = {name: row[name] for name in ROW_VALUES if name in row}
+    if not given:
+        return noise
+    where = f"prompt {row['id']}"
+    for name, value in given.items():
+        kinds = (int, float) if name in ("temperature", "top_p", "min_p") else (int,)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise DataError(f"{where} has {name} {value!r}, expected a number.")
+        if name != "seed" and LARGEST < abs(value) < math.inf:
+            raise DataError(f"{where} has {name} {str(value)[:20]}…, which does not fit int32; give {LARGEST} or less.")
+    sampling = None
+    if set(given) - {"seed", "max_new_tokens"}:
+        sampling = SamplingParams(*(given.get(name, default) for name, default in SAMPLING_VALUES.items()))
+        problem = sampling.problem()
+        if problem:
+            raise DataError(f"{where}: {problem}")
+    seed = given.get("seed")
+    if seed is not None and not 0 <= seed <= LARGEST:
+        raise DataError(f"{where} has seed {seed}; give a number from 0 to {LARGEST}.")
+    return Request(noise if seed is None else 0, seed, given.get("max_new_tokens"), sampling)

@@ -1,0 +1,146 @@
+"""What `domino_jax.tune` measured for a drafter, in <drafter>/decoding.json: one row per device and way to sample.
+
+{"tuned": [{"device": "cpu", "dtype": "float32", "batch_size": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
+            "min_p": 0.0, "mode": "draft", "block_size": 8, "num_drafts": 4, "draft_scale": "inf", "tree": null,
+            "prompts": 64, "measured": [{"mode": "draft", "num_drafts": 4, "tau": 3.1, …}, …]}]}
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from domino_jax.decoding.settings import (
+    BASELINE,
+    DRAFT,
+    TREE,
+    DecodeSettings,
+    SamplingParams,
+    TreeSettings,
+    Tuning,
+    decode_settings,
+    json_scale,
+)
+from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.files import write_whole
+from domino_jax.weights import hf
+
+FILE = "decoding.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a tuning holds for. device: jax's device_kind."""
+
+    dtype: str
+    batch_size: int
+    sampling: SamplingParams
+    device: str = dataclasses.field(default_factory=lambda: jax.devices()[0].device_kind)
+
+    @classmethod
+    def of(cls, settings: DecodeSettings) -> "Setup":
+        return cls(settings.dtype, settings.batch_size, settings.sampling)
+
+    def as_json(self) -> dict[str, Any]:
+        values = {"device": self.device, "dtype": self.dtype, "batch_size": self.batch_size}
+        return values | dataclasses.asdict(self.sampling)
+
+
+def tuned_settings(decode, drafter_path: str | None) -> DecodeSettings:
+    """The recipe's decode section, completed by the tuning that is stored with the drafter for this setup.
+
+    Raises:
+        DataError: a damaged file.
+    """
+    settings = decode_settings(decode)
+    if set(settings.modes) <= {BASELINE} or settings.simulate_tau:
+        return settings
+    return decode_settings(decode, stored_tuning(drafter_path, Setup.of(settings)))
+
+
+def stored_tuning(drafter_path: str | None, setup: Setup) -> Tuning | None:
+    """The tuning for this setup; None where none is stored.
+
+    Raises:
+        DataError: a damaged file.
+    """
+    if not drafter_path:
+        return None
+    folder = hf.drafter_folder(drafter_path)
+    rows = [row for row in _rows(folder) if _matches(row, setup)]
+    return _tuning(folder, rows[0]) if rows else None
+
+
+def check_writable(folder: Path) -> None:
+    """Fails before a long measurement where `store_tuning` would fail after it.
+
+    Raises:
+        DataError: a damaged file.  DominoError: a folder that cannot be written.
+    """
+    _rows(folder)
+    if not os.access(folder, os.W_OK):
+        raise DominoError(f"{folder} cannot be written, and the tuning is stored there; copy the drafter and name it.")
+
+
+def store_tuning(
+    folder: Path, setup: Setup, tuning: Tuning, prompts: int, measured: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Writes the tuning next to those of other setups.
+
+    Raises:
+        DominoError: a folder that cannot be written.  DataError: a damaged file.
+    """
+    tree = tuning.tree and dataclasses.asdict(tuning.tree)
+    values = {
+        **dataclasses.asdict(tuning),
+        "draft_scale": json_scale(tuning.draft_scale),
+        "tree": tree and {**tree, "draft_scale": json_scale(tuning.tree.draft_scale)},
+    }
+    row = {**setup.as_json(), **values, "prompts": prompts, "measured": list(measured)}
+    rows = [*(other for other in _rows(folder) if not _matches(other, setup)), row]
+    try:
+        write_whole(folder / FILE, json.dumps({"tuned": rows}, indent=2) + "\n")
+    except OSError as error:
+        flags = f"--config.decode.block_size={tuning.block_size} --config.decode.num_drafts={tuning.num_drafts}"
+        raise DominoError(
+            f"{folder} cannot be written ({error.strerror}); copy the drafter and name it, or set {flags}"
+            f" --config.decode.draft_scale={tuning.draft_scale}."
+        ) from error
+
+
+def _matches(row: Mapping[str, Any], setup: Setup) -> bool:
+    return all(row[name] == value for name, value in setup.as_json().items())
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    raw = hf.read_json(folder, FILE, required=False)
+    rows = raw.get("tuned", [])
+    names = {"device", "dtype", "batch_size", *dataclasses.asdict(SamplingParams())}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and names <= set(row) for row in rows):
+        raise _damaged(folder)
+    return rows
+
+
+def _tuning(folder: Path, row: Mapping[str, Any]) -> Tuning:
+    try:
+        tree = row["tree"]
+        if tree is not None:
+            scale = tree["draft_scale"]
+            tree = TreeSettings(**{**tree, "draft_scale": None if scale is None else float(scale)})
+        found = Tuning(row["mode"], row["block_size"], row["num_drafts"], float(row["draft_scale"]), tree)
+        counts = (found.block_size, found.num_drafts, *((tree.nodes, tree.lanes, tree.candidates) if tree else ()))
+        fine = all(isinstance(count, int) and count >= 1 for count in counts) and found.draft_scale > 0
+        modes = (DRAFT, TREE) if tree else (DRAFT,)
+        if not fine or found.mode not in modes or (tree and tree.problem()):
+            raise ValueError("a value out of range")
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(folder) from error
+    return found
+
+
+def _damaged(folder: Path) -> DataError:
+    return DataError(f"{folder}/{FILE} is damaged; remove it, or tune again with python -m domino_jax.tune.")

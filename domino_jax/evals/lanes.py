@@ -1,0 +1,119 @@
+"""Lanes: modes and drafters that answer the same prompts alternately, and the figures kept of their answers."""
+
+import array
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from domino_jax.decoding.generate import Clock, Generation, Generator
+from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import BASELINE
+from domino_jax.drafters.pair import Models
+
+# Divergences that a report lists; all are counted.
+LISTED = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """One column of a measurement: a mode with the models and the generator that run it.
+
+    name: unique among the lanes of a measurement.  drafter: the drafter's name where there are several.
+    """
+
+    name: str
+    mode: str
+    models: Models
+    generator: Generator
+    drafter: str | None = None
+
+
+@dataclasses.dataclass
+class ModeRun:
+    """Figures of one mode's answers: sums, and a few numbers per answer; no text and no list of tokens.
+
+    clock: sums over all groups.  histogram: rounds by the tokens they emitted.  digests: of the answers that differ.
+    emitted, rounds: per answer, tokens emitted in rounds and how many rounds; steps: the loop's steps, plain or not.
+    group_seconds, group_tokens: per group of prompts that ran together, the loop's seconds and tokens.
+    compared: answers compared with the baseline's (None where that was not done); diverged, near_ties: how many differ.
+    answers_right: answers that a checker accepts.
+    """
+
+    clock: Clock = dataclasses.field(default_factory=Clock)
+    tokens: int = 0
+    stopped: int = 0
+    steps: int = 0
+    histogram: Counter = dataclasses.field(default_factory=Counter)
+    digests: set[bytes] = dataclasses.field(default_factory=set)
+    emitted: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
+    rounds: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
+    group_seconds: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
+    group_tokens: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
+    compared: int | None = None
+    diverged: int = 0
+    near_ties: int = 0
+    first_divergences: list[Mapping] = dataclasses.field(default_factory=list)
+    answers_right: int = 0
+
+    @property
+    def answers(self) -> int:
+        return len(self.rounds)
+
+    def add(self, answers: Sequence[Generation]) -> None:
+        """Counts answers without keeping their token ids."""
+        for answer in answers:
+            self.tokens += len(answer.token_ids)
+            self.stopped += answer.finish_reason == "stop"
+            self.steps += len(answer.accept_lengths) or len(answer.token_ids) - 1
+            self.histogram.update(answer.accept_lengths)
+            self.digests.add(hashlib.blake2b(np.asarray(answer.token_ids, np.int32).tobytes(), digest_size=16).digest())
+            self.emitted.append(sum(answer.accept_lengths))
+            self.rounds.append(len(answer.accept_lengths))
+
+    def add_group(self, clock: Clock) -> None:
+        """Counts the time of a group of prompts whose answers were added."""
+        add_clock(self.clock, clock)
+        self.group_seconds.append(clock.decode_seconds)
+        self.group_tokens.append(clock.decode_tokens)
+
+    def add_comparison(self, answers: int, found: Sequence[Mapping]) -> None:
+        """Counts `answers` compared with the baseline's, and where they differ: {"near_tie", …} each."""
+        self.compared = (self.compared or 0) + answers
+        self.diverged += len(found)
+        self.near_ties += sum(entry["near_tie"] for entry in found)
+        self.first_divergences += found[: LISTED - len(self.first_divergences)]
+
+
+def add_clock(total: Clock, part: Clock) -> None:
+    """Adds every figure of `part` to `total`."""
+    for field in dataclasses.fields(Clock):
+        setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
+
+
+def take_turns(
+    lanes: Sequence[Lane], prompts: Sequence[Sequence[int]], requests: Sequence[int | Request], turn: int
+) -> dict[str, tuple[list[Generation], Clock]]:
+    """The same prompts in every lane, one after another, each with its own clock; `turn` determines the first lane.
+
+    With a rotating start a noisy machine disturbs all lanes alike. A lane that had to compile runs again, so that no
+    rate includes a first-run cost; the clock keeps the compile time.
+    """
+    done = {}
+    first = turn % len(lanes)
+    for lane in (*lanes[first:], *lanes[:first]):
+        compiled = 0.0
+        while True:
+            answers, clock = lane.generator.generate(lane.models, prompts, lane.mode, requests)
+            if not clock.compile_seconds:
+                break
+            compiled += clock.compile_seconds
+        done[lane.name] = (answers, dataclasses.replace(clock, compile_seconds=compiled))
+    return {lane.name: done[lane.name] for lane in lanes}
+
+
+def baseline_of(lanes: Sequence[Lane]) -> Lane | None:
+    """The lane that the others are compared with."""
+    return next((lane for lane in lanes if lane.mode == BASELINE), None)

@@ -1,0 +1,142 @@
+"""What tune measured: stored per setup beside the drafter, and used where the recipe or the caller leaves it open."""
+
+import dataclasses
+import json
+import math
+import shutil
+
+import pytest
+
+import domino_jax
+from configs import qwen3
+from domino_jax.decoding import stored_tuning as tunings
+from domino_jax.decoding.settings import SamplingParams, TreeSettings, Tuning, decode_settings
+from domino_jax.decoding.stored_tuning import Setup, store_tuning, stored_tuning, tuned_settings
+from domino_jax.runtime.errors import DataError, DominoError
+from tests.helpers.paths import ASSETS
+
+GREEDY, WARM = Setup("float32", 1, SamplingParams()), Setup("float32", 1, SamplingParams(1.0))
+TREE = TreeSettings(nodes=20, lanes=8, candidates=32, beta=-0.2, draft_scale=3.0, spread=2.0)
+CHAIN = Tuning("draft", 8, 5, 2.0, None)
+PLANTED = Tuning("tree", 4, 3, math.inf, TREE)
+
+
+def test_a_tuning_is_found_for_its_own_setup_only(tmp_path):
+    store_tuning(tmp_path, WARM, PLANTED, 8)
+    store_tuning(tmp_path, GREEDY, CHAIN, 8)
+    store_tuning(tmp_path, WARM, dataclasses.replace(PLANTED, num_drafts=2), 16, [{"tau": 3.5}])
+    found = [stored_tuning(str(tmp_path), setup) for setup in (GREEDY, WARM)]
+    assert found == [CHAIN, dataclasses.replace(PLANTED, num_drafts=2)]
+    others = {"dtype": "bfloat16", "batch_size": 8, "sampling": SamplingParams(0.9), "device": "TPU v5e"}
+    for name, value in others.items():
+        assert stored_tuning(str(tmp_path), dataclasses.replace(WARM, **{name: value})) is None
+    rows = json.loads((tmp_path / "decoding.json").read_text())["tuned"]
+    assert [row["prompts"] for row in rows] == [8, 16] and rows[1]["measured"] == [{"tau": 3.5}]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_and_after_the_measurement(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tunings, "write_whole", full)
+    with pytest.raises(DominoError, match=r"No space left.*num_drafts=5 --config.decode.draft_scale=2.0"):
+        store_tuning(tmp_path, GREEDY, CHAIN, 8)
+    monkeypatch.setattr(tunings.os, "access", lambda folder, mode: False)
+    with pytest.raises(DominoError, match="cannot be written, and the tuning is stored there"):
+        tunings.check_writable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_drafts": "5"},
+        {"num_drafts": 0},
+        {"draft_scale": "x"},
+        {"draft_scale": -1.0},
+        {"mode": "tree"},
+        {"mode": "forest"},
+        {"tree": {"leaves": 3}},
+        {"tree": {"nodes": "x", "draft_scale": None}},
+        {"tree": 5},
+    ],
+)
+def test_a_damaged_file_is_refused_by_its_name(tmp_path, change):
+    store_tuning(tmp_path, GREEDY, CHAIN, 8)
+    path = tmp_path / "decoding.json"
+    [row] = json.loads(path.read_text())["tuned"]
+    path.write_text(json.dumps({"tuned": [{**row, **change}]}))
+    with pytest.raises(DataError, match=r"decoding\.json is damaged; remove it, or tune again"):
+        stored_tuning(str(tmp_path), GREEDY)
+
+
+@pytest.mark.parametrize("text", ['{"tuned": 3}', '{"tuned": [{"draft_scale": 1}]}', "[]"])
+def test_a_file_of_another_kind_is_refused(tmp_path, text):
+    (tmp_path / "decoding.json").write_text(text)
+    with pytest.raises(DataError, match=r"decoding\.json"):
+        stored_tuning(str(tmp_path), GREEDY)
+
+
+def settings_of(folder, **changes):
+    config = qwen3.get_config("none")
+    config.decode.update({"dtype": "float32", "modes": ("draft", "tree"), **changes})
+    return tuned_settings(config.decode, str(folder) if folder else None)
+
+
+def test_decode_takes_the_tuning_except_for_what_the_recipe_sets(tmp_path):
+    store_tuning(tmp_path, GREEDY, CHAIN, 8)
+    store_tuning(tmp_path, WARM, PLANTED, 8)
+
+    def widths(folder=tmp_path, **changes):
+        settings = settings_of(folder, **changes)
+        return settings.block_size, settings.num_drafts, settings.draft_scale
+
+    assert widths() == (8, 5, 2.0)
+    assert widths(temperature=1.0) == (4, 3, math.inf)
+    assert widths(num_drafts=2) == (0, 2, 2.0)
+    assert widths(draft_scale=1.5) == (8, 5, 1.5)
+    assert widths(folder=None) == widths(simulate_tau=2.0) == (0, 0, math.inf)
+    assert widths(modes=("autoregressive",), folder="/there/is/nothing") == (0, 0, math.inf)
+
+    def tree(**section):
+        return settings_of(tmp_path, temperature=1.0, tree=section).tree
+
+    assert tree() == TREE
+    assert tree(draft_scale=math.inf) == dataclasses.replace(TREE, draft_scale=math.inf, spread=1.0)
+    assert tree(nodes=16) == TreeSettings(nodes=16, draft_scale=3.0, spread=2.0)
+    assert settings_of(None).tree == TreeSettings()
+
+
+def test_what_a_report_holds_of_the_settings_is_json(tmp_path):
+    store_tuning(tmp_path, WARM, dataclasses.replace(PLANTED, tree=dataclasses.replace(TREE, draft_scale=math.inf)), 8)
+    values = settings_of(tmp_path, temperature=1.0).as_json()
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    assert values["draft_scale"] == values["tree"]["draft_scale"] == "inf"
+
+
+def test_the_python_apis_defaults_are_those_of_the_recipes():
+    recipe = decode_settings(qwen3.get_config("none").decode)
+    loading = domino_jax.decoding.api.LoadSettings()
+    for name in ("dtype", "cache_length", "max_new_tokens", "batch_size", "thinking", "temperature"):
+        assert getattr(loading, name) == getattr(recipe, name), name
+    config = qwen3.get_config("none")
+    config.decode.modes = ("tree",)
+    assert decode_settings(config.decode).tree == TreeSettings()
+
+
+def test_the_python_api_uses_the_tuning_unless_the_caller_says_otherwise(tmp_path):
+    drafter = tmp_path / "drafter"
+    shutil.copytree(ASSETS / "tiny_domino", drafter)
+    tree = dataclasses.replace(TREE, nodes=9, lanes=4, draft_scale=None, spread=1.0)
+    store_tuning(drafter, GREEDY, Tuning("tree", 4, 3, math.inf, tree), 8)
+    store_tuning(drafter, WARM, Tuning("draft", 4, 2, 1.5, None), 8)
+
+    def loaded(**changes):
+        sizes = {"dtype": "float32", "cache_length": 128, "max_new_tokens": 16}
+        decoder = domino_jax.load(str(ASSETS / "tiny_qwen3"), str(drafter), **sizes, **changes)
+        drafting = decoder.generator.settings.drafting
+        return decoder.default_mode, decoder.models.drafter.config.block_size, drafting.num_drafts, drafting.scale
+
+    whole = json.loads((drafter / "config.json").read_text())["block_size"]
+    assert loaded() == ("tree", 4, 3, math.inf)
+    assert loaded(temperature=1.0) == ("draft", 4, 2, 1.5)
+    assert loaded(num_drafts=5) == ("draft", whole, 5, math.inf)
