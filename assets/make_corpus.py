@@ -17,7 +17,14 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from assets import tiny_tasks
-from domino_jax.data.tiny_checks import KINDS, expected_answer, first_function, function_parameters, prompt_code
+from assets.tiny_answers import (
+    KINDS,
+    expected_answer,
+    first_function,
+    function_parameters,
+    prompt_code,
+    reference,
+)
 
 MAX_CONVERSATION = 300
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|mask|>"]
@@ -187,6 +194,8 @@ def main() -> None:
         write_tokenizer(tokenizer, args.output)
     for name, functions, count, seed in (("train", library_training, 3200, 1), ("heldout", held_out, 512, 2)):
         rows = shipped_rows(functions, tokenizer, count, seed, name)
+        if name == "heldout":  # decode counts right answers by them
+            rows = [{**row, "reference": reference(row)} for row in rows]
         write_jsonl(args.output / f"prompts_{name}.jsonl", rows)
     for name, functions, count, seed in (("corpus", training, args.conversations, 3), ("heldout", held_out, 600, 4)):
         some = [row for row in corpus_rows(functions, count, seed) if is_steady(row, tokenizer)]

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from transformers import PreTrainedTokenizerFast
 
-from domino_jax.data.tiny_checks import KINDS
+from assets.tiny_answers import KINDS
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights.target import save_target
 

@@ -11,9 +11,10 @@ from collections import defaultdict
 
 import numpy as np
 
+from assets.tiny_answers import KINDS, reference
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.data.tiny_checks import KINDS, check_answer
+from domino_jax.data.references import Reference
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import GeneratorSettings
 from domino_jax.drafters.pair import Models
@@ -42,7 +43,7 @@ def main() -> None:
     answers = greedy_answers(args.target, rows)
     right = defaultdict(list)
     for row, answer in zip(rows, answers, strict=True):
-        right[row["kind"]].append(check_answer(row, answer))
+        right[row["kind"]].append(Reference(**reference(row)).accepts(answer))
         if not right[row["kind"]][-1] and args.show > 0:
             args.show -= 1
             print(f"--- {row['id']} {row['kind']}\n{row['messages'][0]['content']}\n>>>\n{answer}")

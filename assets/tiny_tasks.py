@@ -8,7 +8,7 @@ import re
 import sysconfig
 from dataclasses import dataclass
 
-from domino_jax.data.tiny_checks import first_function, function_parameters
+from assets.tiny_answers import first_function, function_parameters
 
 # Packages that are not ordinary library code: tests are harvested for training only, the others not at all.
 SKIPPED = {"site-packages", "__pycache__", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"}

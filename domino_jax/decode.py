@@ -1,4 +1,4 @@
-"""Decode prompts in several modes side by side and report what that measured.
+"""Decode prompts in several modes side by side and report speed, acceptance and equality.
 
     python -m domino_jax.decode --config=configs/tiny.py --output=/tmp/decoded
     python -m domino_jax.decode --config=configs/tiny.py --prompt="Laura has 46 plums. She buys 9. How many now?"
@@ -7,61 +7,51 @@
         --config.decode.tasks="('gsm8k','humaneval=HumanEval.jsonl')"
 
 --output is a folder: generations.jsonl and progress.jsonl (written as groups of prompts finish), report.json,
-report.md, table.md, table.tex, plots/. A folder with a report is finished and only shown. One without was interrupted:
-the same command goes on behind its last whole group, and the report says in how many sittings it was measured.
+report.md, report.html, table.md, table.tex, plots/. A folder with a report is finished: its report is shown again.
+Without a report the run was interrupted: the same command continues after its last complete group, and the report
+states the number of sittings.
 
 --prompt without --output, and --interactive, show the text as it is committed instead.
 
-config.decode.tasks decodes benchmark tasks instead of prompts (data/tasks.py), config.decode.concurrency measures the
-throughput at several batch sizes as well, and config.decode.compare several drafters in one run (compare.py).
+config.decode.tasks decodes benchmark tasks instead of prompts (data/tasks.py), config.decode.concurrency also measures
+the throughput at several batch sizes, and config.decode.compare several drafters in one run (evals/compare.py).
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 
-from domino_jax.data.prompts import read_prompts
-from domino_jax.data.tasks import read_tasks
-from domino_jax.decoding.api import prompt_row
-from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import DecodeSettings, decode_settings, supported_modes
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.decoding.stored_tuning import tuned_settings
-from domino_jax.drafters.drafter import Drafter, DrafterConfig
-from domino_jax.drafters.pair import Models
-from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, compare_drafters, drafter_names
-from domino_jax.evals.concurrency import measure_concurrency
-from domino_jax.evals.describe import describe, run_identity, timings
-from domino_jax.evals.lanes import Lane
+from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
+from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh
-from domino_jax.evals.report import REPORT, build_report, console_table, read_report, refuse_obstacles, write_report
-from domino_jax.evals.run import Speech, check_rows, check_words, run_lanes
-from domino_jax.evals.run_files import GENERATIONS, RunFiles, refuse_other_run
-from domino_jax.evals.tree_report import acceptance, draw_trees, record_trees
-from domino_jax.export import EXPORT_DTYPE
+from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts
+from domino_jax.evals.report import REPORT, console_table, read_report, refuse_obstacles
+from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
+from domino_jax.evals.run_info import RunInfo
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.recipe.builders import drafter_config_of
-from domino_jax.recipe.terminal import at_terminal, check_flags
+from domino_jax.recipe.decoding import (
+    at_terminal,
+    check_flags,
+    fit_to_drafter,
+    prompt_source,
+    read_rows,
+)
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.preemption import Preemption
-from domino_jax.weights.loading import LoadedTarget, cast_target, check_head, needs_drafter
-from domino_jax.weights.random_weights import made_up_prompts
-
-PICTURED = 8  # prompts whose trees are recorded
+from domino_jax.weights.loading import LoadedTarget, needs_drafter
 
 
 def main(flags: cli.Flags) -> None:
@@ -69,25 +59,29 @@ def main(flags: cli.Flags) -> None:
     config = flags.config
     recipes.check(config, "decode")
     check_flags(flags)
-    over = config.decode.mesh
-    if (over.data, over.tensor) != (1, 1):
+
+    # --------------------------------------------------------------- devices
+    shape = config.decode.mesh
+    if (shape.data, shape.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
-    mesh = decode_mesh(over.data, over.tensor, config.decode.batch_size)
+    mesh = decode_mesh(shape.data, shape.tensor, config.decode.batch_size)
+
+    # ---------------------------------------------------------------- decode
     # Several drafters are compared with one setting, so none of them brings its own tuning.
     settings = tuned_settings(config.decode, None if config.decode.compare else config.drafter.path)
     made_up = functools.partial(drafter_config_of, config.drafter)
-    loader = Loader(config.target.path, settings, mesh, made_up, over.split_head)
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_told(settings), kept_to(settings.cores):
+    loader = Loader(config.target.path, settings, mesh, made_up, shape.split_head)
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings), kept_to(settings.cores):
         if flags.output:
-            with Preemption() as preemption, preemption.nothing_to_lose():  # whole groups are on the disk
+            with Preemption() as preemption, preemption.nothing_to_lose():  # complete groups are on the disk
                 measure(flags, loader)
         else:
             at_terminal(flags, loader)
 
 
 @contextlib.contextmanager
-def memory_told(settings: DecodeSettings):
-    """A device without enough memory is a matter of the recipe's sizes; every other failure of it stays as it is."""
+def memory_refused(settings: DecodeSettings):
+    """Turns a device's lack of memory into a message about the recipe's sizes; other errors pass unchanged."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -99,108 +93,65 @@ def memory_told(settings: DecodeSettings):
         ) from error
 
 
-# ------------------------------------------------------------------------------------------------- into a report
-
-
 def measure(flags: cli.Flags, loader: Loader) -> None:
     """All modes on all prompts, into the folder --output."""
-    config, settings = flags.config, loader.settings
+    # --------------------------------------------------------------- output
+    output, info = Path(flags.output).expanduser(), run_info(flags, loader.settings)
+    folders = check_output(flags)
+    # Every process looks, so that each refuses what it finds; process 0 may be the only one to see the files.
+    shown = show_finished(output, info, COMPARISON if folders else REPORT)
+    if from_primary(lambda: shown):
+        return
+    refuse_read_only(output)
+    say(plan_line(info, output))
+
+    # -------------------------------------------------------------- prompts
+    loaded = loader.target()
+    prompts = prepare_prompts(read_rows(flags, loaded), TextCodec(loaded.tokenizer, info.requested.thinking))
+
+    # ------------------------------------------------- drafters and decoding
+    if folders:
+        compare(folders, flags.given, loader, loaded, prompts, info, output)
+    else:
+        decode_one(flags, loader, loaded, prompts, info, output)
+    say(f"written to {output}")
+
+
+def run_info(flags: cli.Flags, settings: DecodeSettings) -> RunInfo:
+    """What the flags and the recipe say about the run."""
+    config = flags.config
+    path = config.drafter.path
+    drafter = recipes.portable(path or "") if needs_drafter(settings.modes) else None
+    if config.decode.compare:
+        drafter = tuple(recipes.portable(folder) for folder in config.decode.compare)
+    return RunInfo(settings, recipes.portable(config.target.path), drafter, prompt_source(flags))
+
+
+def check_output(flags: cli.Flags) -> dict[str, str]:
+    """Refuses an --output that cannot be written; returns the drafters of a comparison, folder by name."""
+    compared = tuple(flags.config.decode.compare)
     if is_remote(flags.output):
         raise DominoError(
             f"--output={flags.output} is in a bucket, whose files cannot be appended to; name a local folder, and copy"
             " it when it is finished."
         )
-    output = Path(flags.output).expanduser()
-    compare = tuple(config.decode.compare)
-    if compare and jax.process_count() > 1:
+    if compared and jax.process_count() > 1:
         raise DominoError(
-            f"decode.compare writes from one process, and there are {jax.process_count()}; compare in one, or decode"
+            f"decode.compare writes from one process, but there are {jax.process_count()}; compare in one, or decode"
             " with one drafter at a time."
         )
-    folders = dict(zip(drafter_names(compare), compare, strict=True))
-    written = (PAGE, LATEX) if compare else ()
-    refuse_obstacles(epath.Path(output), files=written, folders=tuple(folders))
-    named = {
-        "settings": settings.as_json(),
-        "target": {"path": recipes.portable(config.target.path)},
-        "drafter": named_drafter(config.drafter.path, compare, settings.modes),
-        "prompts": prompt_source(flags, config.decode),
-    }
-    # Every process looks, so that each refuses what it finds; process 0 may be the only one to see the files.
-    shown = shown_already(output, named, COMPARISON if compare else REPORT)
-    if from_primary(lambda: shown):
-        return
-    refuse_read_only(output)
-    loaded = loader.target()
-    rows = read_rows(flags, config.decode, loaded)
-    if compare:
-        drafting = ("backbone",)  # a head is asked for only of the drafters that have one
-        drafters = {
-            name: (recipes.portable(path), loader.models(loaded, path, drafting)) for name, path in folders.items()
-        }
-        compare_drafters(loaded, drafters, rows, settings, output, named)
-        print((output / PAGE).read_text(encoding="utf-8"))
-    else:
-        models = loader.models(loaded, config.drafter.path, settings.modes)
-        report = decode_rows(models, loaded, rows, settings, output, named)
-        if flags.prompt:
-            print(read_text(output, settings.modes[-1]))
-        console_table(report)
-    print(f"written to {output}")
+    folders = dict(zip(drafter_names(compared), compared, strict=True))
+    files = (PAGE, LATEX) if compared else ()
+    refuse_obstacles(epath.Path(flags.output).expanduser(), files=files, folders=tuple(folders))
+    return folders
 
 
-def named_drafter(path: str | None, compare: Sequence[str], modes: Sequence[str]) -> dict[str, Any] | None:
-    """What the report calls the drafter; None for plain decoding."""
-    if compare:
-        return {"paths": [recipes.portable(folder) for folder in compare]}
-    return {"path": recipes.portable(path or "")} if needs_drafter(modes) else None
-
-
-def prompt_source(flags: cli.Flags, decode) -> dict[str, Any]:
-    """Where the prompts come from, as the report says it: --prompt, --prompts, or the recipe's tasks or prompts."""
-    tasks = list(decode.tasks)
-    if tasks and (flags.prompts or flags.prompt):
-        given = "--prompts" if flags.prompts else "--prompt"
-        raise DominoError(f"config.decode.tasks and {given} are both given; decode tasks or prompts, not both.")
-    source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or decode.prompts
-    if not source and decode.simulate_tau:
-        source = "made up"
-    if not source:
-        raise DominoError(
-            "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.decode.prompts or"
-            " config.decode.tasks."
-        )
-    limit = None if tasks else decode.num_prompts
-    named = {"source": recipes.portable(source), "text": flags.prompt, "limit": limit}
-    return {**named, "tasks": [recipes.portable(entry) for entry in tasks]}
-
-
-def read_rows(flags: cli.Flags, decode, loaded: LoadedTarget) -> list[dict[str, Any]]:
-    """The prompt rows of the recipe's tasks, of the file that is given, of --prompt, or made-up ones."""
-    if decode.tasks:
-        return read_tasks(tuple(decode.tasks))
-    if flags.prompt:
-        return [{"id": "prompt", **prompt_row(flags.prompt, loaded.tokenizer)}]
-    path = flags.prompts or decode.prompts
-    if not path:
-        return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
-    return read_prompt_rows(path, decode.num_prompts, loaded.tokenizer)
-
-
-def read_prompt_rows(path: str, limit: int, tokenizer: Any) -> list[dict[str, Any]]:
-    """Rows of a prompts file without the keys that only tasks have; limit 0: all. A bad checker is a DataError."""
-    return [
-        {key: value for key, value in row.items() if key not in ("task", "next_turns")}
-        for row in read_prompts(path, limit or None, functools.partial(check_words, tokenizer=tokenizer))
-    ]
-
-
-def shown_already(output: Path, named: Mapping[str, Any], name: str) -> bool:
-    """Whether `output` holds this very run, finished; then it is shown. A finished run of something else is refused."""
+def show_finished(output: Path, info: RunInfo, name: str) -> bool:
+    """Shows the report that `output` already holds, if any. A finished run of something else is refused."""
     finished = read_report(output, name)
     if finished is None:
         return False
-    refuse_other_run(output, "a finished decoding", finished, named)
+    refuse_other_run(output, "a finished decoding", finished, info.origin())
     print(f"{output} holds a finished decoding; this is its report. Choose another --output to decode again.")
     if name == REPORT:
         console_table(finished)
@@ -209,126 +160,67 @@ def shown_already(output: Path, named: Mapping[str, Any], name: str) -> bool:
     return True
 
 
-def decode_with(
-    config, loaded: LoadedTarget, drafter_config: DrafterConfig, drafter_params: dict, output: os.PathLike
-) -> dict[str, Any]:
-    """The final decoding of a training run: its drafter, rounded as its export is, on the recipe's held-out prompts."""
-    settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
-    settings = dataclasses.replace(settings, modes=supported_modes(settings.modes, drafter_config.has_head))
-    source = config.decode.prompts or config.eval.prompts
-    rows = read_prompt_rows(source, config.decode.num_prompts, loaded.tokenizer)
-    target = cast_target(loaded, settings.dtype)
-    models = Models(target.model, target.params)
-    if needs_drafter(settings.modes):
-        drafter = Drafter(drafter_config, np.dtype(settings.dtype))
-        rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(settings.dtype), drafter_params)
-        models = Models(target.model, target.params, drafter, rounded)
-    limit = config.decode.num_prompts
-    named = {
-        "settings": settings.as_json(),
-        "target": {"path": recipes.portable(config.target.path)},
-        "drafter": {"path": f"{os.fspath(output).rpartition('/')[0]}/export"} if models.drafter else None,
-        "prompts": {"source": recipes.portable(source), "text": None, "limit": limit, "tasks": []},
-    }
-    with kept_to(settings.cores):
-        if not is_remote(output):
-            # What an interrupted decoding of other weights left there is of no use: the training has gone on since.
-            return decode_rows(models, target, rows, settings, Path(output), named, anew=True)
-        # A bucket's files can be neither continued nor cut: decoded here, and copied when it is whole.
-        with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
-            report = decode_rows(models, target, rows, settings, Path(scratch), named)
-            copy_folder(Path(scratch), epath.Path(output))
-            return report
-
-
-def copy_folder(here: Path, there: epath.Path) -> None:
-    """Every file below `here` to the same place below `there`, report.json last: with it the folder is finished."""
-    files = [path for path in here.rglob("*") if path.is_file()]
-    for path in sorted(files, key=lambda path: path.name == REPORT):
-        target = there / path.relative_to(here).as_posix()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
-
-
-def decode_rows(
-    models: Models,
-    target: LoadedTarget,
-    rows: Sequence[Mapping[str, Any]],
-    settings: DecodeSettings,
-    output: Path,
-    named: Mapping[str, Any],
-    anew: bool = False,
-) -> dict[str, Any]:
-    """Decodes prompt rows (each with an "id") in every mode into the folder `output`, and returns the report.
-
-    Args:
-        target: for its tokenizer and stop ids; the weights that run are those of `models`.
-        rows: as data/prompts.py and data/tasks.py read them.
-        named: what the report says about where things came from: "settings", "target", "drafter", "prompts".
-        anew: begin anew where `output` holds an unfinished run of something else, instead of refusing it.
-    """
-    if needs_drafter(settings.modes):
-        check_head(models.drafter is not None and models.drafter.config.has_head, settings.modes)
-    speech = Speech(target.tokenizer, settings.thinking)
-
-    lanes = mode_lanes(models, target, settings, settings.batch_size)
-    check_rows(lanes, rows, speech)
-    facts = describe(models, target, rows, settings, named)
-
-    def lanes_of(batch_size: int) -> list[Lane]:
-        same = batch_size == settings.batch_size  # then nothing has to be compiled again
-        return lanes if same else mode_lanes(models, target, settings, batch_size)
-
-    if not distributed.is_primary():  # runs along, and writes where nobody looks
-        output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
-    with RunFiles(output, run_identity(named, rows, settings, models), anew) as files:
-        refuse_divided_sittings(files)
-        measured = run_lanes(lanes, rows, speech, settings.batch_size, files, bool(facts["simulated"]))
-        throughput = measure_concurrency(lanes_of, settings.concurrency, rows, speech, files, facts)
-    report = build_report(
-        measured.runs,
-        tasks=measured.tasks,
-        batch_size=settings.batch_size,
-        facts=facts,
-        concurrency=throughput,
-        sittings=files.sittings,
-        **timings({lane.mode: lane for lane in lanes}, rows, speech),
+def plan_line(info: RunInfo, output: Path) -> str:
+    """What the command is about to do, in one line."""
+    settings, source = info.requested, info.source
+    prompts = f"{source.limit} prompts of {source.source}" if source.limit else source.source
+    prompts = ", ".join(source.tasks) or ("one prompt" if source.text else prompts)
+    drafter = f", {len(info.drafter)} drafters" if isinstance(info.drafter, tuple) else ""
+    return (
+        f"decode: {prompts}; {', '.join(settings.modes)}{drafter}; up to {settings.max_new_tokens} new tokens each,"
+        f" batch {settings.batch_size}; then a report in {output}"
     )
-    if "tree" in settings.modes:
-        report["tree"] = look_at_trees(lanes[0], rows, speech, output)
-    write_report(output, report)
-    return report
 
 
-def look_at_trees(lane: Lane, rows: Sequence[Mapping[str, Any]], speech: Speech, output: Path) -> dict[str, Any]:
-    """Acceptance by depth and rank over the first rounds of a few prompts, and plots/trees.png with some of them."""
-    prompts = [speech.encode(row) for row in rows[:PICTURED]]
-    trees = [tree for recorded in record_trees(lane.models, lane.generator, prompts) for tree in recorded]
-    if not trees:  # every answer ended with its first token
-        return {}
-    draw_trees(trees, lambda token: speech.text([token]) or str(token), output / "plots")
-    return acceptance(trees)
+def say(line: str) -> None:
+    """Prints a line of the run from one process."""
+    if distributed.is_primary():
+        print(line, flush=True)
 
 
-def refuse_divided_sittings(files: RunFiles) -> None:
-    """Several processes run the same groups, and only process 0 could know which ones an earlier sitting did."""
-    if from_primary(lambda: bool(files.records)) and jax.process_count() > 1:
-        raise DominoError(
-            "--output holds an unfinished decoding, and a run of several processes cannot be continued: choose another"
-            " --output, or go on with one process."
-        )
+def compare(
+    folders: dict[str, str],
+    given: frozenset[str],
+    loader: Loader,
+    loaded: LoadedTarget,
+    prompts: Sequence[Prompt],
+    info: RunInfo,
+    output: Path,
+) -> None:
+    """Several drafters; a mode that needs a head is left out for drafters without one."""
+    drafters = {}
+    for name, path in folders.items():
+        models = loader.models(loaded, path, ("backbone",))
+        settings, notes = fit_to_drafter(info.requested, models.drafter.config, given)
+        drafters[name] = ComparedDrafter(recipes.portable(path), models, settings)
+        for note in notes:
+            say(f"{name}: {note}")
+    compare_drafters(loaded, drafters, prompts, info, output)
+    print((output / PAGE).read_text(encoding="utf-8"))
 
 
-def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, batch_size: int) -> list[Lane]:
-    """A lane for each mode, all of one generator."""
-    generator = new_generator(models, settings.generator(target.stop_ids, batch_size))
-    return [Lane(mode, mode, models, generator) for mode in settings.modes]
+def decode_one(
+    flags: cli.Flags, loader: Loader, loaded: LoadedTarget, prompts: Sequence[Prompt], info: RunInfo, output: Path
+) -> None:
+    """One drafter, or none."""
+    config, settings = flags.config, info.requested
+    models = loader.models(loaded, config.drafter.path, settings.modes)
+    if models.drafter:
+        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
+        for note in notes:
+            say(note)
+    info = info.loaded(settings, loaded, prompts, models.drafter.config if models.drafter else None)
+    report = decode_prompts(models, loaded, prompts, info, output)
+    if distributed.is_primary():
+        if flags.prompt:
+            print(first_text(output, settings.modes[-1]))
+        console_table(report)
 
 
-def read_text(output: Path, mode: str) -> str:
+def first_text(output: Path, mode: str) -> str:
     """The text that `mode` gave to the first prompt, or its ids without a tokenizer."""
-    lines = (output / GENERATIONS).read_text(encoding="utf-8").splitlines()
-    row = next(row for row in map(json.loads, lines) if row["mode"] == mode)
+    with (output / GENERATIONS).open(encoding="utf-8") as lines:
+        row = next(row for row in map(json.loads, lines) if row["mode"] == mode)
     return row["text"] if row["text"] is not None else str(row["token_ids"])
 
 

@@ -34,9 +34,8 @@ from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
 from domino_jax.training.state import TrainState
 from domino_jax.weights import formats, hf
-from domino_jax.weights.drafter import save_drafter
+from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
-EXPORT_DTYPE = "bfloat16"  # of public drafters
 DRAFTER_CONFIG = "drafter_config.json"
 # What an export replaces. Tuned constants go with the weights that they were measured with.
 OWN_NAMES = re.compile(

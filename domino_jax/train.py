@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 from etils import epath
 
-from domino_jax import decode, export, regenerate
+from domino_jax import export, regenerate
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.drafters.config import DrafterConfig
@@ -29,6 +29,7 @@ from domino_jax.evals.report import console_table, read_report, refuse_obstacles
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli, dry_run
 from domino_jax.recipe import checks as recipes
+from domino_jax.recipe.decoding import decode_trained
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, primary_first
 from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
@@ -340,7 +341,7 @@ def decode_finally(
         return None
     with jax.set_mesh(layout.mesh):
         placed = dataclasses.replace(loaded, params=layout.target_params(loaded.params))
-        return decode.decode_with(config, placed, drafter, layout.drafter_params(params), workdir / "report")
+        return decode_trained(config, placed, drafter, layout.drafter_params(params), workdir / "report")
 
 
 def write_json(path: epath.Path, value: dict) -> None:

@@ -1,12 +1,13 @@
-"""JSONL files: any row by its line, and the prompt rows of decode and regenerate."""
+"""JSONL files: rows with their line numbers, and the prompt rows of decode and regenerate."""
 
 import io
 import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from domino_jax.data.references import reference_of
 from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError, quote
@@ -21,7 +22,7 @@ LARGEST_ID = 2**31 - 1  # ids are int32 on devices
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
     """Line number (from 1) and object of every line that is not blank; a broken line is a DataError that names it.
 
-    The file may be compressed (.gz, .zst) and may lie in a bucket (gs://).
+    The file may be compressed (.gz, .zst) and may be in a bucket (gs://).
     """
     name = os.fspath(path)
     if not (remote.exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
@@ -56,15 +57,10 @@ def parse_row(line: bytes, where: str) -> dict:
     return row
 
 
-def read_prompts(
-    path: str | pathlib.Path, limit: int | None = None, check: Callable[[dict, str], None] | None = None
-) -> list[dict]:
-    """Prompt rows, each with an "id" (its own, or its place among the rows, from "0") and exactly one of PROMPT_KEYS.
+def read_prompts(path: str | pathlib.Path, limit: int | None = None) -> list[dict]:
+    """Prompt rows, each with exactly one of PROMPT_KEYS and an "id": the row's, or its place among the rows from "0".
 
-    Other keys (a checker's, say) stay in the row. Only the first `limit` rows are read.
-
-    Args:
-        check: what else the caller demands of a row, given with the place that a message names; raises DataError.
+    Other keys stay in the row; a "reference" is checked (references.py). Only the first `limit` rows are read.
     """
     rows, lines = [], {}
     for number, row in read_jsonl(path):
@@ -80,10 +76,9 @@ def read_prompts(
         check_text(row, where)
         if row["id"] in lines:
             raise DataError(
-                f"{path}:{number}: the id {row['id']} is already that of line {lines[row['id']]}. Ids are unique."
+                f"{path}:{number}: the id {row['id']} is also the id of line {lines[row['id']]}; make ids unique."
             )
-        if check:
-            check(row, where)
+        reference_of(row, where)
         lines[row["id"]] = number
         rows.append(row)
     if not rows:
@@ -92,12 +87,12 @@ def read_prompts(
 
 
 def check_text(row: dict, where: str) -> None:
-    """Refuse a row with half of a surrogate pair in it, which can be neither encoded nor written."""
+    """Refuse a row with half of a surrogate pair, which can be neither encoded nor written."""
     try:
         json.dumps(row, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{where} holds half of a surrogate pair ({error.object[error.start]!a}), which is no text; correct or"
+            f"{where} holds half of a surrogate pair ({error.object[error.start]!a}), which is not text; correct or"
             " remove it."
         ) from error
 

@@ -1,30 +1,49 @@
-"""Several drafters in one run: all of them and one plain yardstick take turns on the same prompts, then one table."""
+"""Side by side: several drafters over the same prompts, and throughput by the number of rows decoded together."""
 
+import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DecodeSettings, supported_modes
 from domino_jax.drafters.pair import Models
-from domino_jax.evals.describe import describe, run_identity, timings
-from domino_jax.evals.lanes import Lane
-from domino_jax.evals.report import build_report, write_json, write_report
-from domino_jax.evals.run import Speech, check_rows, run_lanes
+from domino_jax.evals.lanes import Lane, ModeRun
+from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
+from domino_jax.evals.report import build_report, figures_of, identical_outputs, ratio, write_json, write_report
+from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, timings
 from domino_jax.evals.run_files import RunFiles
+from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.tables import comparison_lines, latex_table, markdown_table, paper_table
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import LoadedTarget
 
 COMPARISON = "compare.json"
 PAGE, LATEX = "compare.md", "compare.tex"
-KEPT = ("drafter", "block_size", "round_widths", "verify_width", "modes", "identical_outputs", "tasks", "average")
+DRAFTER_SECTIONS = (
+    *("drafter", "block_size", "round_widths", "verify_width", "modes", "identical_outputs", "tasks", "average"),
+)
+LEVEL_FIGURES = (
+    *("answers", "tokens", "seconds", "tokens_per_second", "prefill_seconds", "tau_pooled", "speedup", "intervals"),
+)
+
+# ------------------------------------------------------------------------------------------------- drafters
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedDrafter:
+    """path: for the report.  settings: with the limits of this drafter's block."""
+
+    path: str
+    models: Models
+    settings: DecodeSettings
 
 
 def drafter_names(paths: Sequence[str]) -> list[str]:
-    """A short name for each folder: its own, with the one above it where two are called alike."""
+    """A short name for each folder: its last part, with the parts above where two would have the same name."""
     for depth in range(1, 20):
         names = ["-".join(Path(path).expanduser().resolve().parts[1:][-depth:]) for path in paths]
         if len(set(names)) == len(names):
@@ -34,69 +53,65 @@ def drafter_names(paths: Sequence[str]) -> list[str]:
 
 def compare_drafters(
     target: LoadedTarget,
-    drafters: Mapping[str, tuple[str, Models]],
-    rows: Sequence[Mapping[str, Any]],
-    settings: DecodeSettings,
+    drafters: Mapping[str, ComparedDrafter],
+    prompts: Sequence[Prompt],
+    info: RunInfo,
     output: Path,
-    named: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Decodes rows with every drafter; writes a report folder for each below `output`, and compare.{md,tex,json}.
+    """Decodes prompts with every drafter; writes a report folder for each into `output`, and compare.{md,tex,json}.
 
-    Modes that a drafter has no head for are left out for it. Returns what compare.json holds.
-
-    Args:
-        drafters: by name, the folder and the models.
-        named: as for decode.decode_rows.
+    A mode that needs a head is left out for drafters without one. Returns the content of compare.json.
     """
-    speech = Speech(target.tokenizer, settings.thinking)
-    lanes = drafter_lanes(drafters, target.stop_ids, settings)
-    check_rows(lanes, rows, speech)
-    run = run_identity(named, rows, settings, *(models for _, models in drafters.values()))
-    with RunFiles(output, run) as files:
-        simulated = settings.simulate_tau > 0
-        measured = run_lanes(lanes, rows, speech, settings.batch_size, files, simulated)
+    settings = info.requested
+    codec = TextCodec(target.tokenizer, settings.thinking)
+    lanes = drafter_lanes(drafters, target.stop_ids)
+    check_prompts(list({id(lane.generator): lane.generator for lane in lanes}.values()), prompts, codec)
+    infos = {
+        name: info.loaded(one.settings, target, prompts, one.models.drafter.config, drafter=one.path, drafter_name=name)
+        for name, one in drafters.items()
+    }
+    identity = dataclasses.replace(info, settings=settings).identity(prompts, [one.models for one in drafters.values()])
+    with RunFiles(output, identity) as files:
+        measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
     reports = {}
-    for name, (path, models) in drafters.items():
-        own = {lane.mode: lane for lane in lanes if lane.drafter in (name, None)}
-        facts = describe(models, target, rows, settings, {**named, "drafter": {"path": path, "name": name}})
+    for name in drafters:
+        chosen = {lane.mode: lane for lane in lanes if lane.drafter in (name, None)}
+
+        def of(runs: Mapping[str, ModeRun], chosen=chosen) -> dict[str, ModeRun]:
+            return {mode: runs[lane.name] for mode, lane in chosen.items()}
+
         reports[name] = build_report(
-            {mode: measured.runs[lane.name] for mode, lane in own.items()},
-            tasks={
-                task: {mode: runs[lane.name] for mode, lane in own.items()} for task, runs in measured.tasks.items()
-            },
-            batch_size=settings.batch_size,
-            facts=facts,
+            of(measured.runs),
+            infos[name],
+            tasks={task: of(runs) for task, runs in measured.tasks.items()},
             sittings=files.sittings,
-            **timings(own, rows, speech),
+            **timings(chosen, prompts),
         )
         write_report(output / name, reports[name])
-    return write_comparison(output, named, reports)
+    return write_comparison(output, info, reports)
 
 
-def drafter_lanes(
-    drafters: Mapping[str, tuple[str, Models]], stop_ids: Sequence[int], settings: DecodeSettings
-) -> list[Lane]:
-    """The lanes of all drafters behind the one of plain decoding, which every speed-up is against."""
+def drafter_lanes(drafters: Mapping[str, ComparedDrafter], stop_ids: Sequence[int]) -> list[Lane]:
+    """One lane of plain decoding, which every speed-up is against, then the lanes of all drafters."""
     lanes = []
-    for name, (path, models) in drafters.items():
-        generator = new_generator(models, settings.generator(stop_ids))
+    for name, one in drafters.items():
+        settings = one.settings
+        generator = new_generator(one.models, settings.generator(stop_ids))
         if BASELINE in settings.modes and not lanes:
-            lanes.append(Lane(BASELINE, BASELINE, models, generator))
-        own_modes = supported_modes(settings.modes, models.drafter.config.has_head)
-        modes = [mode for mode in own_modes if mode != BASELINE]
+            lanes.append(Lane(BASELINE, BASELINE, one.models, generator))
+        supported = supported_modes(settings.modes, one.models.drafter.config.has_head)
+        modes = [mode for mode in supported if mode != BASELINE]
         if not modes:
             raise DominoError(
-                f"{path} is a plain DFlash drafter without a Domino head, and decode.modes"
+                f"{one.path} is a plain DFlash drafter without a Domino head, and decode.modes"
                 f" {', '.join(settings.modes)} has no backbone; add it, or take the drafter out of decode.compare."
             )
-        lanes += [Lane(f"{name}/{mode}", mode, models, generator, name) for mode in modes]
+        lanes += [Lane(f"{name}/{mode}", mode, one.models, generator, name) for mode in modes]
     return lanes
 
 
-def write_comparison(
-    output: Path, named: Mapping[str, Any], reports: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """compare.md, compare.tex and, last, compare.json, whose being there says that the run is finished."""
+def write_comparison(output: Path, info: RunInfo, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Writes compare.md, compare.tex and, last, compare.json; a folder with compare.json is finished."""
     table = paper_table(list(reports.values()))
     page = ["# Drafters side by side", "", *markdown_table(table).splitlines(), ""]
     page += [*comparison_lines(reports), "", *(f"- [{name}]({name}/report.md)" for name in reports)]
@@ -104,9 +119,57 @@ def write_comparison(
     write_whole(output / LATEX, latex_table(table))
     comparison = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **named,
-        "simulated": next(iter(reports.values()))["simulated"],
-        "drafters": {name: {key: report[key] for key in KEPT} for name, report in reports.items()},
+        **info.origin(),
+        "simulated": info.simulated,
+        "drafters": {name: {key: report[key] for key in DRAFTER_SECTIONS} for name, report in reports.items()},
     }
     write_json(output / COMPARISON, comparison)
     return comparison
+
+
+# ---------------------------------------------------------------------------------------------- batch sizes
+
+
+def measure_concurrency(
+    lanes_of: Callable[[int], Sequence[Lane]],
+    prompts: Sequence[Prompt],
+    codec: TextCodec,
+    files: RunFiles,
+    info: RunInfo,
+) -> dict[str, dict[str, Any]]:
+    """By batch size of `info`: {"modes": figures by mode, "identical_outputs": against the baseline of this size}.
+
+    tokens_per_second is the loop's; output_tokens_per_second also counts the prefills and the first tokens, as the
+    clients of a server would. First turns only. A size that `files` already holds is not measured again.
+
+    Args:
+        lanes_of: batch size → lanes.
+    """
+    first_turns = [dataclasses.replace(prompt, later_turns=(), task=None) for prompt in prompts]
+    done = {str(record["concurrency"]): record["level"] for record in files.records if "concurrency" in record}
+    sizes = info.settings.concurrency
+    for size in sizes:
+        if str(size) not in done:
+            level = _level(lanes_of(size), size, first_turns, codec, info)
+            files.append({"concurrency": size, "level": level}, [])
+            done[str(size)] = level
+    return {str(size): done[str(size)] for size in sizes}
+
+
+def _level(
+    lanes: Sequence[Lane], size: int, prompts: Sequence[Prompt], codec: TextCodec, info: RunInfo
+) -> dict[str, Any]:
+    measured = Measured.empty(lanes)
+    with Progress(f"decode, {size} at a time", total=len(prompts)) as progress:
+        for group in plan_groups(prompts, size):
+            record, lines = decode_group(lanes, group, codec, bool(info.simulated))
+            measured.add(lanes, record, lines)
+            progress.advance(len(group.prompts))
+    modes = {}
+    for mode, figures in figures_of(measured.runs, info, size).items():
+        seconds = figures["seconds"] + figures["prefill_seconds"]
+        modes[mode] = {
+            **{key: figures[key] for key in LEVEL_FIGURES},
+            "output_tokens_per_second": ratio(figures["tokens"], seconds),
+        }
+    return {"modes": modes, "identical_outputs": identical_outputs(measured.runs)}

@@ -1,4 +1,4 @@
-"""From a recipe's paths to models that decode: laid over a mesh, with a shorter block, tabulated gates, or made up."""
+"""From a recipe's paths to models that decode: on a mesh, with a shorter block, tabulated gates, or random weights."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -41,6 +41,16 @@ def decode_mesh(data: int, tensor: int, batch_size: int) -> Mesh | None:
     return mesh
 
 
+def check_simulation(settings: DecodeSettings, drafter: DrafterConfig) -> None:
+    """Refuses a simulate_tau above what a round can emit: the report would state a figure that was not forced."""
+    for mode, most in settings.round_widths(drafter).items():
+        if settings.simulate_tau > most:
+            raise DominoError(
+                f"decode.simulate_tau is {settings.simulate_tau:g}, but a round of {most - 1} drafts emits"
+                f" {most} tokens at most ({mode}); lower it, or draft more."
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class Loader:
     """Reads targets and drafters as the settings want them.
@@ -77,21 +87,9 @@ class Loader:
             models = random_drafter(loaded, config, place, self.split_head)
         else:
             models = load_models(loaded, drafter_path, modes, place, self.settings.block_size, self.split_head)
-        self._check_simulation(models)
         if self.settings.gate_table and models.drafter and models.drafter.config.has_head:
             models = models.replace(gates=jax.jit(gate_table, out_shardings=self._whole())(models))
         return models
-
-    def _check_simulation(self, models: Models) -> None:
-        """A round cannot emit more than its drafts and one: the report would name a figure that was not forced."""
-        if not (self.settings.simulate_tau and models.drafter):
-            return
-        for mode, most in self.settings.round_widths(models.drafter.config).items():
-            if self.settings.simulate_tau > most:
-                raise DominoError(
-                    f"decode.simulate_tau is {self.settings.simulate_tau:g}, but a round of {most - 1} drafts emits"
-                    f" {most} tokens at most ({mode}); lower it, or draft more."
-                )
 
     def _place(self):
         if self.mesh is None:

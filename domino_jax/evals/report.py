@@ -38,6 +38,7 @@ from domino_jax.evals import intervals
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.plots import write_plots
 from domino_jax.evals.round_times import StepBounds
+from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
 from domino_jax.evals.tree_report import TREES
 from domino_jax.runtime.cores import usable
@@ -65,31 +66,28 @@ LATER = {
 
 def build_report(
     runs: Mapping[str, ModeRun],
+    info: RunInfo,
     *,
     tasks: Mapping[str, Mapping[str, ModeRun]] | None = None,
-    batch_size: int,
     split: Mapping[str, Mapping[str, float]],
     step: StepBounds,
-    facts: Mapping[str, Any],
     concurrency: Mapping[str, Any] | None = None,
     sittings: int = 1,
 ) -> dict[str, Any]:
     """The report of one run; JSON values only.
 
     Args:
-        runs: by mode, what was kept of all its answers.          tasks: the same by task, where there are tasks.
-        batch_size: rows decoded together.
+        runs: by mode, the sums over all its answers.  tasks: the same by task, where there are tasks.
         split: by mode, seconds of a round's parts (round_times.round_split).
         step: lower bounds of an autoregressive step.
-        facts: what else the report says at top level, "round_widths" above all (by mode, tokens a round can emit at
-            most), and "simulated", the acceptance length that was forced, None for a real run.
-        concurrency: figures by batch size (concurrency.py).
+        concurrency: figures by batch size (compare.py).
         sittings: how often the command was started until it was done.
     """
-    modes = figures_of(runs, facts, batch_size)
+    batch_size = info.settings.batch_size
+    modes = figures_of(runs, info, batch_size)
     for mode, figures in modes.items():
         figures["time_split"] = _time_split(split[mode]) if mode in split else None
-    by_task = {name: figures_of(own, facts, batch_size) for name, own in (tasks or {}).items()}
+    by_task = {name: figures_of(own, info, batch_size) for name, own in (tasks or {}).items()}
     for name, own in (tasks or {}).items():
         for mode, found in identical_outputs(own).items():
             by_task[name][mode]["identical"] = found
@@ -97,7 +95,7 @@ def build_report(
     over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **facts,
+        **info.as_json(),
         "sittings": sittings,
         "versions": versions(),
         "device": device(),
@@ -118,11 +116,12 @@ def build_report(
     }
 
 
-def figures_of(runs: Mapping[str, ModeRun], facts: Mapping[str, Any], batch_size: int) -> dict[str, dict[str, Any]]:
+def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> dict[str, dict[str, Any]]:
     """By mode the figures of one set of prompts, speed-ups and intervals among them."""
     baseline = runs[BASELINE] if BASELINE in runs else None
-    judged = facts["prompts"]["checked"] and not facts["simulated"]
-    modes = {mode: _mode_figures(run, facts["round_widths"].get(mode, 1), batch_size) for mode, run in runs.items()}
+    judged = info.references and not info.simulated
+    widths = {BASELINE: 1, **info.round_widths}
+    modes = {mode: _mode_figures(run, widths[mode], batch_size) for mode, run in runs.items()}
     for mode, figures in modes.items():
         base = modes[BASELINE]["tokens_per_second"] if baseline else None
         figures["speedup"] = ratio(figures["tokens_per_second"], base)
@@ -296,3 +295,12 @@ def console_table(report: Mapping[str, Any], console: rich.console.Console | Non
     console.print(table)
     for note in notes_of(report, spread=False):
         console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def copy_folder(source: Path, output: epath.Path) -> None:
+    """Copies every file of `source` to `output`, report.json last: a folder with it is finished."""
+    files = [path for path in source.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.name == REPORT):
+        copy = output / path.relative_to(source).as_posix()
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())

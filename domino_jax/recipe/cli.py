@@ -43,10 +43,11 @@ HELP = {
     "dry_run": "compile the step from shapes alone, print its memory and cost, train nothing",
     "topology": "with --dry_run: devices to compile for instead of those here, for example v5e:4x4",
 }
+OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a value of the recipe, its key as group 1
 LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
-NOT_READ = ("config", "prompt", "output")  # flags that are not addresses to read
+NOT_READ = ("config", "prompt", "output", "given")  # flags that are not addresses to read
 # Where it was never imported no process is connected, and importing it here would start jax.
 DISTRIBUTED = "domino_jax.runtime.distributed"
 # The formats are those of drafter.formats (a test holds them together): importing that one would start jax.
@@ -55,7 +56,10 @@ CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "spec
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """What was given on the command line; None (or empty) where a flag was not."""
+    """What was given on the command line; None (or empty) where a flag was not.
+
+    given: the recipe's keys that the command line sets, as "decode.num_drafts".
+    """
 
     config: config_dict.ConfigDict | None = None
     workdir: str | None = None
@@ -68,6 +72,7 @@ class Flags:
     interactive: bool = False
     dry_run: bool = False
     topology: str | None = None
+    given: frozenset[str] = frozenset()
 
 
 def run(
@@ -214,7 +219,8 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
     absl_flags.FLAGS.mark_as_parsed()
     given = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
     given |= {name: tuple(given[name]) for name in LISTS if name in given}
-    return Flags(**given)
+    overrides = (OVERRIDE.fullmatch(argument) for argument in argv[1:])
+    return Flags(**given, given=frozenset(match[1] for match in overrides if match))
 
 
 def _define(name: str, values: absl_flags.FlagValues) -> None:
@@ -233,7 +239,7 @@ def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
         return argv
     config = recipes.load_recipe(path)
     for argument in argv[1:]:
-        key = re.fullmatch(r"--?(?:no)?config\.([^=]*)(?:=.*)?", argument, re.DOTALL)
+        key = OVERRIDE.fullmatch(argument)
         if key:
             _check_key(config, key[1], path)
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)

@@ -25,6 +25,7 @@ from domino_jax.weights.target import (
     norm,
 )
 
+EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
 _EMBEDDINGS = {"embed_tokens.weight", "model.embed_tokens.weight", "lm_head.weight"}
 _OLD_HEAD_PREFIX = "logit_head."  # early files keep the head's tensors under it
 

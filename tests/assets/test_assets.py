@@ -7,7 +7,8 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from domino_jax.data.tiny_checks import KINDS, check_answer, expected_answer, prompt_code
+from assets.tiny_answers import KINDS, expected_answer, hinted, prompt_code, reference, renamed
+from domino_jax.data.references import Reference
 from tests.helpers.paths import ASSETS
 
 FOLDER = ASSETS / "tiny_qwen3"
@@ -26,6 +27,10 @@ def train_rows():
 @pytest.fixture(scope="module")
 def held_out_rows():
     return read_rows("prompts_heldout.jsonl")
+
+
+def check_answer(row: dict, text: str) -> bool:
+    return Reference(**reference(row)).accepts(text)
 
 
 def code_row(kind: str, **check) -> dict:
@@ -116,6 +121,14 @@ def test_prompts_parse_and_accept_their_own_answers(train_rows, held_out_rows):
         assert {row["kind"] for row in rows} == set(KINDS)
         assert all(check_answer(row, expected_answer(row)) for row in rows)
         assert len({expected_answer(row) for row in rows}) >= 0.9 * len(rows)
+    assert all(row["reference"] == reference(row) for row in held_out_rows)
+
+
+def test_values_are_inserted_as_they_are():
+    """In a replacement text of `re` these would be references to groups, and re.error."""
+    assert renamed("a + ab", "a", r"\1\g<x>") == r"\1\g<x> + ab"
+    assert hinted("def f(a, b):\n    pass", "b", r"\g<9>") == "def f(a, b: \\g<9>):\n    pass"
+    assert hinted("def f(*a):\n    pass", None, r"\1") == "def f(*a) -> \\1:\n    pass"
 
 
 def test_held_out_functions_are_not_in_the_training_prompts(train_rows, held_out_rows):

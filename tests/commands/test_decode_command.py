@@ -10,11 +10,12 @@ from etils import epath
 
 from domino_jax import decode
 from domino_jax.data.chat import encode_prompt
+from domino_jax.decoding.api import prompt_row
 from domino_jax.decoding.generate import new_generator
-from domino_jax.evals import compare
-from domino_jax.evals.describe import describe
+from domino_jax.evals import compare, measure
+from domino_jax.evals.report import copy_folder
 from domino_jax.evals.round_times import StepBounds
-from domino_jax.evals.run import is_right
+from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
@@ -76,7 +77,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def untimed(monkeypatch):
     """The parts of a round are timed in the run above; elsewhere that would only compile programs."""
-    for module in (decode, compare):
+    for module in (measure, compare):
         monkeypatch.setattr(module, "timings", lambda *arguments: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
 
 
@@ -319,21 +320,8 @@ def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
     class Tokenizer:
         chat_template = "{{ messages }}"
 
-    assert decode.prompt_row("Hi", Tokenizer()) == {"messages": [{"role": "user", "content": "Hi"}]}
-    assert decode.prompt_row("Hi", None) == {"prompt": "Hi"}
-
-
-def test_an_answer_is_judged_only_where_its_row_brings_a_checker():
-    task = {
-        "id": "a",
-        "kind": "stub",
-        "answer_check": {},
-        "messages": [{"role": "user", "content": "```python\ndef f(a):\n    return a\n```"}],
-    }
-    right = '```python\ndef f(a):\n    raise NotImplementedError("f")\n```'
-    assert is_right(task, right) and not is_right(task, "no")
-    assert not is_right({"id": "b", "prompt": "x"}, right)  # nothing to judge by
-    assert not is_right(task, None)  # no tokenizer, no text
+    assert prompt_row("Hi", Tokenizer()) == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert prompt_row("Hi", None) == {"prompt": "Hi"}
 
 
 def test_a_head_is_asked_for_before_anything_runs():
@@ -352,10 +340,10 @@ def test_what_looks_like_a_special_token_and_is_none_is_text(text):
 def test_the_report_of_a_simulated_run_is_marked():
     loaded = load_target(str(TARGET), "float32")
     models = load_models(loaded, str(DRAFTER), ("domino",))
-    named = {"settings": {}, "target": {}, "drafter": {"path": "D"}, "prompts": {"source": "P"}}
-    for tau, said in ((7.17, 7.17), (0.0, None)):
+    for tau, simulated in ((7.17, 7.17), (0.0, None)):
         settings = decode_settings_of(("domino",), simulate_tau=tau)
-        assert describe(models, loaded, [], settings, named)["simulated"] == said
+        info = RunInfo(settings, "T", "D", PromptSource("P")).loaded(settings, loaded, [], models.drafter.config)
+        assert info.as_json()["simulated"] == simulated
     assert dataclasses.replace(settings, simulate_tau=2.5).generator(()).simulated_tau == 2.5
 
 
@@ -369,7 +357,7 @@ def test_a_report_is_copied_whole_and_its_json_last(tmp_path, monkeypatch):
     monkeypatch.setattr(
         type(epath.Path(tmp_path)), "write_bytes", lambda path, data: written.append(path.name) or write(path, data)
     )
-    decode.copy_folder(here, epath.Path(tmp_path / "there"))
+    copy_folder(here, epath.Path(tmp_path / "there"))
     assert {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.*")} == {
         *("report.json", "generations.jsonl", "plots/a.png")
     }

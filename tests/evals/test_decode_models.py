@@ -10,7 +10,7 @@ import pytest
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.decoding.settings import SamplingParams, TreeSettings
-from domino_jax.evals.models import Loader, decode_mesh
+from domino_jax.evals.models import Loader, check_simulation, decode_mesh
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import shortened
 from domino_jax.weights.random_weights import made_up_prompts
@@ -63,16 +63,6 @@ def test_without_simulation_a_folder_without_weights_is_refused(tmp_path):
     settings = dataclasses.replace(SETTINGS, simulate_tau=0.0)
     with pytest.raises(DataError):
         Loader(folder_of(tmp_path), settings, None, made_up).target()
-
-
-def test_more_tokens_a_round_than_it_can_emit_are_not_simulated(tmp_path):
-    """The report would name a figure that nothing had forced."""
-    folder = folder_of(tmp_path)
-    for tau, drafts in ((5.5, 0), (4.5, 3)):
-        settings = dataclasses.replace(SETTINGS, simulate_tau=tau, num_drafts=drafts)
-        loader = Loader(folder, settings, None, made_up)
-        with pytest.raises(DominoError, match=f"simulate_tau is {tau}, but a round of {drafts or 4} drafts emits"):
-            loader.models(loader.target(), None, SETTINGS.modes)
 
 
 def golden_loader(**choices) -> Loader:
@@ -151,9 +141,7 @@ def test_each_mode_has_rounds_of_its_own_width_and_no_tau_is_forced_beyond_the_n
     plain = random_models(projector="dflash", shift_label=False)
     assert settings.round_widths(plain.drafter.config) == {"backbone": 3, "tree": 5}
 
-    def loader(modes, tau):
-        return Loader("", dataclasses.replace(settings, modes=modes, simulate_tau=tau), None, made_up)
-
-    loader(("tree",), 4.5)._check_simulation(models)
+    simulated = dataclasses.replace(settings, simulate_tau=4.5)
+    check_simulation(dataclasses.replace(simulated, modes=("tree",)), models.drafter.config)
     with pytest.raises(DominoError, match=r"simulate_tau is 4.5, but a round of 2 drafts emits 3"):
-        loader(modes, 4.5)._check_simulation(models)
+        check_simulation(simulated, models.drafter.config)

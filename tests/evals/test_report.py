@@ -1,5 +1,6 @@
 """report.py: figures of hand-made runs, to the digit; files whole; tables that say what was measured."""
 
+import dataclasses
 import io
 import json
 
@@ -11,22 +12,22 @@ from domino_jax.decoding.generate import Clock, Generation
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.report import LATER, build_report, console_table, read_report, write_report
 from domino_jax.evals.round_times import StepBounds
+from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.evals.tables import markdown, notes_of
 from domino_jax.runtime.errors import DataError
+from tests.helpers.decoding_models import decode_settings_of, random_models
 
-FACTS = {
-    "settings": {"temperature": 0.0},
-    "target": {"path": "TARGET"},
-    "drafter": {"path": "DRAFTER", "block_size": 3},
-    "prompts": {"source": "PROMPTS", "count": 2, "checked": 2},
-    "simulated": None,
-    "dtype": "float32",
-    "thinking": False,
-    "template_sha256": None,
-    "block_size": 3,
-    "round_widths": {"backbone": 4, "domino": 4},
-    "verify_width": 4,
-}
+SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_tokens=16, cache_length=64)
+INFO = RunInfo(
+    SETTINGS,
+    "TARGET",
+    "DRAFTER",
+    PromptSource("PROMPTS"),
+    settings=SETTINGS,
+    drafter_config=random_models(3).drafter.config,
+    prompts=2,
+    references=2,
+)
 
 
 def answer(tokens, accepts=(), reason="length"):
@@ -71,9 +72,13 @@ SPLIT = {
 BOUNDS = StepBounds(bare=1.6, bytes=3_000, bandwidth=2_000.0)
 
 
-def report_of(runs, **changes):
-    arguments = {"batch_size": 1, "split": {"domino": SPLIT}, "step": BOUNDS, "facts": FACTS}
-    return build_report(runs, **{**arguments, **changes})
+def report_of(runs, info=INFO, **changes):
+    return build_report(runs, info, **{"split": {"domino": SPLIT}, "step": BOUNDS, **changes})
+
+
+def info_with(**settings):
+    changed = dataclasses.replace(SETTINGS, **settings)
+    return dataclasses.replace(INFO, requested=changed, settings=changed)
 
 
 def test_tau_counts_rounds_and_not_the_token_of_the_prefill():
@@ -117,7 +122,7 @@ def test_a_mode_without_rounds_has_no_tau():
 
 
 def test_nobody_counts_the_steps_of_a_batch_whose_rows_are_replaced():
-    report = report_of(two_runs(), batch_size=2)
+    report = report_of(two_runs(), info_with(batch_size=2))
     assert report["modes"]["autoregressive"]["milliseconds_per_step"] is None
     bounds = report["step_bounds"]
     assert report["autoregressive_step_ms"] is bounds["step_over_bare"] is bounds["step_over_bytes"] is None
@@ -162,9 +167,9 @@ def test_the_time_split_is_in_milliseconds_and_only_where_measured():
 
 
 def test_equal_answers_count_once_and_without_checkers_none_is_right():
-    facts = {**FACTS, "prompts": {**FACTS["prompts"], "checked": 0}}
     run = run_of([answer(5), answer(5), answer(6)], Clock(decode_seconds=1.0))
-    figures = report_of({"autoregressive": run}, facts=facts)["modes"]["autoregressive"]
+    unjudged = dataclasses.replace(INFO, references=0)
+    figures = report_of({"autoregressive": run}, unjudged)["modes"]["autoregressive"]
     assert figures["distinct_answers"] == 2
     assert figures["answers_right"] is None
 
@@ -183,7 +188,7 @@ def test_a_task_has_figures_of_its_own_and_tasks_weigh_alike_in_the_average():
 def test_a_simulated_run_says_so_everywhere_and_claims_no_equal_outputs():
     plain = run_of(PLAIN, Clock(0.5, 26.0, 3.0, 13))
     runs = {"autoregressive": plain, "domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))}
-    report = report_of(runs, facts={**FACTS, "simulated": 7.17})
+    report = report_of(runs, info_with(simulate_tau=7.17))
     assert report["simulated"] == 7.17 and report["identical_outputs"] == {}
     console = rich.console.Console(file=io.StringIO(), width=120)
     console_table(report, console)

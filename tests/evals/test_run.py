@@ -1,4 +1,4 @@
-"""decode_run.py over stub generators: groups and turns, an interrupted run against a whole one, flat memory."""
+"""Prompts and runs over stub generators: groups and turns, an interrupted run against a complete one, flat memory."""
 
 import gc
 import json
@@ -6,14 +6,15 @@ import weakref
 
 import pytest
 
-from domino_jax import decode
 from domino_jax.decoding.generate import Clock, Generated, Generation
 from domino_jax.decoding.limits import Limits
 from domino_jax.evals import run as decode_run
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.near_ties import Divergence
-from domino_jax.evals.run import Speech, check_rows, fingerprint, plan_groups, run_lanes
+from domino_jax.evals.prompts import TextCodec, check_prompts, fingerprint, prepare_prompts
+from domino_jax.evals.run import plan_groups, run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
+from domino_jax.recipe.decoding import read_file_rows
 from domino_jax.runtime.errors import DataError
 
 RUN = {"settings": {}}
@@ -52,8 +53,8 @@ class Answering:
 
     def generate(self, models, prompts, mode, requests):
         self.asked.append((mode, [bytes(prompt).decode() for prompt in prompts], list(requests)))
-        said = [str(len(prompt) + (mode == self.odd)).encode() for prompt in prompts]
-        answers = [Generation(list(text), [] if mode == "autoregressive" else [len(text)], "stop") for text in said]
+        texts = [str(len(prompt) + (mode == self.odd)).encode() for prompt in prompts]
+        answers = [Generation(list(text), [] if mode == "autoregressive" else [len(text)], "stop") for text in texts]
         for answer in answers:
             ALIVE.append(1)
             weakref.finalize(answer, ALIVE.pop)
@@ -69,13 +70,17 @@ def row(name, text="Hi", **more):
     return {"id": name, "messages": [{"role": "user", "content": text}], **more}
 
 
-SPEECH = Speech(Bytes(), False)
+CODEC = TextCodec(Bytes(), False)
 ROWS = [row(f"r{index}", "x" * index) for index in range(11)]
+
+
+def prompts_of(rows):
+    return prepare_prompts(rows, CODEC)
 
 
 def run(folder, generator, rows=ROWS, batch_size=1, simulated=False):
     with RunFiles(folder, RUN) as files:
-        return run_lanes(lanes_of(generator), rows, SPEECH, batch_size, files, simulated), files.sittings
+        return run_lanes(lanes_of(generator), prompts_of(rows), CODEC, batch_size, files, simulated), files.sittings
 
 
 def rows_on_disk(folder):
@@ -86,14 +91,14 @@ def rows_on_disk(folder):
 
 
 def test_a_group_is_one_prompt_at_batch_size_1_and_four_batches_above():
-    assert [len(group.rows) for group in plan_groups(ROWS, 1)] == [1] * 11
-    assert [(group.first, len(group.rows)) for group in plan_groups(ROWS, 2)] == [(0, 8), (8, 3)]
+    assert [len(group.prompts) for group in plan_groups(prompts_of(ROWS), 1)] == [1] * 11
+    assert [(group.first, len(group.prompts)) for group in plan_groups(prompts_of(ROWS), 2)] == [(0, 8), (8, 3)]
 
 
 def test_no_group_holds_two_tasks_and_noise_is_counted_within_a_task():
     rows = [row(str(index), task=task) for index, task in enumerate("aaaaaaaaaabb")]
-    groups = plan_groups(rows, 2)
-    assert [(group.task, group.first, list(group.requests)) for group in groups] == [
+    groups = plan_groups(prompts_of(rows), 2)
+    assert [(group.task, group.first, [one.request for one in group.prompts]) for group in groups] == [
         ("a", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
         ("a", 8, [8, 9]),
         ("b", 10, [0, 1]),
@@ -181,7 +186,7 @@ def test_memory_stays_flat_over_a_file_of_10_000_prompts(tmp_path):
     """No answer outlives its group: what is kept of one is a few numbers, whatever its length."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(row(f"r{index}", str(index))) + "\n" for index in range(10_000)))
-    rows = decode.read_prompt_rows(str(prompts), 0, None)
+    rows = read_file_rows(str(prompts), 0)
     generator = Answering()
     gc.collect()
     measured, _ = run(tmp_path, generator, rows, batch_size=8)
@@ -225,46 +230,55 @@ def test_a_divergence_names_its_row_and_turn(tmp_path, monkeypatch):
 def test_a_row_that_does_not_fit_is_refused_before_anything_runs():
     generator = Answering()
     with pytest.raises(DataError, match="prompt far needs"):
-        check_rows(lanes_of(generator), [row("near"), row("far", "x" * 300)], SPEECH)
+        check_prompts([generator], prompts_of([row("near"), row("far", "x" * 300)]), CODEC)
     assert generator.asked == []
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
-        (row("a", kind="nonsense", answer_check={}), "prompt a brings kind 'nonsense' .*cannot judge.*fenced code"),
-        (row("a", kind="arithmetic", answer_check={"name": "Laura"}), "kind 'arithmetic' .*KeyError: 'things'"),
-        (row("a", kind="arithmetic", answer_check=5), "kind 'arithmetic' .*TypeError"),
-        (row("a", "```\n1 +\n```", kind="stub", answer_check={}), "kind 'stub' .*SyntaxError"),
+        (row("a", reference={"compare": "sense"}), "prompt a: reference is .* compare, one of lines"),
+        (row("a", temperature=-1), "prompt a: temperature is -1"),
         (row("\ud800"), r"prompt \\ud800 holds half of a surrogate pair"),
         (row("a", "x\udce9"), r"prompt a holds half of a surrogate pair \('x?\\?.*udce9"),
     ],
 )
-def test_a_row_that_could_be_neither_judged_nor_written_is_refused_before_anything_runs(bad, said):
-    generator = Answering()
-    with pytest.raises(DataError, match=said):
-        check_rows(lanes_of(generator), [row("near"), bad], SPEECH)
-    assert generator.asked == []
+def test_a_row_that_could_be_neither_judged_nor_written_is_refused(bad, message):
+    with pytest.raises(DataError, match=message):
+        prompts_of([row("near"), bad])
 
 
-def test_without_a_tokenizer_no_checker_is_asked():
-    odd = {"id": "a", "token_ids": [1], "kind": "nonsense", "answer_check": {}}
-    check_rows(lanes_of(Answering()), [odd], Speech(None, False))
+def test_answers_are_judged_where_a_row_has_a_reference_and_there_is_text():
+    reference = {"compare": "lines", "answer": "yes"}
+    judged, unknown = prompts_of([row("a", reference=reference), row("b")])
+    assert judged.accepts("yes ") and not judged.accepts("no") and not judged.accepts(None)
+    assert not unknown.accepts("yes")
+    [ids_only] = prepare_prompts([{"id": "a", "token_ids": [1], "reference": reference}], TextCodec(None, False))
+    assert ids_only.reference is None
+
+
+def test_only_the_first_turn_is_judged(tmp_path):
+    talk = row("a", "Hi", next_turns=["More"], reference={"compare": "lines", "answer": "8"})
+    measured, _ = run(tmp_path, Answering(), [talk])
+    assert measured.runs["domino"].answers_right == 1 and measured.runs["domino"].answers == 2
 
 
 def test_a_conversation_has_to_fit_at_its_longest():
-    generator = Answering()
-    check_rows(lanes_of(generator), [row("talk", next_turns=["More"] * 9)], SPEECH)
+    def check(generator, turns):
+        check_prompts([generator], prompts_of([row("talk", next_turns=["More"] * turns)]), CODEC)
+
+    check(Answering(), 9)
     with pytest.raises(
         DataError, match="prompt talk has 13 turns, which may need 205 cache rows .*cache_length is 200"
     ):
-        check_rows(lanes_of(generator), [row("talk", next_turns=["More"] * 12)], SPEECH)
+        check(Answering(), 12)
     with pytest.raises(
         DataError, match="prompt talk, of 10 turns, has .* asks for 40 more, but the target's .* is 150; shorten"
     ):
-        check_rows(lanes_of(Answering(positions=150)), [row("talk", next_turns=["More"] * 9)], SPEECH)
+        check(Answering(positions=150), 9)
 
 
-def test_prompts_that_changed_behind_their_name_are_told_apart():
-    assert fingerprint(ROWS) == fingerprint([dict(row) for row in ROWS])
-    assert fingerprint(ROWS) != fingerprint([*ROWS[:-1], row("r10", "y")])
+def test_files_of_one_name_and_another_content_are_told_apart():
+    assert fingerprint(prompts_of(ROWS)) == fingerprint(prompts_of([dict(row) for row in ROWS]))
+    for other in (row("r10", "y"), row("r10", "x" * 10, seed=1), row("other", "x" * 10)):
+        assert fingerprint(prompts_of(ROWS)) != fingerprint(prompts_of([*ROWS[:-1], other]))

@@ -18,6 +18,7 @@ from domino_jax import decode
 from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.drafters.pair import Models
+from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.models import sharding
 from domino_jax.recipe import cli
@@ -101,14 +102,14 @@ def command(*arguments: str) -> dict:
 
     The parts of a round are not timed: that would compile more programs than all of the rest.
     """
-    found, decode_rows = {}, decode.decode_rows
+    found, decode_prompts = {}, decode.decode_prompts
 
     def looked_at(models: Models, *rest):
         found["head_split"] = count_split(models.drafter_params["head"])
-        return decode_rows(models, *rest)
+        return decode_prompts(models, *rest)
 
-    decode.decode_rows = looked_at
-    decode.timings = lambda *arguments: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)}
+    decode.decode_prompts = looked_at
+    measure.timings = lambda *arguments: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)}
     decode.main(cli.parse(["decode", *arguments], ("config", "output"), ("prompts", "distributed")))
     return found
 

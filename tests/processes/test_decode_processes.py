@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from domino_jax import decode
+from domino_jax.evals.measure import refuse_divided_sittings
 from domino_jax.recipe import cli
 from domino_jax.runtime import agreement
 from domino_jax.runtime.errors import DominoError
@@ -51,13 +52,13 @@ def files(*records):
 def test_a_run_of_several_processes_is_not_continued(primary):
     primary.says = True  # the folder of this process is a new one
     with pytest.raises(DominoError, match="--output holds an unfinished decoding.*choose another --output"):
-        decode.refuse_divided_sittings(files())
+        refuse_divided_sittings(files())
 
 
 def test_a_run_of_several_processes_may_begin_and_one_process_may_go_on(primary, monkeypatch):
-    decode.refuse_divided_sittings(files())
+    refuse_divided_sittings(files())
     monkeypatch.setattr(jax, "process_count", lambda: 1)
-    decode.refuse_divided_sittings(files({"group": 0}))
+    refuse_divided_sittings(files({"group": 0}))
 
 
 @pytest.mark.parametrize(

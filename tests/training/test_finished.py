@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from domino_jax import decode, export, train
+from domino_jax import export, train
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.recipe import builders
 from domino_jax.training import step_folders
@@ -139,13 +139,13 @@ def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_i
     """Decoded τ is 3 after step 4 and 2 after step 8: what was better stays, in the export, its card and the report."""
     taus, decoded = iter([3.0, 2.0]), []
     monkeypatch.setattr(builders, "evaluation_of", lambda *_: lambda params, between: {"eval_tau": next(taus)})
-    decode_with = decode.decode_with
+    decode_trained = train.decode_trained
 
     def spy(config, loaded, drafter, params, output):
         decoded.append(np.asarray(jax.tree.leaves(params)[0]))
-        return decode_with(config, loaded, drafter, params, output)
+        return decode_trained(config, loaded, drafter, params, output)
 
-    monkeypatch.setattr(decode, "decode_with", spy)
+    monkeypatch.setattr(train, "decode_trained", spy)
     workdir = tmp_path / "run"
     with dying(train, "mark_finished", lambda *_: True):
         assert start(command(files, workdir, config__eval__final=True)) == 130

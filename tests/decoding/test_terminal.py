@@ -8,8 +8,10 @@ import pytest
 import rich.console
 
 from domino_jax import decode
+from domino_jax.decoding import terminal
 from domino_jax.decoding.api import TextPiece
-from domino_jax.recipe import cli, terminal
+from domino_jax.recipe import cli
+from domino_jax.recipe.decoding import check_flags
 from domino_jax.runtime.errors import DataError
 from tests.decoding.test_api import PROMPT, answer
 from tests.helpers.paths import ROOT
@@ -70,7 +72,7 @@ def test_a_line_that_is_no_utf_8_is_left_out_and_the_chat_goes_on(errors):
         raise EOFError
 
     terminal.chat(decoder, "domino", rich.console.Console(file=shown), 1, read=read)
-    assert set(decoder.asked) == {"café"} and shown.getvalue().count("no UTF-8") == 1
+    assert set(decoder.asked) == {"café"} and shown.getvalue().count("not UTF-8") == 1
 
 
 class Forgetful(Answering):
@@ -113,7 +115,7 @@ def test_a_system_message_is_never_left_out_of_a_chat():
         ([], "--output is missing (a folder for the report); without it give --prompt or --interactive"),
         (["--prompts=rows.jsonl"], "--output is missing"),
         (["--prompt= "], "--prompt is empty"),
-        (["--prompt=caf\udce9"], r"--prompt='caf\udce9' holds bytes that are no UTF-8"),
+        (["--prompt=caf\udce9"], r"--prompt='caf\udce9' is not valid UTF-8"),
         (["--prompt=Hi", "--prompts=rows.jsonl"], "--prompts and --prompt are both given"),
         (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
         (
@@ -142,4 +144,4 @@ def test_processes_that_would_all_write_the_same_folder_are_refused(capsys, monk
 @pytest.mark.parametrize("given", ["off", "auto", "manual --config.decode.mesh.data=-1"])
 def test_distributed_is_no_mistake_where_it_says_what_is_done(given):
     argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--prompt=Hi", *f"--distributed={given}".split()]
-    terminal.check_flags(cli.parse(argv, ("config",), ("prompt", "distributed", "interactive", "output", "prompts")))
+    check_flags(cli.parse(argv, ("config",), ("prompt", "distributed", "interactive", "output", "prompts")))

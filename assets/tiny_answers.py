@@ -1,36 +1,26 @@
-"""The small chat tasks of assets/tiny_qwen3 and the judge of their answers.
+"""The right answers of the small chat tasks of assets/tiny_qwen3.
 
-A task row holds the prompt (`messages`), its `kind`, and `answer_check`, the few values that kind needs. The code a
-task talks about is read from the fenced block of the prompt itself, so a row states nothing twice. Every kind has one
-deterministic answer, which `expected_answer` writes and `check_answer` compares with: code line by line without
-trailing blanks, JSON as parsed, numbers as numbers.
+A task row holds the prompt (`messages`), its `kind`, and `answer_check`, the values that the kind needs. The code of a
+task is read from the fenced block of the prompt. Every kind has one deterministic answer, which `expected_answer`
+writes; `reference` says how the answers of a model are compared with it.
 """
 
 import ast
 import json
 import re
 
-KINDS = ("parameters", "rename", "number", "hint", "comment", "stub", "method", "arithmetic")
+from domino_jax.data.references import fenced_block
 
-_OPENING = re.compile(r"```[a-z]*\n")
-# Texts come from rows and models, so no pattern may backtrack: each number is tried once, from its first digit.
-_EQUATION = re.compile(r"(?<!\d)(\d++) ([+*-]) (\d++) = (\d++)")
+COMPARISONS = {"parameters": "json", "arithmetic": "equations"}  # code is compared by lines
+KINDS = ("parameters", "rename", "number", "hint", "comment", "stub", "method", "arithmetic")
 
 
 def prompt_code(row: dict) -> str:
     """The code inside the fenced block of the prompt."""
-    code = _inside_fence(row["messages"][-1]["content"])
+    code = fenced_block(row["messages"][-1]["content"])
     if code is None:
         raise ValueError("no fenced code in the prompt")
     return code
-
-
-def _inside_fence(text: str) -> str | None:
-    opening = _OPENING.search(text)
-    if opening is None:
-        return None
-    closing = text.find("\n```", opening.end())
-    return None if closing < 0 else text[opening.end() : closing]
 
 
 def fenced(code: str) -> str:
@@ -142,34 +132,6 @@ def expected_answer(row: dict) -> str:
     return fenced(made[kind]())
 
 
-def _same_json(text: str, expected: str) -> bool:
-    try:
-        return json.loads(text) == json.loads(expected)
-    except (ValueError, RecursionError):  # no JSON, an int of thousands of digits, brackets without end
-        return False
-
-
-def _same_arithmetic(text: str, expected: str) -> bool:
-    """All equations, in order, and the last number named must agree; the wording is free."""
-    equations = _EQUATION.findall(text)
-    return (
-        bool(equations)
-        and equations == _EQUATION.findall(expected)
-        and re.findall(r"\d+", text)[-1] == re.findall(r"\d+", expected)[-1]
-    )
-
-
-def _lines(text: str) -> list[str]:
-    """Lines without trailing blanks, of the fenced block if there is one."""
-    code = _inside_fence(text)
-    return [line.rstrip() for line in (text if code is None else code).strip("\n").split("\n")]
-
-
-def check_answer(row: dict, text: str) -> bool:
-    """Whether `text` (the assistant's turn, without special tokens) answers the task of `row`."""
-    text, expected = text.strip(), expected_answer(row)
-    if row["kind"] == "parameters":
-        return _same_json(text, expected)
-    if row["kind"] == "arithmetic":
-        return _same_arithmetic(text, expected)
-    return _lines(text) == _lines(expected)
+def reference(row: dict) -> dict[str, str]:
+    """The `reference` of a prompt row (domino_jax/data/references.py)."""
+    return {"compare": COMPARISONS.get(row["kind"], "lines"), "answer": expected_answer(row)}

@@ -1,0 +1,109 @@
+"""One prompt or a chat at a terminal, with the text shown as it is committed."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+
+import rich.console
+import rich.text
+
+from domino_jax.decoding.api import Decoder, Prompt, TextPiece
+from domino_jax.runtime.errors import DataError
+
+# Alternating, so that the eye sees how much text came at once.
+COLOURS = ("cyan", "green")
+LEAVE = ("exit", "quit")
+
+
+def show(decoder: Decoder, prompt: Prompt, mode: str, console: rich.console.Console, chunk_rounds: int, **sampling):
+    """Prints one answer as it comes, then a summary line; returns the answer's text.
+
+    On a terminal the text of consecutive dispatches has alternating colours; elsewhere it is plain.
+    """
+    # Programs are compiled outside of the reported time.
+    for _ in itertools.islice(decoder.stream(prompt, mode=mode, chunk_rounds=chunk_rounds, **sampling), 2):
+        pass
+    pieces, text = [], []
+    begin = time.perf_counter()
+    first = begin
+    for number, piece in enumerate(decoder.stream(prompt, mode=mode, chunk_rounds=chunk_rounds, **sampling)):
+        first = first if number else time.perf_counter()
+        style = COLOURS[number % len(COLOURS)] if console.is_terminal else ""
+        console.print(rich.text.Text(piece.text, style=style), end="", soft_wrap=True)
+        pieces.append(piece)
+        text.append(piece.text)
+    console.print()
+    line = summary(pieces, first - begin, time.perf_counter() - first)
+    console.print(line, highlight=False, style="dim", soft_wrap=True)
+    return "".join(text)
+
+
+def summary(pieces: Iterable[TextPiece], prefill: float, seconds: float) -> str:
+    """Tokens, rounds, τ and speed in one line; the first token comes from the prefill and is not in the rate."""
+    pieces = list(pieces)
+    tokens = sum(len(piece.token_ids) for piece in pieces)
+    rounds = [length for piece in pieces for length in piece.accept_lengths]
+    speed = f", {(tokens - 1) / seconds:,.0f} tokens/s" if tokens > 1 and seconds > 0 else ""
+    tau = f" in {len(rounds)} rounds, τ {sum(rounds) / len(rounds):.2f}" if rounds else ""
+    ended = {"stop": "a stop id", "length": "the limit"}[pieces[-1].finish_reason]
+    return f"{tokens} tokens{tau}{speed}, prefill {prefill * 1e3:,.0f} ms, ended by {ended}"
+
+
+def chat(
+    decoder: Decoder,
+    mode: str,
+    console: rich.console.Console,
+    chunk_rounds: int,
+    read: Callable[[str], str] = input,
+    **sampling,
+) -> None:
+    """Asks for messages and answers them with the conversation as context, until an empty line or "exit".
+
+    When the conversation no longer fits, its oldest turns are left out, and a line says so. A message that does not fit
+    by itself is refused, and the chat goes on.
+
+    Without a chat template there are no turns: each line is a separate text to continue.
+    """
+    messages: list[dict[str, str]] = []
+    turns = decoder.tokenizer is not None and bool(decoder.tokenizer.chat_template)
+    while True:
+        try:
+            line = read("> ").strip()
+            line.encode()  # what a terminal sends in another encoding may arrive as halves of surrogate pairs
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        except UnicodeError:
+            console.print("That line is not UTF-8 and was left out; write it again.")
+            continue
+        if not line or line in LEAVE:
+            return
+        messages.append({"role": "user", "content": line})
+        try:
+            forgotten = drop_oldest(decoder, messages) if turns else 0
+            if forgotten:
+                console.print(
+                    f"The conversation no longer fits; its oldest turns are left out from here on: {forgotten}."
+                )
+            answer = show(decoder, messages if turns else line, mode, console, chunk_rounds, **sampling)
+        except DataError as error:
+            console.print(str(error), highlight=False, soft_wrap=True)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
+
+
+def drop_oldest(decoder: Decoder, messages: list[dict[str, str]]) -> int:
+    """Removes the fewest of the oldest turns from `messages` that let the rest fit; returns their number.
+
+    A system message at the front and the newest message stay. Nothing is removed if these two alone do not fit.
+    """
+    first = int(messages[0]["role"] == "system")
+    rest, turns = list(messages), 0
+    while not decoder.fits(rest):
+        if len(rest) <= first + 1:
+            return 0
+        del rest[first : first + 2]
+        turns += 1
+    messages[:] = rest
+    return turns

@@ -1,0 +1,137 @@
+"""Prompts of a measured run: prepared once from their rows, and checked before anything runs."""
+
+import dataclasses
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from domino_jax.data.chat import encode_prompt
+from domino_jax.data.prompts import check_text
+from domino_jax.data.references import Reference, reference_of
+from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.requests import Request, request_of
+from domino_jax.runtime.errors import DataError, quote
+
+
+@dataclasses.dataclass(frozen=True)
+class TextCodec:
+    """From rows to token ids and back to text. tokenizer: the target's; None where it has none (ids only)."""
+
+    tokenizer: Any
+    thinking: bool
+
+    def encode(self, row: Mapping[str, Any], where: str) -> list[int]:
+        return encode_prompt(self.tokenizer, row, self.thinking, where)
+
+    def decode(self, token_ids: Sequence[int]) -> str | None:
+        """The text without special tokens, None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    def decode_prompt(self, prompt: "Prompt") -> str | None:
+        """The prompt with its special tokens, None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One turn of one prompt row, ready to be decoded.
+
+    request: for `Generator.generate`. The noise id is the row's place in its task, so that a task gives the same text
+        alone and among others.
+    task: None for rows of no task.  turn: 1, 2, … of a conversation.
+    messages: the conversation so far, where later_turns (the user's further messages) continue it.
+    reference: the right answer of the first turn, None where it is unknown or there is no tokenizer to compare texts.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    request: int | Request
+    task: str | None = None
+    turn: int = 1
+    messages: tuple[Mapping[str, Any], ...] = ()
+    later_turns: tuple[str, ...] = ()
+    reference: Reference | None = None
+
+    @property
+    def answer_id(self) -> str:
+        """The id in generations.jsonl: the row's, followed by #2, #3, … for later turns."""
+        return self.id if self.turn == 1 else f"{self.id}#{self.turn}"
+
+    @property
+    def turns_left(self) -> int:
+        return 1 + len(self.later_turns)
+
+    def next_turn(self, answer: str, codec: TextCodec) -> "Prompt":
+        """The prompt that continues the conversation after `answer`."""
+        user, *later = self.later_turns
+        added = ({"role": "assistant", "content": answer}, {"role": "user", "content": user})
+        messages = (*self.messages, *added)
+        token_ids = codec.encode({"messages": list(messages)}, f"prompt {self.id}")
+        changes = {"turn": self.turn + 1, "messages": messages, "later_turns": tuple(later), "reference": None}
+        return dataclasses.replace(self, token_ids=tuple(token_ids), **changes)
+
+    def accepts(self, text: str | None) -> bool:
+        """Whether there is a reference and the answer `text` agrees with it."""
+        return self.reference is not None and text is not None and self.reference.accepts(text)
+
+
+def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list[Prompt]:
+    """Prompts of rows as data/prompts.py and data/tasks.py read them.
+
+    Raises:
+        DataError: a row that cannot be encoded or written, or has a sampling value out of range.
+    """
+    prompts, places = [], Counter()
+    for row in rows:
+        where = f"prompt {quote(row['id'])[1:-1]}"
+        check_text(row, where)
+        task = row["task"] if "task" in row else None
+        later = tuple(row["next_turns"]) if "next_turns" in row else ()
+        reference = reference_of(row, where)
+        prompt = Prompt(
+            id=row["id"],
+            token_ids=tuple(codec.encode(row, where)),
+            request=request_of(row, places[task]),
+            task=task,
+            messages=tuple(row["messages"]) if later else (),
+            later_turns=later,
+            reference=reference if codec.tokenizer is not None else None,
+        )
+        places[task] += 1
+        prompts.append(prompt)
+    return prompts
+
+
+def check_prompts(generators: Sequence[Generator], prompts: Sequence[Prompt], codec: TextCodec) -> None:
+    """Raises DataError for the first prompt that a generator has no room for.
+
+    The longest possible conversation has to fit: every answer has max_new_tokens.
+    """
+    for prompt in prompts:
+        where = f"prompt {prompt.id}"
+        for generator in generators:
+            generator.check_prompt(prompt.token_ids, where, prompt.request)
+        if not prompt.later_turns:
+            continue
+        answers, last = prompt.turns_left, prompt
+        while last.later_turns:
+            last = last.next_turn("", codec)
+        tokens = len(last.token_ids)
+        for limits in (generator.limits for generator in generators):
+            limits.check_positions(tokens, answers * limits.max_new_tokens, f"{where}, of {answers} turns,")
+            longest = tokens + answers * limits.max_new_tokens + limits.block_rows
+            if longest > limits.cache_slots:
+                raise DataError(
+                    f"{where} has {answers} turns, which may need {longest} cache rows with"
+                    f" {limits.max_new_tokens} new tokens each, but decode.cache_length is {limits.cache_slots};"
+                    " raise it, or lower max_new_tokens."
+                )
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 of prompts: tells files with the same name and another content apart."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(repr(dataclasses.astuple(prompt)).encode())
+    return digest.hexdigest()

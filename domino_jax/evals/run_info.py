@@ -1,0 +1,143 @@
+"""What a report says about a run besides its figures, and what tells two runs apart."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.evals.prompts import Prompt, fingerprint
+from domino_jax.weights.loading import LoadedTarget
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSource:
+    """source: a path, "tasks", "--prompt" or "made up".  limit: rows read of a file, 0 or None for all."""
+
+    source: str
+    text: str | None = None
+    limit: int | None = None
+    tasks: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """One run of decode. The first four fields are known before anything is loaded; `loaded` fills in the others.
+
+    requested: the recipe's settings, with the drafter's tuning.  settings: those in effect, which fit its block.
+    drafter: its path, the paths of a comparison, or None for plain decoding.
+    references: prompts with a reference answer.
+    """
+
+    requested: DecodeSettings
+    target: str
+    drafter: str | tuple[str, ...] | None
+    source: PromptSource
+    settings: DecodeSettings | None = None
+    drafter_name: str | None = None
+    drafter_config: DrafterConfig | None = None
+    prompts: int = 0
+    references: int = 0
+    template: str | None = None
+
+    def loaded(
+        self,
+        settings: DecodeSettings,
+        target: LoadedTarget,
+        prompts: Sequence[Prompt],
+        drafter_config: DrafterConfig | None,
+        **drafter: str,
+    ) -> "RunInfo":
+        """With what loading showed; `drafter` (its path, drafter_name) is that of one drafter in a comparison."""
+        return dataclasses.replace(
+            self,
+            settings=settings,
+            drafter_config=drafter_config,
+            prompts=len(prompts),
+            references=sum(prompt.reference is not None for prompt in prompts),
+            template=target.tokenizer.chat_template if target.tokenizer is not None else None,
+            **drafter,
+        )
+
+    @property
+    def simulated(self) -> float | None:
+        """The acceptance length that is forced; None for a real run."""
+        return self.requested.simulate_tau or None
+
+    @property
+    def round_widths(self) -> dict[str, int]:
+        """By drafting mode, tokens that a round can emit at most."""
+        return self.settings.round_widths(self.drafter_config) if self.drafter_config else {}
+
+    def origin(self) -> dict[str, Any]:
+        """JSON values by section: where everything comes from. A folder is continued or shown for these alone."""
+        drafter = None
+        if self.drafter is not None:
+            several = isinstance(self.drafter, tuple)
+            drafter = {"paths": list(self.drafter)} if several else {"path": self.drafter}
+        return {
+            "settings": self.requested.as_json(),
+            "target": {"path": self.target},
+            "drafter": drafter,
+            "prompts": {**dataclasses.asdict(self.source), "tasks": list(self.source.tasks)},
+        }
+
+    def identity(self, prompts: Sequence[Prompt], models: Sequence[Models]) -> dict[str, Any]:
+        """`origin` with fingerprints of prompts and drafters: what an interrupted run must be continued with."""
+        origin = self.origin()
+        drafters = [_weights_fingerprint(one.drafter_params) for one in models if one.drafter]
+        constants = {"draft_scale": str(self.settings.draft_scale), "tree": self._coupling()}
+        return {
+            **origin,
+            "prompts": {**origin["prompts"], "sha256": fingerprint(prompts)},
+            "weights": {"drafters": drafters, **constants},
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The sections of report.json that are no figures."""
+        origin, widths = self.origin(), self.round_widths
+        scale, choices = self.settings.draft_scale, self.drafter_config
+        drafter = choices and {
+            **origin["drafter"],
+            **({"name": self.drafter_name} if self.drafter_name else {}),
+            "projector": choices.projector,
+            "block_size": choices.block_size,
+            "shift_label": choices.shift_label,
+            "layers": choices.num_hidden_layers,
+            "target_layer_ids": list(choices.target_layer_ids),
+        }
+        return {
+            **origin,
+            "prompts": {**origin["prompts"], "count": self.prompts, "checked": self.references},
+            "drafter": drafter,
+            "draft_scale": None if scale is None else str(scale),
+            "tree_coupling": self._coupling(),
+            "simulated": self.simulated,
+            "dtype": self.settings.dtype,
+            "thinking": self.settings.thinking,
+            "template_sha256": hashlib.sha256(str(self.template).encode()).hexdigest() if self.template else None,
+            "block_size": choices.block_size if choices else None,
+            "round_widths": widths,
+            "verify_width": max(widths.values(), default=1),
+        }
+
+    def _coupling(self) -> dict[str, Any] | None:
+        """c and spread of the trees in effect; None where no tree is coupled with the target's noise."""
+        tree = self.settings.tree
+        if not tree or not tree.coupled:
+            return None
+        return {"draft_scale": tree.draft_scale, "spread": tree.spread}
+
+
+def _weights_fingerprint(params: dict) -> str:
+    """Tells trained drafters apart without reading all of them: every norm's weights move with every step."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        if leaf.ndim == 1:
+            digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,229 @@
+"""From flags and a recipe to a decoding: refusals, prompts, settings that fit the drafter, the end of a training."""
+
+import dataclasses
+import io
+import os
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+from etils import epath
+
+from domino_jax.data.prompts import read_prompts
+from domino_jax.data.tasks import read_tasks
+from domino_jax.decoding.api import Decoder, prompt_row
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.settings import DecodeSettings, decode_settings, supported_modes
+from domino_jax.decoding.terminal import chat, show
+from domino_jax.drafters.drafter import Drafter, DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.evals.measure import decode_prompts
+from domino_jax.evals.models import Loader, check_simulation
+from domino_jax.evals.prompts import TextCodec, prepare_prompts
+from domino_jax.evals.report import copy_folder
+from domino_jax.evals.run_info import PromptSource, RunInfo
+from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import cli
+from domino_jax.runtime import distributed
+from domino_jax.runtime.cores import kept_to
+from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.files import is_remote
+from domino_jax.weights.drafter import EXPORT_DTYPE
+from domino_jax.weights.loading import LoadedTarget, cast_target, needs_drafter
+from domino_jax.weights.random_weights import made_up_prompts
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def check_flags(flags: cli.Flags) -> None:
+    """Raises DominoError for flags of which one would be ignored, before anything is loaded."""
+    decode, shown = flags.config.decode, "--interactive" if flags.interactive else "--prompt"
+    _check_prompt_flags(flags)
+    several = distributed.meant_for_several(flags.distributed)
+    if several and (decode.mesh.data, decode.mesh.tensor) == (1, 1):
+        raise DominoError(
+            f"{several} is for several processes, but config.decode.mesh is 1 x 1, one device of this process: set"
+            " config.decode.mesh.data or .tensor (-1 is all the rest), or pass --distributed=off."
+        )
+    if decode.compare and decode.concurrency:
+        raise DominoError(
+            "config.decode.compare and config.decode.concurrency are both given, but drafters are compared at"
+            " decode.batch_size alone; remove one of them."
+        )
+    if flags.output:
+        return
+    if not (flags.prompt or flags.interactive):
+        raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
+    for name in ("tasks", "compare"):
+        if decode[name]:
+            raise DominoError(
+                f"config.decode.{name} is {decode[name]!r}, but {shown} without --output only shows one text: add"
+                f" --output=FOLDER, or remove decode.{name}."
+            )
+
+
+def _check_prompt_flags(flags: cli.Flags) -> None:
+    if flags.prompt is not None and not flags.prompt.strip():
+        raise DominoError("--prompt is empty; give it a text, or leave it out to decode the recipe's prompts.")
+    try:
+        (flags.prompt or "").encode()
+    except UnicodeEncodeError as error:
+        raise DominoError(f"--prompt={flags.prompt!a} is not valid UTF-8; write it in UTF-8.") from error
+    given = "--prompts" if flags.prompts else "--prompt" if flags.prompt else None
+    if flags.prompts and flags.prompt:
+        raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")
+    if flags.config.decode.tasks and given:
+        raise DominoError(f"config.decode.tasks and {given} are both given; decode tasks or prompts, not both.")
+    if flags.interactive:
+        for name, value in (("--output", flags.output), ("--prompt", flags.prompt), ("--prompts", flags.prompts)):
+            if value:
+                raise DominoError(f"--interactive and {name} are both given, but a chat ignores {name}; remove it.")
+
+
+# ------------------------------------------------------------------------------------------------- prompts
+
+
+def prompt_source(flags: cli.Flags) -> PromptSource:
+    """Where the prompts come from: --prompt, --prompts, the recipe's tasks or prompts, or none (made up)."""
+    decode = flags.config.decode
+    tasks = tuple(recipes.portable(entry) for entry in decode.tasks)
+    source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or decode.prompts
+    if not source and decode.simulate_tau:
+        source = "made up"
+    if not source:
+        raise DominoError(
+            "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.decode.prompts or"
+            " config.decode.tasks."
+        )
+    return PromptSource(recipes.portable(source), flags.prompt, None if tasks else decode.num_prompts, tasks)
+
+
+def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
+    """The prompt rows of `prompt_source`."""
+    decode = flags.config.decode
+    if decode.tasks:
+        return read_tasks(tuple(decode.tasks))
+    if flags.prompt:
+        return [{"id": "prompt", **prompt_row(flags.prompt, loaded.tokenizer)}]
+    path = flags.prompts or decode.prompts
+    if not path:
+        return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
+    return read_file_rows(path, decode.num_prompts)
+
+
+def read_file_rows(path: str, limit: int) -> list[dict[str, Any]]:
+    """Rows of a prompts file without the keys that only tasks have; limit 0: all."""
+    only_tasks = ("task", "next_turns")
+    return [
+        {key: value for key, value in row.items() if key not in only_tasks} for row in read_prompts(path, limit or None)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ drafters
+
+
+def fit_to_drafter(
+    settings: DecodeSettings, drafter: DrafterConfig, given: Collection[str]
+) -> tuple[DecodeSettings, list[str]]:
+    """Settings that the drafter's block allows, and a note for each value of the recipe that was lowered.
+
+    Args:
+        given: keys set on the command line, as "decode.num_drafts".
+
+    Raises:
+        DominoError: a value set on the command line is too large.
+    """
+    notes = []
+
+    def at_most(key: str, value: int, most: int, reason: str) -> int:
+        if value <= most:
+            return value
+        text = f"config.{key} is {value}, but {reason}"
+        if key in given:
+            raise DominoError(f"{text}: lower it to {most} or less.")
+        notes.append(f"note: {text}: lowered to {most}.")
+        return most
+
+    most = drafter.num_drafts
+    reason = f"this drafter's block of {drafter.block_size} gives at most {most} drafts"
+    drafts = at_most("decode.num_drafts", settings.num_drafts, most, reason)
+    settings = dataclasses.replace(settings, num_drafts=drafts)
+    if settings.tree:
+        depth = at_most("decode.tree.depth", settings.tree.depth, most, reason)
+        tree = dataclasses.replace(settings.tree, depth=depth)
+        deepest = dataclasses.replace(settings, tree=tree).drafting.width(drafter)
+        reason = f"{tree.lanes} lanes of depth {deepest} and the anchor are {tree.lanes * deepest + 1}"
+        nodes = at_most("decode.tree.nodes", tree.nodes, tree.lanes * deepest + 1, reason)
+        settings = dataclasses.replace(settings, tree=dataclasses.replace(tree, nodes=nodes))
+    check_simulation(settings, drafter)
+    return settings, notes
+
+
+# ---------------------------------------------------------------------------------------------- the terminal
+
+
+def at_terminal(flags: cli.Flags, loader: Loader) -> None:
+    """--prompt or --interactive without --output: shows the text of the last of decode.modes as it is committed."""
+    if flags.interactive and jax.process_count() > 1:
+        raise DominoError(
+            f"--interactive reads one terminal, but there are {jax.process_count()} processes: chat with one process,"
+            " or give all of them --prompt."
+        )
+    settings = loader.settings
+    loaded = loader.target()
+    mode = settings.modes[-1]
+    models = loader.models(loaded, flags.config.drafter.path, (mode,))
+    console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
+    if models.drafter:
+        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
+        for note in notes:
+            console.print(note, highlight=False, soft_wrap=True)
+    generator = new_generator(models, settings.generator(loaded.stop_ids, batch_size=1))
+    decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking)
+    sampling = {name: getattr(settings, name) for name in SAMPLING}
+    if flags.interactive:
+        chat(decoder, mode, console, settings.chunk_rounds, **sampling)
+    else:
+        show(decoder, flags.prompt, mode, console, settings.chunk_rounds, **sampling)
+
+
+# --------------------------------------------------------------------------------------- a finished training
+
+
+def decode_trained(
+    config, loaded: LoadedTarget, drafter_config: DrafterConfig, drafter_params: dict, output: os.PathLike
+) -> dict[str, Any]:
+    """The final decoding of a training run: its drafter, rounded as its export is, on the recipe's held-out prompts.
+
+    Returns the report.
+    """
+    requested = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
+    requested = dataclasses.replace(requested, modes=supported_modes(requested.modes, drafter_config.has_head))
+    source = config.decode.prompts or config.eval.prompts
+    target = cast_target(loaded, requested.dtype)
+    rows = read_file_rows(source, config.decode.num_prompts)
+    prompts = prepare_prompts(rows, TextCodec(target.tokenizer, requested.thinking))
+    models, settings, path = Models(target.model, target.params), requested, None
+    if needs_drafter(requested.modes):
+        drafter = Drafter(drafter_config, np.dtype(requested.dtype))
+        rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
+        models = Models(target.model, target.params, drafter, rounded)
+        settings, notes = fit_to_drafter(requested, drafter_config, ())
+        print(*notes, sep="\n", end="\n" * bool(notes))
+        path = f"{os.fspath(output).rpartition('/')[0]}/export"
+    prompt_file = PromptSource(recipes.portable(source), limit=config.decode.num_prompts)
+    info = RunInfo(requested, recipes.portable(config.target.path), path, prompt_file)
+    info = info.loaded(settings, target, prompts, drafter_config if models.drafter else None)
+    with kept_to(settings.cores):
+        if not is_remote(output):
+            # An interrupted decoding of other weights there is of no use: the training has gone on since.
+            return decode_prompts(models, target, prompts, info, Path(output), restart=True)
+        # Files in a bucket can be neither appended to nor cut: decoded here, and copied when they are complete.
+        with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
+            report = decode_prompts(models, target, prompts, info, Path(scratch))
+            copy_folder(Path(scratch), epath.Path(output))
+            return report

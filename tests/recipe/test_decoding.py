@@ -1,0 +1,55 @@
+"""recipe/decoding.py: settings of a recipe are lowered to what a drafter's block gives, those of flags refused."""
+
+import dataclasses
+
+import pytest
+
+from domino_jax.decoding.settings import TreeSettings
+from domino_jax.recipe import cli
+from domino_jax.recipe.decoding import fit_to_drafter
+from domino_jax.runtime.errors import DominoError
+from tests.helpers.decoding_models import decode_settings_of, random_models
+from tests.helpers.paths import ROOT
+
+# Five drafts, as a block of 5 with shifted labels gives.
+DRAFTER = random_models(5).drafter.config
+TREE = TreeSettings(nodes=64, depth=8, lanes=4, candidates=8)
+SETTINGS = decode_settings_of(("domino", "tree"), num_drafts=8, tree=TREE)
+
+
+def test_a_recipes_values_are_lowered_to_the_drafters_with_a_note_each():
+    settings, notes = fit_to_drafter(SETTINGS, DRAFTER, ())
+    assert (settings.num_drafts, settings.tree.depth, settings.tree.nodes) == (5, 5, 21)
+    block = "this drafter's block of 5 gives at most 5 drafts: lowered to 5."
+    assert notes == [
+        f"note: config.decode.num_drafts is 8, but {block}",
+        f"note: config.decode.tree.depth is 8, but {block}",
+        "note: config.decode.tree.nodes is 64, but 4 lanes of depth 5 and the anchor are 21: lowered to 21.",
+    ]
+    assert settings.round_widths(DRAFTER) == {"domino": 6, "tree": 6}
+
+
+def test_values_that_fit_stay_as_they_are():
+    tree = dataclasses.replace(TREE, nodes=8, depth=0)
+    fitting = dataclasses.replace(SETTINGS, num_drafts=0, tree=tree)
+    assert fit_to_drafter(fitting, DRAFTER, ("decode.num_drafts",)) == (fitting, [])
+
+
+@pytest.mark.parametrize("key", ["decode.num_drafts", "decode.tree.depth", "decode.tree.nodes"])
+def test_a_value_of_the_command_line_is_refused(key):
+    with pytest.raises(DominoError, match=rf"config\.{key} is \d+, but .* (5|21)\b.*: lower it to (5|21) or less"):
+        fit_to_drafter(SETTINGS, DRAFTER, (key,))
+
+
+def test_a_forced_acceptance_length_is_refused_by_the_lowered_width():
+    simulated = dataclasses.replace(SETTINGS, simulate_tau=7.0)
+    with pytest.raises(DominoError, match="simulate_tau is 7, but a round of 5 drafts emits 6 tokens at most"):
+        fit_to_drafter(simulated, DRAFTER, ())
+
+
+def test_flags_know_which_values_of_the_recipe_they_set():
+    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.decode.num_drafts=3", "--prompt=Hi"]
+    flags = cli.parse(
+        [*argv, "--noconfig.decode.ignore_eos"], ("config",), ("prompt", "interactive", "distributed", "output")
+    )
+    assert flags.given == {"decode.num_drafts", "decode.ignore_eos"}
