@@ -9,6 +9,7 @@ from typing import Any
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DecodeSettings, supported_modes
 from domino_jax.drafters.pair import Models
+from domino_jax.evals.examples import collect_examples
 from domino_jax.evals.lanes import Lane, ModeRun
 from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
 from domino_jax.evals.report import build_report, figures_of, identical_outputs, ratio, write_json, write_report
@@ -87,7 +88,8 @@ def compare_drafters(
             sittings=files.sittings,
             **timings(chosen, prompts),
         )
-        write_report(output / name, reports[name])
+        examples = collect_examples(list(chosen.values()), prompts, codec, output)
+        write_report(output / name, reports[name], examples, codec)
     return write_comparison(output, info, reports)
 
 

@@ -11,6 +11,7 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.compare import measure_concurrency
+from domino_jax.evals.examples import collect_examples
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
 from domino_jax.evals.report import build_report, write_report
@@ -68,7 +69,7 @@ def decode_prompts(
     )
     if "tree" in settings.modes:
         report["tree"] = look_at_trees(lanes[0], prompts[:TREE_PROMPTS], codec, output)
-    write_report(output, report)
+    write_report(output, report, collect_examples(lanes, prompts, codec, output), codec)
     return report
 
 

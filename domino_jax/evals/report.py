@@ -35,8 +35,11 @@ import domino_jax
 from domino_jax.decoding.acceptance import accept_rates, full_histogram
 from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals import intervals
+from domino_jax.evals.examples import Example
 from domino_jax.evals.lanes import ModeRun
+from domino_jax.evals.page import render_page
 from domino_jax.evals.plots import write_plots
+from domino_jax.evals.prompts import TextCodec
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
@@ -46,8 +49,10 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
 
 REPORT = "report.json"
-WRITTEN = ("report.md", "table.md", "table.tex")  # beside it, and the folder of pictures
+PAGE = "report.html"
+WRITTEN = ("report.md", PAGE, "table.md", "table.tex")  # beside it, and the folder of pictures
 PLOTS = "plots"
+NO_TEXT = TextCodec(None, False)
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 TIMED = ("draft", "head", "verify", "commit")
@@ -231,10 +236,15 @@ def device() -> str:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
-    """plots/, table.md, table.tex, report.md and, last, report.json, each whole or not there.
+def write_report(
+    folder: str | os.PathLike, report: Mapping[str, Any], examples: Sequence[Example] = (), codec: TextCodec = NO_TEXT
+) -> None:
+    """Writes plots/, table.md, table.tex, report.md, report.html and, last, report.json, each whole or not at all.
 
     A folder with a report.json is finished.
+
+    Args:
+        examples, codec: answers that report.html shows, and the way to their text.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,6 +253,8 @@ def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     write_whole(folder / "table.md", markdown_table(table))
     write_whole(folder / "table.tex", latex_table(table))
     write_whole(folder / "report.md", markdown(report, [f"{PLOTS}/{name}" for name in pictures]))
+    images = {name: (folder / PLOTS / name).read_bytes() for name in pictures}
+    write_whole(folder / PAGE, render_page(report, images, examples, codec))
     write_json(folder / REPORT, report)
 
 

@@ -158,7 +158,8 @@ def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
     if "tree" in report and report["tree"]:
         lines += ["## Trees", "", *acceptance_table(report["tree"]).splitlines(), ""]
     if report["concurrency"]:
-        lines += ["## Throughput by concurrency", "", *concurrency_lines(report["concurrency"]), ""]
+        heading, *body = concurrency_rows(report["concurrency"])
+        lines += ["## Throughput by concurrency", "", *grid(heading, body), ""]
     for path in pictures:
         lines += [f"![{Path(path).stem.replace('_', ' ')}]({path})", ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -189,10 +190,13 @@ def _rate(figures: Mapping[str, Any], position: int) -> str:
     return f"{figures['accept_rate_by_position'][position]:.2f} ({say(conditional, '.2f')})"
 
 
-def concurrency_lines(concurrency: Mapping[str, Any]) -> list[str]:
-    """Markdown: a row a batch size, for each mode tokens/s, speed-up at that size, outputs identical there."""
+def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
+    """Cells, heading first: a row for each batch size; for each mode tokens/s, speed-up and equal outputs there."""
     modes = list(next(iter(concurrency.values()))["modes"])
-    body = []
+    heading = ["rows together"]
+    for mode in modes:
+        heading += [f"{mode}, tokens/s", *([] if mode == BASELINE else ["speed-up", "identical"])]
+    rows = [heading]
     for size, level in concurrency.items():
         cells = [size]
         for mode in modes:
@@ -200,11 +204,8 @@ def concurrency_lines(concurrency: Mapping[str, Any]) -> list[str]:
             cells.append(say(figures["tokens_per_second"], ",.0f"))
             if mode != BASELINE:
                 cells += [say(figures["speedup"], ".2f", " ×"), say_identical(level["identical_outputs"], mode)]
-        body.append(cells)
-    heading = ["rows together"]
-    for mode in modes:
-        heading += [f"{mode}, tokens/s", *([] if mode == BASELINE else ["speed-up", "identical"])]
-    return grid(heading, body)
+        rows.append(cells)
+    return rows
 
 
 def grid(heading: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
@@ -251,6 +252,16 @@ def _cell(report: Mapping[str, Any], mode: str, column: str) -> tuple[float | No
     else:
         figures = report["average"][mode] if column == "average" else report["modes"][mode]
     return figures["speedup"], figures["tau_pooled"]
+
+
+def paper_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    """Cells of one report's paper table, heading first, without marks for the best."""
+    table = paper_table([report])
+    body = [
+        [name, *(f"{say(speedup, '.2f', ' ×')} / {say(tau, '.2f')}" for speedup, tau in cells)]
+        for name, cells in table.rows
+    ]
+    return [["method", *table.columns], *body]
 
 
 def markdown_table(table: PaperTable) -> str:

@@ -207,7 +207,7 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
     assert LATER.keys() <= report.keys()
     names = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
     pictures = ["plots/accept_lengths.png", "plots/acceptance_by_position.png", "plots/round_times.png"]
-    assert names == [*pictures, "report.json", "report.md", "table.md", "table.tex"]
+    assert names == [*pictures, "report.html", "report.json", "report.md", "table.md", "table.tex"]
     assert (tmp_path / "plots" / "accept_lengths.png").read_bytes().startswith(b"\x89PNG")
     assert {"jax", "flax", "python", "domino_jax"} <= report["versions"].keys()
 

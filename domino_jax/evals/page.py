@@ -1,0 +1,138 @@
+"""report.html: one self-contained page of a run, with its tables and plots and example answers round by round."""
+
+import base64
+import importlib.resources
+import json
+import string
+import unicodedata
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from domino_jax.decoding.text_stream import TextStream
+from domino_jax.evals.examples import Answer, Example
+from domino_jax.evals.prompts import TextCodec
+from domino_jax.evals.tables import concurrency_rows, notes_of, paper_rows, rows_of, simulated, title
+
+COLOURS = 6  # of rounds, in page.html
+TEMPLATE = string.Template(importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+LEGEND = """<p class="soft">Tokens of one round have one colour. The target checks the drafts of a round in one pass:
+<span class="t r0">accepted drafts</span> are followed by one
+<span class="t r0 bonus">bonus token</span>, the target's choice. The <span class="t first">first token</span> comes
+from the prefill.{hover}</p>"""
+HOVER = " Hover over or tap a bonus token of {mode} to see the drafts that it replaced."
+
+
+def render_page(
+    report: Mapping[str, Any], pictures: Mapping[str, bytes], examples: Sequence[Example], codec: TextCodec
+) -> str:
+    """The HTML text of a report.
+
+    Args:
+        pictures: PNG by file name.
+    """
+    kind = " (simulated)" if report["simulated"] else ""
+    facts = {
+        "target": report["target"]["path"],
+        "drafter": report["drafter"]["path"] if report["drafter"] else "none",
+        "prompts": report["prompts"]["source"],
+        "date": report["date"],
+        "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+    }
+    parts = ["<h2>Figures</h2>", _table(rows_of(report)), _list(notes_of(report))]
+    if report["tasks"]:
+        parts += ["<h2>By task</h2>", _table(paper_rows(report))]
+    if report["concurrency"]:
+        parts += ["<h2>Throughput by concurrency</h2>", _table(concurrency_rows(report["concurrency"]))]
+    if examples:
+        parts += ["<h2>Answers, round by round</h2>", _examples(report, examples, codec)]
+    if pictures:
+        images = "".join(_image(name, data) for name, data in pictures.items())
+        parts += ["<h2>Plots</h2>", f'<div class="plots">{images}</div>']
+    return TEMPLATE.substitute(
+        title=escape(f"Decoding report: {facts['target']}"),
+        heading=f"Decoding report{kind}",
+        subtitle=escape(title(report)),
+        facts="".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items()),
+        body="\n".join(parts),
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    heading, *body = rows
+    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heading)
+    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in body)
+    return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>\n{lines}</tbody></table></div>'
+
+
+def _list(notes: Sequence[str]) -> str:
+    return f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
+
+
+def _image(name: str, data: bytes) -> str:
+    text = escape(Path(name).stem.replace("_", " "))
+    return f'<img alt="{text}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+
+
+def _examples(report: Mapping[str, Any], examples: Sequence[Example], codec: TextCodec) -> str:
+    recomputed = [
+        answer.mode
+        for example in examples
+        for answer in example.answers
+        if any(one.rejected is not None for one in answer.rounds)
+    ]
+    hover = HOVER.format(mode=escape(recomputed[0])) if recomputed else ""
+    warning = f'<p class="warning">{escape(simulated(report))}</p>' if report["simulated"] else ""
+    return LEGEND.format(hover=hover) + warning + "".join(_example(example, codec) for example in examples)
+
+
+def _example(example: Example, codec: TextCodec) -> str:
+    prompt = example.prompt
+    text = example.text if example.text is not None else " ".join(map(str, prompt.token_ids))
+    answers = "".join(_answer(answer, codec) for answer in example.answers)
+    summary = f"<summary>prompt, {len(prompt.token_ids)} tokens</summary>"
+    details = f"<details>{summary}<pre>{escape(printable(text))}</pre></details>"
+    return f"<article><h3>{escape(prompt.id)}</h3>{details}{answers}</article>\n"
+
+
+def _answer(answer: Answer, codec: TextCodec) -> str:
+    tokens = 1 + sum(len(one.token_ids) for one in answer.rounds)
+    figures = f"{tokens} tokens in {len(answer.rounds)} rounds"
+    if answer.tau is not None:
+        figures += f", τ {answer.tau:.2f}"
+    spans = "".join(token_spans(answer, codec))
+    return f'<h4>{escape(answer.mode)} <small>{figures}</small></h4><p class="answer" dir="auto">{spans}</p>'
+
+
+def token_spans(answer: Answer, codec: TextCodec) -> list[str]:
+    """One <span> for each token of the answer, in order; their texts together are the answer's text."""
+    text = TextStream(codec.tokenizer)
+    spans = [_span(text.add([answer.first], last=not answer.rounds), "first")]
+    for number, one in enumerate(answer.rounds):
+        for place, token in enumerate(one.token_ids):
+            ends_round = place == len(one.token_ids) - 1
+            last = ends_round and number == len(answer.rounds) - 1
+            bonus = ends_round and one.bonus
+            rejected = _drafts(one.rejected, codec) if bonus and one.rejected else None
+            spans.append(_span(text.add([token], last), f"r{number % COLOURS}{' bonus' * bonus}", rejected))
+    return spans
+
+
+def _span(text: str, kind: str, rejected: str | None = None) -> str:
+    # A token without text is a special one, or a part of a character that the next token completes.
+    kind += " newline" * (text.strip(" ").startswith("\n")) + " hidden" * (not text)
+    hover = f' tabindex="0" data-rejected="{escape(rejected)}"' if rejected else ""
+    return f'<span class="t {kind}"{hover}>{escape(printable(text))}</span>'
+
+
+def _drafts(token_ids: Sequence[int], codec: TextCodec) -> str:
+    texts = [str(token) if codec.tokenizer is None else codec.tokenizer.decode([token]) for token in token_ids]
+    return "rejected: " + "  ".join(json.dumps(printable(text), ensure_ascii=False) for text in texts)
+
+
+def printable(text: str) -> str:
+    """The text with control characters, which HTML does not allow, replaced by U+FFFD; line breaks and tabs stay."""
+    return "".join(
+        letter if letter in "\n\t" or unicodedata.category(letter) not in ("Cc", "Cs") else "\ufffd" for letter in text
+    )

@@ -1,0 +1,144 @@
+"""report.html: parses, loads nothing, escapes what it shows, and has a span for each token of an answer."""
+
+import dataclasses
+import html.parser
+import json
+import re
+import types
+
+import pytest
+
+from domino_jax.decoding.settings import TreeSettings
+from domino_jax.evals.examples import Answer, Example, Round, chain_drafts, collect_examples, with_drafts
+from domino_jax.evals.lanes import Lane
+from domino_jax.evals.page import render_page, token_spans
+from domino_jax.evals.prompts import Prompt, TextCodec
+from domino_jax.evals.run_files import GENERATIONS, generation_row
+from tests.evals.test_report import INFO, report_of, two_runs
+from tests.helpers.decoding_models import golden_models, make_generator, random_prompts
+
+HOSTILE = "</span><script src=https://evil.example/x.js></script><img src=http://evil.example/i.png onerror=x>\x00&amp;"
+VOID = {"meta", "img", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """Elements as (name, attributes, text); a tag that is closed out of order is an error."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements = [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(types.SimpleNamespace(tag=tag, attrs=dict(attrs), text=""))
+        if tag not in VOID:
+            self.open.append(self.elements[-1])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data):
+        for element in self.open:
+            element.text += data
+
+    def all(self, tag, kind=""):
+        return [one for one in self.elements if one.tag == tag and kind in one.attrs.get("class", "").split() + [""]]
+
+
+class Words:
+    """Token n is word n; id 0 is a special token without text."""
+
+    words = ["", "one ", "two ", HOSTILE, "\n", "caf", "é"]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(self.words[token] for token in ids)
+
+
+CODEC = TextCodec(Words(), False)
+ANSWER = Answer("domino", 1, [Round([2, 3, 4], True, [3, 4]), Round([5, 6], True, None), Round([1, 0], False, [])])
+
+
+def page_of(answer=ANSWER, name="p1", **changes):
+    prompt = Prompt(name, (1, 2), 0)
+    report = {**report_of(two_runs(), dataclasses.replace(INFO, target=name)), **changes}
+    return render_page(report, {"accept_lengths.png": b"PNG"}, [Example(prompt, HOSTILE, [answer])], CODEC)
+
+
+def test_a_page_is_whole_html_that_loads_nothing():
+    text = page_of()
+    page = Page(text)
+    assert text.startswith("<!DOCTYPE html>") and [one.tag for one in page.elements[:2]] == ["html", "head"]
+    assert {one.tag for one in page.elements} & {"script", "link", "iframe", "object", "base", "form"} == set()
+    loaded = [value for one in page.elements for key, value in one.attrs.items() if key in ("src", "href", "srcset")]
+    assert loaded == ["data:image/png;base64,UE5H"]
+    assert not re.search(r"url\(|@import", text)
+    assert "default-src 'none'" in page.all("meta")[2].attrs["content"]
+
+
+def test_what_comes_out_of_files_and_models_is_text():
+    page = Page(page_of(name=f"p{HOSTILE}"))
+    assert not page.all("script") and len(page.all("img")) == 1
+    visible = HOSTILE.replace("\x00", "\ufffd")
+    assert page.all("h3")[0].text == f"p{visible}" and page.all("pre")[0].text == visible
+    assert all(not key.startswith("on") for one in page.elements for key in one.attrs)
+    assert f"p{HOSTILE}".replace("\x00", "") in page.all("dd")[0].text.replace("\x00", "").replace("\ufffd", "")
+
+
+def test_the_spans_are_the_tokens_of_the_answer():
+    tokens = [1, 2, 3, 4, 5, 6, 1, 0]
+    spans = Page("".join(token_spans(ANSWER, CODEC))).all("span")
+    assert len(spans) == len(tokens)
+    assert "".join(span.text for span in spans) == Words().decode(tokens).replace("\x00", "\ufffd")
+    rounds = [re.search(r"first|r\d", span.attrs["class"])[0] for span in spans]
+    assert rounds == ["first", "r0", "r0", "r0", "r1", "r1", "r2", "r2"]
+    assert [place for place, span in enumerate(spans) if "bonus" in span.attrs["class"]] == [3, 5]
+    hovers = {place: span.attrs["data-rejected"] for place, span in enumerate(spans) if "data-rejected" in span.attrs}
+    assert list(hovers) == [3] and hovers[3].startswith("rejected: ") and '"\\n"' in hovers[3]
+
+
+def test_without_a_tokenizer_the_spans_are_ids():
+    spans = Page("".join(token_spans(ANSWER, TextCodec(None, False)))).all("span")
+    assert "".join(span.text for span in spans) == "1 2 3 4 5 6 1 0 "
+
+
+def test_a_simulated_run_is_marked_at_its_answers():
+    assert "SIMULATED acceptance" in Page(page_of(simulated=7.17)).all("p", "warning")[0].text
+
+
+# ----------------------------------------------------------------------------------------------- examples
+
+
+def test_the_last_token_of_a_chain_is_the_targets_unless_the_answer_ended_at_a_draft():
+    assert chain_drafts([5, 6, 9], [5, 6, 7, 8]) == Round([5, 6, 9], True, [7, 8])
+    assert chain_drafts([5, 6, 9], [5, 6]) == Round([5, 6, 9], True, [])
+    assert chain_drafts([5, 6], [5, 6, 7]) == Round([5, 6], False, [])
+
+
+def test_recomputed_rounds_count_up_to_the_first_that_differs():
+    again = [Round([2, 3, 4], True, [1]), Round([5, 5], True, [1]), Round([1, 0], True, [1])]
+    measured = Answer("domino", 1, [Round(one.token_ids) for one in ANSWER.rounds])
+    assert [one.rejected for one in with_drafts(measured, again).rounds] == [[1], None, None]
+
+
+@pytest.mark.parametrize("mode", ["domino", "tree"])
+def test_examples_spread_over_tau_and_their_rejected_drafts_are_not_what_was_emitted(tmp_path, mode):
+    models = golden_models("tied_shift")
+    generator = make_generator(models, max_new_tokens=12, tree=TreeSettings(nodes=8, lanes=2, candidates=4))
+    vocab = models.target.config.vocab_size
+    ids = random_prompts(6, 4, 8, vocab=vocab)
+    prompts = [Prompt(f"p{index}", tuple(prompt), index) for index, prompt in enumerate(ids)]
+    answers = generator.generate(models, ids, mode).answers
+    rows = [generation_row(prompt.id, mode, answer, None) for prompt, answer in zip(prompts, answers, strict=True)]
+    (tmp_path / GENERATIONS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lanes = [Lane("autoregressive", "autoregressive", models, generator), Lane(mode, mode, models, generator)]
+    examples = collect_examples(lanes, prompts, TextCodec(None, False), tmp_path)
+    taus = [example.answers[0].tau for example in examples]
+    assert len(examples) == 4 and taus == sorted(taus)
+    for example in examples:
+        [answer] = example.answers
+        row = next(row for row in rows if row["id"] == example.prompt.id)
+        assert [answer.first, *(token for one in answer.rounds for token in one.token_ids)] == row["token_ids"]
+        assert all(one.rejected is not None for one in answer.rounds)
+        assert all(one.token_ids[-1] not in one.rejected[:1] for one in answer.rounds if one.bonus)
