@@ -26,7 +26,7 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
     """
     name = os.fspath(path)
     if not (remote.exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
-        raise DominoError(f"{path}: there is no such file. Name a JSONL file that exists.")
+        raise DominoError(f"{path}: there is no such file; name a JSONL file that exists.")
     with open_plain(name) as lines:
         lines = io.BufferedReader(lines)  # the files of some stores read whole lines only, however long
         for number in itertools.count(1):
@@ -48,8 +48,8 @@ def parse_row(line: bytes, where: str) -> dict:
     check_line(len(line), where)
     try:
         row = json.loads(line)
-    except ValueError as error:  # broken JSON or bytes that are no UTF-8
-        raise DataError(f"{where}: the line is no JSON object ({error}). Correct or remove it.") from error
+    except ValueError as error:  # broken JSON or bytes that are not UTF-8
+        raise DataError(f"{where}: the line is not a JSON object ({error}). Correct or remove it.") from error
     except RecursionError as error:
         raise DataError(f"{where}: the line is nested too deeply to be read. Correct or remove it.") from error
     if not isinstance(row, dict):

@@ -1,7 +1,7 @@
 """The ten benchmark tasks of the paper as prompt rows: which rows of a dataset, and the exact words around them.
 
 The strings are those of the public scripts of Domino and DFlash, character for character; they matter for τ. Where they
-leave something open it is said at the place. All answers come from the chat template with thinking off and no system
+leave something open, a comment says so. All answers come from the chat template with thinking off and no system
 prompt (config.decode.thinking).
 
 Which rows: a dataset with more rows than the paper takes is shuffled with seed 0 and cut (`datasets`' own
@@ -34,7 +34,7 @@ class Task:
 
     count: rows that the paper takes.            hub: arguments of datasets.load_dataset.
     fields: the row's texts that `turns` reads.  turns: row → the user's messages, in order.
-    id_field: names a row; its place in the dataset does when there is no such field.
+    id_field: names a row; without such a field its place in the dataset does.
     listed: the field is a list of texts, one a turn.
     """
 
@@ -47,8 +47,8 @@ class Task:
 
 
 def _humaneval(row: Mapping[str, Any]) -> list[str]:
-    said = "Write a solution to the following problem and make sure that it passes the tests:\n"
-    return [f"{said}```python\n{row['prompt']}\n```"]
+    request = "Write a solution to the following problem and make sure that it passes the tests:\n"
+    return [f"{request}```python\n{row['prompt']}\n```"]
 
 
 def _alpaca(row: Mapping[str, Any]) -> list[str]:
@@ -132,11 +132,13 @@ def parse_task(entry: str) -> TaskChoice:
     name, count, path = found.groups() if found else (entry, None, None)
     if name not in TASKS:
         raise DominoError(
-            f"config.decode.tasks names {entry!r}, and there is no task {name!r}; there are {', '.join(TASKS)},\n"
+            f"config.decode.tasks names {entry!r}, but there is no task {name!r}; there are {', '.join(TASKS)},\n"
             'each as "name" or "name=ROWS.jsonl".'
         )
     if count is not None and not re.fullmatch(r"[1-9][0-9]*", count):
-        raise DominoError(f"config.decode.tasks names {entry!r}: {count!r} is no number of rows; write {name}:8, say.")
+        raise DominoError(
+            f"config.decode.tasks names {entry!r}: {count!r} is not a number of rows; write {name}:8, for example."
+        )
     if path == "":
         raise DominoError(f"config.decode.tasks names {entry!r} without a file; write {name}=ROWS.jsonl or {name}.")
     return TaskChoice(name, int(count) if count else TASKS[name].count, path)

@@ -51,27 +51,27 @@ def render_page(
         images = "".join(_image(name, data) for name, data in pictures.items())
         parts += ["<h2>Plots</h2>", f'<div class="plots">{images}</div>']
     return TEMPLATE.substitute(
-        title=escape(f"Decoding report: {facts['target']}"),
+        title=as_html(f"Decoding report: {facts['target']}"),
         heading=f"Decoding report{kind}",
-        subtitle=escape(title(report)),
-        facts="".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items()),
+        subtitle=as_html(title(report)),
+        facts="".join(f"<dt>{name}</dt><dd>{as_html(str(value))}</dd>" for name, value in facts.items()),
         body="\n".join(parts),
     )
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     heading, *body = rows
-    cells = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heading)
-    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in body)
+    cells = "".join(f'<th scope="col">{as_html(cell)}</th>' for cell in heading)
+    lines = "".join(f"<tr>{''.join(f'<td>{as_html(cell)}</td>' for cell in row)}</tr>\n" for row in body)
     return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>\n{lines}</tbody></table></div>'
 
 
 def _list(notes: Sequence[str]) -> str:
-    return f'<ul class="notes">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
+    return f'<ul class="notes">{"".join(f"<li>{as_html(note)}</li>" for note in notes)}</ul>' if notes else ""
 
 
 def _image(name: str, data: bytes) -> str:
-    text = escape(Path(name).stem.replace("_", " "))
+    text = as_html(Path(name).stem.replace("_", " "))
     return f'<img alt="{text}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
 
 
@@ -82,8 +82,8 @@ def _examples(report: Mapping[str, Any], examples: Sequence[Example], codec: Tex
         for answer in example.answers
         if any(one.rejected is not None for one in answer.rounds)
     ]
-    hover = HOVER.format(mode=escape(recomputed[0])) if recomputed else ""
-    warning = f'<p class="warning">{escape(simulated(report))}</p>' if report["simulated"] else ""
+    hover = HOVER.format(mode=as_html(recomputed[0])) if recomputed else ""
+    warning = f'<p class="warning">{as_html(simulated(report))}</p>' if report["simulated"] else ""
     return LEGEND.format(hover=hover) + warning + "".join(_example(example, codec) for example in examples)
 
 
@@ -92,8 +92,8 @@ def _example(example: Example, codec: TextCodec) -> str:
     text = example.text if example.text is not None else " ".join(map(str, prompt.token_ids))
     answers = "".join(_answer(answer, codec) for answer in example.answers)
     summary = f"<summary>prompt, {len(prompt.token_ids)} tokens</summary>"
-    details = f"<details>{summary}<pre>{escape(printable(text))}</pre></details>"
-    return f"<article><h3>{escape(prompt.id)}</h3>{details}{answers}</article>\n"
+    details = f"<details>{summary}<pre>{as_html(text)}</pre></details>"
+    return f"<article><h3>{as_html(prompt.id)}</h3>{details}{answers}</article>\n"
 
 
 def _answer(answer: Answer, codec: TextCodec) -> str:
@@ -102,7 +102,7 @@ def _answer(answer: Answer, codec: TextCodec) -> str:
     if answer.tau is not None:
         figures += f", τ {answer.tau:.2f}"
     spans = "".join(token_spans(answer, codec))
-    return f'<h4>{escape(answer.mode)} <small>{figures}</small></h4><p class="answer" dir="auto">{spans}</p>'
+    return f'<h4>{as_html(answer.mode)} <small>{figures}</small></h4><p class="answer" dir="auto">{spans}</p>'
 
 
 def token_spans(answer: Answer, codec: TextCodec) -> list[str]:
@@ -122,13 +122,18 @@ def token_spans(answer: Answer, codec: TextCodec) -> list[str]:
 def _span(text: str, kind: str, rejected: str | None = None) -> str:
     # A token without text is a special one, or a part of a character that the next token completes.
     kind += " newline" * (text.strip(" ").startswith("\n")) + " hidden" * (not text)
-    hover = f' tabindex="0" data-rejected="{escape(rejected)}"' if rejected else ""
-    return f'<span class="t {kind}"{hover}>{escape(printable(text))}</span>'
+    hover = f' tabindex="0" data-rejected="{as_html(rejected)}"' if rejected else ""
+    return f'<span class="t {kind}"{hover}>{as_html(text)}</span>'
 
 
 def _drafts(token_ids: Sequence[int], codec: TextCodec) -> str:
     texts = [str(token) if codec.tokenizer is None else codec.tokenizer.decode([token]) for token in token_ids]
     return "rejected: " + "  ".join(json.dumps(printable(text), ensure_ascii=False) for text in texts)
+
+
+def as_html(text: str) -> str:
+    """The text with everything escaped that has a meaning in HTML, also in an attribute."""
+    return escape(printable(text))
 
 
 def printable(text: str) -> str:

@@ -15,7 +15,7 @@ from domino_jax.decoding.settings import BASELINE
 from domino_jax.runtime.figures import figure_of, save, tidy
 from domino_jax.training.metrics import read_rows
 
-# One colour a mode in every picture; told apart also by people who see no red or no green.
+# One colour per mode in every picture, distinct also without red or green vision.
 COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "draft": "#0072B2", "domino": "#0072B2"}
 OTHER = "#009E73"
 MARKERS = {"autoregressive": "x", "backbone": "s", "draft": "o", "domino": "o"}
@@ -49,7 +49,7 @@ def write_plots(folder: Path, report: Mapping[str, Any]) -> list[str]:
         pictures["throughput.png"] = _throughput(report["concurrency"])
     if report["simulated"]:
         for figure in pictures.values():
-            figure.suptitle(f"SIMULATED acceptance, τ = {report['simulated']:g} by force", color="#D55E00")
+            figure.suptitle(f"SIMULATED acceptance, τ forced to {report['simulated']:g}", color="#D55E00")
     return save(folder, pictures)
 
 
@@ -193,7 +193,7 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
 def _losses(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure = figure_of(10, 3.8)
     loss, accepted = figure.subplots(1, 2)
-    # One head, one curve: a drafter without a Domino head has no final loss of its own.
+    # One head, one curve: without a Domino head the final loss is the base loss.
     alike = all(row["base_loss"] == row["final_loss"] for row in rows)
     kinds = {"backbone": ("base_loss", "base_accept_len")}
     if not alike:
@@ -203,7 +203,7 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for axes, key in zip((loss, accepted), keys, strict=True):
             curve(axes, points(rows, key), COLOURS[mode], names[mode])
     loss.set(title="Loss on training rows", xlabel="step", ylabel="cross-entropy, nats per token")
-    # The first steps stand far above the rest and would flatten it.
+    # The first steps are far above the rest and would flatten it.
     loss.set_yscale("log")
     loss.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     loss.yaxis.set_major_formatter("{x:g}")
@@ -221,7 +221,7 @@ def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float
 
 
 def curve(axes, pairs: Sequence[tuple[int, float]], colour: str, label: str) -> None:
-    """A line through noisy points: their running mean over a twentieth of them, the points themselves pale behind."""
+    """A line through noisy points: their running mean over a twentieth of them, and the points themselves, pale."""
     if not pairs:
         return
     steps, values = zip(*pairs, strict=True)
@@ -233,7 +233,7 @@ def curve(axes, pairs: Sequence[tuple[int, float]], colour: str, label: str) -> 
 
 
 def label_ends(axes) -> None:
-    """Writes each line's label behind its end, in its colour, and moves labels apart that would touch."""
+    """Writes each line's label after its end, in its colour, without overlaps."""
     axes.autoscale_view()  # else the limits are those of an empty picture
     to_shares = axes.transData + axes.transAxes.inverted()  # data → shares of the axes' width and height
     ends = [

@@ -3,10 +3,10 @@
 Definitions, the same wherever a figure is shown:
   round            one draft and one verification by the target; it emits the accepted drafts and one token more
   tau_pooled       tokens emitted in rounds / rounds, over all prompts;  tau_per_prompt: mean of each answer's own mean
-  tokens_per_second  tokens behind the first of each answer (that one is the prefill's), over the time of the loop alone
-  accept rate k    share of all rounds that emitted more than k tokens, that is, kept draft k; the conditional twin has
-                   only the rounds that kept draft k-1 below the line. A last round cut by a stop id or by
-                   max_new_tokens counts what was kept.
+  tokens_per_second  tokens after the first of each answer (the prefill's), over the time of the loop alone
+  accept rate k    share of all rounds that emitted more than k tokens, that is, accepted draft k; the conditional rate
+                   divides by the rounds that accepted draft k-1. A last round cut by a stop id or by max_new_tokens
+                   counts the tokens that remain.
   intervals        [low, high] of 95 %, by the bootstrap (intervals.py)
   time_split       of a round, in milliseconds (decoding/round_times.py): draft + head + verify + other = round; commit
                    is the part of other that was timed too; head_share is what leaving the head out saves, as a share of
@@ -276,21 +276,21 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON ({error}); remove it, or choose another folder.") from error
+        raise DataError(f"{path} is not JSON ({error}); remove it, or choose another folder.") from error
     if not isinstance(found, dict):
         raise DataError(f"{path} holds a {type(found).__name__}, not a report; remove it, or choose another folder.")
     return {**LATER, **found}
 
 
 def refuse_obstacles(folder: epath.Path, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
-    """Raises DominoError for a folder in a file's place, or a file in a folder's: told now, not when all was run."""
+    """Raises DominoError for a folder in a file's place or the reverse, before anything runs."""
     wanted = [("folder", ""), *(("folder", name) for name in folders), *(("file", name) for name in files)]
     for kind, name in wanted:
         path = folder / name
         if path.exists() and path.is_dir() != (kind == "folder"):
             there = "file" if kind == "folder" else "folder"
             raise DominoError(
-                f"{path} cannot be written as a {kind}: a {there} is there; move it, or name another place."
+                f"{path} cannot be written as a {kind}: a {there} is there; move it, or choose another folder."
             )
 
 

@@ -29,16 +29,16 @@ def title(report: Mapping[str, Any]) -> str:
 
 
 def simulated(report: Mapping[str, Any]) -> str:
-    """Stands before every title of a run whose acceptance was forced, and is empty otherwise."""
+    """The first words of a title where acceptance was forced; empty otherwise."""
     tau = report["simulated"]
-    return f"SIMULATED acceptance (τ = {tau:g} by force, the text means nothing): " if tau else ""
+    return f"SIMULATED acceptance (τ forced to {tau:g}, the text is meaningless): " if tau else ""
 
 
 # ------------------------------------------------------------------------------------------------- one run
 
 
 def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
-    """The table's cells, heading first: one row a figure, one column a mode; with `spread` intervals in brackets."""
+    """Cells, heading first: one row per figure, one column per mode; `spread` adds intervals in brackets."""
     modes, prompts = report["modes"], report["prompts"]
     figure = _with_interval if spread else _bare
     labels = {
@@ -88,7 +88,7 @@ def say_identical(identical: Mapping[str, Any], mode: str) -> str:
 
 def step_note(step: float, bounds: Mapping[str, Any]) -> str:
     """The autoregressive step beside its two lower bounds; a bound that was too fast to time is left out."""
-    note = f"The yardstick: an autoregressive step takes {step:.2f} ms"
+    note = f"An autoregressive step takes {step:.2f} ms"
     if bounds["step_over_bare"]:
         note += f"; without sampling and bookkeeping {bounds['bare_step_ms']:.2f} ms ({bounds['step_over_bare']:.2f} ×)"
     if bounds["step_over_bytes"]:
@@ -101,7 +101,7 @@ def step_note(step: float, bounds: Mapping[str, Any]) -> str:
 
 
 def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
-    """The sentences that stand below the table."""
+    """The sentences below the table."""
     notes = []
     if report["simulated"]:
         notes.append("Acceptance was forced: speeds are those of the shapes, outputs are not compared.")
@@ -119,7 +119,7 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
     if spread and report["interval_of"]:
         notes.append("In brackets: 95 % intervals by the bootstrap over prompts.")
     if report["sittings"] > 1:
-        notes.append(f"Measured in {report['sittings']} sittings: the run was interrupted and went on.")
+        notes.append(f"Measured in {report['sittings']} sittings: the run was interrupted and continued.")
     return notes
 
 
@@ -127,12 +127,12 @@ def _round_note(mode: str, split: Mapping[str, Any]) -> str:
     if split["draft"] is None:
         return f"A round of {mode} takes {split['round']:.2f} ms."
     parts = ", ".join(f"{name} {split[name]:.2f}" for name in PARTS)
-    told = f"A round of {mode} takes {split['round']:.2f} ms: {parts} (of which commit {split['commit']:.2f})"
+    note = f"A round of {mode} takes {split['round']:.2f} ms: {parts} (of which commit {split['commit']:.2f})"
     if split["loop_overhead"] is not None:
-        told += f"; {split['loop_overhead']:.2f} × the sum of its parts"
+        note += f"; {split['loop_overhead']:.2f} × the sum of its parts"
     if split["head_share"] is not None:
-        told += f"; the head costs {split['round'] - split['without_head']:.2f} ms, {split['head_share']:.0%} of it"
-    return f"{told}."
+        note += f"; the head costs {split['round'] - split['without_head']:.2f} ms, {split['head_share']:.0%} of it"
+    return f"{note}."
 
 
 def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
@@ -177,15 +177,15 @@ def acceptance_lines(heading: str, modes: Mapping[str, Any], width: int) -> list
     drafted = {mode: figures for mode, figures in modes.items() if figures["accept_rate_by_position"]}
     if not drafted:
         return []
-    told = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
+    note = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
     positions = range(width - 1)
     body = [[mode, *(_rate(figures, position) for position in positions)] for mode, figures in drafted.items()]
-    return [heading, "", told, "", *grid(["position", *(str(place + 1) for place in positions)], body), ""]
+    return [heading, "", note, "", *grid(["position", *(str(place + 1) for place in positions)], body), ""]
 
 
 def _rate(figures: Mapping[str, Any], position: int) -> str:
     if position >= len(figures["accept_rate_by_position"]):
-        return "–"  # a deeper tree stands beside this chain
+        return "–"  # a deeper tree has more positions than this chain
     conditional = figures["conditional_accept_rate_by_position"][position]
     return f"{figures['accept_rate_by_position'][position]:.2f} ({say(conditional, '.2f')})"
 
@@ -219,7 +219,7 @@ def grid(heading: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class PaperTable:
-    """caption; columns: tasks, and "average" behind several; rows: (method, by column (speed-up, pooled τ) or None)."""
+    """columns: tasks, then "average" where there are several.  rows: (method, per column (speed-up, τ) or None)."""
 
     caption: str
     columns: list[str]
@@ -234,7 +234,7 @@ def paper_table(reports: Sequence[Mapping[str, Any]]) -> PaperTable:
     for report in reports:
         for mode in report["modes"]:
             if mode == BASELINE and report is not first:
-                continue  # one yardstick for all
+                continue  # all drafters share the plain run
             name = METHODS[mode]
             if mode != BASELINE and len(reports) > 1:
                 name = f"{report['drafter']['name']}: {name}"
@@ -278,7 +278,7 @@ def markdown_table(table: PaperTable) -> str:
 
 
 def _best(table: PaperTable) -> list[tuple[float | None, float | None]]:
-    """By column the highest speed-up and τ; None where fewer than two methods draft and nothing is to be told apart."""
+    """By column the highest speed-up and τ; None where fewer than two methods draft."""
     found = []
     for column in range(len(table.columns)):
         drafted = [cells[column] for _, cells in table.rows if cells[column][1] is not None]

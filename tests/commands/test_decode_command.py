@@ -237,7 +237,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (None, {"prompts": None, "config__decode__tasks": "('gsm9k',)"}, 2, "there is no task 'gsm9k'"),
         (None, {"prompts": None, "config__decode__tasks": "('mbpp=none.jsonl',)"}, 2, "there is no such file"),
         (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/config.json',)"}, 3, "config.json:1"),
-        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/model.safetensors',)"}, 3, "is no JSON"),
+        (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/model.safetensors',)"}, 3, "is not a JSON"),
         (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}',)"}, 2, "there is no such file"),
         (None, {"prompts": TARGET}, 2, "there is no such file"),
         (GOOD, {"config__decode__stop_ids": "(260,)"}, 2, "stop_ids holds 260, but the target has 260 tokens"),
@@ -256,7 +256,7 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("report.json", "{", "report.json is no JSON"),
+        ("report.json", "{", "report.json is not JSON"),
         ("report.json", "[]", "report.json holds a list, not a report"),
     ],
 )

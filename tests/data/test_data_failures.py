@@ -173,7 +173,7 @@ def test_a_state_of_another_form_is_refused(file, state):
     [
         (0, b'{"token_ids": 3}', "rows.jsonl:8: token_ids is 3"),
         (2, b'{"token_ids": 3}', "rows.jsonl:8: token_ids is 3"),
-        (0, b'{"token_ids": [1, 2', "rows.jsonl:8: the line is no JSON"),
+        (0, b'{"token_ids": [1, 2', "rows.jsonl:8: the line is not a JSON"),
         (0, b'{"token_ids": [1, 2], "loss_mask": [1, 1]}', "rows.jsonl:8: the row has 2 tokens, and 8 when the run"),
     ],
 )

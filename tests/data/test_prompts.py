@@ -24,7 +24,7 @@ def test_rows_come_with_their_line_numbers_and_blank_lines_are_passed_over(tmp_p
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"a": 1', "rows.jsonl:2: the line is no JSON"),
+        ('{"a": 1', "rows.jsonl:2: the line is not a JSON"),
         ("[1]", "rows.jsonl:2: the line holds a list"),
         (b"\xff{", "rows.jsonl:2"),
     ],
@@ -37,9 +37,9 @@ def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, said):
 
 HOSTILE = {
     "nested": ("[" * 100_000, "nested too deeply"),
-    "an int of 5000 digits": ('{"token_ids": [%s]}' % ("9" * 5000), "no JSON object"),
-    "zero bytes": ("\0" * 1000, "no JSON object"),
-    "UTF-16": ('{"a": 1}'.encode("utf-16"), "no JSON object|holds"),
+    "an int of 5000 digits": ('{"token_ids": [%s]}' % ("9" * 5000), "not a JSON object"),
+    "zero bytes": ("\0" * 1000, "not a JSON object"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), "not a JSON object|holds"),
     "longer than a row may be": (b'{"a": "' + b"x" * LINE_LIMIT, "rows.jsonl:2: the line has more than 67108864 bytes"),
 }
 

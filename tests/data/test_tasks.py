@@ -129,8 +129,8 @@ def test_an_entry_names_a_task_a_number_and_a_file(entry, choice):
     ("entries", "said"),
     [
         (["gsm9k"], "there is no task 'gsm9k'; there are gsm8k, math500"),
-        (["gsm8k:0"], "'0' is no number of rows"),
-        (["gsm8k:many"], "'many' is no number"),
+        (["gsm8k:0"], "'0' is not a number of rows"),
+        (["gsm8k:many"], "'many' is not a number"),
         (["gsm8k="], "without a file"),
         (["mbpp", "mbpp:3"], "names mbpp twice"),
         (["gsm8k=nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
@@ -185,7 +185,7 @@ def stub_datasets(monkeypatch, load):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
 
 
-def test_a_hub_that_cannot_be_reached_is_told_in_a_sentence(monkeypatch):
+def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
     def load(**arguments):
         raise ConnectionError("no route\nand more")
 

@@ -133,4 +133,4 @@ def test_pictures_of_a_simulated_run_say_so(tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr(plots.Figure, "suptitle", lambda figure, text, **look: titles.append(text))
     assert drawn(tmp_path / "plots", report_of(simulated=7.17)) == ALWAYS
-    assert titles == ["SIMULATED acceptance, τ = 7.17 by force"] * 3
+    assert titles == ["SIMULATED acceptance, τ forced to 7.17"] * 3

@@ -145,7 +145,7 @@ def test_the_yardstick_is_shown_beside_its_lower_bounds():
 def test_a_bound_that_was_too_fast_to_time_is_left_out():
     report = report_of(two_runs(), step=StepBounds(0.0, 3_000, 0.0))
     assert report["step_bounds"]["bytes_at_copy_bandwidth_ms"] is report["step_bounds"]["step_over_bare"] is None
-    assert notes_of(report)[0] == "The yardstick: an autoregressive step takes 2000.00 ms."
+    assert notes_of(report)[0] == "An autoregressive step takes 2000.00 ms."
 
 
 def test_divergences_are_counted_as_near_ties_or_violations():
@@ -196,7 +196,7 @@ def test_a_simulated_run_says_so_everywhere_and_claims_no_equal_outputs():
     assert page.startswith("# Decoding report (simulated)\n")
     assert "| outputs identical | – | – |" in page and "| answers right | – | – |" in page
     for text in (console.file.getvalue(), page):
-        assert "SIMULATED acceptance (τ = 7.17 by force" in text
+        assert "SIMULATED acceptance (τ forced to 7.17" in text
 
 
 def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinished(tmp_path):
@@ -220,7 +220,7 @@ def test_without_a_drafting_mode_there_are_no_pictures(tmp_path):
 
 def test_a_damaged_report_is_no_report(tmp_path):
     (tmp_path / "report.json").write_text('{"modes": ')
-    with pytest.raises(DataError, match="report.json is no JSON"):
+    with pytest.raises(DataError, match="report.json is not JSON"):
         read_report(tmp_path)
 
 

@@ -95,8 +95,8 @@ def test_several_drafters_share_one_yardstick_and_name_their_methods():
 
 def test_a_simulated_tables_caption_says_so_first():
     table = paper_table([report_of("A", {"domino": 2.0}, simulated=7.17)])
-    assert table.caption.startswith("SIMULATED acceptance (τ = 7.17 by force")
-    assert "\\caption{SIMULATED acceptance ($\\tau$ = 7.17" in latex_table(table)
+    assert table.caption.startswith("SIMULATED acceptance (τ forced to 7.17")
+    assert "\\caption{SIMULATED acceptance ($\\tau$ forced to 7.17" in latex_table(table)
 
 
 def test_throughput_has_a_row_for_each_number_of_rows():
