@@ -21,6 +21,7 @@ from domino_jax.drafters.pair import Models
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.run_files import GENERATIONS
+from domino_jax.runtime.progress import Progress
 
 EXAMPLES = 4  # prompts of a report
 MOST_ROUNDS = 64  # rounds of an answer whose drafts are recomputed
@@ -125,15 +126,18 @@ def record_rounds(lane: Lane, prompts: Sequence[Prompt]) -> list[list[Round]]:
     """The first MOST_ROUNDS rounds of each prompt with the rejected drafts, decoded again one by one."""
     one_round = jax.jit(functools.partial(_one_round, lane.generator, lane.mode))
     recorded = []
-    for prompt in prompts:
-        state = lane.generator.start(lane.models, [prompt.token_ids], [prompt.request], rows=1)
-        rounds: list[Round] = []
-        while len(rounds) < MOST_ROUNDS and not state.done[0]:
-            before = int(state.counts[0])
-            state, seen = one_round(lane.models, state)
-            emitted = state.tokens[0, before : int(state.counts[0])].tolist()
-            rounds.append(tree_drafts(emitted, seen) if lane.mode == TREE else chain_drafts(emitted, seen[0].tolist()))
-        recorded.append(rounds)
+    with Progress("drafts of the examples", total=len(prompts)) as progress:
+        for prompt in prompts:
+            state = lane.generator.start(lane.models, [prompt.token_ids], [prompt.request], rows=1)
+            rounds: list[Round] = []
+            while len(rounds) < MOST_ROUNDS and not state.done[0]:
+                before = int(state.counts[0])
+                state, seen = one_round(lane.models, state)
+                emitted = state.tokens[0, before : int(state.counts[0])].tolist()
+                tree = lane.mode == TREE
+                rounds.append(tree_drafts(emitted, seen) if tree else chain_drafts(emitted, seen[0].tolist()))
+            recorded.append(rounds)
+            progress.advance(1)
     return recorded
 
 
