@@ -115,7 +115,7 @@ class RunInfo:
             **origin,
             "prompts": {**origin["prompts"], "count": self.prompts, "checked": self.references},
             "drafter": drafter,
-            "draft_scale": None if scale is None else str(scale),
+            "draft_scale": str(scale),
             "tree_coupling": self._coupling(),
             "simulated": self.simulated,
             "dtype": self.settings.dtype,
