@@ -163,7 +163,7 @@ def show_finished(output: Path, info: RunInfo, name: str) -> bool:
 def plan_line(info: RunInfo, output: Path) -> str:
     """What the command is about to do, in one line."""
     settings, source = info.requested, info.source
-    prompts = f"{source.limit} prompts of {source.source}" if source.limit else source.source
+    prompts = f"up to {source.limit} prompts of {source.source}" if source.limit else source.source
     prompts = ", ".join(source.tasks) or ("one prompt" if source.text else prompts)
     drafter = f", {len(info.drafter)} drafters" if isinstance(info.drafter, tuple) else ""
     return (
