@@ -1,4 +1,4 @@
-"""decode.py: one run over the golden models, whose files and figures the tests read; and every mistake it must tell."""
+"""decode.py: one run over the golden models, whose files and figures the tests read; and every mistake it must refuse."""
 
 import dataclasses
 import json
@@ -58,8 +58,8 @@ def start(capsys, argv):
     """Runs the command in this process; exit code, stdout, stderr."""
     with pytest.raises(SystemExit) as left:
         cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
-    said = capsys.readouterr()
-    return left.value.code, said.out, said.err
+    printed = capsys.readouterr()
+    return left.value.code, printed.out, printed.err
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +125,8 @@ def test_the_report_measures_what_the_generations_hold(finished):
 def test_a_finished_folder_is_shown_and_left_alone(finished, capsys):
     argv, output = finished
     before = (output / "report.json").stat().st_mtime_ns
-    code, said, _ = start(capsys, argv)
-    assert code == 0 and "holds a finished decoding" in said and "τ pooled" in said
+    code, printed, _ = start(capsys, argv)
+    assert code == 0 and "holds a finished decoding" in printed and "τ pooled" in printed
     assert (output / "report.json").stat().st_mtime_ns == before
 
 
@@ -156,8 +156,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_the_uninterrupted_one(finished, 
     (output / "progress.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     rows = (whole / "generations.jsonl").read_text().splitlines(keepends=True)
     (output / "generations.jsonl").write_text("".join(rows[:25]) + rows[25][:30])
-    code, said, _ = start(capsys, [*argv, f"--output={output}"])
-    assert code == 0 and "sittings" in said
+    code, printed, _ = start(capsys, [*argv, f"--output={output}"])
+    assert code == 0 and "sittings" in printed
     assert (output / "generations.jsonl").read_text() == (whole / "generations.jsonl").read_text()
     reports = [json.loads((folder / "report.json").read_text()) for folder in (output, whole)]
     assert [report["sittings"] for report in reports] == [2, 1]
@@ -178,14 +178,14 @@ def test_an_unfinished_folder_goes_on_with_the_same_prompts_only(finished, tmp_p
     assert code == 2 and "holds an unfinished decoding of something else" in error and "prompts.source" in error
 
 
-def test_drafters_are_compared_in_one_run_against_one_yardstick(untimed, tmp_path, capsys):
+def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_path, capsys):
     shutil.copytree(DRAFTER, tmp_path / "other")
     prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
     output = tmp_path / "out"
     argv = arguments(prompts, output, config__drafter__path=None, config__decode__modes="('autoregressive','domino')")
     argv += [f"--config.decode.compare=('{DRAFTER}','{tmp_path / 'other'}')"]
-    code, said, _ = start(capsys, argv)
-    assert code == 0 and "other: Domino" in said
+    code, printed, _ = start(capsys, argv)
+    assert code == 0 and "other: Domino" in printed
     comparison = json.loads((output / "compare.json").read_text())
     assert list(comparison["drafters"]) == ["drafter", "other"]
     ours, other = comparison["drafters"].values()
@@ -196,8 +196,8 @@ def test_drafters_are_compared_in_one_run_against_one_yardstick(untimed, tmp_pat
     assert made == {("autoregressive", None), ("domino", "drafter"), ("domino", "other")}
     for name in ("compare.md", "compare.tex", "drafter/report.json", "other/report.md", "other/table.tex"):
         assert (output / name).is_file()
-    code, said, _ = start(capsys, argv)
-    assert code == 0 and "holds a finished decoding" in said
+    code, printed, _ = start(capsys, argv)
+    assert code == 0 and "holds a finished decoding" in printed
 
 
 def test_stop_ids_are_the_folders_and_the_recipes_and_ignore_eos_drops_the_folders():
@@ -214,7 +214,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
 
 
 @pytest.mark.parametrize(
-    ("rows", "changes", "code", "said"),
+    ("rows", "changes", "code", "message"),
     [
         (GOOD, {"config__drafter__path": ""}, 2, "need a drafter, and none is named"),
         (GOOD, {"config__drafter__path": "./nowhere"}, 2, "nowhere does not exist"),
@@ -246,31 +246,31 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
     ],
 )
-def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows, changes, code, said):
+def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows, changes, code, message):
     prompts = write_prompts(tmp_path, rows) if rows else None
     found, _, error = start(capsys, arguments(prompts, tmp_path / "out", **changes))
     assert (found, "Traceback" in error) == (code, False)
-    assert said in error and len(error.strip().splitlines()) <= 5
+    assert message in error and len(error.strip().splitlines()) <= 5
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("report.json", "{", "report.json is not JSON"),
         ("report.json", "[]", "report.json holds a list, not a report"),
     ],
 )
-def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text, said):
+def test_a_damaged_file_of_an_earlier_run_is_named(tmp_path, capsys, name, text, message):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text(text)
     prompts = write_prompts(tmp_path, GOOD)
     code, _, error = start(capsys, arguments(prompts, tmp_path / "out"))
     assert (code, "Traceback" in error) == (3, False)
-    assert said in error and "remove it" in error and len(error.strip().splitlines()) == 1
+    assert message in error and "remove it" in error and len(error.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["out", "out/plots", "out/report.json", "out/table.tex"])
-def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name):
+def test_an_obstacle_at_the_output_is_refused_before_anything_is_loaded(tmp_path, capsys, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     if path.suffix:
@@ -285,7 +285,7 @@ def test_what_stands_where_the_output_goes_is_told_before_anything_is_loaded(tmp
 
 
 @pytest.mark.parametrize(("name", "is_"), [("second", "file"), ("compare.md", "folder"), ("compare.tex", "folder")])
-def test_what_stands_where_a_comparison_goes_is_told_before_anything_is_loaded(tmp_path, capsys, name, is_):
+def test_an_obstacle_at_a_comparisons_output_is_refused_before_anything_is_loaded(tmp_path, capsys, name, is_):
     path = tmp_path / "out" / name
     path.parent.mkdir()
     if is_ == "folder":
@@ -297,7 +297,7 @@ def test_what_stands_where_a_comparison_goes_is_told_before_anything_is_loaded(t
     assert code == 2 and f"{path} cannot be written as a " in error and f"a {is_} is there" in error
 
 
-def test_too_little_memory_is_told_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):
+def test_too_little_memory_is_refused_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):
     def measure(*_):
         raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 9 bytes.\nand a page of buffers")
 

@@ -1,4 +1,4 @@
-"""prompts.py: JSONL and prompt rows; what is wrong is told with file, line and id."""
+"""prompts.py: JSONL and prompt rows; what is wrong is refused with file, line and id."""
 
 import gzip
 import tracemalloc
@@ -22,15 +22,15 @@ def test_rows_come_with_their_line_numbers_and_blank_lines_are_passed_over(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('{"a": 1', "rows.jsonl:2: the line is not a JSON"),
         ("[1]", "rows.jsonl:2: the line holds a list"),
         (b"\xff{", "rows.jsonl:2"),
     ],
 )
-def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, said):
-    with pytest.raises(DataError, match=said) as refused:
+def test_a_broken_line_is_named_by_file_and_number(tmp_path, line, message):
+    with pytest.raises(DataError, match=message) as refused:
         list(read_jsonl(write(tmp_path, '{"a": 1}', line)))
     assert refused.value.exit_code == 3
 
@@ -44,9 +44,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("line", "said"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_hostile_line_is_one_sentence(tmp_path, line, said):
-    with pytest.raises(DataError, match=said) as refused:
+@pytest.mark.parametrize(("line", "message"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_hostile_line_is_one_sentence(tmp_path, line, message):
+    with pytest.raises(DataError, match=message) as refused:
         list(read_jsonl(write(tmp_path, '{"a": 1}', line, '{"a": 2}')))
     assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
 
@@ -82,7 +82,7 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (
             ['{"id": "q1", "text": "a"}'],
@@ -115,8 +115,8 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
         (['{"%s": 1}' % ("k" * 100_000)], r"the row has id, kkk.*; a prompt row"),
     ],
 )
-def test_a_row_that_is_no_prompt_is_refused(tmp_path, lines, said):
-    with pytest.raises(DataError, match=said) as refused:
+def test_a_row_that_is_no_prompt_is_refused(tmp_path, lines, message):
+    with pytest.raises(DataError, match=message) as refused:
         read_prompts(write(tmp_path, *lines))
     assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
 

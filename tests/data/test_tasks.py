@@ -126,7 +126,7 @@ def test_an_entry_names_a_task_a_number_and_a_file(entry, choice):
 
 
 @pytest.mark.parametrize(
-    ("entries", "said"),
+    ("entries", "message"),
     [
         (["gsm9k"], "there is no task 'gsm9k'; there are gsm8k, math500"),
         (["gsm8k:0"], "'0' is not a number of rows"),
@@ -136,14 +136,14 @@ def test_an_entry_names_a_task_a_number_and_a_file(entry, choice):
         (["gsm8k=nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
     ],
 )
-def test_a_mistaken_entry_is_a_usage_error(entries, said):
-    with pytest.raises(DominoError, match=said) as refused:
+def test_a_mistaken_entry_is_a_usage_error(entries, message):
+    with pytest.raises(DominoError, match=message) as refused:
         read_tasks(entries)
     assert refused.value.exit_code == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "said"),
+    ("name", "rows", "message"),
     [
         ("gsm8k", [{"question": "a"}, {"problem": "b"}], r"gsm8k.jsonl:2: .* has no question \(it has problem\)"),
         ("gsm8k", [{"question": 3}], "question is '3', expected a text"),
@@ -159,8 +159,8 @@ def test_a_mistaken_entry_is_a_usage_error(entries, said):
         ("aime24", [], "has no rows"),
     ],
 )
-def test_rows_that_are_not_the_tasks_are_refused_by_file_and_line(tmp_path, name, rows, said):
-    with pytest.raises(DataError, match=said) as refused:
+def test_rows_that_are_not_the_tasks_are_refused_by_file_and_line(tmp_path, name, rows, message):
+    with pytest.raises(DataError, match=message) as refused:
         prompts_of(tmp_path, name, *rows)
     assert refused.value.exit_code == 3
 

@@ -27,14 +27,14 @@ def start(capsys, *arguments):
     optional = ("output", "prompts", "prompt", "interactive", "distributed")
     with pytest.raises(SystemExit) as left:
         cli.run(decode.main, ("config",), optional, [*argv, *arguments])
-    said = capsys.readouterr()
-    return left.value.code, said.out, said.err
+    printed = capsys.readouterr()
+    return left.value.code, printed.out, printed.err
 
 
 def test_a_prompt_shows_its_text_and_a_summary_line(capsys):
-    code, said, _ = start(capsys, f"--prompt={PROMPT}")
+    code, printed, _ = start(capsys, f"--prompt={PROMPT}")
     assert code == 0
-    text, _, line = said.rstrip("\n").rpartition("\n")
+    text, _, line = printed.rstrip("\n").rpartition("\n")
     assert text == answer().text
     assert re.fullmatch(SUMMARY, line)
     assert line.startswith(f"{len(answer().token_ids)} tokens in {len(answer().accept_lengths)} rounds")
@@ -42,14 +42,14 @@ def test_a_prompt_shows_its_text_and_a_summary_line(capsys):
 
 def test_end_of_input_ends_a_chat_as_done(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{PROMPT}\n"))
-    code, said, error = start(capsys, "--interactive")
+    code, printed, error = start(capsys, "--interactive")
     assert (code, error) == (0, "")
-    assert said.startswith(f"> {answer().text}\n") and said.endswith("\n> \n")
-    assert len(re.findall(SUMMARY, said)) == 1
+    assert printed.startswith(f"> {answer().text}\n") and printed.endswith("\n> \n")
+    assert len(re.findall(SUMMARY, printed)) == 1
 
 
 class Answering:
-    """Says yes to everything; asked holds what was said to it."""
+    """Says yes to everything; asked holds the prompts."""
 
     tokenizer = None
 
@@ -110,7 +110,7 @@ def test_a_system_message_is_never_left_out_of_a_chat():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "--output is missing (a folder for the report); without it give --prompt or --interactive"),
         (["--prompts=rows.jsonl"], "--output is missing"),
@@ -128,10 +128,10 @@ def test_a_system_message_is_never_left_out_of_a_chat():
         (["--prompt=Hi", "--config.decode.compare=('a',)"], "config.decode.compare is ('a',), but --prompt"),
     ],
 )
-def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, said):
+def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, message):
     code, shown, error = start(capsys, *arguments)
     assert (code, shown, "Traceback" in error) == (2, "", False)
-    assert said in error and len(error.strip().splitlines()) == 1
+    assert message in error and len(error.strip().splitlines()) == 1
 
 
 def test_processes_that_would_all_write_the_same_folder_are_refused(capsys, monkeypatch):

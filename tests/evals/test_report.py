@@ -128,7 +128,7 @@ def test_nobody_counts_the_steps_of_a_batch_whose_rows_are_replaced():
     assert report["autoregressive_step_ms"] is bounds["step_over_bare"] is bounds["step_over_bytes"] is None
 
 
-def test_the_yardstick_is_shown_beside_its_lower_bounds():
+def test_a_plain_step_is_shown_beside_its_lower_bounds():
     report = report_of(two_runs())
     assert report["autoregressive_step_ms"] == 2000.0
     assert report["step_bounds"] == {
@@ -245,6 +245,6 @@ def test_markdown_and_console_say_the_same_figures():
     assert "![accept lengths](plots/accept_lengths.png)" in page
 
 
-def test_an_interrupted_run_says_in_how_many_sittings_it_was_measured():
+def test_an_interrupted_run_states_its_sittings():
     assert "Measured in 3 sittings" in markdown(report_of(two_runs(), sittings=3), [])
     assert "sittings" not in markdown(report_of(two_runs()), [])

@@ -86,7 +86,7 @@ def test_a_run_without_tasks_has_one_column():
     assert (table.columns, table.rows[1]) == (["all prompts"], ("Domino", [(2.0, 4.0)]))
 
 
-def test_several_drafters_share_one_yardstick_and_name_their_methods():
+def test_several_drafters_share_one_plain_run_and_name_their_methods():
     reports = [
         report_of(name, {"autoregressive": 1.0, "domino": speed}, False) for name, speed in (("A", 2.0), ("B", 3.0))
     ]
@@ -126,7 +126,7 @@ def test_a_chain_beside_a_deeper_tree_has_no_rates_where_it_drafts_nothing():
     assert width_note({**report, "round_widths": {"domino": 3, "tree": 3}}) == said + "3 tokens."
 
 
-def test_a_round_whose_parts_vanished_in_the_noise_is_still_told():
+def test_a_round_whose_parts_vanished_in_the_noise_still_has_a_note():
     times = dict.fromkeys(("draft", "head", "verify", "other", "commit", "round", "without_head"), 0.0)
     split = {**times, "head_share": None, "loop_overhead": None}
     report = report_of("A", {"domino": 2.0})
