@@ -1,4 +1,4 @@
-"""decode.py: one run over the golden models, whose files and figures the tests read; and every mistake it must refuse."""
+"""decode.py: one run over the golden models, whose files and figures the tests read, and mistakes that it refuses."""
 
 import dataclasses
 import json
@@ -241,6 +241,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}',)"}, 2, "there is no such file"),
         (None, {"prompts": TARGET}, 2, "there is no such file"),
         (GOOD, {"config__decode__stop_ids": "(260,)"}, 2, "stop_ids holds 260, but the target has 260 tokens"),
+        (GOOD, {"config__decode__num_drafts": 9}, 2, "block of 8 gives at most 8 drafts: lower it to 8 or less"),
         (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
         (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "take one out"),
         (GOOD, {"config__decode__compare": "('./a','./a')"}, 2, "names a folder twice"),
