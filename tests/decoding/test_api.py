@@ -7,9 +7,9 @@ import pytest
 import rich.console
 
 import domino_jax
+from domino_jax.decoding import terminal
 from domino_jax.decoding.api import TextPiece
 from domino_jax.decoding.text_stream import TextStream
-from domino_jax.recipe import terminal
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.paths import ASSETS
 
