@@ -81,7 +81,7 @@ def test_a_step_in_pieces_equals_the_plain_one(name):
 
 
 def test_a_mesh_that_does_not_use_all_devices_is_refused():
-    with pytest.raises(DominoError, match=r"mesh.data=2, mesh.fsdp=1, mesh.tensor=1 .* but 1 are here"):
+    with pytest.raises(DominoError, match=r"mesh.data=2, mesh.fsdp=1, mesh.tensor=1 .* but there are 1"):
         sharding.make_mesh(2, 1, 1)
 
 
