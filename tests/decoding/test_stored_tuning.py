@@ -115,7 +115,7 @@ def test_what_a_report_holds_of_the_settings_is_json(tmp_path):
 
 def test_the_python_apis_defaults_are_those_of_the_recipes():
     recipe = decode_settings(qwen3.get_config("none").decode)
-    loading = domino_jax.decoding.api.LoadSettings()
+    loading = domino_jax.LoadSettings()
     for name in ("dtype", "cache_length", "max_new_tokens", "batch_size", "thinking", "temperature"):
         assert getattr(loading, name) == getattr(recipe, name), name
     config = qwen3.get_config("none")
