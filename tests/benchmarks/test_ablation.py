@@ -47,7 +47,7 @@ class Commands:
         recipe = {
             "target": {"dtype": "float32"},
             "train": {"steps": steps, "batch_size": 8, "num_anchors": 48},
-            "data": {"train": flags["config.data.train"]},
+            "data": {"train": flags["config.data.train"], "layout": "pack"},
             "drafter": {"block_size": 8},
             "eval": {"num_prompts": 64},
         }

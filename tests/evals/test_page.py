@@ -125,14 +125,17 @@ def test_recomputed_rounds_count_up_to_the_first_that_differs():
 @pytest.mark.parametrize("mode", ["domino", "tree"])
 def test_examples_spread_over_tau_and_their_rejected_drafts_are_not_what_was_emitted(tmp_path, mode):
     models = golden_models("tied_shift")
-    generator = make_generator(models, max_new_tokens=12, tree=TreeSettings(nodes=8, lanes=2, candidates=4))
+    small = make_generator(models, max_new_tokens=12, tree=TreeSettings(nodes=8, lanes=2, candidates=4))
     vocab = models.target.config.vocab_size
     ids = random_prompts(6, 4, 8, vocab=vocab)
     prompts = [Prompt(f"p{index}", tuple(prompt), index) for index, prompt in enumerate(ids)]
-    answers = generator.generate(models, ids, mode).answers
+    answers = small.generate(ids, mode)
     rows = [generation_row(prompt.id, mode, answer, None) for prompt, answer in zip(prompts, answers, strict=True)]
     (tmp_path / GENERATIONS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lanes = [Lane("autoregressive", "autoregressive", models, generator), Lane(mode, mode, models, generator)]
+    lanes = [
+        Lane("autoregressive", "autoregressive", models, small.generator),
+        Lane(mode, mode, models, small.generator),
+    ]
     examples = collect_examples(lanes, prompts, TextCodec(None, False), tmp_path)
     taus = [example.answers[0].tau for example in examples]
     assert len(examples) == 4 and taus == sorted(taus)
