@@ -102,7 +102,7 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
         (['{"token_ids": [2147483648]}'], "one id from 0 to 2147483647"),
         (
             ['{"id": "a", "prompt": "x"}', '{"id": "a", "prompt": "y"}'],
-            "rows.jsonl:2: the id a is already that of line 1",
+            "rows.jsonl:2: the id a is also the id of line 1",
         ),
         ([""], "holds no prompt rows"),
         (

@@ -120,7 +120,7 @@ def test_a_system_message_is_never_left_out_of_a_chat():
         (["--prompt=Hi", "--interactive"], "--interactive and --prompt are both given"),
         (
             ["--prompt=Hi", "--distributed=manual"],
-            "--distributed=manual is for several processes, and config.decode.mesh",
+            "--distributed=manual is for several processes, but config.decode.mesh",
         ),
         (["--interactive", "--output=folder"], "--interactive and --output are both given"),
         (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
@@ -138,7 +138,7 @@ def test_processes_that_would_all_write_the_same_folder_are_refused(capsys, monk
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     code, shown, error = start(capsys, "--output=folder", "--distributed=auto")
     assert (code, shown) == (2, "") and len(error.strip().splitlines()) == 1
-    assert "JAX_NUM_PROCESSES=2 is for several processes, and config.decode.mesh is 1 x 1" in error
+    assert "JAX_NUM_PROCESSES=2 is for several processes, but config.decode.mesh is 1 x 1" in error
 
 
 @pytest.mark.parametrize("given", ["off", "auto", "manual --config.decode.mesh.data=-1"])

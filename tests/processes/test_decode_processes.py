@@ -65,7 +65,7 @@ def test_a_run_of_several_processes_may_begin_and_one_process_may_go_on(primary,
     ("arguments", "printed"),
     [
         (["--output=out", "--config.decode.compare=('a','b')"], r"decode\.compare writes from one process.* are 2"),
-        (["--interactive"], "--interactive reads one terminal, and there are 2 processes"),
+        (["--interactive"], "--interactive reads one terminal, but there are 2 processes"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(primary, arguments, printed):
