@@ -194,4 +194,4 @@ def describe_run(config) -> str:
     if judged.final:
         number = f"{config.decode.num_prompts} prompts" if config.decode.num_prompts else "all prompts"
         phases.append(f"{number} decoded in {len(config.decode.modes)} modes")
-    return f"this run: {', then '.join(phases)}. Each phase shows its time left, measured on this machine."
+    return f"this run: {', then '.join(phases)}. Times left are measured on this machine."

@@ -245,7 +245,7 @@ def test_the_first_line_names_the_phases_of_the_run(files):
     config = cli.parse(arguments(files, "run", config__eval__every=4), ("config", "workdir"), ("distributed",)).config
     assert builders.describe_run(config) == (
         "this run: 8 steps of 2 rows, then 16 held-out prompts decoded every 4 steps, then export. "
-        "Each phase shows its time left, measured on this machine."
+        "Times left are measured on this machine."
     )
     config.data.regenerate = config.eval.final = True
     text = builders.describe_run(config)

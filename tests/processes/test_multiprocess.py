@@ -287,7 +287,8 @@ def test_after_sigterm_in_an_evaluation_the_next_start_evaluates_and_the_best_dr
     finish(launcher, workdir, code=42)
     assert time.monotonic() - started < 15
     assert last_step(workdir) == 20 and evaluations(workdir) == []
-    assert_identical(complete(recipe, workdir), plain[1])
+    found = complete(recipe, workdir)
+    assert (found.losses, found.state) == (plain[1].losses, plain[1].state)
     assert evaluations(workdir) == [20, 40, 60]
     # The end once more, with another drafter as the best by τ: two processes restore it from its checkpoint.
     (workdir / "finished.json").unlink()
