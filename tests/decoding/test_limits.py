@@ -55,6 +55,6 @@ def test_an_answer_length_that_no_prompt_leaves_room_for_is_a_mistake_of_the_rec
 
 def test_regenerated_prompts_past_a_drafters_positions_are_answered_without_it():
     answerer = Answerer(with_positions(100, 50), (), 2, 12, SamplingParams(), 0)
-    assert answerer.generator(38).models.drafter is not None
-    assert answerer.generator(39).models.drafter is None
+    assert answerer.generator(38).drafter is not None
+    assert answerer.generator(39).drafter is None
     assert answerer.fits([7] * 60)

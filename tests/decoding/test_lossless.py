@@ -122,9 +122,9 @@ def test_accepting_one_draft_too_many_is_caught(monkeypatch):
 
 
 def test_choices_with_the_noise_of_the_next_position_are_caught(monkeypatch):
-    """The same control for sampling."""
-    choose = rounds.choose
-    monkeypatch.setattr(rounds, "choose", lambda logits, keys, at, params: choose(logits, keys, at + 1, params))
+    """The same control for sampling; plain rounds count their positions themselves."""
+    positions = rounds.draft_positions
+    monkeypatch.setattr(rounds, "draft_positions", lambda *args: positions(*args) + 1)
     with pytest.raises(AssertionError, match="not lossless"):
         made = make_generator(random_models(), batch_size=8, sampling=SAMPLED)
         check_lossless(made, random_prompts(8), ("autoregressive", "domino"))

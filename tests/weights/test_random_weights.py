@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from domino_jax import decode
+from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.recipe import cli
 from domino_jax.weights.target import target_config_dict
@@ -44,7 +45,7 @@ def start(argv) -> int:
 
 
 def test_a_simulated_run_is_marked_everywhere_and_measures_the_requested_tau(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(decode, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
+    monkeypatch.setattr(measure, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
     assert start(arguments(tmp_path)) == 0
     message, page = capsys.readouterr().out, (tmp_path / "out" / "report.md").read_text()
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -60,7 +61,7 @@ def test_a_simulated_run_is_marked_everywhere_and_measures_the_requested_tau(tmp
     ("changes", "code", "message"),
     [
         ({"config.decode.simulate_tau": 5.5}, 2, "decode.simulate_tau is 5.5, but a round of 4 drafts emits 5"),
-        ({"config.drafter.target_layer_ids": "(0,7)"}, 3, "target_layer_ids [0, 7] must lie in 0..0"),
+        ({"config.drafter.target_layer_ids": "(0,7)"}, 3, "target_layer_ids [0, 7] must be in 0..0"),
         ({"config.decode.simulate_tau": 0.0, "config.decode.prompts": "none.jsonl"}, 3, "it is not a complete"),
     ],
 )
