@@ -54,8 +54,9 @@ def _moved(params: Any, place: Callable, matrices: np.dtype | None) -> Any:
             return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
         if leaf.dtype == dtype and leaf.sharding.is_equivalent_to(where, leaf.ndim):
             return leaf
-        # One at a time, so that at most one gathered matrix is in memory.
-        return mover(where, dtype)(leaf)
+        # One at a time, so that at most one gathered matrix is in memory. Programs with collectives that are in flight
+        # together can also run in another order on each CPU device, and then several processes wait for each other.
+        return jax.block_until_ready(mover(where, dtype)(leaf))
 
     return jax.tree_util.tree_map_with_path(one, params)
 
