@@ -87,6 +87,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         "trace_seconds": traced_at - begin,
         "compile_seconds": seconds,
         "lean_flops": counted["lean"] * rows,
+        "hours": estimates.run_hours(config.train.steps * counted["lean"] * rows, topology, mesh.size),
         "naive_flops": counted["naive"] * rows,
         "flops": compiled.product_flops(traced.jaxpr),
         "target_bytes_per_chip": device_bytes(params),
@@ -221,6 +222,8 @@ def lines(found: dict[str, Any]) -> list[str]:
     if found["floor_seconds"]:
         floors = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in found["floors"].items())
         out.append(f"  no faster than {found['floor_seconds'] * 1e3:.0f} ms at the chip's data sheet ({floors})")
+    if found["hours"]:
+        out.append(f"  all steps: {found['hours']:,.0f} hours at {estimates.UTILISATION:.0%} of the chips' peak")
     out += ["", "collectives (results on one chip)"]
     for kind, entry in found["collectives"].items():
         out.append(f"  {kind}: {entry['count']}, {say_bytes(entry['bytes'])}, {entry['in_loops']} of them in loops")

@@ -178,9 +178,7 @@ def run_length(
     rows = plan.steps * plan.batch_size * rows_per_item
     each = step_flops(target, drafter, length=plan.max_length, anchors=plan.num_anchors)["lean"]
     kind = jax.devices()[0].device_kind
-    peak = peak_flops(kind)
     flops = each * plan.batch_size
-    hours = plan.steps * flops / (peak * devices * UTILISATION) / 3600 if peak else None
     return {
         "steps": plan.steps,
         "rows": round(rows),
@@ -189,9 +187,15 @@ def run_length(
         "flops_per_step": flops,
         "device": kind,
         "devices": devices,
-        "hours": hours,
+        "hours": run_hours(plan.steps * flops, kind, devices),
         "utilisation": UTILISATION,
     }
+
+
+def run_hours(flops: float, device_kind: str, devices: int) -> float | None:
+    """Hours that so many operations take at UTILISATION of the peak; None where the peak is not known."""
+    peak = peak_flops(device_kind)
+    return flops / (peak * devices * UTILISATION) / 3600 if peak else None
 
 
 # ------------------------------------------------------------------------------------------------------ memory

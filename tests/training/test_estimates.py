@@ -9,7 +9,7 @@ import pytest
 
 from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.training.estimates import drafter_parameters, peak_flops, step_flops, target_parameters
+from domino_jax.training.estimates import drafter_parameters, peak_flops, run_hours, step_flops, target_parameters
 from tests.helpers.paths import ASSETS
 
 SHAPES = ASSETS / "qwen3_configs"
@@ -147,3 +147,8 @@ def test_peaks_of_the_known_devices(kind, teraflops):
 @pytest.mark.parametrize("kind", ["cpu", "TPU v3", "NVIDIA GeForce RTX 4090", "", "TPU7x"])
 def test_an_unknown_device_has_no_peak(kind):
     assert peak_flops(kind) is None
+
+
+def test_hours_are_those_at_two_fifths_of_the_peak_of_all_devices():
+    assert run_hours(0.4 * 2 * 197e12 * 3600, "v5e:4x4", devices=2) == pytest.approx(1.0)
+    assert run_hours(1e15, "cpu", devices=2) is None
