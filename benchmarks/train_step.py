@@ -91,7 +91,7 @@ def measure(choices: argparse.Namespace) -> dict:
     config = shapes(choices.size)
     target, drafter = Qwen3(config, np.dtype(choices.dtype)), drafter_of(config, choices)
     schedule = learning_rate(RATE, 10_000, 0.04)
-    optimizer = make_optimizer("adamw", weight_decay=0.0, clip_norm=1.0)
+    optimizer = make_optimizer("adamw")
     settings = LossSettings(slice_blocks=choices.loss_slice)
     mesh = sharding.make_mesh(1, -1, 1)
     sharding.check_rows(mesh, choices.rows)

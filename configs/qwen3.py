@@ -59,9 +59,9 @@ def _data() -> config_dict.ConfigDict:
     data.held_out = 64
     data.max_length = 3072
     data.thinking = False
-    data.layout = "pad"  # to max_length; or pack (several rows in one), or buckets (to the smallest of data.buckets)
-    data.buckets = (768, 1_536, 3_072)
-    data.workers = 0  # processes that encode rows; 0: threads of this one
+    # pad: to max_length. pack: several rows in one. buckets: to a quarter, half or all of max_length, by the batch's
+    # longest row.
+    data.layout = "pad"
     return data
 
 
@@ -78,7 +78,6 @@ def _train() -> config_dict.ConfigDict:
     train.accumulate = 1  # micro-batches that a step's rows are cut into: memory against speed
     train.log_every = 20
     train.num_anchors = 256
-    train.slice_blocks = 32  # anchor blocks of a row whose attention scores, or logits, are in memory at once
     train.remat = False  # True: draft layers are computed again in the backward pass
     train.gamma = 7.0  # inf: no decay over the slots of a block
     train.dpace_alpha = config_dict.placeholder(float)  # α of D-PACE weights (0.5, say), which replace the decay
@@ -88,8 +87,6 @@ def _train() -> config_dict.ConfigDict:
     train.optimizer = "adamw"  # or muon
     train.learning_rate = 6e-4
     train.warmup_ratio = 0.04
-    train.clip_norm = 1.0
-    train.weight_decay = 0.0
     train.ema_decay = 0.0  # of an average of the weights, which is then evaluated and exported; 0: none
     train.non_finite = "stop"  # at a loss or gradient that is not finite; or skip: leave the step out and count it
     # If a step takes longer, the stacks of all threads are printed; compilation, evaluations and checkpoints may take
@@ -105,7 +102,6 @@ def _checkpoint() -> config_dict.ConfigDict:
     checkpoint = config_dict.ConfigDict()
     checkpoint.every = 1_000
     checkpoint.keep = 3  # the newest N; the best one by τ stays as well
-    checkpoint.keep_every = 0  # and each whose step is a multiple of this; 0: no other
     return checkpoint
 
 
@@ -114,7 +110,6 @@ def _evaluation() -> config_dict.ConfigDict:
     evaluation.prompts = config_dict.placeholder(str)  # held-out prompt rows; absent: those of data.held_out
     evaluation.num_prompts = 64
     evaluation.batch_size = 16  # prompts decoded together; τ does not depend on it, the time does
-    evaluation.tensor = 0  # devices that split a weight while it decodes; 0: the most that the key/value heads allow
     # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: one that takes as
     # long as 100 steps costs 2 % of the time. --dry_run estimates that share, metrics.jsonl has eval_seconds.
     evaluation.every = 5_000
@@ -149,15 +144,10 @@ def _decode() -> config_dict.ConfigDict:
     # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     decode.parity = "near_tie"
-    # `python -m domino_jax.tune` measures block_size, num_drafts, draft_scale and the tree's shape for a device, dtype,
-    # batch size and temperature, and stores them with the drafter. What is left open here is read from there.
-    decode.block_size = 0  # slots of the draft block; 0: tuned, else the drafter's. Fewer need no other training
-    decode.num_drafts = 0  # tokens drafted and verified; 0: tuned, else all that the block gives
-    # c of the draft's argmax(c·log q + noise) at temperature > 0; inf drafts greedily. Absent: tuned, else inf. On the
-    # tiny models at T = 1 (24 prompts) τ was 6.55 with inf and 5.83 with 1, which also pays for the noise.
-    decode.draft_scale = config_dict.placeholder(float)
-    decode.draft_noise = "shared"  # with the target's choice; or own: drawn apart, as a plain sampled draft is
-    decode.gate_table = False  # True: the GRU's input half of every token from a table [V, 3·gru_hidden_dim]
+    # `python -m domino_jax.tune` measures the length of the draft block, num_drafts, the tree's shape and how drafts
+    # share the target's noise, for a device, dtype, batch size and sampling. It stores them with the drafter, and
+    # decode reads there what is left open here.
+    decode.num_drafts = 0  # tokens drafted and verified; 0: tuned, else all that the drafter's block gives
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)
     # Rows of the verifying pass, the anchor included. Absent: nodes, lanes, candidates and beta as tuned, else 64 nodes
     # with the values below.
@@ -166,14 +156,8 @@ def _decode() -> config_dict.ConfigDict:
     tree.lanes = 16  # paths that the head follows at a time; 1 is the chain
     tree.candidates = 64  # tokens per depth that it chooses among
     tree.beta = -0.1  # added to a node's log-probability for each step of depth: breadth against depth
-    tree.temperature = 1.0  # of the drafter where paths are scored: below 1 if it is surer than it says
-    # c of a tree that is coupled with the target's noise, inf: it is not. Absent: tuned, else inf.
-    tree.draft_scale = config_dict.placeholder(float)
-    tree.spread = 1.0  # of a draft_scale that is set here; one that is stored brings its own
-    decode.stop_ids = ()  # besides those of the target's folder
-    decode.ignore_eos = False
+    decode.ignore_eos = False  # True: every answer has max_new_tokens
     decode.thinking = False
-    decode.chunk_rounds = 4  # rounds of one dispatch when text is shown as it comes
     decode.simulate_tau = 0.0  # above 0: random weights where there are none, and this acceptance length forced
     decode.tasks = ()  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
     decode.cores = 0  # of a CPU, to keep to while decoding; 0: all
@@ -195,5 +179,4 @@ def _regenerate() -> config_dict.ConfigDict:
     regenerate.temperature = 0.7  # Qwen3's advice for answers without thinking
     regenerate.top_k = 20
     regenerate.top_p = 0.8
-    regenerate.seed = 0
     return regenerate

@@ -43,7 +43,6 @@ def get_config():
     config.train.batch_size = 4
     config.train.log_every = 10
     config.train.num_anchors = 24
-    config.train.slice_blocks = 24
     config.train.gamma = 4.0  # the public value for blocks of 8
     config.train.optimizer = "muon"
     config.train.learning_rate = 6e-3

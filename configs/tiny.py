@@ -44,7 +44,6 @@ def get_config():
     config.train.batch_size = 4
     config.train.num_anchors = 32
     config.train.log_every = 20
-    config.train.slice_blocks = 32  # all of them: the arrays are small
     config.train.gamma = 4.0  # the public value for blocks of 8
     # Decoded τ after the same 300 steps: 2.5 with Muon at 5e-3, 1.5 with AdamW at 4e-3.
     config.train.optimizer = "muon"

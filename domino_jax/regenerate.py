@@ -105,7 +105,7 @@ def settings(config) -> dict[str, Any]:
         "batch_size": section.batch_size,
         "max_new_tokens": section.max_new_tokens,
         "sampling": SamplingParams(section.temperature, section.top_k, section.top_p),
-        "seed": section.seed,
+        "seed": config.seed,
         "thinking": config.data.thinking,
     }
 

@@ -101,12 +101,10 @@ def main(flags: cli.Flags) -> int | None:
             mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded)
             drafter_config = builders.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
             drafter = builders.drafter_of(drafter_config, config)
-            # Here, and not after hours of training: a wrong eval.tensor is refused.
             decodes = config.eval.every > 0 or config.eval.final
             layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
             share = ProcessShare(
                 rows,
-                config.data.workers,
                 local / "data" if local else cache_folder() / "data",
                 bucket=None if local else f"{workdir}/data",
                 primary_first=primary_first,
@@ -124,7 +122,7 @@ def main(flags: cli.Flags) -> int | None:
             meta = {"config": recipe, "data": batches.fingerprint}
             run_key = jax.random.key(config.seed)
             watchdog = stack.enter_context(Watchdog(config.train.hang_seconds, config.train.abort_on_hang))
-            checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_every, say)
+            checkpoints = Checkpoints(workdir, config.checkpoint.keep, say)
             stack.enter_context(checkpoints)
             restored = checkpoints.restore_latest(
                 state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
@@ -269,7 +267,7 @@ def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -
     return make_batches(
         source,
         loaded.tokenizer,
-        Layout(data.layout, data.max_length, config.train.batch_size, tuple(data.buckets), WINDOW),
+        Layout(data.layout, data.max_length, config.train.batch_size, WINDOW),
         share,
         seed=config.seed,
         thinking=data.thinking,

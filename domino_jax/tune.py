@@ -39,7 +39,7 @@ def main(flags: cli.Flags) -> None:
     settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0)
     mode = tuning.chain_mode(settings.modes)
     loaded = load_target(config.target.path, settings.dtype)
-    models = load_models(loaded, config.drafter.path, (mode,), block_size=settings.block_size)
+    models = load_models(loaded, config.drafter.path, (mode,))
     folder = hf.drafter_folder(config.drafter.path)
     check_writable(folder)
     rows = read_prompts(source, config.decode.num_prompts or None)

@@ -6,7 +6,10 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+import os
 import pathlib
+import signal
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +18,6 @@ import numpy as np
 from etils import epath
 
 from domino_jax.data.held_out import prompt_hash, prompt_of
-from domino_jax.data.processes import follow_parent
 from domino_jax.data.prompts import check_line
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source
@@ -68,12 +70,18 @@ class Storage:
 
 
 def load_or_build(
-    sources: Sequence[Source], encoder: RowEncoder, digest: str, storage: Storage, *, workers: int, progress: bool
+    sources: Sequence[Source],
+    encoder: RowEncoder,
+    digest: str,
+    storage: Storage,
+    *,
+    progress: bool,
+    workers: int | None = None,
 ) -> Index:
     """The stored index for data of this fingerprint, or a new one, which is then stored.
 
     Args:
-      digest: fingerprint().  workers: processes that read rows; 0: one per core.
+      digest: fingerprint().  workers: processes that read rows; None: one per core.
     """
     name = f"index-{digest[:24]}-{encoder.vocab_size}.npz"
     files = [file for source in sources for file in source.files]
@@ -185,8 +193,7 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
         yield pool.map(_measure_in_worker, tasks)
     except concurrent.futures.process.BrokenProcessPool as error:
         raise DominoError(
-            f"one of {workers} processes that read rows ended early (out of memory?); lower data.workers, or "
-            "start again."
+            f"one of {workers} processes that read rows ended early (out of memory?); start again."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -217,7 +224,15 @@ _encoder: RowEncoder | None = None  # of this worker process
 def _start_worker(encoder: RowEncoder) -> None:
     global _encoder
     _encoder = encoder
-    follow_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole job; the run ends its workers itself
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # those threads would compete with the other workers for cores
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker of a killed run would wait for its next task for ever."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _measure_in_worker(task: tuple) -> np.ndarray:

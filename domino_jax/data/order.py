@@ -4,8 +4,8 @@
     windows   the rows cut into pieces of equal size
     items     one place of a batch each: a row, or a pack of rows. Batch i is items [i·B, (i+1)·B)
 
-A position is a window and an item in it. Nothing depends on how many processes or workers read, so a run continues
-exactly with other numbers of them. It also continues with another batch size: the current window keeps its arrangement.
+A position is a window and an item in it. Nothing depends on how many processes read, so a run continues exactly
+with another number of them. It also continues with another batch size: the current window keeps its arrangement.
 """
 
 import bisect
@@ -46,16 +46,21 @@ class Position:
 class Layout:
     """How rows fill the places of a batch.
 
-    kind: pad (rows to max_length), pack (rows side by side) or buckets (a batch to the smallest that holds its rows).
+    kind: pad (rows to max_length), pack (rows side by side) or buckets (a batch to the smallest of `buckets` that holds
+        its rows).
     max_length: tokens a row is cut to, and tokens of a place. batch_size: places of the global batch.
-    buckets: ascending lengths. window: rows that are packed or sorted into buckets together.
+    window: rows that are packed or sorted into buckets together.
     """
 
     kind: str
     max_length: int
     batch_size: int
-    buckets: tuple[int, ...]
     window: int
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Lengths of batches in rising order: a quarter, half and all of max_length."""
+        return self.max_length // 4, self.max_length // 2, self.max_length
 
     def padded_length(self, longest: int) -> int:
         """The length of a batch whose longest row has `longest` tokens."""
@@ -135,13 +140,6 @@ class Items:
         # The number of each window's first item; one entry more than there are arranged windows.
         self._item_bounds = [-self.start.item]
         self._arranged: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state)
         self._lock = threading.Lock()
 
     def batch(self, number: int) -> tuple[list[np.ndarray], Position]:

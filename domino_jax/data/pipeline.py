@@ -3,7 +3,7 @@
     open_sources → index → TrainingRows → row order → items → batches
 
 The batches of a run follow from the data, the seed and the batch size alone. Every process computes the same global
-batches from the lengths and encodes only its own rows of them; worker processes take whole batches.
+batches from the lengths and encodes only its own rows of them.
 """
 
 import dataclasses
@@ -13,11 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import grain
-from absl import flags
 
 from domino_jax.data import index as indexing
 from domino_jax.data.order import Items, Layout, Position, row_order
-from domino_jax.data.reading import BatchEncoder, BatchIterator, Plans, start_worker
+from domino_jax.data.reading import BatchEncoder, BatchIterator, Plans
 from domino_jax.data.rows import Index, RowEncoder, TrainingRows
 from domino_jax.data.sources import Source, open_sources
 from domino_jax.runtime.errors import DataError
@@ -29,14 +28,13 @@ SAMPLED_ROWS = 4_096  # the share of padding is estimated from this many rows
 class ProcessShare:
     """The part of the reading that this process does.
 
-    rows: its rows of the global batch; None: all. workers: processes that read and encode for it; 0: threads.
-    cache: a local folder for the index and for unpacked files; None: a temporary one. bucket: a gs:// folder that
-    shares the index between machines. primary_first: see index.Storage. report: prints a line about the data.
-    progress: show a progress bar for the pass over a large file; one of several processes does.
+    rows: its rows of the global batch; None: all. cache: a local folder for the index and for unpacked files; None: a
+    temporary one. bucket: a gs:// folder that shares the index between machines. primary_first: see index.Storage.
+    report: prints a line about the data. progress: show a progress bar for the pass over a large file; one of several
+    processes does.
     """
 
     rows: slice | None = None
-    workers: int = 0
     cache: pathlib.Path | None = None
     bucket: str | None = None
     primary_first: Callable[[Callable[[], Any]], Any] = lambda work: work()
@@ -72,14 +70,13 @@ def make_batches(
     encoder = RowEncoder(tokenizer, layout.max_length, thinking, vocab_size)
     fingerprint = indexing.fingerprint(found, encoder)
     storage = indexing.Storage(cache, share.bucket, share.primary_first)
-    index = indexing.load_or_build(found, encoder, fingerprint, storage, workers=share.workers, progress=share.progress)
+    index = indexing.load_or_build(found, encoder, fingerprint, storage, progress=share.progress)
     batches = Batches(
         rows=_usable_rows(found, index, encoder, held_out),
         fingerprint=fingerprint,
         layout=layout,
         weights=tuple(source.weight for source in found),
         seed=seed,
-        workers=share.workers,
         process_rows=share.rows or slice(0, layout.batch_size),
         temporary=temporary,
     )
@@ -129,7 +126,6 @@ class Batches:
     layout: Layout
     weights: tuple[float, ...]
     seed: int
-    workers: int
     process_rows: slice
     temporary: tempfile.TemporaryDirectory | None = None  # kept until the files in it are no longer read
     efficiency: float = dataclasses.field(init=False)
@@ -149,18 +145,9 @@ class Batches:
         """
         items = self._items(None if state is None else Position.from_state(state))
         plans = Plans(items, self.rows.lengths, self.layout, self.process_rows)
-        # Sent to worker processes: it holds arrays and the tokenizer only.
         dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
-        if not self.workers:
-            # A row takes a few milliseconds of one core: two threads stay ahead of the device.
-            dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
-            return BatchIterator(iter(dataset), items.start, self.temporary)
-        if not flags.FLAGS.is_parsed():  # Grain's processes read absl's flags, which a notebook never parsed
-            flags.FLAGS.mark_as_parsed()
-        dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)).mp_prefetch(
-            grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2),
-            worker_init_fn=start_worker,
-        )
+        # A row takes a few milliseconds of one core: two threads stay ahead of the device.
+        dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
         return BatchIterator(iter(dataset), items.start, self.temporary)
 
     def _items(self, start: Position | None) -> Items:

@@ -1,4 +1,4 @@
-"""Reads, encodes and lays out the rows of a batch, in this process or in worker processes."""
+"""Reads, encodes and lays out the rows of a batch."""
 
 import dataclasses
 import threading
@@ -9,7 +9,6 @@ import numpy as np
 
 from domino_jax.data.chat import Row
 from domino_jax.data.order import ENDLESS, Items, Layout, Position
-from domino_jax.data.processes import follow_parent
 from domino_jax.data.rows import TrainingRows
 from domino_jax.runtime.errors import DominoError
 
@@ -85,11 +84,6 @@ def pack_rows(rows: list[Row], length: int) -> dict[str, np.ndarray]:
     return pad_row(whole, length) | {"positions": np.pad(positions, room), "documents": np.pad(documents, room)}
 
 
-def start_worker(index: int, count: int) -> None:
-    """Grain calls this first in each of its processes."""
-    follow_parent()
-
-
 class BatchIterator:
     """Endless batches; a failure closes it for good."""
 
@@ -111,16 +105,6 @@ class BatchIterator:
         except DominoError:
             self._begin_closing()
             raise
-        except RuntimeError as error:
-            self._begin_closing()
-            if "Worker process was terminated" not in str(error):
-                raise
-            raise DominoError(
-                f"a data worker process ended ({str(error).partition('.')[0]}), killed from outside or out of memory.\n"
-                "Start again: the run continues from its last checkpoint. Lower data.workers if memory is short."
-            ) from error
-        # Copies: arrays from workers are in shared memory, which is freed with them.
-        batch = {name: np.array(value) for name, value in batch.items()}
         self._position = Position(*batch.pop(POSITION).tolist())
         return batch
 
@@ -129,7 +113,7 @@ class BatchIterator:
         return dataclasses.asdict(self._position)
 
     def close(self) -> None:
-        """Ends threads and worker processes; may be called again."""
+        """Ends the threads; may be called again."""
         self._begin_closing()
         self._closing.join()
 

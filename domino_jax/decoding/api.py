@@ -29,7 +29,7 @@ from domino_jax.decoding.settings import (
 )
 from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.decoding.text_stream import TextStream
-from domino_jax.drafters.pair import Models, gate_table
+from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 
@@ -137,12 +137,12 @@ class LoadSettings:
     max_new_tokens: the most that a call may ask for; at most half of the cache and of the target's positions.
     batch_size: prompts of `generate` in flight at a time.
     thinking: for the chat template.
-    draft_scale, num_drafts: as in the recipes. None: as `domino_jax.tune` stored them with the drafter for this device,
-        dtype, batch_size and temperature, else a greedy draft of all that the block gives.
+    draft_scale: c of drafts that share the target's noise (docs/equality.md).  num_drafts: tokens drafted a round.
+        None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size and temperature, else
+        a greedy draft of all that the block gives.
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
         where a tree was faster than a chain, else none.
     temperature: of calls that name none.
-    tabulate_gates: gate_table of the recipes.
     """
 
     dtype: str = "bfloat16"
@@ -154,7 +154,6 @@ class LoadSettings:
     num_drafts: int | None = None
     tree: TreeSettings | None = None
     temperature: float = 0.0
-    tabulate_gates: bool = False
 
     def drafting(self, tuning: Tuning | None) -> DraftSettings:
         """What is left open comes from the tuning."""
@@ -189,8 +188,6 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
     loaded = load_target(target, settings.dtype)
     block = tuning.block_size if tuning and settings.num_drafts is None and tree is None else 0
     models = load_models(loaded, drafter, (DRAFT if drafter else BASELINE,), block_size=block)
-    if settings.tabulate_gates and models.drafter and models.drafter.config.has_head:
-        models = models.replace(gates=gate_table(models))
     most = min(settings.cache_length, loaded.model.config.max_position_embeddings) // 2
     generator_settings = GeneratorSettings(
         cache_slots=settings.cache_length,

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
 PARITIES = ("near_tie", "fixed_shape")
-DRAFT_NOISES = ("shared", "own")
 LARGEST = 2**31 - 1  # the largest int32
 
 
@@ -99,8 +98,6 @@ class TreeSettings:
     lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
     depth: drafts of the longest path, at most what the block gives; 0 is the number of drafts of a chain.
     beta: added to a node's log-probability for each step of depth, at most 0; lower values give broader trees.
-    temperature: of the drafter's distribution where paths are scored, relative to the request's; below 1 for a drafter
-        that is surer than its probabilities say.
     draft_scale: at temperature > 0 the constant c of a tree that is coupled with the target's noise: a candidate
         scores log-softmax((c·log q + g) / spread). None or inf: not coupled, a candidate scores log q.
     spread: how far the target's choice may be from argmax(c·log q + g).
@@ -110,7 +107,6 @@ class TreeSettings:
     lanes: int = 16
     candidates: int = 64
     beta: float = -0.1
-    temperature: float = 1.0
     draft_scale: float | None = None
     spread: float = 1.0
     depth: int = 0
@@ -134,7 +130,6 @@ class TreeSettings:
             ),
             ("depth", self.depth >= 0, "give 0 (as deep as a chain) or more"),
             ("beta", -math.inf < self.beta <= 0, "give 0 or a finite number below"),
-            ("temperature", 0 < self.temperature < math.inf, "give a finite number above 0"),
             ("draft_scale", scale is None or scale > 0, "give a number above 0; inf is a tree that is not coupled"),
             ("spread", 0 < self.spread < math.inf, "give a finite number above 0"),
         )
@@ -265,6 +260,7 @@ class GeneratorSettings:
 class DecodeSettings:
     """The recipe's decode section as plain values; configs/qwen3.py describes them and has the defaults.
 
+    block_size, draft_scale: from a stored tuning; without one 0, the drafter's own, and infinity, a greedy draft.
     tree: None without the mode.
     """
 
@@ -277,21 +273,17 @@ class DecodeSettings:
     top_p: float
     min_p: float
     seed: int
-    draft_scale: float
-    draft_noise: str
-    block_size: int
     num_drafts: int
     parity: str
-    gate_table: bool
-    chunk_rounds: int
     simulate_tau: float
-    stop_ids: tuple[int, ...]
     ignore_eos: bool
     thinking: bool
     dtype: str
     concurrency: tuple[int, ...]
     cores: int
-    tree: TreeSettings | None
+    block_size: int = 0
+    draft_scale: float = math.inf
+    tree: TreeSettings | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -299,18 +291,13 @@ class DecodeSettings:
 
     @property
     def drafting(self) -> DraftSettings:
-        return DraftSettings(
-            scale=self.draft_scale,
-            own_noise=self.draft_noise == "own",
-            num_drafts=self.num_drafts or None,
-            tree=self.tree,
-        )
+        return DraftSettings(scale=self.draft_scale, num_drafts=self.num_drafts or None, tree=self.tree)
 
     def generator(self, target_stop_ids: Sequence[int], batch_size: int | None = None) -> GeneratorSettings:
         """What a generator needs to know.
 
         Args:
-            target_stop_ids: of the target's folder; ignore_eos drops these and keeps the recipe's own.
+            target_stop_ids: of the target's folder; ignore_eos drops them.
             batch_size: rows decoded together; the recipe's when None.
         """
         return GeneratorSettings(
@@ -320,7 +307,7 @@ class DecodeSettings:
             sampling=self.sampling,
             seed=self.seed,
             drafting=self.drafting,
-            stop_ids=(*(() if self.ignore_eos else target_stop_ids), *self.stop_ids),
+            stop_ids=() if self.ignore_eos else tuple(target_stop_ids),
             fixed_shape=self.parity == "fixed_shape",
             simulated_tau=self.simulate_tau or None,
         )
@@ -360,23 +347,20 @@ class Tuning:
 
 def decode_settings(decode, tuning: Tuning | None = None) -> DecodeSettings:
     """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default."""
-    names = [field.name for field in dataclasses.fields(DecodeSettings) if field.name != "tree"]
+    names = {field.name for field in dataclasses.fields(DecodeSettings)} - {"block_size", "draft_scale", "tree"}
     values = {name: tuple(decode[name]) if isinstance(decode[name], list | tuple) else decode[name] for name in names}
-    if values["draft_scale"] is None:
-        values["draft_scale"] = tuning.draft_scale if tuning else math.inf
-    if tuning and not values["block_size"] and not values["num_drafts"]:
-        values |= {"block_size": tuning.block_size, "num_drafts": tuning.num_drafts}
+    if tuning:
+        values["draft_scale"] = tuning.draft_scale
+        if not decode.num_drafts:
+            values |= {"block_size": tuning.block_size, "num_drafts": tuning.num_drafts}
     # Without the mode a tree's rows must not count in how much cache a prompt needs.
     tree = tree_settings(decode.tree, tuning and tuning.tree) if TREE in decode.modes else None
     return DecodeSettings(**values, tree=tree)
 
 
 def tree_settings(section, tuned: TreeSettings | None = None) -> TreeSettings:
-    """The recipe's tree section: without nodes the tuned shape, without draft_scale the tuned coupling."""
+    """The recipe's tree section, without nodes the tuned shape; the coupling is always the tuned one."""
+    if tuned and section.nodes is None:
+        return tuned
     tree = TreeSettings(**{name: value for name, value in section.items() if value is not None})
-    if not tuned:
-        return tree
-    shape = tuned if section.nodes is None else tree
-    coupled = tuned if section.draft_scale is None else tree
-    choices = {"draft_scale": coupled.draft_scale, "spread": coupled.spread, "temperature": tree.temperature}
-    return dataclasses.replace(shape, **choices)
+    return dataclasses.replace(tree, draft_scale=tuned.draft_scale, spread=tuned.spread) if tuned else tree

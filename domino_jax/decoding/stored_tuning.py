@@ -105,10 +105,9 @@ def store_tuning(
     try:
         write_whole(folder / FILE, json.dumps({"tuned": rows}, indent=2) + "\n")
     except OSError as error:
-        flags = f"--config.decode.block_size={tuning.block_size} --config.decode.num_drafts={tuning.num_drafts}"
         raise DominoError(
-            f"{folder} cannot be written ({error.strerror}); copy the drafter and name it, or set {flags}"
-            f" --config.decode.draft_scale={tuning.draft_scale}."
+            f"{folder} cannot be written ({error.strerror}); copy the drafter and name it, or set"
+            f" --config.decode.num_drafts={tuning.num_drafts}."
         ) from error
 
 

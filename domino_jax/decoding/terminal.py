@@ -13,20 +13,21 @@ from domino_jax.runtime.errors import DataError
 # Alternating, so that the eye sees how much text came at once.
 COLOURS = ("cyan", "green")
 LEAVE = ("exit", "quit")
+CHUNK_ROUNDS = 4  # of one dispatch
 
 
-def show(decoder: Decoder, prompt: Prompt, mode: str, console: rich.console.Console, chunk_rounds: int, **sampling):
+def show(decoder: Decoder, prompt: Prompt, mode: str, console: rich.console.Console, **sampling):
     """Prints one answer as it comes, then a summary line; returns the answer's text.
 
     On a terminal the text of consecutive dispatches has alternating colours; elsewhere it is plain.
     """
     # Programs are compiled outside of the reported time.
-    for _ in itertools.islice(decoder.stream(prompt, mode=mode, chunk_rounds=chunk_rounds, **sampling), 2):
+    for _ in itertools.islice(decoder.stream(prompt, mode=mode, chunk_rounds=CHUNK_ROUNDS, **sampling), 2):
         pass
     pieces, text = [], []
     begin = time.perf_counter()
     first = begin
-    for number, piece in enumerate(decoder.stream(prompt, mode=mode, chunk_rounds=chunk_rounds, **sampling)):
+    for number, piece in enumerate(decoder.stream(prompt, mode=mode, chunk_rounds=CHUNK_ROUNDS, **sampling)):
         first = first if number else time.perf_counter()
         style = COLOURS[number % len(COLOURS)] if console.is_terminal else ""
         console.print(rich.text.Text(piece.text, style=style), end="", soft_wrap=True)
@@ -53,7 +54,6 @@ def chat(
     decoder: Decoder,
     mode: str,
     console: rich.console.Console,
-    chunk_rounds: int,
     read: Callable[[str], str] = input,
     **sampling,
 ) -> None:
@@ -85,7 +85,7 @@ def chat(
                 console.print(
                     f"The conversation no longer fits; its oldest turns are left out from here on: {forgotten}."
                 )
-            answer = show(decoder, messages if turns else line, mode, console, chunk_rounds, **sampling)
+            answer = show(decoder, messages if turns else line, mode, console, **sampling)
         except DataError as error:
             console.print(str(error), highlight=False, soft_wrap=True)
             messages.pop()

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import draft_base, draft_keys, draft_positions
 from domino_jax.decoding.sampling import Sampling, position_noise, process_logits
-from domino_jax.decoding.settings import DraftSettings, TreeSettings
+from domino_jax.decoding.settings import DraftSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
@@ -84,7 +84,7 @@ def roll_out_lanes(
     models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
 ) -> Ledger:
     """The counterpart of roll_out_head: from z [B, M, D] and base logits float32 [B, M, V] the nodes to choose from."""
-    candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling, settings.tree))
+    candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling))
     noise = None
     if settings.tree.coupled and not sampling.greedy:
         positions = draft_positions(state, base.shape[1])
@@ -93,10 +93,10 @@ def roll_out_lanes(
     return grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise)
 
 
-def _divisor(sampling: Sampling, tree: TreeSettings) -> jax.Array:
-    """The divisor of the drafter's logits: the request's temperature, 1 where that is 0, times the tree's."""
+def _divisor(sampling: Sampling) -> jax.Array:
+    """The divisor of the drafter's logits: the request's temperature, 1 where that is 0."""
     temperature = jnp.asarray(sampling.columns()[0], jnp.float32)
-    return jnp.where(temperature > 0, temperature, 1.0) * tree.temperature
+    return jnp.where(temperature > 0, temperature, 1.0)
 
 
 def pick_candidates(base: jax.Array, count: int, divisor: jax.Array) -> Candidates:
@@ -163,7 +163,7 @@ def grow_lanes(
         logits = here["logits"][:, None]  # [B, 1 or W, Q]
         if settings.use_head:
             change = models.residual_of(here["half"][:, None], hidden, here["columns"])
-            logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling, settings.tree), 0.0)
+            logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
         shared = None if noise is None else here["noise"][:, None]
         edges = edge_scores(logits, here["tail"][:, None, None], shared, sampling, settings)
         scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
@@ -200,7 +200,7 @@ def edge_scores(
     The edges of top-k, top-p and min-p are the target's.
     """
     if not sampling.greedy:
-        inside = jnp.isfinite(process_logits(logits * _divisor(sampling, settings.tree), sampling))
+        inside = jnp.isfinite(process_logits(logits * _divisor(sampling), sampling))
         logits = jnp.where(inside, logits, -jnp.inf)
         tail = jnp.where(inside.all(-1, keepdims=True), tail, -jnp.inf)
     total = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1, keepdims=True), tail)

@@ -98,12 +98,6 @@ class Drafter(nn.Module):
     def head_step(self, state: jax.Array, x: jax.Array) -> jax.Array:
         return self.head.step(state, x)
 
-    def head_gates(self, x: jax.Array) -> jax.Array:
-        return self.head.gru.input_gates(x)
-
-    def head_advance(self, state: jax.Array, gates: jax.Array) -> jax.Array:
-        return self.head.gru.advance(state, gates)
-
     def init_cache(self, batch: int, slots: int) -> Cache:
         """An empty context cache for `batch` rows of `slots` positions."""
         c = self.config

@@ -5,7 +5,6 @@ from typing import Any
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.models.cache import Cache
@@ -14,16 +13,12 @@ from domino_jax.models.qwen3 import Qwen3
 
 @flax.struct.dataclass
 class Models:
-    """The modules are static, the parameters are arrays. drafter and drafter_params are None for plain decoding.
-
-    gates: the GRU's input gates of every token [V, 3U] (`gate_table`), or None: from the token's embedding each time.
-    """
+    """The modules are static, the parameters are arrays. drafter and drafter_params are None for plain decoding."""
 
     target: Qwen3 = flax.struct.field(pytree_node=False)
     target_params: dict
     drafter: Drafter | None = flax.struct.field(pytree_node=False, default=None)
     drafter_params: dict | None = None
-    gates: jax.Array | None = None
 
     def run_target(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return self.target.apply({"params": self.target_params}, *args, **kwargs)
@@ -56,15 +51,7 @@ class Models:
 
     def head_step(self, state: jax.Array, tokens: jax.Array) -> jax.Array:
         """The head's state float32 [..., U] after `tokens` int32 [...]."""
-        if self.gates is None:
-            return self._drafter(Drafter.head_step, state, self.embed(tokens))
-        return self._drafter(Drafter.head_advance, state, self.gates[tokens])
+        return self._drafter(Drafter.head_step, state, self.embed(tokens))
 
     def _drafter(self, method: Callable, *args: Any) -> Any:
         return self.drafter.apply({"params": self.drafter_params}, *args, method=method)
-
-
-def gate_table(models: Models) -> jax.Array:
-    """Models.gates of these weights: [V, 3U] in the drafter's dtype, one matrix product."""
-    tokens = jnp.arange(models.target.config.vocab_size)
-    return models._drafter(Drafter.head_gates, models.embed(tokens))

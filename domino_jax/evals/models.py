@@ -1,4 +1,4 @@
-"""From a recipe's paths to models that decode: on a mesh, with a shorter block, tabulated gates, or random weights."""
+"""From a recipe's paths to models that decode: on a mesh, with a shorter block, or random weights."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.pair import Models, gate_table
+from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError
@@ -70,26 +70,15 @@ class Loader:
 
     def target(self) -> LoadedTarget:
         simulated = self.settings.simulate_tau > 0
-        loaded = target_or_random(self.target_path, self.settings.dtype, self._place(), simulated)
-        vocab = loaded.model.config.vocab_size
-        beyond = [token for token in self.settings.stop_ids if token >= vocab]
-        if beyond:
-            raise DominoError(
-                f"config.decode.stop_ids holds {beyond[0]}, but the target has {vocab} tokens, from 0 on; change it."
-            )
-        return loaded
+        return target_or_random(self.target_path, self.settings.dtype, self._place(), simulated)
 
     def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
         """The target with the drafter that `modes` need."""
         place = self._place()
         if self.settings.simulate_tau and needs_drafter(modes) and not drafter_path:
             config = shortened(self.made_up(loaded.model.config), self.settings.block_size)
-            models = random_drafter(loaded, config, place, self.split_head)
-        else:
-            models = load_models(loaded, drafter_path, modes, place, self.settings.block_size, self.split_head)
-        if self.settings.gate_table and models.drafter and models.drafter.config.has_head:
-            models = models.replace(gates=jax.jit(gate_table, out_shardings=self._whole())(models))
-        return models
+            return random_drafter(loaded, config, place, self.split_head)
+        return load_models(loaded, drafter_path, modes, place, self.settings.block_size, self.split_head)
 
     def _place(self):
         if self.mesh is None:
@@ -97,6 +86,3 @@ class Loader:
         config = read_target_config(self.target_path)
         tied = config.tie_word_embeddings
         return sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, self.split_head)
-
-    def _whole(self):
-        return None if self.mesh is None else sharding.replicated(self.mesh)

@@ -73,7 +73,7 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[jax.Device] |
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def decoding_view(mesh: Mesh, kv_heads: Sequence[int], tensor: int = 0) -> Mesh:
+def decoding_view(mesh: Mesh, kv_heads: Sequence[int]) -> Mesh:
     """The devices of a training mesh as a mesh for decoding: (data, 1, tensor), in the same order.
 
     A pass of decoding does little work for each weight, so gathering weights that are split over fsdp costs more
@@ -81,18 +81,10 @@ def decoding_view(mesh: Mesh, kv_heads: Sequence[int], tensor: int = 0) -> Mesh:
     activations.
 
     Args:
-        kv_heads: K of every model that decodes.
-        tensor: size of that axis; 0: the largest divisor of fsdp × tensor that divides each of kv_heads, so that caches
-            are split as well. The devices that remain split the rows of a batch.
-    Raises:
-        DominoError: tensor does not divide the number of devices.
+        kv_heads: K of every model that decodes. The axis tensor is the largest divisor of fsdp × tensor that divides
+            each of them, so that caches are split as well. The devices that remain split the rows of a batch.
     """
-    tensor = tensor or math.gcd(mesh.shape["fsdp"] * mesh.shape["tensor"], *kv_heads)
-    if mesh.size % tensor:
-        raise DominoError(
-            f"eval.tensor is {tensor}, but the mesh has {mesh.size} devices; set a divisor of {mesh.size}, or 0 for "
-            "the largest that divides the key/value heads."
-        )
+    tensor = math.gcd(mesh.shape["fsdp"] * mesh.shape["tensor"], *kv_heads)
     return Mesh(mesh.devices.reshape(-1, 1, tensor), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
@@ -147,8 +139,7 @@ def decode_placement(
     """`placement` for decoding: the Domino head whole on every device, and an embedding that is no lm_head too.
 
     A collective for each drafted token costs more than the head's split saves where devices answer slowly.
-    A tied embedding stays split, for the lm_head's sake; a gate table (decode.gate_table) then spares the head its
-    look-ups.
+    A tied embedding stays split, for the lm_head's sake.
 
     Args:
         split_head: lay the head's vocabulary matrix over tensor all the same: each draft then takes two exchanges of

@@ -32,6 +32,7 @@ from domino_jax.training.step import make_train_step
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
+SLICE_BLOCKS = 32  # anchor blocks of a row whose attention scores, or logits, are in memory at once
 
 
 def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = None) -> DrafterConfig:
@@ -77,11 +78,11 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
 
 def drafter_of(config: DrafterConfig, recipe) -> Drafter:
     """The drafter as it trains, in the type and the slices of the recipe."""
-    return Drafter(config, np.dtype(recipe.target.dtype), recipe.train.slice_blocks, recipe.train.remat)
+    return Drafter(config, np.dtype(recipe.target.dtype), SLICE_BLOCKS, recipe.train.remat)
 
 
 def optimizer_of(train) -> optax.GradientTransformation:
-    return make_optimizer(train.optimizer, weight_decay=train.weight_decay, clip_norm=train.clip_norm)
+    return make_optimizer(train.optimizer)
 
 
 def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation, mesh: Mesh):
@@ -102,7 +103,7 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
         gamma=None if math.isinf(train.gamma) else train.gamma,
         dpace_alpha=train.dpace_alpha,
         distill=train.distill,
-        slice_blocks=train.slice_blocks,
+        slice_blocks=SLICE_BLOCKS,
     )
     places = jax.tree.map(lambda x: x.sharding, state_shapes)
     return make_train_step(
@@ -121,7 +122,7 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
 
 def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Mesh) -> EvaluationLayout:
     """Where weights are placed while the recipe's evaluation runs; `mesh` is the training step's."""
-    return EvaluationLayout(mesh, target, drafter, config.eval.tensor, config.decode.mesh.split_head)
+    return EvaluationLayout(mesh, target, drafter, config.decode.mesh.split_head)
 
 
 def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:

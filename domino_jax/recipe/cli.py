@@ -215,8 +215,6 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
     _check_required(values, required)
     if "topology" in names and values.topology and not values.dry_run:
         raise DominoError(f"--topology={values.topology} is for --dry_run alone: add --dry_run or take it out.")
-    # Grain's worker processes look at absl's own flags and refuse to start before those were parsed.
-    absl_flags.FLAGS.mark_as_parsed()
     given = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
     given |= {name: tuple(given[name]) for name in LISTS if name in given}
     overrides = (OVERRIDE.fullmatch(argument) for argument in argv[1:])

@@ -186,9 +186,9 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
     decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking)
     sampling = {name: getattr(settings, name) for name in SAMPLING}
     if flags.interactive:
-        chat(decoder, mode, console, settings.chunk_rounds, **sampling)
+        chat(decoder, mode, console, **sampling)
     else:
-        show(decoder, flags.prompt, mode, console, settings.chunk_rounds, **sampling)
+        show(decoder, flags.prompt, mode, console, **sampling)
 
 
 # --------------------------------------------------------------------------------------- a finished training

@@ -68,19 +68,17 @@ class Checkpoints:
         self,
         workdir: str | os.PathLike,
         keep: int,
-        keep_every: int = 0,
         report: Callable[[str], None] = print,
     ):
         """
         Args:
           workdir: local folder or gs:// address.
           keep: number of newest steps that stay, besides the best by τ.
-          keep_every: and each whose step is a multiple of this; 0 is none.
           report: takes the warnings, a line each, of process 0.
         """
         self.folder = _absolute(workdir) / "checkpoints"
         self._folders = StepFolders(self.folder, report)
-        self._keep, self._keep_every, self._report = keep, keep_every, report
+        self._keep, self._report = keep, report
         self._saves: list[_Save] = []
         self._pool = ThreadPoolExecutor(4, "checkpoint")  # two saves at most, each waited for and finished
         self._verifying = threading.Lock()  # one manifest, and one clean-up after it, at a time
@@ -126,7 +124,7 @@ class Checkpoints:
         if is_primary():
             with self._verifying:
                 self._folders.finish(step)
-                self._folders.retain(self._keep, self._keep_every)
+                self._folders.retain(self._keep)
 
     def _catch_up(self) -> None:
         """Wait as long as Orbax would for the save before, while at most the one before that is being hashed."""

@@ -19,13 +19,12 @@ class EvaluationLayout:
 
     Args:
         mesh: the training mesh.
-        tensor: devices that split a weight (`sharding.decoding_view`); 0: the most that the key/value heads allow.
         split_head: as decode.mesh.split_head: the Domino head over those devices too, instead of whole on each.
     """
 
-    def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: Drafter, tensor: int = 0, split_head: bool = False):
+    def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: Drafter, split_head: bool = False):
         config: DrafterConfig = drafter.config
-        self.mesh = sharding.decoding_view(mesh, (target.num_key_value_heads, config.num_key_value_heads), tensor)
+        self.mesh = sharding.decoding_view(mesh, (target.num_key_value_heads, config.num_key_value_heads))
         # What has no place in decoding (slices, recomputation) changes nothing there.
         self.drafter = drafter.clone(whole_head=self.mesh.size > 1 and not split_head)
         tied = target.tie_word_embeddings

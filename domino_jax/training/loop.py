@@ -27,7 +27,7 @@ from domino_jax.training.step_clock import Profile, StepClock
 EVALUATION_PATIENCE = 5.0
 NO_MEMORY = (
     "the training step does not fit the memory of these devices. --dry_run prints how much it needs.\n"
-    "Widen --config.mesh.fsdp, raise train.accumulate, lower train.slice_blocks, or set train.remat=True."
+    "Widen --config.mesh.fsdp, raise train.accumulate, or set train.remat=True."
 )
 FLUSH_SECONDS = 30.0  # for the rows of metrics.jsonl; a store that takes longer costs rows, not the run
 

@@ -4,6 +4,7 @@ import jax
 import optax
 
 B1, B2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as published
+CLIP_NORM = 1.0  # the paper's
 
 
 def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.Schedule:
@@ -16,13 +17,10 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
     return optax.join_schedules([lambda step: peak * (step + 1) / warmup, cosine], [warmup])
 
 
-def make_optimizer(
-    kind: str,
-    *,
-    weight_decay: float,
-    clip_norm: float,
-) -> optax.GradientTransformation:
-    """Clip by the global L2 norm, then `kind`: "adamw" (the paper's) or "muon"; moments are float32 as the parameters.
+def make_optimizer(kind: str) -> optax.GradientTransformation:
+    """Clip by the global L2 norm, then `kind`: "adamw" (the paper's, without weight decay) or "muon".
+
+    Moments are float32 as the parameters.
 
     Its updates are those of learning rate 1. The training step multiplies them by the schedule at TrainState.step: an
     optimizer's own count stops at skipped steps, and the rate would then never reach the end of its schedule.
@@ -33,18 +31,16 @@ def make_optimizer(
     if kind == "muon":
         update = optax.contrib.muon(
             learning_rate=1.0,
-            weight_decay=weight_decay,
             # Updates as large as AdamW's (RMS 0.2), so that one learning rate serves both halves.
             consistent_rms=0.2,
-            adam_weight_decay=weight_decay,
             adam_b1=B1,
             adam_b2=B2,
             eps=EPSILON,
             muon_weight_dimension_numbers=_hidden_matrices,
         )
     else:
-        update = optax.adamw(1.0, b1=B1, b2=B2, eps=EPSILON, weight_decay=weight_decay)
-    return optax.chain(optax.clip_by_global_norm(clip_norm), update)
+        update = optax.adamw(1.0, b1=B1, b2=B2, eps=EPSILON, weight_decay=0.0)
+    return optax.chain(optax.clip_by_global_norm(CLIP_NORM), update)
 
 
 def _hidden_matrices(params: dict) -> dict:

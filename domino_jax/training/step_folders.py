@@ -82,8 +82,8 @@ class StepFolders:
         except OSError as error:
             self._report(f"warning: {self.path(step)} could not be removed ({first_line(error)})")
 
-    def retain(self, keep: int, keep_every: int) -> None:
-        """Remove what is neither among the newest `keep`, nor a multiple of `keep_every` (0: none), nor the best.
+    def retain(self, keep: int) -> None:
+        """Remove what is neither among the newest `keep` nor the best.
 
         Called after finish(), so that the newest finished step has just been written and read back.
         """
@@ -94,7 +94,7 @@ class StepFolders:
             return
         stay = set(steps[-keep:]) | {best[0] if best else None}
         for step in steps:
-            if step not in stay and not (keep_every and step % keep_every == 0):
+            if step not in stay:
                 self.remove(step)
 
     def _clear_marks(self, step: int) -> None:

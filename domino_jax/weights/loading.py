@@ -125,7 +125,7 @@ def load_models(
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
-        block_size: slots of the draft block, at most the drafter's own; 0: its own.
+        block_size: slots of the draft block from a stored tuning; 0: the drafter's own.
         split_head: the sharding splits the Domino head over the vocabulary (decode_placement).
     """
     if not needs_drafter(modes):
@@ -150,15 +150,11 @@ def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
     """The drafter with a shorter block: its slots attend to each other, so fewer of them are a different drafter."""
     if not block_size:
         return config
-    if block_size > config.block_size:
+    least = config.suffix_start + 1 if config.has_head else 2
+    if not least <= block_size <= config.block_size:
         raise DominoError(
-            f"decode.block_size is {block_size}, but the drafter was trained with blocks of {config.block_size};"
-            " lower it, or set 0 for the drafter's own."
-        )
-    if config.has_head and config.suffix_start >= block_size:
-        raise DominoError(
-            f"decode.block_size {block_size} leaves the drafter's head no slot after its prefix"
-            f" (pure_draft_prefix_len {config.pure_draft_prefix_len}); set {config.suffix_start + 1} or more."
+            f"the drafter's decoding.json has draft blocks of {block_size}, but this drafter has blocks of {least} to"
+            f" {config.block_size}; tune again with python -m domino_jax.tune."
         )
     return dataclasses.replace(config, block_size=block_size)
 

@@ -200,14 +200,14 @@ def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_pat
     assert code == 0 and "holds a finished decoding" in printed
 
 
-def test_stop_ids_are_the_folders_and_the_recipes_and_ignore_eos_drops_the_folders():
+def test_stop_ids_are_the_folders_and_ignore_eos_drops_them():
     loaded = load_target(str(TARGET), "float32")
     assert loaded.stop_ids == (257,) and loaded.tokenizer is None
     models = load_models(loaded, None, ("autoregressive",))
-    settings = decode_settings_of(("autoregressive",), max_new_tokens=8, cache_length=64, stop_ids=(7,))
-    assert new_generator(models, settings.generator(loaded.stop_ids)).stop_ids.tolist() == [7, 257]
+    settings = decode_settings_of(("autoregressive",), max_new_tokens=8, cache_length=64)
+    assert new_generator(models, settings.generator(loaded.stop_ids)).stop_ids.tolist() == [257]
     ignoring = dataclasses.replace(settings, ignore_eos=True)
-    assert new_generator(models, ignoring.generator(loaded.stop_ids)).stop_ids.tolist() == [7]
+    assert new_generator(models, ignoring.generator(loaded.stop_ids)).stop_ids.tolist() == [-1]
 
 
 GOOD = [{"token_ids": [32, 33, 34]}]
@@ -240,7 +240,6 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/model.safetensors',)"}, 3, "is not a JSON"),
         (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}',)"}, 2, "there is no such file"),
         (None, {"prompts": TARGET}, 2, "there is no such file"),
-        (GOOD, {"config__decode__stop_ids": "(260,)"}, 2, "stop_ids holds 260, but the target has 260 tokens"),
         (GOOD, {"config__decode__num_drafts": 9}, 2, "block of 8 gives at most 8 drafts: lower it to 8 or less"),
         (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),
         (GOOD, {"config__decode__compare": "('./a',)", "config__decode__concurrency": "(2,)"}, 2, "remove one of them"),

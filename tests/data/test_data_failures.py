@@ -1,10 +1,8 @@
-"""Resuming is exact with any number of workers and processes; failures in workers are reported and leave nothing."""
+"""Resuming is exact with any number of processes and any batch size; failures are reported by file and line."""
 
 import collections
 import json
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,8 +16,6 @@ from tests.helpers.data_files import batches_of, rows_of, take, write_rows
 from tests.helpers.paths import ROOT
 
 LAYOUTS = ("pad", "pack", "buckets")
-# Workers take seconds to start, so one layout represents all: the same code reads each of them.
-LAYOUTS_AND_WORKERS = (("pad", 0), ("pack", 0), ("buckets", 0), ("pack", 2))
 LENGTHS = [3 + place * 5 % 6 for place in range(50)]  # 3 to 8
 
 
@@ -29,7 +25,7 @@ def file(tmp_path):
 
 
 def of_layout(file, layout, **changes):
-    return batches_of(file, **{"kind": layout, "buckets": (4, 6, 8), "window": 24} | changes)
+    return batches_of(file, **{"kind": layout, "window": 24} | changes)
 
 
 def assert_same(expected, given):
@@ -46,32 +42,22 @@ def rows_in(batch):
     return (batch["tokens"][np.broadcast_to(present, batch["tokens"].shape)] // 100).tolist()
 
 
-def assert_gone(pids, seconds=30):
-    """Within `seconds` no process, zombies included, has one of these ids."""
-    deadline = time.monotonic() + seconds
-    while any(map(psutil.pid_exists, pids)) and time.monotonic() < deadline:
-        multiprocessing.active_children()  # reaps processes that Grain had to kill
-        time.sleep(0.05)
-    assert not any(map(psutil.pid_exists, pids))
-
-
 # ---------------------------------------------------------------- resuming
 
 
-@pytest.mark.parametrize(("layout", "workers"), LAYOUTS_AND_WORKERS)
-def test_after_63_batches_the_rest_equals_the_uninterrupted_stream(file, layout, workers):
-    batches = of_layout(file, layout, workers=workers)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_after_63_batches_the_rest_equals_the_uninterrupted_stream(file, layout):
+    batches = of_layout(file, layout)
     with batches.start() as iterator:
         stream = [next(iterator) for _ in range(63)]
         state = json.loads(json.dumps(iterator.state()))
         stream += [next(iterator) for _ in range(12)]
-    assert_same(stream[63:], take(of_layout(file, layout, workers=workers), 12, state))
-    assert_same(stream, take(of_layout(file, layout), 75))  # workers change nothing
+    assert_same(stream[63:], take(of_layout(file, layout), 12, state))
 
 
-@pytest.mark.parametrize(("layout", "workers"), LAYOUTS_AND_WORKERS)
-def test_every_row_comes_exactly_once_an_epoch(file, layout, workers):
-    batches = of_layout(file, layout, batch_size=1, window=25, workers=workers)  # two windows are an epoch
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_row_comes_exactly_once_an_epoch(file, layout):
+    batches = of_layout(file, layout, batch_size=1, window=25)  # two windows are an epoch
     seen = []
     with batches.start() as iterator:
         while len(seen) < 100:
@@ -85,17 +71,6 @@ def test_a_position_before_the_first_batch_is_the_beginning(file):
     with batches.start() as iterator:
         state = iterator.state()
     assert_same(take(batches, 3), take(batches, 3, state))
-
-
-def test_another_worker_count_continues_exactly(file):
-    layout = "buckets"
-    uninterrupted = take(of_layout(file, layout), 14)
-    with of_layout(file, layout, workers=2).start() as iterator:
-        first = [next(iterator) for _ in range(7)]
-        state = iterator.state()
-    assert_same(uninterrupted[:7], first)
-    assert_same(uninterrupted[7:], take(of_layout(file, layout, workers=3), 7, state))
-    assert_same(uninterrupted[7:], take(of_layout(file, layout), 7, state))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -129,7 +104,7 @@ def test_another_batch_size_continues_at_the_same_place(file, layout):
 @pytest.mark.parametrize("batches_before", [0, 1, 5, 6, 9])
 @pytest.mark.parametrize("batch_size", [1, 3, 7, 40])
 def test_another_batch_size_neither_loses_nor_repeats_rows_in_buckets(file, batches_before, batch_size):
-    settings = {"kind": "buckets", "buckets": (4, 6, 8), "window": 24}
+    settings = {"kind": "buckets", "window": 24}
     with batches_of(file, **settings).start() as iterator:
         before = [next(iterator) for _ in range(batches_before)]
         state = iterator.state()
@@ -148,7 +123,7 @@ def test_another_batch_size_neither_loses_nor_repeats_rows_in_buckets(file, batc
 
 def test_buckets_stay_aligned_after_a_change_of_the_batch_size(tmp_path):
     file = write_rows(tmp_path, rows_of([3, 8] * 40))
-    settings = {"kind": "buckets", "buckets": (4, 8), "window": 40}
+    settings = {"kind": "buckets", "window": 40}
     with batches_of(file, **settings).start() as iterator:
         next(iterator)
         state = iterator.state()
@@ -169,101 +144,55 @@ def test_a_state_of_another_form_is_refused(file, state):
 
 
 @pytest.mark.parametrize(
-    ("workers", "broken", "message"),
+    ("broken", "message"),
     [
-        (0, b'{"token_ids": 3}', "rows.jsonl:8: token_ids is 3"),
-        (2, b'{"token_ids": 3}', "rows.jsonl:8: token_ids is 3"),
-        (0, b'{"token_ids": [1, 2', "rows.jsonl:8: the line is not a JSON"),
-        (0, b'{"token_ids": [1, 2], "loss_mask": [1, 1]}', "rows.jsonl:8: the row has 2 tokens, and 8 when the run"),
+        (b'{"token_ids": 3}', "rows.jsonl:8: token_ids is 3"),
+        (b'{"token_ids": [1, 2', "rows.jsonl:8: the line is not a JSON"),
+        (b'{"token_ids": [1, 2], "loss_mask": [1, 1]}', "rows.jsonl:8: the row has 2 tokens, and 8 when the run"),
     ],
 )
-def test_a_row_that_breaks_during_the_run_is_named_by_file_and_line(file, workers, broken, message):
-    batches = of_layout(file, "pad", workers=workers)
+def test_a_row_that_breaks_during_the_run_is_named_by_file_and_line(file, broken, message):
+    batches = of_layout(file, "pad")
     lines = file.read_bytes().split(b"\n")
     lines[7] = broken.ljust(len(lines[7]))
     file.write_bytes(b"\n".join(lines))
     with pytest.raises(DataError, match=message), batches.start() as iterator:
         for _ in range(13):
             next(iterator)
-    assert_gone([worker.pid for worker in multiprocessing.active_children()])
     with pytest.raises(DominoError, match="the data is closed"):
         next(iterator)
-
-
-@pytest.mark.parametrize("batches_before", [2, 9])  # two: both workers run
-def test_a_killed_worker_is_an_error_within_seconds_and_leaves_no_process(file, batches_before):
-    with of_layout(file, "pack", workers=2).start() as iterator:
-        for _ in range(batches_before):
-            next(iterator)
-        workers = multiprocessing.active_children()
-        assert len(workers) == 2
-        os.kill(workers[0].pid, signal.SIGKILL)
-        killed = time.monotonic()
-        with pytest.raises(DominoError, match="a data worker process ended .*exit code -9"):
-            while time.monotonic() < killed + 60:
-                next(iterator)
-        assert time.monotonic() - killed < 10
-    assert_gone([worker.pid for worker in workers])
-
-
-def test_closing_ends_the_workers(file):
-    iterator = of_layout(file, "pad", workers=2).start()
-    next(iterator), next(iterator)
-    workers = [worker.pid for worker in multiprocessing.active_children()]
-    iterator.close()
-    iterator.close()
-    assert len(workers) == 2
-    assert_gone(workers)
+    iterator.close()  # may be called again
 
 
 READER = """
-import sys
+import sys, time
+from domino_jax.data import index
 from tests.helpers.data_files import batches_of
 
+index.LINES_PER_TASK = index.ROWS_PER_WORKER = 1
+index.usable = lambda: 2
+index._measure = lambda *task: time.sleep(600)
+
 if __name__ == "__main__":
-    import multiprocessing
-    iterator = batches_of(sys.argv[1], workers=2).start()
-    next(iterator), next(iterator)  # one of each worker
-    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
-    for _ in sys.stdin:
-        for _ in range(20):
-            next(iterator)
-        print("read", flush=True)
-    iterator.close()
+    batches_of(sys.argv[1])
 """
 
 
-@pytest.fixture
-def reader(file, tmp_path):
-    """A process that reads with two workers: (process, the workers' ids). A line of input makes it continue."""
+def test_the_processes_that_read_an_index_end_with_a_killed_run(file, tmp_path):
     script = tmp_path / "reader.py"
     script.write_text(READER)
-    process = subprocess.Popen(
-        [sys.executable, script, file],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    yield process, [int(pid) for pid in process.stdout.readline().split()]
-    process.kill()
-    process.communicate()
+    command = [sys.executable, script, file]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
+        deadline = time.monotonic() + 60
+        while not (workers := readers_of(process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
+    assert workers
+    psutil.wait_procs(workers, timeout=30)
+    assert not any(worker.is_running() for worker in workers)
 
 
-def test_workers_end_with_a_killed_run(reader):
-    process, workers = reader
-    assert len(workers) == 2
-    process.kill()
-    process.wait()
-    assert_gone(workers)
-
-
-def test_workers_continue_when_a_signal_reaches_the_whole_group(reader):
-    process, workers = reader
-    for pid in workers:
-        os.kill(pid, signal.SIGTERM)
-        os.kill(pid, signal.SIGHUP)
-        os.kill(pid, signal.SIGINT)
-    out, _ = process.communicate("go on\n", timeout=120)
-    assert out == "read\n" and process.returncode == 0
-    assert_gone(workers)
+def readers_of(pid: int) -> list[psutil.Process]:
+    """The two processes of the pool, once both follow their parent in a thread."""
+    found = [child for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    return found if len(found) == 2 and all(child.num_threads() > 1 for child in found) else []

@@ -96,7 +96,7 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
 def test_a_terminal_sees_what_came_together_in_one_colour_and_a_summary():
     shown = io.StringIO()
     console = rich.console.Console(file=shown, force_terminal=True, width=200, color_system="standard")
-    text = terminal.show(decoder(), PROMPT, "domino", console, 1)
+    text = terminal.show(decoder(), PROMPT, "domino", console)
     assert text == answer().text
     assert "\x1b[36m" in shown.getvalue() and "\x1b[32m" in shown.getvalue()
     assert f"τ {sum(answer().accept_lengths) / len(answer().accept_lengths):.2f}" in shown.getvalue()
@@ -104,7 +104,7 @@ def test_a_terminal_sees_what_came_together_in_one_colour_and_a_summary():
 
 def test_a_pipe_sees_plain_text():
     shown = io.StringIO()
-    terminal.show(decoder(), PROMPT, "domino", rich.console.Console(file=shown, width=200), 2)
+    terminal.show(decoder(), PROMPT, "domino", rich.console.Console(file=shown, width=200))
     assert "\x1b" not in shown.getvalue()
     assert shown.getvalue().startswith(answer().text)
 
@@ -124,7 +124,7 @@ def test_a_chat_keeps_its_history_until_an_empty_line():
             yield TextPiece("yes", [5, 6], [1], "stop")
 
     console = rich.console.Console(file=io.StringIO())
-    terminal.chat(Recorder(), "domino", console, 1, read=lambda _: next(lines))
+    terminal.chat(Recorder(), "domino", console, read=lambda _: next(lines))
     roles = [message["role"] for message in asked[-1]]
     assert roles == ["user", "assistant", "user"]
     assert asked[-1][1]["content"] == "yes"

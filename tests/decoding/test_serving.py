@@ -145,14 +145,6 @@ def test_fewer_drafts_change_no_token_and_emit_fewer_at_once(num_drafts):
     assert 1 < longest <= num_drafts + 1
 
 
-def test_a_table_of_gates_drafts_what_the_embeddings_draft():
-    from domino_jax.drafters.pair import gate_table
-
-    models = random_models()
-    tabled = make_generator(models.replace(gates=gate_table(models)), batch_size=3, sampling=WARM)
-    assert tabled.generate(PROMPTS, "domino") == generator(3).generate(PROMPTS, "domino")
-
-
 @pytest.mark.parametrize(("tau", "lengths"), [(1.0, {1}), (2.5, {2, 3}), (5.0, {5})])
 def test_a_simulated_acceptance_length_is_kept(tau, lengths):
     made = make_generator(random_models(), sampling=GREEDY, simulated_tau=tau, max_new_tokens=33)

@@ -39,7 +39,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_and_after_the_measure
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tunings, "write_whole", full)
-    with pytest.raises(DominoError, match=r"No space left.*num_drafts=5 --config.decode.draft_scale=2.0"):
+    with pytest.raises(DominoError, match=r"No space left.*--config.decode.num_drafts=5"):
         store_tuning(tmp_path, GREEDY, CHAIN, 8)
     monkeypatch.setattr(tunings.os, "access", lambda folder, mode: False)
     with pytest.raises(DominoError, match="cannot be written, and the tuning is stored there"):
@@ -93,7 +93,6 @@ def test_decode_takes_the_tuning_except_for_what_the_recipe_sets(tmp_path):
     assert widths() == (8, 5, 2.0)
     assert widths(temperature=1.0) == (4, 3, math.inf)
     assert widths(num_drafts=2) == (0, 2, 2.0)
-    assert widths(draft_scale=1.5) == (8, 5, 1.5)
     assert widths(folder=None) == widths(simulate_tau=2.0) == (0, 0, math.inf)
     assert widths(modes=("autoregressive",), folder="/there/is/nothing") == (0, 0, math.inf)
 
@@ -101,7 +100,6 @@ def test_decode_takes_the_tuning_except_for_what_the_recipe_sets(tmp_path):
         return settings_of(tmp_path, temperature=1.0, tree=section).tree
 
     assert tree() == TREE
-    assert tree(draft_scale=math.inf) == dataclasses.replace(TREE, draft_scale=math.inf, spread=1.0)
     assert tree(nodes=16) == TreeSettings(nodes=16, draft_scale=3.0, spread=2.0)
     assert settings_of(None).tree == TreeSettings()
 

@@ -17,7 +17,6 @@ BAD = [
     ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
     ({"draft_scale": -1.0}, "decode.tree.draft_scale is -1.0: give"),
     ({"spread": 0.0}, "decode.tree.spread is 0"),
-    ({"temperature": 0.0}, "decode.tree.temperature is 0.0: give"),
     ({"nodes": 48}, "decode.tree.nodes is 48, but a cache_length of 64 with max_new_tokens 16 has no room"),
 ]
 

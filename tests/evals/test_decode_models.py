@@ -20,9 +20,7 @@ from tests.helpers.decoding_models import (
     random_drafter,
     random_models,
     random_target,
-    texts,
 )
-from tests.helpers.models import GOLDEN, load_golden
 
 SETTINGS = decode_settings_of(("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)
 
@@ -65,32 +63,7 @@ def test_without_simulation_a_folder_without_weights_is_refused(tmp_path):
         Loader(folder_of(tmp_path), settings, None, made_up).target()
 
 
-def golden_loader(**choices) -> Loader:
-    # Sizes of test_decode_command.py, whose programs are compiled then.
-    settings = decode_settings_of(("domino",), max_new_tokens=24, cache_length=128, batch_size=2, **choices)
-    return Loader(str(GOLDEN / "tied_shift" / "target"), settings, None, made_up)
-
-
-def test_a_table_of_gates_is_built_when_asked_and_changes_neither_tokens_nor_rounds():
-    cases = [load_golden("tied_shift").figures["generate"][number] for number in (1, 3)]
-    made = {}
-    for tabled in (True, False):
-        loader = golden_loader(gate_table=tabled)
-        loaded = loader.target()
-        models = loader.models(loaded, str(GOLDEN / "tied_shift" / "drafter"), ("domino",))
-        assert (models.gates is not None) == tabled
-        if tabled:
-            config = models.drafter.config
-            assert models.gates.shape == (models.target.config.vocab_size, 3 * config.gru_hidden_dim)
-        generator = new_generator(models, loader.settings.generator(loaded.stop_ids))
-        made[tabled] = generator.generate(models, [case["prompt"] for case in cases], "domino").answers
-    assert made[True] == made[False]
-    assert texts(made[True]) == [case["output"][:24] for case in cases]
-
-
-def test_a_stop_id_that_no_token_has_is_refused_of_the_recipe_and_dropped_of_the_folder():
-    with pytest.raises(DominoError, match="stop_ids holds 99999999999, but the target has 260 tokens"):
-        golden_loader(stop_ids=(7, 99_999_999_999)).target()
+def test_a_stop_id_that_no_token_has_is_dropped():
     assert new_generator(random_models(), SETTINGS.generator((5, 2**50))).stop_ids.tolist() == [5]
 
 

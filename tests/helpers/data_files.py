@@ -10,7 +10,7 @@ import zstandard
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 
-PADDED = Layout("pad", max_length=8, batch_size=4, buckets=(), window=4_096)
+PADDED = Layout("pad", max_length=8, batch_size=4, window=4_096)
 SILENT = ProcessShare(report=lambda text: None)
 
 

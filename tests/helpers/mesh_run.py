@@ -46,7 +46,7 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, sli
     target, small = models()
     drafter = Drafter(small.config, jnp.float32, attention_blocks, remat)
     schedule = learning_rate(1e-2, TOTAL, 0.1)
-    optimizer = make_optimizer("adamw", weight_decay=0.0, clip_norm=1.0)
+    optimizer = make_optimizer("adamw")
     kv_heads = target.config.num_key_value_heads
 
     def start(key):

@@ -273,7 +273,7 @@ def test_after_sigterm_in_an_evaluation_the_next_start_evaluates_and_the_best_dr
     evaluates = {
         "eval.every": 20,
         "eval.prompts": prompts,
-        "checkpoint.keep_every": 20,
+        "checkpoint.keep": 99,
         "decode.max_new_tokens": 40,
         "decode.cache_length": 64,
     }

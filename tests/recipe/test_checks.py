@@ -63,14 +63,11 @@ BAD = [
     ("train.learning_rate", 0.0),
     ("train.learning_rate", float("inf")),
     ("train.warmup_ratio", 1.0),
-    ("train.clip_norm", 0.0),
-    ("train.weight_decay", -0.1),
     ("seed", -1),
     ("checkpoint.every", 0),
     ("checkpoint.keep", 0),
     ("eval.every", -1),
     ("eval.num_prompts", 0),
-    ("eval.tensor", -1),
     ("data.held_out", -1),
     ("decode.modes", ()),
     ("decode.modes", ("forest",)),
@@ -85,11 +82,8 @@ BAD = [
     ("decode.seed", -1),
     ("decode.seed", 2**31),
     ("decode.mesh.data", 0),
-    ("decode.block_size", 1),
     ("decode.num_drafts", -1),
     ("decode.parity", "equal"),
-    ("decode.draft_noise", "none"),
-    ("decode.chunk_rounds", 0),
     ("decode.simulate_tau", 0.5),
     ("decode.concurrency", (0,)),
     ("decode.tasks", ("",)),
@@ -98,19 +92,13 @@ BAD = [
     ("decode.num_prompts", -1),
     ("decode.dtype", "half"),
     ("decode.cache_length", 2048),
-    ("decode.draft_scale", 0.0),
     ("decode.tree.nodes", 1),
     ("decode.tree.candidates", 0),
     ("decode.tree.lanes", 0),
     ("decode.tree.lanes", 65),
     ("decode.tree.beta", 0.1),
     ("decode.tree.beta", float("-inf")),
-    ("decode.tree.draft_scale", 0.0),
-    ("decode.tree.spread", 0.0),
-    ("decode.tree.temperature", 0.0),
     ("decode.tree.depth", -1),
-    ("decode.stop_ids", (-1,)),
-    ("decode.stop_ids", ("x",)),
     ("regenerate.num_prompts", -1),
     ("train.optimizer", "sgd"),
     ("regenerate.temperature", -1.0),
@@ -118,12 +106,9 @@ BAD = [
     ("regenerate.top_p", 2.0),
     ("regenerate.batch_size", 0),
     ("regenerate.max_new_tokens", 0),
-    ("regenerate.seed", -1),
     ("data.layout", "padded"),
-    ("data.workers", -1),
     ("preflight.rows", -1),
     ("train.accumulate", 3),
-    ("train.slice_blocks", 0),
     ("train.dpace_alpha", 1.5),
     ("train.distill", -0.1),
     ("train.ema_decay", 1.0),
@@ -131,7 +116,6 @@ BAD = [
     ("train.hang_seconds", -1.0),
     ("train.profile_steps", (5,)),
     ("train.profile_steps", (7, 5)),
-    ("checkpoint.keep_every", -1),
     ("mesh.data", 0),
     ("mesh.fsdp", 0),
     ("mesh.tensor", -2),
@@ -183,18 +167,6 @@ def test_a_plain_block_of_two_needs_no_room_for_a_heads_prefix():
     recipes.check(config, "train")
 
 
-@pytest.mark.parametrize("buckets", [(), (128,), (224, 128), (1, 224), (128, 128, 224)])
-def test_buckets_rise_to_the_longest_row(buckets):
-    config = recipe()
-    config.data.max_length, config.train.num_anchors, config.data.buckets = 224, 48, buckets
-    recipes.check(config, "train")
-    config.data.layout = "buckets"
-    with pytest.raises(DominoError, match="config.data.buckets is"):
-        recipes.check(config, "train")
-    config.data.buckets = (128, 224)
-    recipes.check(config, "train")
-
-
 def test_two_axes_cannot_both_be_the_rest():
     config = recipe()
     config.mesh.data = config.mesh.fsdp = -1
@@ -227,15 +199,10 @@ def test_a_drafter_without_a_head_has_no_domino_mode():
     recipes.check(config, "train")
 
 
-def test_infinity_turns_the_decay_off_and_drafts_greedily():
-    config = recipe()
-    config.train.gamma = config.decode.draft_scale = float("inf")
-    recipes.check(config, "train")
-
-
 def test_resolved_is_strict_json_and_survives_a_round_trip():
     config = recipe()
     config.train.gamma = float("inf")
+    recipes.check(config, "train")  # no decay
     plain = recipes.resolved(config)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert plain["train"]["gamma"] == "inf"

@@ -14,7 +14,6 @@ from configs import qwen3
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, dry_run_evaluation
 from domino_jax.recipe.dry_run import target_shapes
-from domino_jax.runtime.errors import DominoError
 from domino_jax.training import compiled
 from domino_jax.training.estimates import device_bytes
 from domino_jax.training.evaluation_layout import EvaluationLayout
@@ -97,21 +96,14 @@ def test_what_is_printed_names_both_memories_and_the_time():
     assert "estimate, by bandwidth alone" in text and "of the steps between two" in text
 
 
-@pytest.mark.parametrize("tensor, expected", [(0, (1, 1)), (1, (1, 1))])
-def test_one_device_is_its_own_layout(tensor, expected):
+def test_one_device_is_its_own_layout():
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     models = random_models()
-    layout = EvaluationLayout(mesh, models.target.config, models.drafter, tensor)
-    assert (layout.mesh.shape["data"], layout.mesh.shape["tensor"]) == expected
+    layout = EvaluationLayout(mesh, models.target.config, models.drafter)
+    assert layout.mesh.size == 1
     placed = jax.device_put(models.target_params, sharding.replicated(mesh))
     kept = layout.target_params(placed)
     assert all(a is b for a, b in zip(jax.tree.leaves(placed), jax.tree.leaves(kept), strict=True))
-
-
-def test_a_tensor_size_that_does_not_divide_the_devices_is_refused():
-    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    with pytest.raises(DominoError, match="eval.tensor is 2, but the mesh has 1 devices"):
-        sharding.decoding_view(mesh, (2, 2), 2)
 
 
 COMPILE = """

@@ -70,10 +70,9 @@ def test_learning_rate_without_warm_up_starts_at_the_peak():
     np.testing.assert_allclose([float(schedule(0)), float(schedule(10))], [6e-4, 3e-4], rtol=1e-5)
 
 
-def run_optimizer(gradients, **choices):
+def run_optimizer(gradients):
     """Parameters after the gradients, from zeros; learning rates 0.1, 0.2, … as the step multiplies them in."""
-    settings = {"weight_decay": 0.0, "clip_norm": 1.0, **choices}
-    optimizer = make_optimizer("adamw", **settings)
+    optimizer = make_optimizer("adamw")
     params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
     state = optimizer.init(params)
     for step, gradient in enumerate(gradients, start=1):
@@ -104,20 +103,16 @@ def test_gradients_below_the_clip_norm_are_left_alone():
     np.testing.assert_allclose(run_optimizer(gradients), adam_by_hand(gradients, 1e9), rtol=1e-4)
 
 
-def test_weight_decay_is_decoupled_from_the_gradient():
-    """Zero gradients: without decay nothing moves; with decay 0.5 a parameter at 1 falls by rate (1) · 0.5 · 1."""
-    params, gradient = {"a": jnp.ones(1)}, {"a": jnp.zeros(1)}
-    moved = {}
-    for decay in (0.0, 0.5):
-        optimizer = make_optimizer("adamw", weight_decay=decay, clip_norm=1.0)
-        updates, _ = optimizer.update(gradient, optimizer.init(params), params)
-        moved[decay] = float(updates["a"][0])
-    assert moved[0.0] == 0.0
-    assert moved[0.5] == pytest.approx(-0.5)
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_weights_do_not_decay(kind):
+    params, gradient = {"a": jnp.ones((2, 2))}, {"a": jnp.zeros((2, 2))}
+    optimizer = make_optimizer(kind)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    assert not np.any(updates["a"])
 
 
 def test_moments_are_float32():
-    optimizer = make_optimizer("adamw", weight_decay=0.0, clip_norm=1.0)
+    optimizer = make_optimizer("adamw")
     state = optimizer.init({"a": jnp.ones(3)})
     moments = [leaf for leaf in optax.tree_utils.tree_get_all_with_path(state, "mu")]
     assert moments and all(leaf["a"].dtype == jnp.float32 for _, leaf in moments)
@@ -127,7 +122,7 @@ def test_muon_orthogonalises_hidden_matrices_and_leaves_the_output_matrix_to_ada
     rng = np.random.default_rng(0)
     kernel = {"kernel": jnp.asarray(rng.standard_normal((16, 8)), jnp.float32)}
     gradients = {"down": kernel, "up": kernel, "norm": {"scale": jnp.asarray(rng.standard_normal(8), jnp.float32)}}
-    optimizer = make_optimizer("muon", weight_decay=0.0, clip_norm=1e9)
+    optimizer = make_optimizer("muon")
     updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
     singular = np.linalg.svd(np.asarray(updates["down"]["kernel"]), compute_uv=False)
     assert singular.max() / singular.min() < 2.0  # five Newton-Schulz steps come near to, not onto, one value

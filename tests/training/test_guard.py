@@ -25,7 +25,7 @@ SCHEDULE = learning_rate(1e-2, 20, 0.1)
 def made(distill=0.0, kind="adamw"):
     target = tiny_target(tied=False)
     drafter = tiny_drafter(target.config, layers=1, target_layer_ids=(0,))
-    optimizer = make_optimizer(kind, weight_decay=0.0, clip_norm=1.0)
+    optimizer = make_optimizer(kind)
     step = make_train_step(
         target.module,
         drafter.module,

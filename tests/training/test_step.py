@@ -35,7 +35,7 @@ def schedule():
 
 
 def optimizer():
-    return make_optimizer("adamw", weight_decay=0.0, clip_norm=1.0)
+    return make_optimizer("adamw")
 
 
 def norm(tree):
