@@ -37,7 +37,7 @@ def main(flags: cli.Flags) -> None:
     config.decode.modes = (DRAFT, TREE)
     recipes.check(config, "decode")
     settings = decode_settings(config.decode)
-    rows = read_rows(config.decode.prompts, config.decode.num_prompts)
+    rows = read_rows(config.eval.prompts, config.decode.num_prompts)
     loaded = load_target(config.target.path, settings.dtype)
     models = load_models(loaded, config.drafter.path, settings.modes)
     prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]

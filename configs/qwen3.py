@@ -107,7 +107,8 @@ def _checkpoint() -> config_dict.ConfigDict:
 
 def _evaluation() -> config_dict.ConfigDict:
     evaluation = config_dict.ConfigDict()
-    evaluation.prompts = config_dict.placeholder(str)  # held-out prompt rows; absent: those of data.held_out
+    # Held-out prompt rows, also of decode and tune without --prompts. Absent: evaluations use those of data.held_out.
+    evaluation.prompts = config_dict.placeholder(str)
     evaluation.num_prompts = 64
     evaluation.batch_size = 16  # prompts decoded together; τ does not depend on it, the time does
     # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: one that takes as
@@ -130,8 +131,7 @@ def _mesh() -> config_dict.ConfigDict:
 def _decode() -> config_dict.ConfigDict:
     decode = config_dict.ConfigDict()
     decode.modes = ("autoregressive", "backbone", "domino")
-    decode.prompts = config_dict.placeholder(str)  # or --prompts, --prompt
-    decode.num_prompts = 128  # the first N rows
+    decode.num_prompts = 128  # the first N rows of --prompts, or of eval.prompts; 0: all
     decode.max_new_tokens = 2048
     decode.temperature = 0.0
     decode.top_k = 0  # 0: off

@@ -53,7 +53,6 @@ def get_config():
     config.eval.batch_size = 1
     config.eval.every = 0
 
-    config.decode.prompts = str(FOLDER / "prompts_heldout.jsonl")
     config.decode.num_prompts = 16
     config.decode.max_new_tokens = 96
     config.decode.dtype = "float32"

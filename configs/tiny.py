@@ -57,7 +57,6 @@ def get_config():
     config.eval.every = 500
     config.eval.final = True
 
-    config.decode.prompts = str(ASSETS / "tiny_qwen3" / "prompts_heldout.jsonl")
     config.decode.num_prompts = 64
     config.decode.max_new_tokens = 160
     config.decode.dtype = "float32"

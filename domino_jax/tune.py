@@ -33,9 +33,9 @@ def main(flags: cli.Flags) -> None:
             f"config.drafter.path is {config.drafter.path}, but a tuning is stored with local drafters only; copy the"
             " folder here first."
         )
-    source = flags.prompts or config.decode.prompts or config.eval.prompts
+    source = flags.prompts or config.eval.prompts
     if not source:
-        raise DominoError("there are no prompts: give --prompts=FILE.jsonl or set config.decode.prompts.")
+        raise DominoError("there are no prompts: give --prompts=FILE.jsonl or set config.eval.prompts.")
     settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0)
     mode = tuning.chain_mode(settings.modes)
     loaded = load_target(config.target.path, settings.dtype)

@@ -91,12 +91,12 @@ def prompt_source(flags: cli.Flags) -> PromptSource:
     """Where the prompts come from: --prompt, --prompts, the recipe's tasks or prompts, or none (made up)."""
     decode = flags.config.decode
     tasks = tuple(recipes.portable(entry) for entry in decode.tasks)
-    source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or decode.prompts
+    source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or flags.config.eval.prompts
     if not source and decode.simulate_tau:
         source = "made up"
     if not source:
         raise DominoError(
-            "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.decode.prompts or"
+            "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.eval.prompts or"
             " config.decode.tasks."
         )
     return PromptSource(recipes.portable(source), flags.prompt, None if tasks else decode.num_prompts, tasks)
@@ -109,7 +109,7 @@ def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
         return read_tasks(tuple(decode.tasks))
     if flags.prompt:
         return [{"id": "prompt", **prompt_row(flags.prompt, loaded.tokenizer)}]
-    path = flags.prompts or decode.prompts
+    path = flags.prompts or flags.config.eval.prompts
     if not path:
         return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
     return read_file_rows(path, decode.num_prompts)
@@ -203,7 +203,7 @@ def decode_trained(
     """
     requested = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
     requested = dataclasses.replace(requested, modes=supported_modes(requested.modes, drafter_config.has_head))
-    source = config.decode.prompts or config.eval.prompts
+    source = config.eval.prompts
     target = cast_target(loaded, requested.dtype)
     rows = read_file_rows(source, config.decode.num_prompts)
     prompts = prepare_prompts(rows, TextCodec(target.tokenizer, requested.thinking))

@@ -154,7 +154,6 @@ def test_the_whole_of_it_on_a_small_random_target(tmp_path):
         "train.batch_size": 2,
         "train.num_anchors": 8,
         "eval.prompts": prompts,
-        "decode.prompts": prompts,
         "decode.max_new_tokens": 8,
         "decode.cache_length": 128,
         "regenerate.max_new_tokens": 16,

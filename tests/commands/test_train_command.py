@@ -75,7 +75,6 @@ def arguments(files, workdir, **changes):
         "config.eval.every": 0,
         "config.eval.final": False,
         "config.eval.prompts": files[1],
-        "config.decode.prompts": files[1],
         "config.decode.max_new_tokens": 16,
         "config.decode.num_drafts": 3,  # of 4
         "config.decode.cache_length": 128,
@@ -326,7 +325,7 @@ def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
     prompts.write_text("\n".join(lines[:32]) + "\n")
     argv = [
         *("train", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--workdir={tmp_path / 'run'}", "--distributed=off"),
-        *(f"--config.data.train={prompts}", f"--config.decode.prompts={prompts}", f"--config.eval.prompts={prompts}"),
+        *(f"--config.data.train={prompts}", f"--config.eval.prompts={prompts}"),
         # Rows whole: what is cut off is not learnt, and drags τ down where it is decoded.
         *("--config.data.max_length=320", "--config.data.layout=pad", "--config.train.steps=250"),
         *("--config.train.batch_size=8", "--config.train.num_anchors=48"),

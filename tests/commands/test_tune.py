@@ -41,10 +41,10 @@ def test_the_command_stores_what_decode_then_uses(tmp_path, monkeypatch):
     ("flag", "message"),
     [
         ("--config.drafter.path=gs://bucket/drafter", "a tuning is stored with local drafters only"),
-        ("--config.decode.prompts=", "there are no prompts"),
+        ("--config.eval.prompts=", "there are no prompts"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(flag, message):
-    argv = ["tune", RECIPE, "--config.eval.prompts=", flag]
+    argv = ["tune", RECIPE, flag]
     with pytest.raises(DominoError, match=message):
         tune.main(tune.cli.parse(argv, ("config",), ("prompts",)))

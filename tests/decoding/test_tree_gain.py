@@ -29,7 +29,7 @@ def test_tau_of_the_chain_and_of_trees_of_16_and_64_nodes(temperature):
     settings = decode_settings(config.decode)
     target = load_target(config.target.path, settings.dtype)
     models = load_models(target, config.drafter.path, settings.modes)
-    rows = read_prompts(config.decode.prompts, config.decode.num_prompts)
+    rows = read_prompts(config.eval.prompts, config.decode.num_prompts)
     prompts = [encode_prompt(target.tokenizer, row, settings.thinking, row["id"]) for row in rows]
     generator = new_generator(models, settings.generator(target.stop_ids))
     answers = generator.generate(models, prompts, "domino").answers

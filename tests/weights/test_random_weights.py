@@ -26,7 +26,7 @@ def arguments(folder: pathlib.Path, **changes) -> list[str]:
         "config.target.path": folder,
         "config.drafter.path": "",
         **{f"config.drafter.{name}": value for name, value in DRAFTER.items()},
-        "config.decode.prompts": "",
+        "config.eval.prompts": "",
         "config.decode.num_prompts": 3,
         "config.decode.max_new_tokens": 64,
         "config.decode.cache_length": 208,
@@ -62,7 +62,7 @@ def test_a_simulated_run_is_marked_everywhere_and_measures_the_requested_tau(tmp
     [
         ({"config.decode.simulate_tau": 5.5}, 2, "decode.simulate_tau is 5.5, but a round of 4 drafts emits 5"),
         ({"config.drafter.target_layer_ids": "(0,7)"}, 3, "target_layer_ids [0, 7] must be in 0..0"),
-        ({"config.decode.simulate_tau": 0.0, "config.decode.prompts": "none.jsonl"}, 3, "it is not a complete"),
+        ({"config.decode.simulate_tau": 0.0, "config.eval.prompts": "none.jsonl"}, 3, "it is not a complete"),
     ],
 )
 def test_what_cannot_be_simulated_is_one_short_message(tmp_path, capsys, changes, code, message):
