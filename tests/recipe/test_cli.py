@@ -6,7 +6,6 @@ import sys
 import types
 
 import pytest
-from absl import flags as absl_flags
 
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, NonFiniteError
@@ -199,11 +198,6 @@ def test_help_lists_the_flags_of_the_command(capsys):
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert "--config:" in shown and "--output (optional):" in shown and "--prompts" not in shown
-
-
-def test_a_parsed_command_line_satisfies_grains_worker_check(capsys):
-    start(capsys, "--workdir=w", required=("workdir",))
-    assert absl_flags.FLAGS.is_parsed()
 
 
 def test_flags_are_checked_before_jax_starts_and_from_any_folder(tmp_path):
