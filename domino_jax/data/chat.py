@@ -16,7 +16,7 @@ import numpy as np
 
 from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids, quote_names
 from domino_jax.data.template_guard import TemplateRefused, render
-from domino_jax.runtime.errors import DataError, DominoError, quote
+from domino_jax.runtime.errors import DataError, quote
 
 SHAREGPT_ROLES = {
     "system": "system",
@@ -140,7 +140,7 @@ def _answer_span(template: "_Template", messages: list[dict], place: int, text: 
     if start is None:
         raise DataError(
             f"{where}: the chat template changes the text before message {place} once that answer follows, so the "
-            "answer cannot be told apart.\nGive such rows as token_ids and loss_mask."
+            "start of the answer is unknown.\nGive such rows as token_ids and loss_mask."
         )
     if closing in (messages[place]["content"] or ""):
         raise DataError(f"{where}: message {place} contains {closing!r}, which closes a turn in this chat template.")
@@ -187,11 +187,8 @@ class _Template:
         }
         try:
             return render(self.tokenizer.get_chat_template(), messages, variables)
-        except DominoError:
-            raise  # a fault of the installation, not of the row
-        except Exception as error:  # including json's errors on the row
-            reason = str(error) if isinstance(error, TemplateRefused) else f"{type(error).__name__}: {error}"
-            raise DataError(f"{self.where}: the chat template refuses the messages ({reason}).") from error
+        except (TemplateRefused, TypeError, ValueError, RecursionError) as error:  # the last three: no JSON
+            raise DataError(f"{self.where}: the chat template refuses the messages ({error}).") from error
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

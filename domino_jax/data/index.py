@@ -119,7 +119,7 @@ def _fetch(shared: epath.Path, local: pathlib.Path) -> Index | None:
 
 def _load(path: pathlib.Path) -> Index | None:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:  # np.load leaves a damaged one open
             return Index(**{field.name: arrays[field.name] for field in dataclasses.fields(Index)})
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None  # absent or damaged

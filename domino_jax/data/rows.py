@@ -28,7 +28,7 @@ class RowEncoder:
             row = encode_training_row(self.tokenizer, parse_row(line, where), self.thinking, where)
         except DominoError:
             raise
-        except Exception as error:  # any error of a library: the message must name the row
+        except Exception as error:  # the tokenizer's Rust code raises plain Exceptions, and the message names the row
             raise DataError(f"{where}: the row cannot be encoded ({type(error).__name__}: {error}).") from error
         # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:

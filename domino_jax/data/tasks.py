@@ -252,6 +252,6 @@ def _from_hub(name: str) -> Iterable[Mapping[str, Any]]:
         ) from error
     try:
         return datasets.load_dataset(**TASKS[name].hub)
-    except Exception as error:  # a library over the network and a cache: whatever it raises, the source is not there
+    except Exception as error:  # datasets reads over the network and a cache, and its readers raise anything
         source = TASKS[name].hub["path"] if "data_files" not in TASKS[name].hub else LIVECODEBENCH
         raise DominoError(f"the task {name} cannot be read from {source} ({first_line(error)});\n{instead}.") from error

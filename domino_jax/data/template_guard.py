@@ -20,22 +20,15 @@ from domino_jax.runtime.errors import DominoError
 PROGRAM = Path(__file__).with_name("template_process.py")
 
 
-class TemplateTimeout(Exception):
-    """A chat template computed for longer than its time limit."""
-
-    def __str__(self) -> str:
-        return "it computes without coming to an end"
-
-
 class TemplateRefused(Exception):
-    """A chat template failed, or uses something that no chat template needs."""
+    """A chat template failed, exceeded a limit, or uses something that no chat template needs."""
 
 
 def render(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
     """The template's text for JSON messages and further `variables`.
 
     Raises:
-        TemplateTimeout, TemplateRefused: the template is at fault.
+        TemplateRefused: the template is at fault.
         DominoError: templates cannot be rendered here.
     """
     request = {"template": template, "messages": list(messages), "variables": dict(variables)}
@@ -108,7 +101,7 @@ def _start() -> subprocess.Popen:
 
 def _failure(code: int, line: str) -> Exception:
     if code == -signal.SIGPROF:
-        return TemplateTimeout()
+        return TemplateRefused("it computes without coming to an end")
     if code < 0:
         return TemplateRefused(f"rendering it ended with signal {-code}")
     if line.startswith("MemoryError"):

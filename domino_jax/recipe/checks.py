@@ -65,7 +65,7 @@ def load_recipe(path: str) -> config_dict.ConfigDict:
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
-    except Exception as error:  # a recipe is a user's program: any error is reported with its line
+    except Exception as error:  # a recipe is the user's program, which may raise anything
         raise DominoError(
             f"--config={path}: the recipe does not load.\n{_line_of(error, file)}: {first_line(error)}"
         ) from error

@@ -21,6 +21,7 @@ from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.journal import locked
 from domino_jax.weights.loading import load_target, read_target_identity, target_identity
+from tests.helpers.data_files import BytesTokenizer
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
@@ -34,26 +35,6 @@ SETTINGS = {
 }
 PROMPTS = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES)]
 PROMPTS.append({"id": "p4", "token_ids": CASES[2]["prompt"][:9]})
-
-
-class BytesTokenizer:
-    """Bytes are ids; a turn is R(text|) with R the role's first letter; an open A asks for the assistant's."""
-
-    chat_template = (
-        "{% for message in messages %}{{ message.role[0]|upper }}({{ message.content }}|){% endfor %}"
-        "{% if add_generation_prompt %}A({% endif %}"
-    )
-    special_tokens_map: dict[str, str] = {}
-
-    def get_chat_template(self):
-        return self.chat_template
-
-    def encode(self, text, add_special_tokens):
-        assert not add_special_tokens
-        return list(text.encode())
-
-    def decode(self, ids, skip_special_tokens):
-        return bytes(token for token in ids if token < 128 and token != ord("|")).decode()
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def smaller(folder, before, after):
 
 def test_an_endless_computation_ends_in_two_seconds():
     message, seconds = refusal(LOOP)
-    assert "(TemplateTimeout: it computes without coming to an end)" in message
+    assert "(it computes without coming to an end)" in message
     assert 0.9 < seconds < 3  # one second for the template, the rest for the start of the process
 
 
@@ -89,7 +89,7 @@ def test_no_computation_escapes_the_time_limit(template, tmp_path, monkeypatch):
     children()
     monkeypatch.setattr(template_guard, "PROGRAM", smaller(tmp_path, "SECONDS = 1.0", "SECONDS = 0.2"))
     message, seconds = refusal(template)
-    assert "TemplateTimeout" in message and 0.2 < seconds < 2
+    assert "without coming to an end" in message and 0.2 < seconds < 2
 
 
 MEMORY = {
@@ -130,7 +130,12 @@ def refusal_and_memory(template, program):
 
 def check_memory(fresh_process, template, program, limit):
     message, memory = fresh_process.submit(refusal_and_memory, template, program).result()
-    assert "memory" in message or "MemoryError" in message or "OverflowError" in message or "TemplateTimeout" in message
+    assert (
+        "memory" in message
+        or "MemoryError" in message
+        or "OverflowError" in message
+        or "without coming to an end" in message
+    )
     assert memory < 1.1 * limit
 
 
@@ -173,7 +178,7 @@ def test_the_time_limit_holds_on_every_thread_and_spares_honest_templates():
     with concurrent.futures.ThreadPoolExecutor(3) as threads:
         stuck = threads.submit(encode_prompt, make_tokenizer(LOOP), {"messages": ROW["messages"][:1]}, False)
         rows = list(threads.map(lambda _: encode_training_row(honest, ROW, False), range(50)))
-        with pytest.raises(DataError, match="TemplateTimeout"):
+        with pytest.raises(DataError, match="without coming to an end"):
             stuck.result(timeout=60)
     assert len(rows) == 50
 
@@ -181,7 +186,7 @@ def test_the_time_limit_holds_on_every_thread_and_spares_honest_templates():
 def test_a_template_that_loops_on_one_row_fails_there_and_the_next_row_succeeds():
     tokenizer = make_tokenizer(TEMPLATE + "{% if messages[0].content == 'trap' %}" + LOOP + "{% endif %}")
     assert encode_training_row(tokenizer, ROW, thinking=False).loss_mask.any()
-    with pytest.raises(DataError, match="TemplateTimeout"):
+    with pytest.raises(DataError, match="without coming to an end"):
         encode_prompt(tokenizer, {"messages": [{"role": "user", "content": "trap"}]}, thinking=False)
     assert encode_training_row(tokenizer, ROW, thinking=False).loss_mask.any()
 

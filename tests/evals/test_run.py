@@ -16,28 +16,10 @@ from domino_jax.evals.run import plan_groups, run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
 from domino_jax.recipe.decoding import read_file_rows
 from domino_jax.runtime.errors import DataError
+from tests.helpers.data_files import BytesTokenizer
 
 RUN = {"settings": {}}
 ALIVE: list[int] = []  # one entry for each answer that is still held
-
-
-class Bytes:
-    """Bytes are ids; a turn is R(text|), R the role's first letter; an open A asks for the assistant's."""
-
-    chat_template = (
-        "{% for message in messages %}{{ message.role[0]|upper }}({{ message.content }}|){% endfor %}"
-        "{% if add_generation_prompt %}A({% endif %}"
-    )
-    special_tokens_map: dict[str, str] = {}
-
-    def get_chat_template(self):
-        return self.chat_template
-
-    def encode(self, text, add_special_tokens):
-        return list(text.encode())
-
-    def decode(self, ids, skip_special_tokens):
-        return bytes(ids).decode()
 
 
 class Answering:
@@ -70,7 +52,7 @@ def row(name, text="Hi", **more):
     return {"id": name, "messages": [{"role": "user", "content": text}], **more}
 
 
-CODEC = TextCodec(Bytes(), False)
+CODEC = TextCodec(BytesTokenizer(), False)
 ROWS = [row(f"r{index}", "x" * index) for index in range(11)]
 
 

@@ -62,3 +62,23 @@ def take(batches: Batches, count: int, state: dict | None = None) -> list[dict]:
     """The first `count` batches from a position on."""
     with batches.start(state) as iterator:
         return [next(iterator) for _ in range(count)]
+
+
+class BytesTokenizer:
+    """Bytes are ids; a turn is R(text|) with R the role's first letter; an open A asks for the assistant's."""
+
+    chat_template = (
+        "{% for message in messages %}{{ message.role[0]|upper }}({{ message.content }}|){% endfor %}"
+        "{% if add_generation_prompt %}A({% endif %}"
+    )
+    special_tokens_map: dict[str, str] = {}
+
+    def get_chat_template(self):
+        return self.chat_template
+
+    def encode(self, text, add_special_tokens):
+        assert not add_special_tokens
+        return list(text.encode())
+
+    def decode(self, ids, skip_special_tokens):
+        return bytes(token for token in ids if token < 128 and token != ord("|")).decode()

@@ -78,34 +78,24 @@ def tiny_drafter(
     shift_label: bool = True,
     prefix: int = 1,
     *,
-    block_size: int = 4,
     head: bool = True,
-    layer_types: tuple[str, ...] = (),
-    sliding_window: int | None = None,
-    is_causal: bool | None = None,
     layers: int = 2,
-    target_layer_ids: tuple[int, ...] = (0, 1),
-    seed: int = 2,
+    **choices: Any,
 ) -> Model:
-    """A random drafter for a tiny target, two layers deep; head False makes it plain DFlash."""
-    choices: dict[str, Any] = {"projector": "dflash"}
+    """A random drafter for a tiny target; head False makes it plain DFlash. choices: of DrafterConfig.for_target."""
+    kind: dict[str, Any] = {"projector": "dflash"}
     if head:
-        choices = {"projector": "domino", "pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10}
+        kind = {"projector": "domino", "pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10}
     config = DrafterConfig.for_target(
         target_config,
         num_layers=layers,
-        target_layer_ids=target_layer_ids,
-        block_size=block_size,
         mask_token_id=target_config.vocab_size - 1,
         shift_label=shift_label,
-        layer_types=layer_types,
-        sliding_window=sliding_window,
-        is_causal=is_causal,
-        **choices,
+        **{"target_layer_ids": (0, 1), "block_size": 4, **kind, **choices},
     )
     module = Drafter(config)
     shapes = jax.eval_shape(lambda: init_drafter_params(module, jax.random.key(0)))
-    return Model(config, module, random_params(shapes, seed))
+    return Model(config, module, random_params(shapes, seed=2))
 
 
 def random_tokens(shape: tuple[int, ...], seed: int = 0, vocab: int = MASK_TOKEN) -> jax.Array:
