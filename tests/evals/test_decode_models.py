@@ -73,7 +73,7 @@ def test_a_shorter_block_is_a_drafter_of_its_own():
     assert shortened(config, 0) is config
     with pytest.raises(DominoError, match="has draft blocks of 5, but this drafter has blocks of 2 to 4"):
         shortened(config, 5)
-    with pytest.raises(DominoError, match="draft blocks of 1"):
+    with pytest.raises(DominoError, match="draft blocks of 2, but this drafter has blocks of 3 to 4"):
         shortened(dataclasses.replace(config, pure_draft_prefix_len=2), 2)
 
 
