@@ -4,35 +4,25 @@ import concurrent.futures
 import dataclasses
 import fcntl
 import json
-import os
-import pathlib
 import threading
 
 import pytest
 
 from domino_jax import regenerate
-from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
+from domino_jax.data.answer_files import AnswerFiles, ProcessGroup
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
-from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.settings import SamplingParams
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.journal import locked
 from domino_jax.weights.loading import load_target, read_target_identity, target_identity
 from tests.helpers.data_files import BytesTokenizer
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
-SETTINGS = {
-    "batch_size": 2,
-    "max_new_tokens": 12,
-    "sampling": SamplingParams(),
-    "seed": 0,
-    "thinking": False,
-}
+SETTINGS = {"batch_size": 2, "max_new_tokens": 12, "sampling": SamplingParams(), "seed": 0, "thinking": False}
 PROMPTS = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES)]
 PROMPTS.append({"id": "p4", "token_ids": CASES[2]["prompt"][:9]})
 
@@ -73,9 +63,9 @@ def rows_of(path):
     return {row["id"]: row for _, row in read_jsonl(path)}
 
 
-def test_rows_hold_the_prompt_and_the_targets_answer(rows_file):
+def test_rows_hold_the_prompt_and_the_targets_answer_and_a_whole_file_is_left_alone(target, rows_file, capsys):
     rows = rows_of(rows_file)
-    assert set(rows) == {"p0", "p1", "p2", "p3", "p4"}
+    assert list(rows) == ["p0", "p1", "p2", "p3", "p4"]  # the order of the prompts
     for index, case in enumerate(CASES):
         row = rows[f"p{index}"]
         assert row["token_ids"] == case["prompt"] + case["output"][:12]
@@ -83,6 +73,10 @@ def test_rows_hold_the_prompt_and_the_targets_answer(rows_file):
         assert row["finish_reason"] == "length"
         trained_on = encode_training_row(None, {key: row[key] for key in row}, thinking=False)
         assert trained_on.token_ids.tolist() == row["token_ids"]
+    before = rows_file.stat().st_mtime_ns
+    regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
+    assert rows_file.stat().st_mtime_ns == before
+    assert "holds all 5 answers already" in capsys.readouterr().out
 
 
 def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file):
@@ -92,13 +86,6 @@ def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file
         rows_file.write_bytes(whole[:cut])
         regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
         assert rows_file.read_bytes() == whole, cut
-
-
-def test_a_whole_file_is_left_alone(target, rows_file, capsys):
-    before = rows_file.stat().st_mtime_ns
-    regenerate.regenerate_rows(target, PROMPTS, rows_file, **SETTINGS)
-    assert rows_file.stat().st_mtime_ns == before
-    assert "holds all 5 answers already" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -132,29 +119,6 @@ def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path)
     assert rows_of(other) == rows_of(rows_file)
 
 
-def test_batches_are_neighbours_by_length_within_a_window():
-    lengths = [5, 1, 4, 2, 3]
-    rows = [conversations.Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
-    found = [[len(one.prompt) for one in batch] for batch in conversations.batches(rows, 2)]
-    assert found == [[1, 2], [3, 4], [5]]
-    many = [conversations.Conversation({"id": str(i)}, i, [[]], [], [0] * (100 - i)) for i in range(100)]
-    first = next(iter(conversations.batches(many, 2)))
-    assert [one.request for one in first] == [63, 62]  # the shortest two of the first 32 batches
-
-
-def test_turns_are_the_messages_before_each_answer():
-    system, one, two = (
-        {"role": role, "content": text} for role, text in (("system", "s"), ("user", "1"), ("user", "2"))
-    )
-    given = {"role": "assistant", "content": "old"}
-    assert conversations.split_turns([system, one, given, two], "row") == [[system, one], [two]]
-    assert conversations.split_turns([one, two, given], "row") == [[one], [two]]
-    with pytest.raises(DataError, match="role 'tool'"):
-        conversations.split_turns([one, {"role": "tool", "content": "x"}], "row")
-    with pytest.raises(DataError, match="no message is a user's"):
-        conversations.split_turns([system, given], "row")
-
-
 def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_path):
     chat = dataclasses.replace(target, tokenizer=BytesTokenizer())
     messages = [{"role": "user", "content": "def f(x):"}, {"role": "assistant", "content": "OLD"}]
@@ -175,35 +139,6 @@ def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_p
     # The first answer is supervised only if the history repeats it token for token.
     supervised = [token for token, bit in zip(two["token_ids"], two["loss_mask"], strict=True) if bit]
     assert supervised in (one["token_ids"][-12:] + two["token_ids"][-12:], two["token_ids"][-12:])
-
-
-def test_an_earlier_answer_is_found_after_its_prompt_or_not_at_all():
-    assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2], [8, 9]) == 2
-    assert conversations.find_answer([1, 2, 8, 9, 3], [1, 2, 7, 7], [8, 9]) == 2  # the think block went
-    assert conversations.find_answer([1, 2, 8, 5, 3], [1, 2], [8, 9]) is None
-    assert conversations.find_answer([8, 9, 2, 5, 3], [8, 9], [8, 9]) is None
-
-
-def test_an_earlier_answer_is_supervised_in_its_place():
-    done = Generation([5, 6], [], "stop")
-    one = conversations.Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
-    row = conversations.output_row(one, None)
-    assert (row["token_ids"], row["loss_mask"]) == ([1, 8, 9, 2, 5, 6], [0, 1, 1, 0, 1, 1])
-
-
-def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has(target):
-    class Answerer:
-        def fits(self, prompt):
-            return len(prompt) < 20
-
-        def answer(self, conversations):
-            return [Generation([ord("y")], [], "stop") for _ in conversations]
-
-    row = {"id": "a", "messages": [{"role": "user", "content": text} for text in ("hi", "a far longer text")]}
-    one = conversations.start_conversation(row, 0, BytesTokenizer(), False)
-    assert conversations.converse([one], Answerer(), BytesTokenizer(), False) == 1
-    assert [message["content"] for message in one.messages] == ["hi", "y"]
-    assert one.answer.token_ids == [ord("y")]
 
 
 def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answered(target, tmp_path):
@@ -236,10 +171,6 @@ def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
     assert start(argv) == 0
     assert "holds all 1 answers already" in capsys.readouterr().out
     assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 0
-
-
-def test_rows_are_in_the_order_of_the_prompts(rows_file):
-    assert list(rows_of(rows_file)) == ["p0", "p1", "p2", "p3", "p4"]
 
 
 # ------------------------------------------------------------------------------------------------------ a drafter
@@ -353,37 +284,6 @@ def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(DominoError, match="another process is writing"):
             regenerate.regenerate_rows(target, PROMPTS, path, **SETTINGS)
-
-
-@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 1), (2, 2)])
-def test_a_second_run_is_refused_before_it_cuts_the_row_that_the_first_one_is_writing(tmp_path, first, second):
-    def files(count):
-        return AnswerFiles(tmp_path / "rows.jsonl", ["a", "b"], {"seed": 1}, ProcessGroup(0, count))
-
-    torn = b'{"id": "a"}\n{"id": "b", "token_'
-    running = files(first)
-    with running.opened():
-        running.part.write_bytes(torn)
-        with pytest.raises(DominoError, match="another process is writing"), files(second).opened():
-            pass
-        assert running.part.read_bytes() == torn
-    with files(second).opened() as done:
-        assert done == {"a"} and running.part.read_bytes() == b'{"id": "a"}\n'
-
-
-def test_a_lock_taken_on_a_file_that_a_merge_has_just_replaced_does_not_count(tmp_path, monkeypatch):
-    path = tmp_path / "rows.jsonl"
-    path.touch()
-    (tmp_path / "merged").touch()
-    monkeypatch.setattr(fcntl, "flock", lambda *_: os.replace(tmp_path / "merged", path))
-    with pytest.raises(DominoError, match="another process is writing"), locked(path):
-        pass
-
-
-def test_an_object_store_is_refused():
-    with pytest.raises(DominoError, match="no object store can do"):
-        local_output("gs://bucket/rows.jsonl")
-    assert local_output("~/rows.jsonl") == pathlib.Path.home() / "rows.jsonl"
 
 
 def test_the_targets_identity_needs_no_device(target):

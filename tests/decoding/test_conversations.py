@@ -1,0 +1,68 @@
+"""conversations.py: turns, batches of neighbours, and earlier answers in the row of a later one."""
+
+import pytest
+
+from domino_jax.decoding.conversations import (
+    Conversation,
+    batches,
+    converse,
+    find_answer,
+    output_row,
+    split_turns,
+    start_conversation,
+)
+from domino_jax.decoding.generate import Generation
+from domino_jax.runtime.errors import DataError
+from tests.helpers.data_files import BytesTokenizer
+
+
+def test_batches_are_neighbours_by_length_within_a_window():
+    lengths = [5, 1, 4, 2, 3]
+    rows = [Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
+    found = [[len(one.prompt) for one in batch] for batch in batches(rows, 2)]
+    assert found == [[1, 2], [3, 4], [5]]
+    many = [Conversation({"id": str(i)}, i, [[]], [], [0] * (100 - i)) for i in range(100)]
+    first = next(iter(batches(many, 2)))
+    assert [one.request for one in first] == [63, 62]  # the shortest two of the first 32 batches
+
+
+def test_turns_are_the_messages_before_each_answer():
+    system, one, two = (
+        {"role": role, "content": text} for role, text in (("system", "s"), ("user", "1"), ("user", "2"))
+    )
+    given = {"role": "assistant", "content": "old"}
+    assert split_turns([system, one, given, two], "row") == [[system, one], [two]]
+    assert split_turns([one, two, given], "row") == [[one], [two]]
+    with pytest.raises(DataError, match="role 'tool'"):
+        split_turns([one, {"role": "tool", "content": "x"}], "row")
+    with pytest.raises(DataError, match="no message is a user's"):
+        split_turns([system, given], "row")
+
+
+def test_an_earlier_answer_is_found_after_its_prompt_or_not_at_all():
+    assert find_answer([1, 2, 8, 9, 3], [1, 2], [8, 9]) == 2
+    assert find_answer([1, 2, 8, 9, 3], [1, 2, 7, 7], [8, 9]) == 2  # the think block went
+    assert find_answer([1, 2, 8, 5, 3], [1, 2], [8, 9]) is None
+    assert find_answer([8, 9, 2, 5, 3], [8, 9], [8, 9]) is None
+
+
+def test_an_earlier_answer_is_supervised_in_its_place():
+    done = Generation([5, 6], [], "stop")
+    one = Conversation({"id": "a"}, 0, [[]], [], [1, 8, 9, 2], done, [([1], [8, 9])])
+    row = output_row(one, None)
+    assert (row["token_ids"], row["loss_mask"]) == ([1, 8, 9, 2, 5, 6], [0, 1, 1, 0, 1, 1])
+
+
+def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has():
+    class Answerer:
+        def fits(self, prompt):
+            return len(prompt) < 20
+
+        def answer(self, conversations):
+            return [Generation([ord("y")], [], "stop") for _ in conversations]
+
+    row = {"id": "a", "messages": [{"role": "user", "content": text} for text in ("hi", "a far longer text")]}
+    one = start_conversation(row, 0, BytesTokenizer(), False)
+    assert converse([one], Answerer(), BytesTokenizer(), False) == 1
+    assert [message["content"] for message in one.messages] == ["hi", "y"]
+    assert one.answer.token_ids == [ord("y")]
