@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from benchmarks import compile_decode_tables, compiler_text
+from benchmarks import compile_decode_tables, compiler_text, hbm_traffic
 from domino_jax.decoding.loop import DecodeState, prefill
 from domino_jax.decoding.propose import draft_base, roll_out_head
 from domino_jax.decoding.rounds import autoregressive_round, speculative_round
@@ -37,7 +37,7 @@ from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import dry_run
-from domino_jax.training import compiled, hbm_traffic, topologies
+from domino_jax.training import compiled, topologies
 from domino_jax.training.estimates import device_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -28,7 +28,7 @@ draft layers, blocks of 16 (verify 17); tp is `mesh.tensor`. The head is whole o
   often the program uses it; the whole cache is read; new rows are written. The embedding counts only where it is the
   lm_head too.
 - **moved**: bytes to and from main memory, counted in the program's text, loop bodies as often as they run
-  (`domino_jax/training/hbm_traffic.py`). The head reads its vocabulary matrix once per corrected draft, 15 times
+  (`benchmarks/hbm_traffic.py`). The head reads its vocabulary matrix once per corrected draft, 15 times
   per round, so a round moves more than its bound wherever the chip cannot keep that matrix.
 - **accessed**: the compiler's own count. It includes data prefetched into vector memory once per copy and once per use,
   and a whole table where one row is gathered, but it counts a loop's body once. The compiler for GPUs reports none (–).

@@ -105,13 +105,13 @@ class Generator:
         prompts: Sequence[Sequence[int]],
         mode: str,
         requests: Sequence[int | Request] | None = None,
-        between: Callable[[], None] | None = None,
+        between: Callable[[int], None] | None = None,
     ) -> Generated:
         """Answers in the order of the prompts, `batch_size` of them in flight at a time, and the time they took.
 
         Args:
             requests: for each prompt a Request, or only the id of its noise; the prompt's index when None.
-            between: called after every few rounds; an exception from it ends the call.
+            between: called after every few rounds with the answers finished; an exception from it ends the call.
 
         Raises:
             DataError: an empty prompt or one that does not fit, before anything runs.
@@ -131,7 +131,7 @@ class Generator:
             most = POLLED_ROUNDS if between else self.settings.max_new_tokens
             state = self.advance(models, state, mode, most, idle, batch.clock)
             if between:
-                between()
+                between(sum(answer is not None for answer in answers))
             done, columns = jax.device_get((state.done, (state.tokens, state.counts, state.accepts, state.rounds)))
             for slot, index in enumerate(rows):
                 if index is None or not done[slot]:

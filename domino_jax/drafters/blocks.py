@@ -35,18 +35,17 @@ def sample_anchors(
     Args:
         key: the step's key.  loss_mask: float32 [B, S].  row_ids: int32 [B].
     Returns:
-        anchors int32 [B, A] and keep bool [B, A]; a row with fewer legal positions has keep False and anchor 0 at its
-        end.
+        anchors int32 [B, A] and keep bool [B, A], A at most S - 1, which is all that a row can have; a row with fewer
+        legal positions has keep False and anchor 0 at its end.
     """
     legal = legal_anchors(loss_mask, documents)
     length = loss_mask.shape[1]
+    count = min(count, length - 1)
 
     def draw(row_id):
         return jax.random.uniform(jax.random.fold_in(key, row_id), (length,))
 
     order = jnp.where(legal, jax.vmap(draw)(row_ids), jnp.inf)
-    if length < count:
-        order = jnp.pad(order, ((0, 0), (0, count - length)), constant_values=jnp.inf)
     chosen = jnp.argsort(order, axis=1)[:, :count]
     keep = jnp.take_along_axis(order, chosen, axis=1) < jnp.inf
     anchors = jnp.sort(jnp.where(keep, chosen, length), axis=1)

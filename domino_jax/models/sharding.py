@@ -233,11 +233,12 @@ _relaid.defvjp(_relaid_forward, _relaid_backward)
 def check_rows(mesh: Mesh, batch_size: int, accumulate: int = 1) -> None:
     """Refuses a batch whose micro-batches cannot be cut evenly over the data and fsdp axes."""
     parts = row_shards(mesh)
-    if batch_size % (parts * accumulate):
+    multiple = parts * accumulate
+    if batch_size % multiple:
         micro = f" × train.accumulate {accumulate}" if accumulate > 1 else ""
         raise DominoError(
-            f"train.batch_size {batch_size} cannot be cut into mesh.data × mesh.fsdp = {parts} parts{micro}; "
-            f"make it a multiple of {parts * accumulate}."
+            f"train.batch_size {batch_size} cannot be cut into mesh.data × mesh.fsdp = {parts} parts{micro}; make it a "
+            f"multiple of {multiple}, as --config.train.batch_size={-(-batch_size // multiple) * multiple}."
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.sampling import request_keys
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO
 from domino_jax.drafters.drafter import Drafter
@@ -16,7 +17,7 @@ from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import builders
-from domino_jax.training import compiled, hbm_traffic, topologies
+from domino_jax.training import compiled, topologies
 from domino_jax.training.console import say_bytes
 from domino_jax.training.estimates import device_bytes
 
@@ -37,12 +38,12 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
     models = Models(target, placed[0], layout.drafter, placed[1])
     generator = builders.evaluation_generator(config, models, ())
     with jax.set_mesh(layout.mesh):
-        programs = compile_programs(models, generator, layout.mesh)
+        programs, cache = compile_programs(models, generator, layout.mesh)
     memory = {mode: compiled.memory(program) for mode, program in programs.items()}
     texts = {mode: program.as_text() for mode, program in programs.items()}
     # The training state and the target, placed for the training step, stay in memory.
     resident = device_bytes((params, state))
-    rounds = {mode: text for mode, text in texts.items() if mode != PREFILL}
+    gathers = sum(weight_gathers(text, placed) for mode, text in texts.items() if mode != PREFILL)
     return {
         "mesh": dict(layout.mesh.shape),
         "batch_size": config.eval.batch_size,
@@ -53,14 +54,16 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
         "resident_bytes_per_chip": resident,
         "temporary_bytes_per_chip": max(entry["temporary"] for entry in memory.values()),
         "peak_bytes_per_chip": resident + max(entry["peak"] for entry in memory.values()),
-        "bytes_per_round": {mode: hbm_traffic.traffic(text) for mode, text in rounds.items()},
-        "weight_gathers_in_loop": sum(weight_gathers(text, placed) for text in rounds.values()),
+        "bytes_per_round": {mode: count for mode, count in round_bytes(models, cache).items() if mode in programs},
+        "weight_gathers_in_loop": gathers,
         "collectives": {mode: compiled.collectives(text) for mode, text in texts.items()},
     }
 
 
-def compile_programs(models: Models, generator: Generator, mesh: Mesh) -> dict[str, jax.stages.Compiled]:
-    """mode → the program of its rounds, and PREFILL, of the longest prompts that fit the cache."""
+def compile_programs(
+    models: Models, generator: Generator, mesh: Mesh
+) -> tuple[dict[str, jax.stages.Compiled], DecodeState]:
+    """mode → the program of its rounds, and PREFILL, of the longest prompts that fit the cache; the state of both."""
     rows = generator.settings.batch_size
     longest = generator.settings.cache_slots - generator.settings.max_new_tokens - generator.limits.block_rows
 
@@ -79,7 +82,24 @@ def compile_programs(models: Models, generator: Generator, mesh: Mesh) -> dict[s
     for mode in modes:
         program = jax.jit(generator.rounds(mode), donate_argnums=(1,), out_shardings=places)
         made[mode] = program.lower(models, state, stop_ids, whole(()), whole(())).compile()
-    return made
+    return made, state
+
+
+def round_bytes(models: Models, state: DecodeState) -> dict[str, int]:
+    """mode → bytes of weights and of full caches that a device reads in a round.
+
+    A drafted round reads the lm_head twice, for the base logits and to verify. The Domino head is read once for each
+    draft that it corrects.
+    """
+    target, drafter = models.target_params, models.drafter_params
+    tied = models.target.config.tie_word_embeddings
+    read = {name: part for name, part in target.items() if tied or name != "embed_tokens"}
+    plain = device_bytes((read, state.target_cache))
+    lm_head = read["embed_tokens" if tied else "lm_head"]
+    backbone = plain + device_bytes((lm_head, drafter["backbone"], state.draft_cache))
+    config = models.drafter.config
+    head = (config.block_size - config.suffix_start) * device_bytes(drafter["head"]) if config.has_head else 0
+    return {BASELINE: plain, BACKBONE: backbone, DOMINO: backbone + head}
 
 
 def weight_gathers(text: str, params: Any) -> int:
@@ -123,7 +143,7 @@ def lines(found: dict[str, Any], chip_bytes: float | None) -> list[str]:
         f"an evaluation: {found['num_prompts']} prompts, {found['batch_size']} at a time, decoded on mesh {mesh}",
         f"  target {target}, drafter {drafter}, of the training {resident}, temporary {temporary}",
         f"  peak {found['peak_bytes_per_chip'] / 1e9:.2f} GB{room}",
-        f"  bytes of memory moved in a round: {moved}; all-gathers of weights in the loops: "
+        f"  bytes of weights and caches read in a round: {moved}; all-gathers of weights in the loops: "
         f"{found['weight_gathers_in_loop']}",
     ]
     if found["seconds"] is not None:

@@ -19,14 +19,16 @@ def duration(seconds: float | None) -> str:
 
 
 class Progress:
-    """Counts `total` pieces of work; `done` of them were done before.
+    """Counts `total` pieces of work; `done` of them were done before. Nothing is shown in the first `after` seconds.
 
     with Progress("decode", total=64) as progress:
         progress.advance(8, "1,200 tokens/s")
     """
 
-    def __init__(self, label: str, total: int, done: int = 0, console: rich.console.Console | None = None):
-        self._label, self._total, self._first, self._done = label, total, done, done
+    def __init__(
+        self, label: str, total: int, done: int = 0, console: rich.console.Console | None = None, after: float = 0.0
+    ):
+        self._label, self._total, self._first, self._done, self._after = label, total, done, done, after
         self._begin = self._printed = time.monotonic()
         self._console = console or rich.console.Console()
         self._bar = None
@@ -46,11 +48,13 @@ class Progress:
     def advance(self, count: int, note: str = "") -> None:
         """Counts `count` more pieces; `note` is printed after the numbers."""
         self._done += count
-        if self._bar:
-            self._bar.update(self._task, completed=self._done, note=note)
-            return
         now = time.monotonic()
-        if now - self._printed >= SECONDS_BETWEEN_LINES or self._done == self._total:
+        if now - self._begin < self._after:
+            return
+        if self._bar:
+            self._bar.start()
+            self._bar.update(self._task, completed=self._done, note=note)
+        elif now - self._printed >= SECONDS_BETWEEN_LINES or self._done == self._total:
             self._printed = now
             text = f"{self._label} {self._done}/{self._total}  {note}  left {self._left(now)}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -60,7 +64,7 @@ class Progress:
         return duration(each * (self._total - self._done))
 
     def __enter__(self) -> "Progress":
-        if self._bar:
+        if self._bar and not self._after:
             self._bar.start()
         return self
 

@@ -10,10 +10,9 @@ import functools
 import logging
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -36,8 +35,7 @@ UNREADABLE = (ValueError, KeyError, OSError, TypeError)
 # And for files that cannot be written, a full disk above all.
 UNWRITABLE = (OSError, ValueError, RuntimeError)
 
-
-NO_CHECKPOINT, UNUSABLE = -1, -2  # what process 0 may tell the others in place of a step
+NO_CHECKPOINT, UNUSABLE = -1, -2  # what process 0 may send to the others in place of a step
 
 
 class Restored(NamedTuple):
@@ -47,14 +45,6 @@ class Restored(NamedTuple):
     state: Any
     data_state: dict
     meta: dict
-
-
-class _Save(NamedTuple):
-    """One save on its way."""
-
-    step: int
-    written: Future  # done when Orbax is, which the next save has to wait for
-    finished: Future  # done with the manifest and the removals after it; carries the error of either
 
 
 class Checkpoints:
@@ -79,9 +69,8 @@ class Checkpoints:
         self.folder = _absolute(workdir) / "checkpoints"
         self._folders = StepFolders(self.folder, report)
         self._keep, self._report = keep, report
-        self._saves: list[_Save] = []
-        self._pool = ThreadPoolExecutor(4, "checkpoint")  # two saves at most, each waited for and finished
-        self._verifying = threading.Lock()  # one manifest, and one clean-up after it, at a time
+        self._saving: tuple[int, Future] | None = None  # the step on its way, done with its manifest and the removals
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._orbax: ocp.AsyncCheckpointer | None = None
         self._best = self._folders.best()
 
@@ -90,16 +79,18 @@ class Checkpoints:
     def save(self, step: int, state: Any, data_state: Mapping, meta: Mapping) -> None:
         """Write `state` (a pytree of arrays) as it is now: it is copied before this returns and may be donated then.
 
-        Waits for the save before this one to be written, not for its manifest. A save that fails, as on a full disk, is
-        one warning and training goes on in a single process; several processes stop with a DataError.
+        Waits for the save before this one. A save that fails, as on a full disk, is one warning and training goes on in
+        a single process; several processes stop with a DataError.
 
         Args:
           step: steps done; a step that is saved already is left alone.
           data_state: JSON: the data's position after that step's batch.
           meta: JSON values to compare at the next start, the resolved recipe above all.
         """
-        self._catch_up()
-        if any(save.step == step for save in self._saves) or self._folders.path(step).exists():
+        if self._saving is not None and self._saving[0] == step:
+            return
+        self._settle(last=False)
+        if self._folders.path(step).exists():
             return
         orbax = self._checkpointer()
         try:
@@ -108,62 +99,48 @@ class Checkpoints:
             extra = {"data": dict(data_state), "meta": dict(meta)}
             items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
             orbax.save(self._folders.path(step), args=items)
-            written = self._pool.submit(orbax.wait_until_finished)
         except UNWRITABLE as error:
             if is_loss(error):
                 raise
             if jax.process_count() > 1:
                 raise self._unwritable(step, error) from error
-            written = Future()
-            written.set_exception(error)
-        self._saves.append(_Save(step, written, self._pool.submit(self._finish, step, written)))
+            failed: Future = Future()
+            failed.set_exception(error)
+            self._saving = step, failed
+        else:
+            self._saving = step, self._pool.submit(self._finish, step, orbax)
 
-    def _finish(self, step: int, written: Future) -> None:
+    def _finish(self, step: int, orbax: ocp.AsyncCheckpointer) -> None:
         """In the background: once Orbax has written the step, hash it, and remove the steps that retention drops."""
-        written.result()
+        orbax.wait_until_finished()
         if is_primary():
-            with self._verifying:
-                self._folders.finish(step)
-                self._folders.retain(self._keep)
-
-    def _catch_up(self) -> None:
-        """Wait as long as Orbax would for the save before, while at most the one before that is being hashed."""
-        for save in self._saves:
-            wait([save.written])
-            if save is not self._saves[-1] or save.written.exception() is not None:
-                wait([save.finished])
-        over = [save for save in self._saves if save.finished.done()]
-        self._saves = [save for save in self._saves if save not in over]
-        for save in over:
-            self._account(save, last=False)
+            self._folders.finish(step)
+            self._folders.retain(self._keep)
 
     def wait(self) -> None:
-        """Return when every save is over and has its manifest; a DataError when the last one failed."""
-        primary_first(self._join)  # only process 0 writes manifests, and the hashing may take long
+        """Return when the save on its way is over and has its manifest; a DataError when it failed."""
+        primary_first(lambda: self._settle(last=True))  # only process 0 writes manifests, and the hashing may take long
         barrier("checkpoints finished")
 
-    def _join(self) -> None:
-        wait([save.finished for save in self._saves])
-        saves, self._saves = self._saves, []
-        for save in saves:
-            self._account(save, last=save is saves[-1])
-
-    def _account(self, save: _Save, last: bool) -> None:
-        """A save that is over: nothing to say, a warning when training goes on without it, or a DataError."""
-        error = save.finished.exception()
+    def _settle(self, last: bool) -> None:
+        """Wait for the save on its way. Where it failed: a warning when training goes on without it, or a DataError."""
+        if self._saving is None:
+            return
+        (step, done), self._saving = self._saving, None
+        error = done.exception()
         if error is None:
             return
         if is_loss(error) or not isinstance(error, UNWRITABLE):
             raise error
         self._orbax = None  # what it holds of the failed save must not meet the next one
         if jax.process_count() > 1:  # the others wait for this one inside Orbax: there is no going on
-            raise self._unwritable(save.step, error) from error
-        self._folders.remove(save.step)
+            raise self._unwritable(step, error) from error
+        self._folders.remove(step)
         self._best = self._folders.best()
         if last:
-            raise self._unwritable(save.step, error) from error
+            raise self._unwritable(step, error) from error
         self._report(
-            f"warning: the checkpoint of step {save.step} could not be written ({first_line(error)}); training goes"
+            f"warning: the checkpoint of step {step} could not be written ({first_line(error)}); training goes"
             f" on, finished ones: {self.steps() or 'none'}"
         )
 
@@ -193,11 +170,11 @@ class Checkpoints:
             return
         if jax.process_count() > 1 and is_loss(error):
             return  # a save on its way waits for the lost process
-        if issubclass(kind, KeyboardInterrupt) and any(not save.finished.done() for save in self._saves):
+        if issubclass(kind, KeyboardInterrupt) and self._saving and not self._saving[1].done():
             preemption.end_at_next_signal()
             self._report("waits for the checkpoint being written; another signal ends the run without it")
         try:
-            self._join()  # not wait(): the other processes may not know of the exception
+            self._settle(last=True)  # not wait(): the other processes may not know of the exception
             self._let_go()
         except DataError as error:
             self._report(f"warning: {error}")  # what ends the run already is the thing to tell
@@ -304,8 +281,8 @@ class Checkpoints:
         return self._best
 
     def _checkpointer(self) -> ocp.AsyncCheckpointer:
-        """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about step
-        its own numbers, from two threads, and removes old steps before the new one has its manifest."""
+        """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about its own
+        step numbers, from two threads, and removes old steps before the new one has its manifest."""
         if self._orbax is None:
             _silence_failed_saves()
             # Not in the background: a folder that cannot be made should be an error here, not a time-out there.

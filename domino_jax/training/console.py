@@ -15,14 +15,13 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def start_up_lines(
-    recipe: Mapping[str, Any], drafter_params: Any, target_params: Any, mesh: jax.sharding.Mesh | None = None
+    recipe: Mapping[str, Any], drafter_params: Any, target_params: Any, mesh: jax.sharding.Mesh
 ) -> list[str]:
     """All of it, a line an entry.
 
     Args:
         recipe: config.resolved(...).
         drafter_params, target_params: trees of arrays or jax.ShapeDtypeStructs.
-        mesh: their devices; None for one device.
     """
     return [
         "recipe",
@@ -38,11 +37,6 @@ def start_up_lines(
     ]
 
 
-def first_step_line(seconds: float) -> str:
-    """`seconds`: StepClock.first_step_seconds."""
-    return f"first step, with its compilation: {seconds:.1f} s"
-
-
 def recipe_lines(recipe: Mapping[str, Any]) -> list[str]:
     """The resolved recipe, a section a line (wrapped); values that are not set are left out."""
     sections = {name: values for name, values in recipe.items() if isinstance(values, Mapping)}
@@ -50,15 +44,9 @@ def recipe_lines(recipe: Mapping[str, Any]) -> list[str]:
     margin = 2 + max(map(len, (*sections, "")))
     lines = []
     for name, values in (({"": loose} if loose else {}) | sections).items():
-        text = "  ".join(f"{key}={_say(value)}" for key, value in _flat(values) if value is not None)
-        lines += textwrap.wrap(
-            text,
-            WIDTH,
-            initial_indent=f"  {name:<{margin}}",
-            subsequent_indent=" " * (margin + 2),
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        text = "  ".join(f"{key}={_value(value)}" for key, value in _flat(values) if value is not None)
+        indents = {"initial_indent": f"  {name:<{margin}}", "subsequent_indent": " " * (margin + 2)}
+        lines += textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
     return lines
 
 
@@ -72,9 +60,9 @@ def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _say(value: Any) -> str:
+def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return "(" + ",".join(map(_say, value)) + ")"
+        return "(" + ",".join(map(_value, value)) + ")"
     if isinstance(value, str):
         return value or '""'
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -89,55 +77,41 @@ def parameter_lines(params: Any, by_kind: bool = False) -> list[str]:
     Args:
         by_kind: one line for all leaves whose names differ in a layer number alone.
     """
-    leaves = [(_name(path), leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]]
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     groups: dict[tuple, list[Any]] = {}
-    for name, leaf in leaves:
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
         kind = re.sub(r"(?<=[_/])\d+(?=/|$)", "*", name) if by_kind else name
         groups.setdefault((kind, leaf.shape, str(leaf.dtype), _partition(leaf)), []).append(leaf)
     sharded = any(partition for _, _, _, partition in groups)
-    heading = ["name", "shape", "dtype", "parameters", "bytes", *(["sharding"] if sharded else [])]
-    body = []
+    rows = [["name", "shape", "dtype", "parameters", "bytes", "sharding"]]
     for (name, shape, dtype, partition), members in groups.items():
         times = f"{len(members)} × " if by_kind and len(members) > 1 else ""
-        cells = [name, times + _shape(shape), dtype, f"{_count(members):,}", say_bytes(_bytes(members))]
-        body.append([*cells, partition or "whole"] if sharded else cells)
+        size = "×".join(map(str, shape)) or "scalar"
+        rows.append([name, times + size, dtype, *_sizes(members), partition or "whole"])
     everything = [leaf for _, leaf in leaves]
-    total = f"{len(leaves)} arrays, {_count(everything):,} parameters, {say_bytes(_bytes(everything))}"
+    total = "  {} arrays, {} parameters, {}".format(len(leaves), *_sizes(everything))
     if sharded:
         total += f", {say_bytes(device_bytes(everything))} per device"
-    return [*_columns([heading, *body], right=("parameters", "bytes")), f"  {total}"]
+    return [*_columns(rows if sharded else [row[:-1] for row in rows]), total]
 
 
-def _name(path: tuple) -> str:
-    return "/".join(jax.tree_util.keystr((part,), simple=True) for part in path)
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape)) or "scalar"
+def _sizes(leaves: Sequence[Any]) -> tuple[str, str]:
+    """The number of parameters and their bytes, as they are printed."""
+    counts = [math.prod(leaf.shape) for leaf in leaves]
+    size = sum(count * leaf.dtype.itemsize for count, leaf in zip(counts, leaves, strict=True))
+    return f"{sum(counts):,}", say_bytes(size)
 
 
 def _partition(leaf: Any) -> str:
     """The mesh axes of each dimension, as "fsdp,tensor"; "" if every device has the whole array."""
-    sharding = _sharding(leaf)
+    sharding = leaf.sharding if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else None
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return ""
-    shape = sharding.mesh.shape
     axes = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in sharding.spec]
     # An axis of one device cuts nothing.
-    cut = [[axis for axis in names if shape[axis] > 1] for names in axes]
+    cut = [[axis for axis in names if sharding.mesh.shape[axis] > 1] for names in axes]
     return ",".join("+".join(names) or "–" for names in cut) if any(cut) else ""
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    return leaf.sharding if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else None
-
-
-def _count(leaves: Sequence[Any]) -> int:
-    return sum(math.prod(leaf.shape) for leaf in leaves)
-
-
-def _bytes(leaves: Sequence[Any]) -> int:
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def say_bytes(count: float) -> str:
@@ -146,22 +120,20 @@ def say_bytes(count: float) -> str:
     return f"{count / 1024**power:.{1 if power else 0}f} {UNITS[power]}"
 
 
-def _columns(rows: Sequence[Sequence[str]], right: Sequence[str]) -> list[str]:
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    aligned = [">" if name in right else "<" for name in rows[0]]
-    form = "  " + "  ".join(f"{{:{side}{width}}}" for side, width in zip(aligned, widths, strict=True))
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with their columns aligned; parameters and bytes, the fourth and fifth, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    form = "  " + "  ".join(f"{{:{'>' if place in (3, 4) else '<'}{width}}}" for place, width in enumerate(widths))
     return [form.format(*row).rstrip() for row in rows]
 
 
 # --------------------------------------------------------------------------------------------------- topology
 
 
-def topology_line(mesh: jax.sharding.Mesh | None = None) -> str:
+def topology_line(mesh: jax.sharding.Mesh) -> str:
     """The devices, the processes they belong to, and the mesh over them."""
-    devices = jax.devices() if mesh is None else list(mesh.devices.flat)
+    devices = list(mesh.devices.flat)
     processes = len({device.process_index for device in devices})
     line = f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform})"
     line += f" in {processes} processes" if processes > 1 else " in 1 process"
-    if mesh is not None:
-        line += ", mesh " + " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    return line
+    return line + ", mesh " + " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items())

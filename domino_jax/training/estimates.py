@@ -81,7 +81,7 @@ def step_flops(
     the row: (length - 2) / 2 for an anchor in 0..length-2, fewer in a sliding layer.
 
     Args:
-        length: S, tokens of the row.  anchors: A, blocks of the row.
+        length: S, tokens of the row.  anchors: A, blocks of the row; at most S - 1 count.
         with_target: False leaves the frozen target's pass out, as where features come from elsewhere.
         distill: the loss also reads the target's own logits: its pass goes through all layers and the lm_head.
 
@@ -90,6 +90,7 @@ def step_flops(
         the A·G block rows), "attention", "vocabulary" (logits by the lm_head), "head" (GRU and residual logits; 0
         without one), and the totals "lean" (their sum) and "naive".
     """
+    anchors = min(anchors, length - 1)
     d, rows = drafter, anchors * drafter.block_size
     width = d.hidden_size
     kv_width = d.num_key_value_heads * d.head_dim

@@ -5,12 +5,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import rich.console
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
 from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT
 from domino_jax.drafters.pair import Models
+from domino_jax.runtime.progress import Phase, Progress
 from domino_jax.training.evaluation_layout import EvaluationLayout
+
+
+def silent_progress(label: str, total: int) -> Progress:
+    """Counts and shows nothing."""
+    return Progress(label, total, console=rich.console.Console(quiet=True))
 
 
 class DecodedEvaluation:
@@ -38,12 +45,16 @@ class DecodedEvaluation:
         self._alone: list[Generation] | None = None  # the target's own answers: they never change
 
     def __call__(
-        self, drafter_params: dict, between: Callable[[], None] | None = None
+        self,
+        drafter_params: dict,
+        between: Callable[[], None] = lambda: None,
+        progress: Callable[[str, int], Progress | Phase] = silent_progress,
     ) -> dict[str, float | list[float]]:
         """τ and what goes with it; of the Domino mode, or of the backbone for a drafter without a head.
 
         Args:
             between: called after every few rounds; what it raises ends the evaluation.
+            progress: (label, answers to come) → what counts the answers.
         Returns:
             {"eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (pooled, the head left out),
             "eval_identical": share of answers equal to the target's own, token for token,
@@ -52,7 +63,7 @@ class DecodedEvaluation:
         """
         begin = time.monotonic()
         with self._placed(drafter_params) as models:
-            found = self._measure(models, between)
+            found = self._measure(models, between, progress)
         return found | {"eval_seconds": time.monotonic() - begin}
 
     @contextlib.contextmanager
@@ -64,16 +75,18 @@ class DecodedEvaluation:
         with jax.set_mesh(self.layout.mesh) if self.layout else contextlib.nullcontext():
             yield self.models.replace(target_params=target, drafter_params=drafter)
 
-    def _measure(self, models: Models, between: Callable[[], None] | None) -> dict[str, float | list[float]]:
-        def answers(mode: str) -> list[Generation]:
-            return self.generator.generate(models, self.prompts, mode, between=between).answers
-
-        if self._alone is None:
-            self._alone = answers(BASELINE)
-        backbone = answers(BACKBONE)
+    def _measure(
+        self, models: Models, between: Callable[[], None], progress: Callable[[str, int], Progress | Phase]
+    ) -> dict[str, float | list[float]]:
         config = models.drafter.config
+        modes = [*([BASELINE] if self._alone is None else []), BACKBONE, *([DRAFT] if config.has_head else [])]
+        answers = {}
+        with progress("evaluation", len(modes) * len(self.prompts)) as bar:
+            for mode in modes:
+                answers[mode] = self._decode(models, mode, between, bar)
+        self._alone = self._alone or answers[BASELINE]
+        backbone, measured = answers[BACKBONE], answers[modes[-1]]
         width = self.generator.drafting(DRAFT).width(config) + 1
-        measured = answers(DRAFT) if config.has_head else backbone
         same = sum(ours.token_ids == own.token_ids for ours, own in zip(measured, self._alone, strict=True))
         return {
             "eval_tau": tau_pooled(measured),
@@ -82,3 +95,18 @@ class DecodedEvaluation:
             "eval_identical": same / len(self.prompts),
             "eval_accept_by_position": accept_rates(accept_histogram(measured, width))[0],
         }
+
+    def _decode(
+        self, models: Models, mode: str, between: Callable[[], None], bar: Progress | Phase
+    ) -> list[Generation]:
+        counted = 0
+
+        def after_rounds(finished: int) -> None:
+            nonlocal counted
+            bar.advance(finished - counted)
+            counted = finished
+            between()
+
+        found = self.generator.generate(models, self.prompts, mode, between=after_rounds).answers
+        bar.advance(len(found) - counted)
+        return found

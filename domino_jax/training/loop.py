@@ -16,7 +16,6 @@ from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.preemption import ANNOUNCE_SECONDS, Preempted, Preemption
 from domino_jax.runtime.progress import duration
 from domino_jax.runtime.watchdog import Watchdog
-from domino_jax.training import console
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter
 from domino_jax.training.state import NonFiniteGuard, TrainState
@@ -50,8 +49,9 @@ class Intervals:
 class TrainingLoop:
     """All steps of a run from `state` on.
 
-    step: (state, the process' batch) → (state, metrics).  evaluate: (drafter parameters, what to call every few rounds)
-    → metrics with "eval_tau"; None without evaluations.  export: (drafter parameters, step, τ) writes the drafter.
+    step: (state, the process' batch) → (state, metrics).
+    evaluate: (drafter parameters, what to call every few rounds, MetricsWriter.progress) → metrics with "eval_tau".
+    None: no evaluations.  export: (drafter parameters, step, τ) writes the drafter.
     stream: the data, an iterator with state().  batch_size: rows of a step, over all processes.
     meta: JSON values that a later start compares.
     done: steps that `state` has taken.  evaluated: the last step with an evaluation, if it is known.
@@ -60,7 +60,7 @@ class TrainingLoop:
 
     intervals: Intervals
     step: Callable[[TrainState, Mapping], tuple[TrainState, dict[str, jax.Array]]]
-    evaluate: Callable[[dict, Callable[[], None]], dict] | None
+    evaluate: Callable[[dict, Callable[[], None], Callable], dict] | None
     export: Callable[[dict, int, float], None]
     checkpoints: Checkpoints
     preemption: Preemption
@@ -135,7 +135,7 @@ class TrainingLoop:
         self.done += 1
         if before is None:
             self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
-            self.metrics.say(console.first_step_line(self.clock.first_step_seconds))
+            self.metrics.say(f"first step, with its compilation: {self.clock.first_step_seconds:.1f} s")
         self.profile.after(self.done, measured)
         return measured
 
@@ -203,7 +203,7 @@ class TrainingLoop:
             self.preemption.nothing_to_lose(EVALUATION_PATIENCE),
             self.watchdog.slow("an evaluation"),
         ):
-            found = self.evaluate(self.state.best_params, between)
+            found = self.evaluate(self.state.best_params, between, self.metrics.progress)
             self.checkpoints.mark_tau(done, found["eval_tau"])
             if self.checkpoints.best() == (done, found["eval_tau"]):
                 self.export(self.state.best_params, done, found["eval_tau"])

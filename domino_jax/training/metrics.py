@@ -47,6 +47,8 @@ LEFT_OUT += ("final_loss", "grad_norm", "mfu")
 # Bookkeeping of the goodput: in the file, and no curve.
 NO_CURVE = ("started", "productive_seconds")
 
+PATIENCE = 5.0  # seconds before the progress of a phase between two steps is shown in a log
+
 Value = float | Sequence[float]
 
 
@@ -153,7 +155,8 @@ class MetricsWriter:
         """Counts the pieces of a phase between two steps: a second bar on a terminal, lines in a log."""
         if self._bar:
             return self._bar.phase(label, total)
-        return Progress(label, total, console=self._console if self._primary else rich.console.Console(quiet=True))
+        console = self._console if self._primary else rich.console.Console(quiet=True)
+        return Progress(label, total, console=console, after=PATIENCE)
 
     def say(self, text: str) -> None:
         """A line of text beside the bar, or in the log."""

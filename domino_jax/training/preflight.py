@@ -5,11 +5,11 @@ whose logits are not finite. Warnings, each with a remedy: rows without an ancho
 give (the main cause of low acceptance). <workdir>/preflight.json and preflight.md hold the findings.
 """
 
-import contextlib
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,11 @@ from etils import epath
 from jax.sharding import Mesh
 
 from domino_jax.data.chat import Row
+from domino_jax.data.rows import TrainingRows
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.sharding import batch_sharding, replicated, row_shards
+from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.progress import Progress
@@ -41,21 +43,6 @@ SCORED_TOKENS = 4_096  # of a device at a time
 SLICE_TOKENS = 128  # of a row whose logits are in memory at once
 
 
-class Rows(Protocol):
-    """The usable training rows: data.pipeline's Batches.rows."""
-
-    num_read: int
-    num_skipped: int
-    num_tokens: int
-    num_supervised: int
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> tuple[int, Row]: ...
-
-    def where(self, row_id: int) -> str: ...
-
-
 class Sampled(NamedTuple):
     where: str
     row: Row
@@ -64,12 +51,12 @@ class Sampled(NamedTuple):
 def run_preflight(
     workdir: str | os.PathLike,
     *,
-    rows: Rows,
+    rows: TrainingRows,
     fingerprint: str,
     loaded: LoadedTarget,
     drafter: DrafterConfig,
     plan: Plan,
-    mesh: Mesh | None = None,
+    mesh: Mesh,
 ) -> dict[str, Any]:
     """Checks, measures, prints and saves; every process calls it, process 0 prints and writes.
 
@@ -92,14 +79,14 @@ def run_preflight(
         "data": describe_data(rows, fingerprint),
         "example": {"where": sample[0].where, "text": "".join(marked(sample[0].row, loaded.tokenizer))},
         "target_logprob": None,
-        "plan": run_length(target.config, drafter, plan, len(rows), rows.num_tokens, mesh.size if mesh else 1),
+        "plan": run_length(target.config, drafter, plan, len(rows), rows.num_tokens, mesh.size),
     }
     if plan.scored_rows:
         scored = sample[: plan.scored_rows]
         scores = mean_logprobs(target, loaded.params, [one.row for one in scored], plan.max_length, mesh)
         found["target_logprob"] = describe_scores(scored, scores)
     found["warnings"] = warnings(found, plan, target.config.max_position_embeddings)
-    if jax.process_index() == 0:
+    if is_primary():
         save(epath.Path(workdir), found)
         show(found, marked(sample[0].row, loaded.tokenizer), rich.console.Console())
     return found
@@ -108,7 +95,7 @@ def run_preflight(
 # ------------------------------------------------------------------------------------------------------ data
 
 
-def draw(rows: Rows, count: int, seed: int) -> list[Sampled]:
+def draw(rows: TrainingRows, count: int, seed: int) -> list[Sampled]:
     """`count` different rows (or all), the same in every process."""
     chosen = np.random.default_rng(seed).choice(len(rows), min(count, len(rows)), replace=False)
     numbered = [rows[int(index)] for index in chosen]
@@ -126,7 +113,7 @@ def check_mask_token(mask_token_id: int, sample: Sequence[Sampled]) -> None:
         )
 
 
-def describe_data(rows: Rows, fingerprint: str) -> dict[str, Any]:
+def describe_data(rows: TrainingRows, fingerprint: str) -> dict[str, Any]:
     return {
         "fingerprint": fingerprint,
         "rows": len(rows),
@@ -162,12 +149,8 @@ def describe_scores(sample: Sequence[Sampled], scores: np.ndarray) -> dict[str, 
             f"{sample[strange[0]].where}: the target's log-probability of the answer is {scores[strange[0]]}; its "
             "weights or config.target.dtype are not usable as they are."
         )
-    order = np.argsort(scores)
-    low = [
-        {"where": sample[place].where, "logprob": float(scores[place])}
-        for place in order
-        if scores[place] < LOW_LOGPROB
-    ]
+    pairs = sorted((float(score), one.where) for score, one in zip(scores, sample, strict=True))
+    low = [{"where": where, "logprob": score} for score, where in pairs if score < LOW_LOGPROB]
     return {
         "rows": len(scores),
         "mean": float(scores.mean()),
@@ -182,42 +165,32 @@ def describe_scores(sample: Sequence[Sampled], scores: np.ndarray) -> dict[str, 
 # ------------------------------------------------------------------------------------------------------ scores
 
 
-def mean_logprobs(target: Qwen3, params: dict, rows: Sequence[Row], length: int, mesh: Mesh | None) -> np.ndarray:
+def mean_logprobs(target: Qwen3, params: dict, rows: Sequence[Row], length: int, mesh: Mesh) -> np.ndarray:
     """Each row's mean log-probability of its supervised tokens under the target, float64 [rows], nats.
 
     Rows are padded to `length` and go through in batches spread over the mesh; all processes get all figures.
     """
-    batch = (row_shards(mesh) if mesh else 1) * max(1, SCORED_TOKENS // length)
-    batch = min(batch, -(-len(rows) // row_shards(mesh)) * row_shards(mesh) if mesh else len(rows))
-    score = jax.jit(
-        lambda params, tokens, mask: supervised_logprob(target, params, tokens, mask),
-        out_shardings=replicated(mesh) if mesh else None,
-    )
+    shards = row_shards(mesh)
+    batch = shards * min(max(1, SCORED_TOKENS // length), -(-len(rows) // shards))
+    score = jax.jit(functools.partial(supervised_logprob, target), out_shardings=replicated(mesh))
     means = []
-    with Progress("target scores answers", len(rows), console=_console()) as progress:
+    console = rich.console.Console(quiet=not is_primary())
+    with jax.set_mesh(mesh), Progress("target scores answers", len(rows), console=console) as progress:
         for start in range(0, len(rows), batch):
             tokens, mask = np.zeros((batch, length), np.int32), np.zeros((batch, length), np.float32)
             part = rows[start : start + batch]
             for place, row in enumerate(part):
                 tokens[place, : len(row.token_ids)] = row.token_ids
                 mask[place, : len(row.loss_mask)] = row.loss_mask
-            with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
-                total, count = score(params, _spread(mesh, tokens), _spread(mesh, mask))
-            total, count = (np.asarray(jax.device_get(array), np.float64) for array in (total, count))
+            scores = score(params, *(global_rows(mesh, array) for array in (tokens, mask)))
+            total, count = (np.asarray(array, np.float64) for array in jax.device_get(scores))
             means.append((total / np.maximum(count, 1))[: len(part)])
             progress.advance(len(part))
     return np.concatenate(means)
 
 
-def _console() -> rich.console.Console:
-    """The console of process 0; the others print nothing."""
-    return rich.console.Console(quiet=jax.process_index() > 0)
-
-
-def _spread(mesh: Mesh | None, rows: np.ndarray) -> jax.Array:
+def global_rows(mesh: Mesh, rows: np.ndarray) -> jax.Array:
     """The rows, the same in every process, as one array over the mesh."""
-    if mesh is None:
-        return jnp.asarray(rows)
     return jax.make_array_from_callback(rows.shape, batch_sharding(mesh), lambda index: rows[index])
 
 
@@ -236,7 +209,7 @@ def supervised_logprob(
         logits = target.apply({"params": params}, hidden, method="unembed")
         return -jnp.sum(weights * cross_entropy(logits, labels), axis=1)
 
-    return in_slices(score, (hidden, labels, weights), size), weights.sum(axis=1)
+    return in_slices(score, (hidden, labels, weights), size, weights.max(0) > 0), weights.sum(axis=1)
 
 
 # ------------------------------------------------------------------------------------------------------ report
@@ -285,12 +258,8 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if scores:
         text = f"{scores['mean']:.2f} a token in the mean of {scores['rows']} answers, lowest {scores['lowest']:.2f}"
         lines.append(("target log-probability", text))
-    lines.append(
-        (
-            "the run",
-            f"{plan['steps']:,} steps, {plan['rows']:,} rows, {plan['tokens']:,} tokens, {plan['epochs']:.2f} epochs",
-        )
-    )
+    counts = f"{plan['steps']:,} steps, {plan['rows']:,} rows, {plan['tokens']:,} tokens, {plan['epochs']:.2f} epochs"
+    lines.append(("the run", counts))
     if plan["hours"] is None:
         hours = f"known after the first steps: no peak is listed for {plan['device']!r}"
     else:
@@ -301,18 +270,14 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def show(found: Mapping[str, Any], pieces: Sequence[str], console: rich.console.Console) -> None:
     """The findings on the console; the supervised part of the example in colour where there is colour."""
-    console.print("pre-flight", style="bold")
+    say = functools.partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    say("pre-flight", style="bold")
     for name, value in facts(found):
-        console.print(f"  {name}: {value}", highlight=False, markup=False, soft_wrap=True)
-    text = rich.text.Text("")
-    for piece in pieces:
-        text.append(piece, style="green" if piece.startswith("[[") else "dim")
-    console.print(
-        f"  a row ({found['example']['where']}), its supervised part in [[ ]]:", highlight=False, markup=False
-    )
-    console.print(text, soft_wrap=True)
+        say(f"  {name}: {value}")
+    say(f"  a row ({found['example']['where']}), its supervised part in [[ ]]:")
+    say(rich.text.Text.assemble(*[(piece, "green" if piece.startswith("[[") else "dim") for piece in pieces]))
     for warning in found["warnings"]:
-        console.print(f"warning: {warning}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        say(f"warning: {warning}", style="yellow")
 
 
 def save(workdir: epath.Path, found: Mapping[str, Any]) -> None:

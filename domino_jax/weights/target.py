@@ -14,9 +14,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import rich.console
 
 from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.progress import Progress
 from domino_jax.weights import hf
 from domino_jax.weights.safetensors_file import Deferred, is_finite
 
@@ -28,6 +31,7 @@ EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 # Buffers that older writers saved with the weights; they follow from rope_theta.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
+PATIENCE = 5.0  # seconds of loading before its progress is shown
 _COMPARED_ROWS = 4096  # rows of a tied head compared at a time, so that the host never holds two embeddings
 
 
@@ -112,12 +116,15 @@ def load_table(
     found = _match(tensors, table, skipped, aliases or {})
     dtype = np.dtype(dtype)
     params: Params = {}
-    for entry in table:
-        *parents, leaf = entry.path
-        node = params
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = _load_leaf(tensors, found[entry.name], entry, dtype, _sharding_of(sharding, entry))
+    console = rich.console.Console(quiet=not is_primary())
+    with Progress("loading weights", len(table), console=console, after=PATIENCE) as progress:
+        for entry in table:
+            *parents, leaf = entry.path
+            node = params
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[leaf] = _load_leaf(tensors, found[entry.name], entry, dtype, _sharding_of(sharding, entry))
+            progress.advance(1)
     return params
 
 

@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import compile_decode, compile_decode_tables, compiler_text
+from benchmarks import compile_decode, compile_decode_tables, compiler_text, hbm_traffic
 from domino_jax.models import sharding
-from domino_jax.training import hbm_traffic
 
 ONE = """
 ENTRY %main {
@@ -245,7 +244,7 @@ COMPILE = """
 import dataclasses, json, sys
 import jax
 from benchmarks import compile_decode as c
-from domino_jax.training import hbm_traffic
+from benchmarks import hbm_traffic
 from domino_jax.models import sharding
 chip, tensor = sys.argv[1], int(sys.argv[2])
 mesh = sharding.make_mesh(1, 1, tensor, c.devices_of(chip, tensor))

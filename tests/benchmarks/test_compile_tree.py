@@ -239,8 +239,7 @@ def test_the_document_keeps_what_stands_around_the_part(tmp_path):
 COMPILE = """
 import json, sys
 import jax
-from benchmarks import compile_decode as c, compile_tree
-from domino_jax.training import hbm_traffic
+from benchmarks import compile_decode as c, compile_tree, hbm_traffic
 from domino_jax.models import sharding
 chip = sys.argv[1]
 mesh = sharding.make_mesh(1, 1, 1, c.devices_of(chip, 1))

@@ -98,10 +98,9 @@ def test_a_row_with_too_few_legal_positions_fills_up_with_dropped_zeros():
     assert keep.tolist() == [[True, True, True, False, False]]
 
 
-def test_more_anchors_than_positions():
-    anchors, keep = sample_anchors(jax.random.key(0), mask_of("111"), jnp.array([0]), 5)
-    assert anchors.tolist() == [[0, 1, 0, 0, 0]]
-    assert keep.tolist() == [[True, True, False, False, False]]
+def test_a_row_has_no_more_anchor_slots_than_positions_with_a_token_after_them():
+    anchors, keep = sample_anchors(jax.random.key(0), mask_of("1101"), jnp.array([0]), 5)
+    assert (anchors.tolist(), keep.tolist()) == ([[0, 0, 0]], [[True, False, False]])
 
 
 def test_a_row_without_legal_positions_drops_every_anchor():

@@ -36,10 +36,10 @@ def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
 @functools.lru_cache
 def models():
     target = tiny_target(tied=False)
-    return target, tiny_drafter(target.config, layers=2, target_layer_ids=(0, 1))
+    return target, tiny_drafter(target.config, layers=1, target_layer_ids=(0,))
 
 
-def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, ema=0.0, **losses):
+def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, **losses):
     """[[loss, gradient norm], …] of `steps` steps on a mesh of these sizes."""
     size = int(np.prod(mesh))
     made = sharding.make_mesh(*mesh, devices=jax.devices()[:size])
@@ -50,7 +50,7 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, sli
     kv_heads = target.config.num_key_value_heads
 
     def start(key):
-        return init_state(drafter, optimizer, key, with_ema=ema > 0)
+        return init_state(drafter, optimizer, key)
 
     places = sharding.param_shardings(made, jax.eval_shape(start, jax.random.key(0)), kv_heads)
     with jax.set_mesh(made):
@@ -65,7 +65,6 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, sli
             curriculum=lambda step: lambda_base(step, TOTAL, 1.0, 1.0),
             settings=LossSettings(gamma=4.0, slice_blocks=slice_blocks, **losses),
             accumulate=accumulate,
-            ema_decay=ema,
             shardings=(places, sharding.replicated(made)),
         )
         measured = []

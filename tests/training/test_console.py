@@ -78,7 +78,7 @@ def test_the_topology_names_devices_processes_and_mesh():
     assert console.topology_line(mesh) == "1 × cpu (cpu) in 1 process, mesh data 1 × fsdp 1 × tensor 1"
 
 
-def test_everything_stands_in_its_order():
+def test_recipe_drafter_target_and_devices_follow_each_other():
     lines = console.start_up_lines({"seed": 1}, {"w": shape(2)}, {"e": shape(3)}, Mesh(DEVICES, ("data",)))
     heads = [lines.index(head) for head in ("recipe", "drafter, trained", "target, frozen (by kind of matrix)")]
     assert heads == sorted(heads) and lines[-1].endswith("mesh data 1")
@@ -92,7 +92,3 @@ def test_bytes_in_the_unit_that_fits():
         "1.5 KiB",
         "5.0 GiB",
     ]
-
-
-def test_the_first_step_is_told_in_seconds():
-    assert console.first_step_line(12.34) == "first step, with its compilation: 12.3 s"

@@ -20,10 +20,12 @@ def log_console():
     return rich.console.Console(file=io.StringIO(), force_terminal=False, width=40)
 
 
-def write_steps(workdir, steps, start_step=0, console=None):
+def write_steps(workdir, steps, start_step=0, console=None, values=None):
+    """The rows of metrics.jsonl after these steps."""
     with MetricsWriter(workdir, 10, start_step=start_step, console=console or log_console()) as metrics:
         for step in steps:
-            metrics.write(step, {"loss": jnp.float32(step / 2), "lambda_base": 1.0})
+            metrics.write(step, values or {"loss": jnp.float32(step / 2), "lambda_base": 1.0})
+    return read_rows(workdir / "metrics.jsonl")
 
 
 def events_of(data):
@@ -39,35 +41,23 @@ def events_of(data):
 
 
 def test_a_row_holds_step_values_and_seconds(tmp_path):
-    write_steps(tmp_path, [1, 2])
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = write_steps(tmp_path, [1, 2])
     assert [sorted(row) for row in rows] == [["lambda_base", "loss", "seconds", "step"]] * 2
     assert [(row["step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 1.0)]
-    assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_a_row_is_on_disk_before_the_run_ends(tmp_path):
-    metrics = MetricsWriter(tmp_path, 10, console=log_console())
-    metrics.write(1, {"loss": 0.5})
-    assert metrics.flush(30)
-    assert len(read_rows(tmp_path / "metrics.jsonl")) == 1
-    metrics.close()
-
-
-def test_values_keep_every_bit(tmp_path):
-    value = 0.1 + 0.2
+def test_a_row_is_on_disk_with_every_bit_before_the_run_ends(tmp_path):
     with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
-        metrics.write(1, {"loss": value})
-    assert read_rows(tmp_path / "metrics.jsonl")[0]["loss"].hex() == value.hex()
+        metrics.write(1, {"loss": 0.1 + 0.2})
+        assert metrics.flush(30)
+        assert [row["loss"].hex() for row in read_rows(tmp_path / "metrics.jsonl")] == [(0.1 + 0.2).hex()]
 
 
 def test_a_resumed_run_drops_the_rows_after_its_step_and_goes_on_counting_time(tmp_path):
-    write_steps(tmp_path, [2, 4, 6])
-    rows = read_rows(tmp_path / "metrics.jsonl")
+    rows = write_steps(tmp_path, [2, 4, 6])
     rows[1]["seconds"] = 100.0
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_steps(tmp_path, [6, 8], start_step=4)
-    rows = read_rows(tmp_path / "metrics.jsonl")
+    rows = write_steps(tmp_path, [6, 8], start_step=4)
     assert [row["step"] for row in rows] == [2, 4, 6, 8]
     assert rows[2]["seconds"] >= 100.0
 
@@ -111,10 +101,8 @@ def test_processes_other_than_the_first_write_and_say_nothing(tmp_path):
 
 def test_a_list_of_numbers_is_in_the_file_and_not_on_the_console(tmp_path):
     console = log_console()
-    with MetricsWriter(tmp_path, 10, console=console) as metrics:
-        metrics.write(5, {"eval_tau": 2.5, "eval_accept_by_position": [0.75, float("nan")]})
-    row = read_rows(tmp_path / "metrics.jsonl")[0]
-    assert row["eval_accept_by_position"] == [0.75, None]
+    (row,) = write_steps(tmp_path, [5], console=console, values={"eval_tau": 2.5, "by_position": [0.75, float("nan")]})
+    assert row["by_position"] == [0.75, None]
     assert console.file.getvalue().startswith("step 5/10  τ 2.5  left ")
 
 
@@ -124,8 +112,11 @@ def test_tensorboard_gets_the_values_and_none_of_the_bookkeeping(tmp_path):
     (events,) = (tmp_path / "tensorboard").iterdir()
     version, start, points = events_of(events.read_bytes())
     assert version.file_version == "brain.Event:2" and start.session_log.status == 1 and start.step == 1
-    told = {value.tag: value.simple_value for value in points.summary.value}
-    assert told == {"loss": 1.0, "rates/1": 0.5, "rates/2": 0.25}
+    assert {value.tag: value.simple_value for value in points.summary.value} == {
+        "loss": 1.0,
+        "rates/1": 0.5,
+        "rates/2": 0.25,
+    }
 
 
 def test_a_bucket_holds_the_same_rows_and_a_tensorboard(bucket):
@@ -143,9 +134,7 @@ def test_a_bucket_holds_the_same_rows_and_a_tensorboard(bucket):
 
 
 def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path):
-    with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
-        metrics.write(1, {"loss": float("nan"), "grad_norm": float("inf")})
-    row = read_rows(tmp_path / "metrics.jsonl")[0]
+    (row,) = write_steps(tmp_path, [1], values={"loss": float("nan"), "grad_norm": float("inf")})
     assert row["loss"] is None and row["grad_norm"] is None
 
 
@@ -159,33 +148,41 @@ def test_a_log_gets_one_plain_line_a_step(tmp_path):
     assert "\x1b" not in console.file.getvalue()
 
 
-def test_a_terminal_gets_a_bar_with_the_time_left(tmp_path):
-    console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
+def terminal():
+    return rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
+
+
+def test_a_terminal_gets_a_bar_with_the_time_left_and_keeps_the_last_evaluation_beside_the_last_step(tmp_path):
+    console = terminal()
     with MetricsWriter(tmp_path, 10, console=console) as metrics:
+        metrics.write(4, {"eval_tau": 3.25})
         metrics.write(5, {"loss": 2.5})
         metrics.advance(7)
         metrics.say("a word beside the bar [not markup]")
     shown = console.file.getvalue()
-    assert "7/10" in shown and "loss 2.5" in shown and "left" in shown and "[not markup]" in shown
+    assert "7/10" in shown and "loss 2.5  τ 3.25" in shown and "left" in shown and "[not markup]" in shown
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_phase_between_two_steps_shows_its_progress(tmp_path, terminal):
-    console = rich.console.Console(file=io.StringIO(), force_terminal=terminal, width=120)
+def test_an_evaluation_shows_its_progress_and_the_time_left_on_a_terminal(tmp_path):
+    console = terminal()
     with MetricsWriter(tmp_path, 10, console=console) as metrics, metrics.progress("evaluation", 6) as phase:
         phase.advance(2)
-        metrics._bar.refresh() if terminal else None
+        metrics._bar.refresh()
         phase.advance(4)
-    shown = console.file.getvalue()
-    assert "evaluation" in shown and "6" in shown and ("2/6" in shown if terminal else "left 0:00:00" in shown)
+    assert "evaluation" in console.file.getvalue() and "2/6" in console.file.getvalue()
 
 
-def test_the_bar_keeps_the_last_evaluation_beside_the_last_step(tmp_path):
-    console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
-    with MetricsWriter(tmp_path, 10, console=console) as metrics:
-        metrics.write(4, {"eval_tau": 3.25})
-        metrics.write(5, {"loss": 2.5})
-    assert "loss 2.5  τ 3.25" in console.file.getvalue()
+@pytest.mark.parametrize(("seconds", "lines"), [(3.0, 0), (12.0, 2)])
+def test_a_log_gets_lines_of_an_evaluation_that_takes_long(tmp_path, monkeypatch, seconds, lines):
+    now, console = [0.0], log_console()
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with MetricsWriter(tmp_path, 10, console=console) as metrics, metrics.progress("evaluation", 6) as phase:
+        for count in (2, 4):
+            now[0] += seconds / 2 if seconds < 10 else 10 * count
+            phase.advance(count)
+    shown = console.file.getvalue().splitlines()
+    assert len(shown) == lines
+    assert not lines or (shown[0].startswith("evaluation 2/6") and "left 0:00:40" in shown[0])
 
 
 def test_skipped_steps_are_shown_once_there_are_some(tmp_path):

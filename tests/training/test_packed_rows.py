@@ -109,6 +109,15 @@ def test_an_anchor_and_its_label_are_in_one_document():
     assert legal.astype(int).tolist() == [[1, 1, 0, 1, 0, 0]]
 
 
+def test_a_packed_row_with_room_for_all_draws_the_anchors_that_its_rows_draw():
+    plain, together = rows(), packed(rows())
+    ids = jnp.array([5, 9])
+    apart, kept = blocks.sample_anchors(jax.random.key(0), plain["loss_mask"], ids, 99)
+    drawn, keep = blocks.sample_anchors(jax.random.key(0), together["loss_mask"], ids[:1], 99, together["documents"])
+    starts = jnp.array([[0], [LENGTHS[0]]])
+    assert drawn[keep].tolist() == (apart + starts)[kept].tolist() and keep.sum() == LENGTHS[0] + LENGTHS[1] - 4
+
+
 def test_labels_end_with_the_document():
     tokens, mask = jnp.arange(6)[None], jnp.ones((1, 6))
     _, weights = blocks.labels_and_weights(

@@ -14,6 +14,7 @@ import rich.console
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from domino_jax.data.chat import Row
+from domino_jax.models.sharding import make_mesh
 from domino_jax.runtime.distributed import free_port
 from domino_jax.runtime.errors import DataError
 from domino_jax.training import estimates, preflight
@@ -26,6 +27,7 @@ from tests.helpers.paths import ROOT
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
 PLAN = Plan(steps=100, batch_size=4, max_length=144, num_anchors=8, layout="pad", scored_rows=6, seed=0)
+ONE = make_mesh(1, 1, 1, jax.devices()[:1])
 
 
 class RowList:
@@ -74,13 +76,14 @@ def found(target, drafter, tmp_path_factory):
     """(what was found in 4 own and 2 foreign rows, the workdir)."""
     workdir = tmp_path_factory.mktemp("run") / "new"
     rows = RowList([*own_rows(), foreign_row(0), foreign_row(1)], num_skipped=2)
-    inputs = {"rows": rows, "fingerprint": "f1", "loaded": target, "drafter": drafter, "plan": PLAN}
+    inputs = {"rows": rows, "fingerprint": "f1", "loaded": target, "drafter": drafter, "plan": PLAN, "mesh": ONE}
     return run_preflight(workdir, **inputs), workdir
 
 
 def with_rows(target, drafter, tmp_path, rows, **changes):
     plan = dataclasses.replace(PLAN, **changes)
-    return run_preflight(tmp_path, rows=RowList(rows), fingerprint="f", loaded=target, drafter=drafter, plan=plan)
+    inputs = {"rows": RowList(rows), "fingerprint": "f", "loaded": target, "drafter": drafter, "plan": plan}
+    return run_preflight(tmp_path, **inputs, mesh=ONE)
 
 
 # ------------------------------------------------------------------------------------------------------ the whole
@@ -170,15 +173,15 @@ def test_a_rows_score_is_the_mean_over_its_supervised_tokens(target):
     every = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(ids) - 1), ids[1:]]
     expected = every[np.asarray(mask[1:]) > 0].mean()
     row = Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32))
-    scores = preflight.mean_logprobs(target.model, target.params, [row], 144, None)
+    scores = preflight.mean_logprobs(target.model, target.params, [row], 144, ONE)
     np.testing.assert_allclose(scores, [expected], rtol=1e-5)
 
 
 def test_scores_do_not_depend_on_slices_padding_or_batch(target, monkeypatch):
     rows = [Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in own_rows()]
-    whole = preflight.mean_logprobs(target.model, target.params, rows, 144, None)
+    whole = preflight.mean_logprobs(target.model, target.params, rows, 144, ONE)
     monkeypatch.setattr(preflight, "SCORED_TOKENS", 400)  # two rows at a time
-    cut = preflight.mean_logprobs(target.model, target.params, rows[:3], 200, None)
+    cut = preflight.mean_logprobs(target.model, target.params, rows[:3], 200, ONE)
     np.testing.assert_allclose(cut, whole[:3], rtol=1e-5)
 
 
@@ -200,9 +203,10 @@ def all_equations(jaxpr):
     for equation in jaxpr.eqns:
         yield equation
         for value in equation.params.values():
-            inner = value.jaxpr if hasattr(value, "jaxpr") else value
-            if hasattr(inner, "eqns"):
-                yield from all_equations(inner)
+            for inner in value if isinstance(value, tuple) else (value,):
+                inner = inner.jaxpr if hasattr(inner, "jaxpr") else inner
+                if hasattr(inner, "eqns"):
+                    yield from all_equations(inner)
 
 
 def test_a_first_token_with_nothing_before_it_does_not_count(target):

@@ -153,10 +153,10 @@ FIRST_ROW = jnp.array([[True] * 3, [False] * 3])
 
 
 @functools.lru_cache
-def gradient_function(head, contiguous):
+def gradient_function(head, contiguous, slice_blocks):
     """Jitted (params, λ, anchors, keep, loss mask) → (metrics, gradients) on two rows, with or without the head."""
     target, drafter = models(head)
-    settings = LossSettings(gamma=4.0, contiguous=contiguous, slice_blocks=6)
+    settings = LossSettings(gamma=4.0, contiguous=contiguous, slice_blocks=slice_blocks)
 
     @jax.jit
     def gradients(params, share, anchors, keep, mask):
@@ -175,12 +175,12 @@ def gradient_function(head, contiguous):
     return gradients
 
 
-def gradients_of(share, *, head=True, contiguous=True, anchors=THREE, keep=KEPT, mask=None):
+def gradients_of(share, *, head=True, contiguous=True, slice_blocks=6, anchors=THREE, keep=KEPT, mask=None):
     """(metrics, gradients) of the tiny drafter's random parameters."""
     params = models()[1].params
     params = params if head else {"backbone": params["backbone"]}
     mask = batch_of(2)["loss_mask"] if mask is None else mask
-    return jax.device_get(gradient_function(head, contiguous)(params, share, anchors, keep, mask))
+    return jax.device_get(gradient_function(head, contiguous, slice_blocks)(params, share, anchors, keep, mask))
 
 
 def test_at_lambda_one_head_gradients_are_exactly_zero():
@@ -207,6 +207,21 @@ def test_a_row_without_anchors_contributes_nothing():
     for left, right in zip(jax.tree.leaves(one_gradients), jax.tree.leaves(two_gradients), strict=True):
         assert np.isfinite(left).all()
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_anchor_slots_without_a_label_change_neither_loss_nor_gradients(head):
+    """Eight slots of which rows of five and of two legal anchors fill the first: in slices of two, and all at once."""
+    mask = jnp.zeros((2, 24)).at[0, 4:10].set(1.0).at[1, 7:10].set(1.0)
+    anchors, keep = blocks.sample_anchors(KEY, mask, jnp.arange(2), 8)
+    assert keep.sum(1).tolist() == [5, 2]
+    choices = {"head": head, "anchors": anchors, "keep": keep, "mask": mask}
+    (ours, gradients), (plain, expected) = (gradients_of(0.3, slice_blocks=size, **choices) for size in (2, 8))
+    for name in plain:
+        np.testing.assert_allclose(ours[name], plain[name], rtol=1e-5, err_msg=name)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert norm(expected) > 0.1
 
 
 def test_the_tail_anchor_gives_a_finite_loss_over_one_label():

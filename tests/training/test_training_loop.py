@@ -80,7 +80,7 @@ def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1
     taus = iter(taus)
     played._taken = done
 
-    def measure(params, between):
+    def measure(params, between, progress):
         between()
         return {"eval_tau": next(taus)}
 
