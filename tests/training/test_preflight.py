@@ -89,17 +89,14 @@ def with_rows(target, drafter, tmp_path, rows, **changes):
 # ------------------------------------------------------------------------------------------------------ the whole
 
 
-def test_answers_of_somebody_else_are_named_with_a_remedy(found):
-    scores = found[0]["target_logprob"]
+def test_answers_of_somebody_else_and_rows_without_an_anchor_are_reported_with_a_remedy(found):
+    scores, data = found[0]["target_logprob"], found[0]["data"]
     assert {one["where"] for one in scores["low"]} == {"rows.jsonl:5", "rows.jsonl:6"}
     assert scores["num_low"] == 2 and scores["rows"] == 6 and scores["threshold"] == -2.0
-    (warning,) = [message for message in found[0]["warnings"] if "hardly give 2 of 6 sampled answers" in message]
-    assert "rows.jsonl:5 (-" in warning and "python -m domino_jax.regenerate" in warning
-
-
-def test_rows_without_an_anchor_are_counted_and_reported(found):
-    assert found[0]["data"]["fraction_without_anchor"] == 0.25
-    assert any("2 of 8 rows have no two supervised tokens" in message for message in found[0]["warnings"])
+    foreign, empty = found[0]["warnings"]
+    assert "hardly give 2 of 6 sampled answers" in foreign and "rows.jsonl:5 (-" in foreign
+    assert "python -m domino_jax.regenerate" in foreign
+    assert data["fraction_without_anchor"] == 0.25 and "2 of 8 rows have no two supervised tokens" in empty
 
 
 def test_json_holds_what_was_returned_and_markdown_the_figures(found):
@@ -118,18 +115,20 @@ def test_supervised_and_all_tokens_are_those_of_the_rows(found):
     assert data["supervised_fraction"] == supervised / tokens
 
 
-def test_a_log_gets_plain_lines(found, capsys):
-    preflight.show(found[0], ["plain ", "[[message]]"], rich.console.Console(width=40))
-    message = capsys.readouterr().out
-    assert "plain [[message]]\n" in message and "\x1b" not in message
-    assert "  target layers: [" in message and "warning: the target would hardly give" in message
-
-
-def test_a_terminal_gets_the_supervised_part_in_colour(found):
-    console = rich.console.Console(force_terminal=True, color_system="standard", record=True, quiet=False)
+@pytest.mark.parametrize(
+    ("console", "part"),
+    [
+        ({"width": 40}, "plain [[message]]\n"),
+        ({"force_terminal": True, "color_system": "standard"}, "\x1b[32m[[message]]"),
+    ],
+    ids=["a log", "a terminal, in colour"],
+)
+def test_the_findings_are_printed_with_the_supervised_part_in_brackets(found, console, part):
+    console = rich.console.Console(**console)
     with console.capture() as shown:
         preflight.show(found[0], ["plain ", "[[message]]"], console)
-    assert "\x1b[32m[[message]]" in shown.get()
+    assert part in shown.get() and ("\x1b" in shown.get()) == console.is_terminal
+    assert "  target layers: [" in shown.get() and "warning: the target would hardly give" in shown.get()
 
 
 # ------------------------------------------------------------------------------------------------------ what is fatal

@@ -1,12 +1,13 @@
-"""step_clock.py on a made-up time: what counts as work, what as waiting, and what a restart costs."""
+"""step_clock.py on a made-up time: what counts as work, what as waiting, what a restart costs; and traces of steps."""
 
 import time
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from domino_jax.training.metrics import MetricsWriter
-from domino_jax.training.step_clock import StepClock
+from domino_jax.training.step_clock import Profile, StepClock
 
 
 class Time:
@@ -79,12 +80,6 @@ def test_mfu_is_the_lean_flops_against_the_peak_of_all_devices(clock_time):
     assert clock.rates()["mfu"] == pytest.approx(0.1)
 
 
-def test_an_unknown_device_has_no_mfu(clock_time):
-    clock = StepClock(row_flops=lambda length: 1e9 * length, peak_flops=None)
-    run_steps(clock, clock_time, 2)
-    assert "mfu" not in clock.rates()
-
-
 def logged_start(workdir, clock_time, first, last, every=2):
     """Trains steps first+1..last in `workdir` and logs every second one; returns the goodput of the last row."""
     with MetricsWriter(workdir, 20, start_step=first) as metrics:
@@ -132,3 +127,46 @@ def test_goodput_never_passes_one(tmp_path, clock_time):
     clock = StepClock([], [{"productive_seconds": 1e6}])
     run_steps(clock, clock_time, 2)
     assert clock.rates()["goodput"] == 1.0
+
+
+# ---------------------------------------------------------------- the trace of train.profile_steps
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """What the profiler was asked to do, with the steps in between."""
+    seen = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: seen.append(f"start {folder}"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("stop"))
+    return seen
+
+
+def steps(profile: Profile, numbers, calls) -> None:
+    for number in numbers:
+        profile.before(number)
+        calls.append(f"step {number}")
+        profile.after(number, jnp.zeros(()))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [((2, 3), ["step 1", "start folder", "step 2", "step 3", "stop", "step 4"]), ((), ["step 1", "step 2"])],
+)
+def test_the_steps_asked_for_are_traced_and_no_other(calls, wanted, expected):
+    with Profile("folder", wanted) as profile:
+        steps(profile, [int(line[-1]) for line in expected if line.startswith("step")], calls)
+    assert calls == expected
+
+
+def test_a_run_that_ends_early_closes_its_trace(calls):
+    with pytest.raises(RuntimeError), Profile("folder", (1, 9)) as profile:
+        steps(profile, range(1, 3), calls)
+        raise RuntimeError
+    assert calls[-1] == "stop" and calls.count("stop") == 1
+
+
+def test_a_trace_is_a_file_that_a_viewer_opens(tmp_path):
+    with Profile(tmp_path, (1, 1)) as profile:
+        profile.before(1)
+        profile.after(1, jax.jit(jnp.sin)(jnp.ones(8)))
+    assert list(tmp_path.rglob("*.xplane.pb"))
