@@ -38,14 +38,13 @@ def test_lambda_is_clipped_to_zero_and_one(start, expected):
     assert float(lambda_base(jnp.int32(0), 1000, start, 1.0)) == expected
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.05])
-def test_lambda_with_a_span_below_one_step_falls_at_once(ratio):
-    assert [float(lambda_base(jnp.int32(step), 10, 1.0, ratio)) for step in (0, 1, 2)] == [1.0, 0.0, 0.0]
-
-
-def test_lambda_span_is_rounded_down():
-    """⌊0.5·5⌋ = 2."""
-    assert [float(lambda_base(jnp.int32(step), 5, 1.0, 0.5)) for step in (0, 1, 2)] == [1.0, 0.5, 0.0]
+@pytest.mark.parametrize(
+    ("total", "ratio", "expected"),
+    [(10, 0.0, [1.0, 0.0, 0.0]), (10, 0.05, [1.0, 0.0, 0.0]), (5, 0.5, [1.0, 0.5, 0.0])],
+    ids=["no span", "below one step", "rounded down to two"],
+)
+def test_lambda_over_a_span_of_few_steps(total, ratio, expected):
+    assert [float(lambda_base(jnp.int32(step), total, 1.0, ratio)) for step in (0, 1, 2)] == expected
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,15 @@ def test_matrices_are_transposed_and_vectors_and_the_embedding_are_not():
     )
 
 
+def test_loading_shows_its_progress_once_it_takes_long(monkeypatch, capsys):
+    folder = GOLDEN / "tied_shift" / "target"
+    load_target(folder, jnp.float32)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr("domino_jax.weights.target.PATIENCE", 0.0)
+    size = len(target_table(load_target(folder, jnp.float32)[0]))
+    assert f"loading weights {size}/{size}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_a_float32_target_written_back_is_the_same_file(tmp_path, name):
     source = GOLDEN / name / "target"
