@@ -29,7 +29,8 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def played_evaluations():
+def one_program_and_played_evaluations():
+    """All runs have the same recipe, so that their step is traced and compiled once."""
     save, saved = Checkpoints.save, []
 
     def note(self, step, *arguments):
@@ -39,7 +40,13 @@ def played_evaluations():
     def measure(params, between, progress):
         return {"eval_tau": 3.0 if saved[-1] == 4 else 2.0}
 
+    def once(make):
+        made = []
+        return lambda *arguments: (made or made.append(make(*arguments)) or made)[0]
+
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("state_maker", "train_step_of"):
+            patch.setattr(builders, name, once(getattr(builders, name)))
         patch.setattr(Checkpoints, "save", note)  # an evaluation begins after the checkpoint of its step
         patch.setattr(builders, "evaluation_of", lambda *_: measure)
         yield

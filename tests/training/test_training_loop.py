@@ -45,6 +45,9 @@ class Played:
     def advance(self, step):
         pass
 
+    def progress(self, label, total):
+        raise AssertionError("the evaluation is played")
+
     def say(self, text):
         pass
 
