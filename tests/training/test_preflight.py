@@ -166,19 +166,14 @@ def test_a_target_whose_logits_are_not_finite_stops_the_run():
 # ------------------------------------------------------------------------------------------------------ the target
 
 
-def test_a_rows_score_is_the_mean_over_its_supervised_tokens(target):
-    ids, mask = own_rows()[0]
-    logits = target.model.apply({"params": target.params}, jnp.asarray([ids], jnp.int32))["logits"][0]
-    every = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(ids) - 1), ids[1:]]
-    expected = every[np.asarray(mask[1:]) > 0].mean()
-    row = Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32))
-    scores = preflight.mean_logprobs(target.model, target.params, [row], 144, ONE)
-    np.testing.assert_allclose(scores, [expected], rtol=1e-5)
-
-
-def test_scores_do_not_depend_on_slices_padding_or_batch(target, monkeypatch):
-    rows = [Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in own_rows()]
+def test_a_rows_score_is_the_mean_over_its_supervised_tokens_whatever_slices_padding_and_batch(target, monkeypatch):
+    """The first token is supervised as well, and with nothing before it does not count."""
+    rows = [Row(np.asarray(ids, np.int32), np.asarray([1, *mask[1:]], np.float32)) for ids, mask in own_rows()]
     whole = preflight.mean_logprobs(target.model, target.params, rows, 144, ONE)
+    ids, mask = rows[0].token_ids, rows[0].loss_mask
+    logits = jax.jit(target.model.apply)({"params": target.params}, jnp.asarray([ids]))["logits"][0]
+    every = np.asarray(jax.nn.log_softmax(logits))[np.arange(len(ids) - 1), ids[1:]]
+    np.testing.assert_allclose(whole[0], every[mask[1:] > 0].mean(), rtol=1e-5)
     monkeypatch.setattr(preflight, "SCORED_TOKENS", 400)  # two rows at a time
     cut = preflight.mean_logprobs(target.model, target.params, rows[:3], 200, ONE)
     np.testing.assert_allclose(cut, whole[:3], rtol=1e-5)
@@ -206,11 +201,6 @@ def all_equations(jaxpr):
                 inner = inner.jaxpr if hasattr(inner, "jaxpr") else inner
                 if hasattr(inner, "eqns"):
                     yield from all_equations(inner)
-
-
-def test_a_first_token_with_nothing_before_it_does_not_count(target):
-    tokens, mask = jnp.asarray([[5, 6, 7, 0]], jnp.int32), jnp.asarray([[1.0, 1.0, 1.0, 0.0]])
-    assert preflight.supervised_logprob(target.model, target.params, tokens, mask)[1].tolist() == [2.0]
 
 
 def test_no_rows_to_score_is_no_pass_of_the_target(target, drafter, tmp_path, monkeypatch):
