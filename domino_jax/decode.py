@@ -51,7 +51,7 @@ from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.preemption import Preemption
-from domino_jax.weights.loading import LoadedTarget, needs_drafter
+from domino_jax.weights.loading import LoadedTarget, keep_compiled, needs_drafter
 
 
 def main(flags: cli.Flags) -> None:
@@ -59,6 +59,7 @@ def main(flags: cli.Flags) -> None:
     config = flags.config
     recipes.check(config, "decode")
     check_flags(flags)
+    keep_compiled()
 
     # --------------------------------------------------------------- devices
     shape = config.decode.mesh

@@ -42,6 +42,7 @@ from domino_jax.runtime.progress import Progress
 from domino_jax.training.estimates import device_memory
 from domino_jax.weights.loading import (
     LoadedTarget,
+    keep_compiled,
     load_models,
     load_target,
     read_target_config,
@@ -57,6 +58,7 @@ TARGET_SHARE = 0.6
 def main(flags: cli.Flags) -> None:
     config = flags.config
     recipes.check(config, "regenerate")
+    keep_compiled()
     distributed.initialize(flags.distributed)
     with Preemption() as preemption, preemption.nothing_to_lose():  # every answered row is on the disk
         answer_prompts(config, flags.prompts, flags.output)

@@ -83,7 +83,7 @@ def main(flags: cli.Flags) -> int | None:
             if local and distributed.is_primary():
                 stack.enter_context(only_run(local))
             say(builders.describe_run(config))
-            keep_compiled((local or cache_folder()) / ".xla_cache")
+            keep_compiled(local and local / ".xla_cache")
             mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
             sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
             rows = sharding.process_rows(mesh, config.train.batch_size)

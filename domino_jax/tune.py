@@ -22,7 +22,7 @@ from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import hf
-from domino_jax.weights.loading import load_models, load_target
+from domino_jax.weights.loading import keep_compiled, load_models, load_target
 
 
 def main(flags: cli.Flags) -> None:
@@ -33,6 +33,7 @@ def main(flags: cli.Flags) -> None:
             f"config.drafter.path is {config.drafter.path}, but a tuning is stored with local drafters only; copy the"
             " folder here first."
         )
+    keep_compiled()
     source = flags.prompts or config.eval.prompts
     if not source:
         raise DominoError("there are no prompts: give --prompts=FILE.jsonl or set config.eval.prompts.")

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import platform
 import stat
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from domino_jax.drafters.drafter import Drafter, DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import drafter as drafter_files
 from domino_jax.weights import hf
 from domino_jax.weights import target as target_files
@@ -77,14 +79,20 @@ def use_exact_matmuls(dtype: str) -> None:
         jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def keep_compiled(folder: pathlib.Path) -> None:
-    """Keeps compiled programs in `folder`, so that a restart and the final decoding find what was compiled before.
+def keep_compiled(folder: pathlib.Path | None = None) -> None:
+    """Keeps compiled programs in `folder`, so that the next run and the final decoding find what was compiled before.
 
+    Without a folder they are kept in the user's cache, apart for each machine, because a program for one CPU may not
+    run on another; where nobody can write there, they are not kept.
     Whoever can write there can run code here. A folder that others may write is refused, and one that belongs to
     somebody else is not used, with a warning: on a network disk the user may be another one than here.
     A cache that the environment names already (JAX_COMPILATION_CACHE_DIR) stays in use.
     """
     if jax.config.jax_compilation_cache_dir:
+        return
+    try:
+        folder = folder or cache_folder() / "programs" / platform.node()
+    except DominoError:
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import threading
@@ -146,6 +147,22 @@ def test_a_folder_of_programs_that_others_may_write_is_refused_and_that_of_anoth
     monkeypatch.setattr("os.geteuid", lambda: tmp_path.stat().st_uid + 1)
     keep_compiled(tmp_path / "cache")
     assert "belongs to user" in capsys.readouterr().err
+
+
+def test_without_a_workdir_programs_are_kept_in_the_users_cache_and_nowhere_if_it_cannot_be_written(
+    tmp_path, monkeypatch
+):
+    changed = {}
+    monkeypatch.setattr(jax.config, "update", changed.__setitem__)
+    monkeypatch.setattr(type(jax.config), "jax_compilation_cache_dir", None, raising=False)
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "file"))
+    keep_compiled()
+    assert not changed
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    keep_compiled()
+    found = pathlib.Path(changed["jax_compilation_cache_dir"])
+    assert found.is_relative_to(tmp_path / "cache") and found.stat().st_mode & 0o77 == 0
 
 
 def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows(tmp_path, capsys):
