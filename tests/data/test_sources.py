@@ -60,13 +60,6 @@ def test_a_glob_names_its_files_in_order_and_no_folders(tmp_path):
     assert find_files(f"{tmp_path}/**/*.jsonl")[-1] == f"{tmp_path}/deep/c.jsonl"
 
 
-def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write_rows(tmp_path, rows_of([3]))
-    assert len(batches_of("~/rows.jsonl").rows) == 1
-    assert len(list(read_jsonl("~/rows.jsonl"))) == 1
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -75,8 +68,6 @@ def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
         ("{0}", "is a folder; name its files, as .*/\\*.jsonl"),
         ("{0}/rows.jsonl=much", "'much' is not a number above 0"),
         ("{0}/rows.jsonl=0", "'0' is not a number above 0"),
-        ("{0}/rows.jsonl=-1", "'-1' is not a number above 0"),
-        ("{0}/rows.jsonl=nan", "'nan' is not a number above 0"),
         ("{0}/rows.jsonl=inf", "'inf' is not a number above 0"),
         ("{0}/rows.jsonl,{0}/rows.jsonl", "rows.jsonl has no weight in"),
         ("{0}/rows.jsonl=1,", "an empty part has no weight in"),
@@ -104,11 +95,13 @@ def test_every_form_gives_the_same_batches(tmp_path, name):
     assert formed.rows.where(2) == f"{tmp_path}/{name}:3"
 
 
-def test_files_of_several_forms_are_one_glob(tmp_path):
+def test_files_of_several_forms_are_one_glob_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     for place, name in enumerate(("0.jsonl", "1.jsonl.gz", "2.jsonl.zst")):
         write_rows(tmp_path, rows_of([3 + place]), name)
-    rows = batches_of(f"{tmp_path}/?.jsonl*").rows
+    rows = batches_of("~/?.jsonl*").rows
     assert rows.lengths.tolist() == [3, 4, 5]
+    assert len(list(read_jsonl("~/1.jsonl.gz"))) == 1
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n\n \n"])
@@ -196,20 +189,15 @@ def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, damage):
         batches_of(file)
     assert name in str(refused.value) and refused.value.exit_code == 3
     assert len(str(refused.value).splitlines()) <= 2
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.jsonl.zst"])
-def test_a_damaged_prompt_file_is_named(tmp_path, name):
-    file = write_rows(tmp_path, [{"prompt": "a"}], name)
-    file.write_bytes(file.read_bytes()[:-5])
-    with pytest.raises(DataError, match=name):
-        list(read_jsonl(file))
+    if "array_record" not in name:
+        with pytest.raises(DataError, match=name):  # as prompts too
+            list(read_jsonl(file))
 
 
 # ---------------------------------------------------------------- gs://
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMS[1:4:2])
 def test_a_bucket_is_copied_once_and_read_like_a_folder(tmp_path, put, monkeypatch, name):
     rows = rows_of([3, 8, 4, 5, 7])
     local = write_rows(tmp_path, rows, name)
@@ -223,7 +211,11 @@ def test_a_bucket_is_copied_once_and_read_like_a_folder(tmp_path, put, monkeypat
     assert len(batches_of(address, cache=tmp_path / "cache").rows) == 5
 
 
-def test_a_bucket_is_globbed_and_mixed(bucket, put, tmp_path):
+def test_a_bucket_is_globbed_and_mixed_and_holds_prompts(bucket, put, tmp_path):
+    address = put("prompts.jsonl", b'{"prompt": "a"}\n')
+    assert list(read_jsonl(address)) == [(1, {"prompt": "a"})]
+    with pytest.raises(DominoError, match=f"{bucket}/none.jsonl: there is no such file"):
+        list(read_jsonl(f"{bucket}/none.jsonl"))
     for place, name in enumerate(("x/b.jsonl", "x/a.jsonl", "y/c.jsonl")):
         put(name, jsonl(rows_of([3 + place])))
     assert find_files(f"{bucket}/x/*.jsonl") == [f"{bucket}/x/a.jsonl", f"{bucket}/x/b.jsonl"]
@@ -236,13 +228,6 @@ def test_a_file_that_was_replaced_in_its_bucket_is_copied_again(put, tmp_path):
     assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [3]
     put("a.jsonl", jsonl(rows_of([4])))  # the same size, in the same second
     assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [4]
-
-
-def test_prompts_may_be_in_a_bucket(bucket, put):
-    address = put("prompts.jsonl", b'{"prompt": "a"}\n')
-    assert list(read_jsonl(address)) == [(1, {"prompt": "a"})]
-    with pytest.raises(DominoError, match=f"{bucket}/none.jsonl: there is no such file"):
-        list(read_jsonl(f"{bucket}/none.jsonl"))
 
 
 def test_no_client_of_a_bucket_is_imported_for_local_files(tmp_path, monkeypatch):

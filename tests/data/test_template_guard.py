@@ -77,12 +77,8 @@ def test_an_endless_computation_ends_in_two_seconds():
     "template",
     [
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "{{ lipsum(n=100000000) }}",
         "{{ 9 ** (9 ** (9 ** 9)) }}",  # one operation that never returns to the interpreter
         "{% if false %}{{ 7 ** 99999999 }}{% endif %}",  # computed when the template is compiled
-        "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
-        "{% set c = cycler('a', 'b') %}{% for i in range(99999) %}{% for j in range(99999) %}{% set x = c.next() %}"
-        "{% endfor %}{% endfor %}",
     ],
 )
 def test_no_computation_escapes_the_time_limit(template, tmp_path, monkeypatch):
@@ -94,24 +90,13 @@ def test_no_computation_escapes_the_time_limit(template, tmp_path, monkeypatch):
 
 MEMORY = {
     "a repeated text": "{{ ('abcdefghij' * 300000000)|length }}",
-    "a repeated letter": "{{ ('a' * 10**10)|length }}",
     "doubling": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
-    "doubling by ~": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-    "doubling by join": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = [n.s, n.s]|join %}"
-    "{% endfor %}",
     "doubling by a block": "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set x %}{{ n.s }}{{ n.s }}"
     "{% endset %}{% set n.s = x %}{% endfor %}",
-    "doubling by replace": "{% set n = namespace(s='a') %}{% for i in range(60) %}"
-    "{% set n.s = n.s|replace('a', 'aa') %}{% endfor %}",
     "a wide format": "{{ '%10000000000d' % 1 }}",
-    "a wide method": "{{ 'a'.ljust(10**10) }}",
     "a wide filter": "{{ 'a'|center(10**10) }}",
-    "a deep indent": "{{ 'a\nb'|indent(10**10) }}",
-    "a long list": "{{ ([0] * 10**10)|length }}",
     "a filled batch": "{{ [1]|batch(10**10, 0)|list|length }}",
-    "indented JSON": "{{ [1]|tojson(indent=10**10) }}",
     "bytes of a number": "{{ (1).to_bytes(10**10, 'big')|length }}",
-    "a recursive loop": "{% for i in [[[1]]] recursive %}{{ loop(i) if i is iterable else 'a' * 10**10 }}{% endfor %}",
 }
 
 
@@ -130,12 +115,7 @@ def refusal_and_memory(template, program):
 
 def check_memory(fresh_process, template, program, limit):
     message, memory = fresh_process.submit(refusal_and_memory, template, program).result()
-    assert (
-        "memory" in message
-        or "MemoryError" in message
-        or "OverflowError" in message
-        or "without coming to an end" in message
-    )
+    assert any(reason in message for reason in ("memory", "MemoryError", "OverflowError", "without coming to an end"))
     assert memory < 1.1 * limit
 
 
@@ -150,25 +130,14 @@ def test_a_template_gets_no_more_memory_than_a_gibibyte(fresh_process):
     check_memory(fresh_process, MEMORY["doubling"], template_guard.PROGRAM, 1 << 30)
 
 
-LONG = {
-    "a literal": "{{ 'a' * 10_000_000 }}",
-    "a macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) * 2 }}{% else %}aaaa{% endif %}{% endmacro %}{{ f(16) }}",
-    "a loop": "{% for i in range(99999) %}hello {% endfor %}",
-}
-
-
-@pytest.mark.parametrize("template", LONG.values(), ids=LONG.keys())
-def test_the_length_of_a_templates_text_is_limited(template):
-    message, _ = refusal(template)
-    assert "characters for a row of" in message
-
-
-def test_the_limit_on_the_text_grows_with_the_row():
+def test_the_length_of_a_templates_text_is_limited_and_the_limit_grows_with_the_row():
+    assert "characters for a row of" in refusal("{% for i in range(99999) %}hello {% endfor %}")[0]
     long = [{"role": "user", "content": "a" * 10 * ADDED_CHARACTERS}]
     assert len(render("{{ messages[0].content * 2 }}", long, {})) == 20 * ADDED_CHARACTERS
 
 
-def test_a_template_cannot_add_lines_to_the_message():
+def test_a_template_with_an_error_is_refused_and_cannot_add_lines_to_the_message():
+    assert "TemplateSyntaxError" in refusal("{% if %}")[0]
     message, _ = refusal("{{ raise_exception('no\n\x1b[2Jerror: ' ~ 'x' * 100000) }}")
     assert "TemplateError: no  [2Jerror: xxx" in message
 
@@ -183,16 +152,8 @@ def test_the_time_limit_holds_on_every_thread_and_spares_honest_templates():
     assert len(rows) == 50
 
 
-def test_a_template_that_loops_on_one_row_fails_there_and_the_next_row_succeeds():
-    tokenizer = make_tokenizer(TEMPLATE + "{% if messages[0].content == 'trap' %}" + LOOP + "{% endif %}")
-    assert encode_training_row(tokenizer, ROW, thinking=False).loss_mask.any()
-    with pytest.raises(DataError, match="without coming to an end"):
-        encode_prompt(tokenizer, {"messages": [{"role": "user", "content": "trap"}]}, thinking=False)
-    assert encode_training_row(tokenizer, ROW, thinking=False).loss_mask.any()
-
-
 def test_waiting_is_not_computing():
-    """An honest template survives a machine that is suspended in the middle of a row."""
+    """A machine may be suspended in the middle of a row."""
     render("", [], {})
     pid = template_guard._RENDERER._process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -259,7 +220,3 @@ def test_templates_are_rendered_as_transformers_renders_them(template):
     options = {"add_generation_prompt": True, "enable_thinking": False}
     expected = tokenizer.apply_chat_template(messages, tokenize=False, **options)
     assert render(template, messages, {**tokenizer.special_tokens_map, **options}) == expected
-
-
-def test_a_template_with_a_syntax_error_is_refused():
-    assert "TemplateSyntaxError" in refusal("{% if %}")[0]
