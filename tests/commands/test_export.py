@@ -24,6 +24,7 @@ from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+FILES = ["README.md", "config.json", "model.safetensors"]
 RECIPE = {
     "seed": 42,
     "target": {"path": "some/target"},
@@ -106,13 +107,17 @@ def assert_same(found, params):
 
 def test_the_newest_checkpoint_is_exported_in_bfloat16_in_the_public_layout(drafter, workdir, capsys):
     output = workdir / "out"
+    config, params = drafter
+    with Checkpoints(workdir, keep=1) as checkpoints:  # the moments of the optimizer are not read
+        read = export.restore_params(checkpoints, config, 9)
+    assert jax.tree.structure(read) == jax.tree.structure(params)
+    assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(read))
     code, message = start(capsys, workdir, output)
     assert code == 0 and "step 9" in message
-    config, params = drafter
     found_config, found = exported(output)
     assert found_config.to_dict() == config.to_dict()
     assert_same(found, scaled(params, 2.0))
-    assert sorted(file.name for file in output.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(file.name for file in output.iterdir()) == FILES
     assert json.loads((output / "config.json").read_text())["dflash_config"]["projector_type"] == "domino"
     # The checkpoints are as they were.
     assert sorted(folder.name for folder in (workdir / "checkpoints").iterdir()) == ["7", "9"]
@@ -162,31 +167,20 @@ def test_a_damaged_checkpoint_is_left_out_with_a_warning(drafter, workdir, capsy
     assert (workdir / "checkpoints" / "9").is_dir()  # looked at, not touched
 
 
-def mark_finished(workdir, exported_step):
-    marker = {"step": 9, "processes": 1, "exported_step": exported_step, "export_sha256": "0" * 64}
-    (workdir / "finished.json").write_text(json.dumps(marker))
-
-
-def test_the_card_of_a_run_names_rows_and_final_tau(workdir, capsys):
+def test_the_card_of_a_run_names_rows_and_the_tau_of_the_step_that_was_decoded(workdir, capsys):
     recipe = {**RECIPE, "train": {**RECIPE["train"], "steps": 9}}
     (workdir / "config.json").write_text(json.dumps(recipe))
     (workdir / "preflight.json").write_text(json.dumps({"data": DATA}))
-    mark_finished(workdir, exported_step=9)
     (workdir / "report").mkdir()
     (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
-    assert start(capsys, workdir, workdir / "out")[0] == 0
-    card = (workdir / "out" / "README.md").read_text()
-    assert "12,345 rows, 678,901 tokens, fingerprint 0123456789abcdef\n" in card
-    assert "| domino | 3.25 | 3.50 | 1.75 |" in card
-    assert "block size 4: a round can emit at most 3 tokens." in card
-
-
-def test_the_final_report_says_nothing_of_another_step_than_the_one_it_decoded(workdir, capsys):
-    mark_finished(workdir, exported_step=7)
-    (workdir / "report").mkdir()
-    (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
-    assert start(capsys, workdir, workdir / "out")[0] == 0
-    assert "τ" not in (workdir / "out" / "README.md").read_text().partition("## Measured")[2]
+    marker = {"step": 9, "processes": 1, "export_sha256": "0" * 64}
+    for decoded, shown in ((9, True), (7, False)):
+        (workdir / "finished.json").write_text(json.dumps({**marker, "exported_step": decoded}))
+        assert start(capsys, workdir, workdir / "out")[0] == 0
+        card = (workdir / "out" / "README.md").read_text()
+        assert "12,345 rows, 678,901 tokens, fingerprint 0123456789abcdef\n" in card
+        assert ("| domino | 3.25 | 3.50 | 1.75 |" in card) == shown
+        assert ("block size 4: a round can emit at most 3 tokens." in card) == shown
 
 
 # ------------------------------------------------------------------------------------------------------ the folder
@@ -220,11 +214,7 @@ def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_firs
     (tmp_path / "out" / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
     export.write_export(tmp_path / "out", config, scaled(params, 2.0), RECIPE, 2)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.notes.tmp", "out"]
-    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == [
-        "README.md",
-        "config.json",
-        "model.safetensors",
-    ]
+    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == FILES
     assert_same(exported(tmp_path / "out")[1], scaled(params, 2.0))
 
 
@@ -235,17 +225,19 @@ def test_a_later_export_replaces_the_constants_tuned_for_the_weights_before(draf
     store_tuning(tmp_path, Setup("float32", 1, SamplingParams()), Tuning("draft", 4, 4, 2.0, None), 8)
     epath.Path(tmp_path / "decoding.json").copy(epath.Path(folder) / "decoding.json")
     export.write_export(folder, *drafter, RECIPE, 2)
-    names = sorted(file.name for file in epath.Path(folder).iterdir())
-    assert names == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(file.name for file in epath.Path(folder).iterdir()) == FILES
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(drafter, tmp_path):
+def test_a_folder_with_something_else_in_it_is_left_alone_and_only_process_0_writes(drafter, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("years of work")
     with pytest.raises(DominoError, match="thesis.tex, which no export wrote"):
         export.write_export(tmp_path / "out", *drafter, RECIPE, 1)
     assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["thesis.tex"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    export.write_export(tmp_path / "other", *drafter, RECIPE, 1)
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_object_store_never_shows_a_config_before_the_weights(drafter, tmp_path):
@@ -274,12 +266,6 @@ def test_an_object_store_never_shows_a_config_before_the_weights(drafter, tmp_pa
     assert_same(exported(folder)[1], params)
 
 
-def test_only_process_0_writes(drafter, tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    export.write_export(tmp_path / "out", *drafter, RECIPE, 1)
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter):
     config, _ = drafter
     card = model_card(config, 1_234, "bfloat16", RECIPE, 9, data=DATA)
@@ -306,14 +292,6 @@ def test_the_card_names_no_folder_of_the_machine(drafter):
     mixture = "gs://bucket/a.jsonl=0.7, /home/me/b/*.gz=0.3,c.jsonl"
     assert public_sources(mixture) == "a.jsonl (0.7), *.gz (0.3), c.jsonl"
     assert public_sources("/home/me/rows.jsonl") == "rows.jsonl"
-
-
-def test_only_the_parameters_are_read_from_a_checkpoint(drafter, workdir):
-    config, params = drafter
-    with Checkpoints(workdir, keep=1) as checkpoints:
-        found = export.restore_params(checkpoints, config, 9)
-    assert jax.tree.structure(found) == jax.tree.structure(params)
-    assert all(type(leaf) is np.ndarray and leaf.dtype == np.float32 for leaf in jax.tree.leaves(found))
 
 
 @pytest.mark.parametrize(
