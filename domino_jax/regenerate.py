@@ -72,18 +72,39 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     """
     output = local_output(output)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None)
-    choices = settings(config)
+    settings = settings_of(config)
     processes = ProcessGroup(jax.process_index(), jax.process_count(), barrier)
-    identity = read_target_identity(config.target.path, config.target.dtype)
-    files = AnswerFiles(output, [row["id"] for row in rows], made_with(rows, identity, choices), processes)
+    files = files_of(rows, output, read_target_identity(config.target.path, config.target.dtype), settings, processes)
     if files.is_finished():
         tell(processes, f"{output} holds all {len(rows)} answers already.")
         return
     refuse_read_only(output)
-    drafter_path = needed_drafter(config.drafter.path) if config.regenerate.use_drafter else None
+    drafter_path = config.drafter.path if config.regenerate.use_drafter else None
+    if config.regenerate.use_drafter and not drafter_path:
+        raise DominoError(
+            "config.regenerate.use_drafter is True, but config.drafter.path is not set; name a drafter's folder there,"
+            " or leave use_drafter off."
+        )
     with local_mesh(config.target.path, config.target.dtype) as sharding:
         loaded = load_target(config.target.path, config.target.dtype, sharding)
-        regenerate_rows(loaded, rows, output, **choices, drafter_path=drafter_path, processes=processes)
+        regenerate_rows(loaded, rows, output, settings, drafter_path, processes)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerSettings:
+    """How prompts are answered: the recipe's values."""
+
+    batch_size: int
+    max_new_tokens: int
+    sampling: SamplingParams
+    seed: int
+    thinking: bool
+
+
+def settings_of(config) -> AnswerSettings:
+    section = config.regenerate
+    sampling = SamplingParams(section.temperature, section.top_k, section.top_p)
+    return AnswerSettings(section.batch_size, section.max_new_tokens, sampling, config.seed, config.data.thinking)
 
 
 @contextlib.contextmanager
@@ -100,49 +121,33 @@ def local_mesh(path: str, dtype: str) -> Iterator[Any]:
         yield placement(mesh, config.num_key_value_heads)
 
 
-def settings(config) -> dict[str, Any]:
-    """The recipe's values as arguments of regenerate_rows."""
-    section = config.regenerate
-    return {
-        "batch_size": section.batch_size,
-        "max_new_tokens": section.max_new_tokens,
-        "sampling": SamplingParams(section.temperature, section.top_k, section.top_p),
-        "seed": config.seed,
-        "thinking": config.data.thinking,
-    }
+def files_of(
+    rows: Sequence[Mapping[str, Any]],
+    output: Path,
+    identity: str,
+    settings: AnswerSettings,
+    processes: ProcessGroup,
+) -> AnswerFiles:
+    """The files of an output, with what decides what its rows say: prompts, target and settings.
 
-
-def needed_drafter(path: str | None) -> str:
-    if not path:
-        raise DominoError(
-            "config.regenerate.use_drafter is True, but config.drafter.path is not set; name a drafter's folder there,"
-            " or leave use_drafter off."
-        )
-    return path
-
-
-def made_with(rows: Sequence[Mapping[str, Any]], identity: str, choices: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides what the rows say, as JSON: prompts, target, settings. Batch size, drafter and processes do not."""
-    return {
+    Batch size, drafter and processes change nothing.
+    """
+    made_with = {
         "prompts_sha256": hashlib.sha256(json.dumps([dict(row) for row in rows], sort_keys=True).encode()).hexdigest(),
         "target": identity,
-        "max_new_tokens": choices["max_new_tokens"],
-        **dataclasses.asdict(choices["sampling"]),
-        "seed": choices["seed"],
-        "thinking": choices["thinking"],
+        "max_new_tokens": settings.max_new_tokens,
+        **dataclasses.asdict(settings.sampling),
+        "seed": settings.seed,
+        "thinking": settings.thinking,
     }
+    return AnswerFiles(output, [row["id"] for row in rows], made_with, processes)
 
 
 def regenerate_rows(
     loaded: LoadedTarget,
     rows: Sequence[Mapping[str, Any]],
     output: Path,
-    *,
-    batch_size: int,
-    max_new_tokens: int,
-    sampling: SamplingParams,
-    seed: int,
-    thinking: bool,
+    settings: AnswerSettings,
     drafter_path: str | None = None,
     processes: ProcessGroup = ALONE,
 ) -> None:
@@ -153,13 +158,12 @@ def regenerate_rows(
         drafter_path: a drafter that makes it faster and changes nothing else.
         processes: which of several processes this is; each answers every count-th batch, and the first one merges.
     """
-    choices = {"max_new_tokens": max_new_tokens, "sampling": sampling, "seed": seed, "thinking": thinking}
-    output = Path(output)
     identity = target_identity(loaded.model.config, np.asarray(loaded.params["norm"]["scale"]))
-    files = AnswerFiles(output, [row["id"] for row in rows], made_with(rows, identity, choices), processes)
+    files = files_of(rows, output, identity, settings, processes)
     if files.is_finished():
         tell(processes, f"{output} holds all {len(rows)} answers already.")
         return
+    batch_size, thinking = settings.batch_size, settings.thinking
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
             models = Models(loaded.model, loaded.params)
@@ -168,7 +172,9 @@ def regenerate_rows(
                 everywhere = None if mesh.empty else replicated(mesh)
                 # Mode backbone takes any drafter; with a head Answerer uses that too.
                 models = load_models(loaded, drafter_path, ("backbone",), everywhere)
-            answerer = Answerer(models, loaded.stop_ids, batch_size, max_new_tokens, sampling, seed)
+            answerer = Answerer(
+                models, loaded.stop_ids, batch_size, settings.max_new_tokens, settings.sampling, settings.seed
+            )
             started = [start_conversation(row, place, loaded.tokenizer, thinking) for place, row in enumerate(rows)]
             for conversation in started:
                 answerer.check(conversation)
