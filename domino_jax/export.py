@@ -32,7 +32,6 @@ from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
-from domino_jax.training.state import TrainState
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
@@ -89,7 +88,7 @@ def write_export(
     whole.
 
     Args:
-        params: the drafter's, on the host (export_params) or on devices.
+        params: the drafter's, on the host or on devices.
         recipe: the resolved recipe (config.resolved).  step: optimizer steps done.
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's decoded τ, when it was measured in training.
@@ -123,11 +122,6 @@ def upload(local: Path, folder: epath.Path) -> None:
             left.unlink()
     for name in sorted(names, key=lambda name: name == "config.json"):
         epath.Path(local / name).copy(folder / name, overwrite=True)
-
-
-def export_params(state: TrainState) -> dict[str, Any]:
-    """The parameters that a state exports, its average if it has one, on the host. Every process calls it."""
-    return on_host(state.best_params)
 
 
 def on_host(params: Mapping[str, Any]) -> dict[str, Any]:

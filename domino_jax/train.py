@@ -44,6 +44,7 @@ from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import Intervals, TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
+from domino_jax.training.optimizer import make_optimizer
 from domino_jax.training.preflight import run_preflight
 from domino_jax.training.state import NonFiniteGuard, TrainState
 from domino_jax.training.step_clock import Profile
@@ -112,7 +113,7 @@ def main(flags: cli.Flags) -> int | None:
                 progress=distributed.is_primary(),
             )
             batches = batches_of(config, source, loaded, share)
-            optimizer = builders.optimizer_of(config.train)
+            optimizer = make_optimizer(config.train.optimizer)
             make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
             step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
             judged = config.eval.every > 0

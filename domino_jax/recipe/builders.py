@@ -26,7 +26,7 @@ from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.losses import LossSettings
-from domino_jax.training.optimizer import learning_rate, make_optimizer
+from domino_jax.training.optimizer import learning_rate
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step
 from domino_jax.weights.loading import LoadedTarget
@@ -79,10 +79,6 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
 def drafter_of(config: DrafterConfig, recipe) -> Drafter:
     """The drafter as it trains, in the type and the slices of the recipe."""
     return Drafter(config, np.dtype(recipe.target.dtype), SLICE_BLOCKS, recipe.train.remat)
-
-
-def optimizer_of(train) -> optax.GradientTransformation:
-    return make_optimizer(train.optimizer)
 
 
 def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation, mesh: Mesh):

@@ -33,11 +33,7 @@ from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-PROJECTORS = ("domino", "dflash")
-OPTIMIZERS = ("adamw", "muon")
 DTYPES = ("float32", "bfloat16")
-LAYOUTS = ("pad", "pack", "buckets")
-ON_NON_FINITE = ("stop", "skip")
 MESH_AXES = ("data", "fsdp", "tensor")
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
@@ -150,18 +146,6 @@ def _refuse(section: str, problem: Problem | None) -> None:
         raise DominoError(f"config.{section}.{problem}")
 
 
-def _one_of(key: str, value: str, allowed: Collection[str]) -> None:
-    _require(value in allowed, key, value, f"set --config.{key} to one of {', '.join(allowed)}")
-
-
-def _at_least(key: str, value: int, least: int, why: str) -> None:
-    _require(value >= least, key, value, f"{why}; set --config.{key} to {least} or more")
-
-
-def _positive(key: str, value: float) -> None:
-    _require(0 < value < math.inf, key, value, f"set --config.{key} to a finite number above 0")
-
-
 # The rules of single values; a value that is absent (None) has none.
 LEAST = {
     0: (
@@ -172,16 +156,19 @@ LEAST = {
     1: (
         *("drafter.num_layers", "drafter.gru_hidden_dim", "drafter.emb_dim", "train.steps", "train.batch_size"),
         *("train.log_every", "train.num_anchors", "checkpoint.every", "checkpoint.keep"),
-        *("eval.batch_size", "eval.num_prompts"),
+        *("eval.batch_size", "eval.num_prompts", "decode.batch_size", "decode.max_new_tokens"),
+        *("regenerate.batch_size", "regenerate.max_new_tokens"),
     ),
     2: ("drafter.block_size", "data.max_length"),  # an anchor and a draft
 }
 CHOICES = (
     ("target.dtype", DTYPES),
-    ("drafter.projector", PROJECTORS),
-    ("data.layout", LAYOUTS),
-    ("train.optimizer", OPTIMIZERS),
-    ("train.non_finite", ON_NON_FINITE),
+    ("drafter.projector", ("domino", "dflash")),
+    ("data.layout", ("pad", "pack", "buckets")),
+    ("train.optimizer", ("adamw", "muon")),
+    ("train.non_finite", ("stop", "skip")),
+    ("decode.dtype", DTYPES),
+    ("decode.parity", PARITIES),
 )
 SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill")  # 0 to 1
 SHARES_BELOW_ONE = ("train.warmup_ratio", "train.ema_decay")
@@ -195,12 +182,14 @@ def _value(config, key: str):
 
 def _check_values(config) -> None:
     for key, allowed in CHOICES:
-        _one_of(key, _value(config, key), allowed)
+        value = _value(config, key)
+        _require(value in allowed, key, value, f"set --config.{key} to one of {', '.join(allowed)}")
     for least, keys in LEAST.items():
         for key in keys:
             value = _value(config, key)
             _require(value is None or value >= least, key, value, f"set --config.{key} to {least} or more")
-    _positive("train.learning_rate", config.train.learning_rate)
+    rate = config.train.learning_rate
+    _require(0 < rate < math.inf, "train.learning_rate", rate, "set it to a finite number above 0")
     for key in (*SHARES, *SHARES_BELOW_ONE):
         value, below = _value(config, key), "below" if key in SHARES_BELOW_ONE else "at most"
         fine = value is None or 0 <= value < 1 or (value == 1 and key in SHARES)
@@ -245,8 +234,6 @@ def _check_training(config) -> None:
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
     _refuse(section, SamplingParams(values.temperature, values.top_k, values.top_p, min_p).problem())
-    _at_least(f"{section}.batch_size", values.batch_size, 1, "a batch has at least one row")
-    _at_least(f"{section}.max_new_tokens", values.max_new_tokens, 1, "there is nothing to generate")
 
 
 def _check_decode(decode) -> None:
@@ -259,7 +246,6 @@ def _check_decode(decode) -> None:
         f"list some of {', '.join(MODES)}, each once, as --config.decode.modes=\"('autoregressive','domino')\"",
     )
     _check_sampling("decode", decode, decode.min_p)
-    _one_of("decode.dtype", decode.dtype, DTYPES)
     _require(
         decode.cache_length > decode.max_new_tokens,
         "decode.cache_length",
@@ -271,7 +257,6 @@ def _check_decode(decode) -> None:
 
 
 def _check_drafting(decode) -> None:
-    _one_of("decode.parity", decode.parity, PARITIES)
     _require(
         decode.parity == "near_tie" or bool(set(decode.modes) - {BASELINE}),
         "decode.parity",

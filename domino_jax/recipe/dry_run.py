@@ -29,6 +29,7 @@ from domino_jax.runtime.remote import open_path
 from domino_jax.training import compiled, estimates, topologies
 from domino_jax.training.console import say_bytes
 from domino_jax.training.estimates import device_bytes
+from domino_jax.training.optimizer import make_optimizer
 from domino_jax.weights import hf, loading
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed.
@@ -56,7 +57,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     drafter_config = builders.drafter_config_of(config.drafter, target_config)
     target = Qwen3(target_config, np.dtype(config.target.dtype))
     drafter = builders.drafter_of(drafter_config, config)
-    optimizer = builders.optimizer_of(config.train)
+    optimizer = make_optimizer(config.train.optimizer)
     _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
     step = builders.train_step_of(config.train, target, drafter, optimizer, mesh, state)
     params = target_shapes(target, mesh)

@@ -152,8 +152,6 @@ def test_the_average_is_exported_when_the_run_keeps_one(drafter, workdir, capsys
     (workdir / "config.json").write_text(json.dumps(recipe))
     assert start(capsys, workdir, workdir / "out")[0] == 0
     assert_same(exported(workdir / "out")[1], scaled(drafter[1], 6.0))
-    state = TrainState(0, {"w": 1}, (), {"w": 2}, 0, 0)
-    assert export.export_params(state) == {"w": 2} and export.export_params(state.replace(ema={})) == {"w": 1}
 
 
 def test_a_damaged_checkpoint_is_left_out_with_a_warning(drafter, workdir, capsys):

@@ -17,6 +17,7 @@ from domino_jax.recipe.dry_run import target_shapes
 from domino_jax.training import compiled
 from domino_jax.training.estimates import device_bytes
 from domino_jax.training.evaluation_layout import EvaluationLayout
+from domino_jax.training.optimizer import make_optimizer
 from tests.helpers.decoding_models import random_models
 from tests.helpers.paths import ROOT
 
@@ -39,7 +40,7 @@ def found() -> dict:
     config.decode.cache_length, config.decode.max_new_tokens, config.eval.batch_size = 64, 16, 2
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     models = random_models()
-    optimizer = builders.optimizer_of(config.train)
+    optimizer = make_optimizer(config.train.optimizer)
     _, state = builders.state_maker(config.train, models.drafter, optimizer, mesh)
     params = target_shapes(models.target, mesh)
     judged = dry_run_evaluation.examine_evaluation(config, models.target, models.drafter, mesh, state, params)
@@ -121,6 +122,7 @@ from configs import qwen3
 from domino_jax.recipe import builders as building, dry_run, dry_run_evaluation
 from domino_jax.models import sharding
 from domino_jax.training import topologies
+from domino_jax.training.optimizer import make_optimizer
 from domino_jax.decoding.settings import BASELINE
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3
@@ -130,7 +132,7 @@ mesh = sharding.make_mesh(1, -1, 1, topologies.devices_of("v5e:4x4"))
 shapes = dataclasses.replace(dry_run.shapes_of(config.target.path), num_hidden_layers=3)
 target = Qwen3(shapes, np.dtype("bfloat16"))
 drafter = building.drafter_of(building.drafter_config_of(config.drafter, shapes, 0), config)
-state = building.state_maker(config.train, drafter, building.optimizer_of(config.train), mesh)[1]
+state = building.state_maker(config.train, drafter, make_optimizer(config.train.optimizer), mesh)[1]
 params = dry_run.target_shapes(target, mesh)
 found = dry_run_evaluation.examine_evaluation(config, target, drafter, mesh, state, params)
 # As the training step wants the weights, for comparison: plain decoding alone.
