@@ -66,11 +66,16 @@ def test_held_out_prompts_are_not_trained_on_and_the_rest_is(tmp_path):
     assert lines[1] == f"held out for evaluation: 2 prompts, {left_out} rows with these prompts"
 
 
-def test_rows_that_share_a_held_out_prompt_are_left_out_too(tmp_path):
-    [prompt] = prompts_of(batches_of(write_rows(tmp_path, answers(20)), held_out=1))
-    rows = answers(20) + [{"token_ids": [*prompt, 9, 9, 9], "loss_mask": [0, 0, 1, 1, 1]}]
+def test_rows_that_share_a_held_out_prompt_are_left_out_too_and_the_prompt_names_its_first_row(tmp_path):
+    file = write_rows(tmp_path, answers(20))
+    assert batches_of(file).rows.num_held_out == 0  # the default
+    [row] = batches_of(file, held_out=1).rows.held_out_prompts()
+    name, line = row["id"].rsplit(":", 1)
+    assert name == str(file)
+    assert json.loads(file.read_text().splitlines()[int(line) - 1])["token_ids"][:2] == row["token_ids"]
+    rows = answers(20) + [{"token_ids": [*row["token_ids"], 9, 9, 9], "loss_mask": [0, 0, 1, 1, 1]}]
     batches = batches_of(write_rows(tmp_path, rows), held_out=1)
-    assert (prompts_of(batches), batches.rows.num_held_out, len(batches.rows)) == ([prompt], 2, 19)
+    assert (prompts_of(batches), batches.rows.num_held_out, len(batches.rows)) == ([row["token_ids"]], 2, 19)
 
 
 def test_every_start_every_process_and_any_order_of_the_rows_choose_the_same(tmp_path):
@@ -91,11 +96,6 @@ def test_a_run_resumes_exactly_without_the_held_out_rows(tmp_path):
         np.testing.assert_array_equal(batch["row_ids"], other["row_ids"])
 
 
-def test_none_are_held_out_by_default(tmp_path):
-    batches = batches_of(write_rows(tmp_path, answers(40)))
-    assert (len(batches.rows), batches.rows.num_held_out, prompts_of(batches)) == (40, 0, [])
-
-
 def test_a_source_that_would_lose_all_its_rows_is_refused(tmp_path):
     whole = write_rows(tmp_path, answers(40), "whole.jsonl")
     lost = 0
@@ -107,11 +107,3 @@ def test_a_source_that_would_lose_all_its_rows_is_refused(tmp_path):
             assert "all of its 1 usable rows would be held out" in str(error)
             lost += 1
     assert lost == 2
-
-
-def test_prompts_name_the_row_that_they_are_from(tmp_path):
-    file = write_rows(tmp_path, answers(20))
-    [row] = batches_of(file, held_out=1).rows.held_out_prompts()
-    name, line = row["id"].rsplit(":", 1)
-    assert name == str(file)
-    assert json.loads(file.read_text().splitlines()[int(line) - 1])["token_ids"][:2] == row["token_ids"]

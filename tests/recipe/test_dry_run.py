@@ -5,7 +5,6 @@ import functools
 import importlib.util
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -67,12 +66,9 @@ def test_it_holds_what_scripts_rely_on_as_json():
     assert (kept["chips"], kept["rows"], kept["fits"], kept["evaluation"]) == (1, 8, None, None)
 
 
-def test_the_program_does_no_less_than_the_lean_count_and_not_thrice_as_much():
-    """It also scores masked keys and makes the logits of a slice again."""
+def test_the_program_does_what_the_counts_say():
+    # It also scores masked keys and makes the logits of a slice again.
     assert 1.0 < found()["flops"] / found()["lean_flops"] < 3.0
-
-
-def test_memory_holds_the_parameters_and_their_two_moments():
     assert found()["parameter_bytes_per_chip"] > 1e5
     assert 0.9 < found()["optimizer_bytes_per_chip"] / (2 * found()["parameter_bytes_per_chip"]) < 1.2
     # Not the target: its layers above the last tap are no arguments of the program.
@@ -86,9 +82,11 @@ def test_what_is_printed_names_the_figures():
         assert words in text
 
 
-def test_a_public_size_needs_no_folder_and_no_hub(monkeypatch):
+def test_a_public_size_and_the_chip_of_a_topology_are_known(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert dry_run.shapes_of("Qwen/Qwen3-8B").hidden_size == 4096
+    assert topologies.chip_of("v5e:4x4").memory == 16e9 and estimates.peak_flops("v5e:4x4") == 197e12
+    assert topologies.chip_of("cpu") is None
 
 
 @pytest.mark.parametrize(
@@ -123,29 +121,23 @@ def test_collectives_are_counted_once_by_their_channel():
     assert counted["all-reduce"] == {"count": 1, "bytes": 32, "in_loops": 0}
 
 
-def test_the_chip_of_a_topology_and_its_peak():
-    assert topologies.chip_of("v5e:4x4").memory == 16e9 and estimates.peak_flops("v5e:4x4") == 197e12
-    assert topologies.chip_of("cpu") is None
-
-
 SIGNALS = """
-import os, signal, sys
+import os, signal
 from domino_jax.training import topologies
 topologies.devices_of("v5e:2x2")
-if os.fork() == 0:
-    os.kill(os.getpid(), int(sys.argv[1]))
-    os._exit(0)
-sys.exit(os.WTERMSIG(os.wait()[1]))
+for number in (signal.SIGHUP, signal.SIGTERM):
+    if os.fork() == 0:
+        os.kill(os.getpid(), number)
+        os._exit(0)
+    assert os.WTERMSIG(os.wait()[1]) == number
 """
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-def test_a_compiler_that_is_loaded_leaves_the_signals_of_the_process_alone(number):
+def test_a_compiler_that_is_loaded_leaves_the_signals_of_the_process_alone():
     """libtpu ignores SIGHUP, and every process that is started later would ignore it too."""
-    command = [sys.executable, "-c", SIGNALS, str(int(number))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, "***" in done.stderr) == (number, False), done.stderr[-2000:]
+    done = subprocess.run([sys.executable, "-c", SIGNALS], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "***" in done.stderr) == (0, False), done.stderr[-2000:]
 
 
 @pytest.mark.slow(minutes=2)
