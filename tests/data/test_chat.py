@@ -130,7 +130,10 @@ def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
     ("template", "message"),
     [
         (None, "no chat template"),
-        ("{{ messages|length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "cannot be told apart"),
+        (
+            "{{ messages|length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
+            "start of the answer is unknown",
+        ),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "closes no assistant turn"),
         ("{{ raise_exception('only tools') }}", "refuses the messages"),
     ],
