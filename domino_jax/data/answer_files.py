@@ -158,15 +158,11 @@ class AnswerFiles:
                 "made with.\nChoose another output, or remove the file to answer all prompts again."
             )
         try:
-            before = json.loads(self.meta.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
+            before = dict(json.loads(self.meta.read_text(encoding="utf-8")))
+        except (TypeError, ValueError, RecursionError) as error:
             raise DataError(
-                f"{self.meta} is not JSON ({error}); remove it and the rows beside it to start again."
+                f"{self.meta} is not a JSON object ({error}); remove it and the rows beside it to start again."
             ) from error
-        if not isinstance(before, dict):
-            raise DataError(
-                f"{self.meta} holds a {type(before).__name__}; remove it and the rows beside it to start again."
-            )
         found = differences(before, self.made_with)
         refuse(found, f"{self.output} was made with something else:", "Set it back or choose another output.")
 

@@ -127,20 +127,14 @@ class TaskChoice:
 
 
 def parse_task(entry: str) -> TaskChoice:
-    """ "gsm8k", "gsm8k=ROWS.jsonl", or with a number of rows of one's own "gsm8k:8" and "gsm8k:8=ROWS.jsonl"."""
-    found = re.fullmatch(r"([^:=]*)(?::([^=]*))?(?:=(.*))?", entry, re.DOTALL)
-    name, count, path = found.groups() if found else (entry, None, None)
+    """ "gsm8k", "gsm8k=ROWS.jsonl", or with another number of rows "gsm8k:8" and "gsm8k:8=ROWS.jsonl"."""
+    found = re.fullmatch(r"([^:=]*)(?::([1-9][0-9]*))?(?:=(.+))?", entry, re.DOTALL)
+    name, count, path = found.groups() if found else (None, None, None)
     if name not in TASKS:
         raise DominoError(
-            f"config.decode.tasks names {entry!r}, but there is no task {name!r}; there are {', '.join(TASKS)},\n"
-            'each as "name" or "name=ROWS.jsonl".'
+            f"config.decode.tasks names {entry!r}, expected TASK, TASK:8 for 8 rows, TASK=ROWS.jsonl or"
+            f" TASK:8=ROWS.jsonl;\nthe tasks are {', '.join(TASKS)}."
         )
-    if count is not None and not re.fullmatch(r"[1-9][0-9]*", count):
-        raise DominoError(
-            f"config.decode.tasks names {entry!r}: {count!r} is not a number of rows; write {name}:8, for example."
-        )
-    if path == "":
-        raise DominoError(f"config.decode.tasks names {entry!r} without a file; write {name}=ROWS.jsonl or {name}.")
     return TaskChoice(name, int(count) if count else TASKS[name].count, path)
 
 
@@ -199,12 +193,9 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
                 f" (it has {quote_names(row)})."
             )
         value = row[field]
+        fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)
         if task.listed:
-            fine = (
-                isinstance(value, Sequence) and not isinstance(value, str) and all(type(text) is str for text in value)
-            )
-        else:
-            fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)
+            fine = isinstance(value, Sequence) and not fine and all(isinstance(text, str) for text in value)
         if not fine:
             kind = "a list of texts" if task.listed else "a text"
             raise DataError(f"{where}: {field} is {str(value)[:60]!r}, expected {kind}.")

@@ -224,7 +224,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         ([{"id": "none", "token_ids": []}], {}, 3, "a list of at least one id"),
         (None, {"prompts": None, "prompt": " "}, 2, "--prompt is empty"),
         (GOOD, {"config__decode__tasks": "('gsm8k',)"}, 2, "decode tasks or prompts, not both"),
-        (None, {"prompts": None, "config__decode__tasks": "('gsm9k',)"}, 2, "there is no task 'gsm9k'"),
+        (None, {"prompts": None, "config__decode__tasks": "('gsm9k',)"}, 2, "names 'gsm9k', expected TASK"),
         (None, {"prompts": None, "config__decode__tasks": "('mbpp=none.jsonl',)"}, 2, "there is no such file"),
         (None, {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/config.json',)"}, 3, "config.json:1"),
         (None, {"prompts": TARGET}, 2, "there is no such file"),

@@ -6,7 +6,6 @@ import json
 import sys
 import types
 
-import numpy as np
 import pytest
 
 from domino_jax.data import tasks
@@ -89,12 +88,8 @@ def test_the_papers_counts():
     }
 
 
-def test_more_rows_than_the_paper_takes_are_shuffled_with_seed_0_and_cut():
+def test_more_rows_than_the_paper_takes_are_shuffled_with_seed_0_and_cut_others_stay_in_order():
     assert selection(10, 4) == [4, 6, 2, 7]
-    assert selection(1319, 128) == np.random.default_rng(0).permutation(1319)[:128].tolist()
-
-
-def test_no_more_rows_than_that_stay_in_order():
     assert selection(4, 4) == [0, 1, 2, 3]
     assert selection(3, 4) == [0, 1, 2]
 
@@ -128,10 +123,7 @@ def test_an_entry_names_a_task_a_number_and_a_file(entry, choice):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        (["gsm9k"], "there is no task 'gsm9k'; there are gsm8k, math500"),
-        (["gsm8k:0"], "'0' is not a number of rows"),
-        (["gsm8k:many"], "'many' is not a number"),
-        (["gsm8k="], "without a file"),
+        *(([entry], f"names '{entry}', expected TASK") for entry in ("gsm9k", "gsm8k:0", "gsm8k:many", "gsm8k=")),
         (["mbpp", "mbpp:3"], "names mbpp twice"),
         (["gsm8k=nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
     ],
