@@ -52,11 +52,9 @@ def test_a_hostile_line_is_one_sentence(tmp_path, line, message):
 
 
 def test_an_archive_of_one_endless_line_is_refused_before_it_fills_the_memory(tmp_path):
-    """300 MB in 10 kB: a piece of an archive is unpacked only as far as it is needed."""
-    bomb = zstandard.ZstdCompressor(level=19).compress(bytes(300_000_000))
-    assert len(bomb) < 30_000
-    (tmp_path / "rows.jsonl.zst").write_bytes(bomb)
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(bytes(100_000_000), 6))
+    """A piece of an archive is unpacked only as far as it is needed."""
+    (tmp_path / "rows.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(bytes(300_000_000)))
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(bytes(100_000_000), 1))
     for name in ("rows.jsonl.zst", "rows.jsonl.gz"):
         tracemalloc.start()
         with pytest.raises(DataError, match="1: the line has more than 67108864 bytes"):
