@@ -46,10 +46,7 @@ def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "promp
     check_prompt(row, where)
     if "token_ids" in row:
         return list(row["token_ids"])
-    if tokenizer is None:
-        raise DataError(
-            f"{where}: the row is text, but the target's folder holds no tokenizer; give token_ids or add one."
-        )
+    _refuse_text_without(tokenizer, where)
     if "prompt" in row:
         return _encode(tokenizer, row["prompt"])
     return _encode(tokenizer, _Template(tokenizer, thinking, where).render(row["messages"], ask=True))
@@ -70,13 +67,17 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
             f"{where}: the row has {quote_names(row)}; a training row has messages, conversations, or token_ids and"
             " loss_mask."
         )
+    _refuse_text_without(tokenizer, where)
+    messages = row["messages"] if "messages" in row else _from_sharegpt(row["conversations"], where)
+    check_messages(messages, where)
+    return _encode_messages(_Template(tokenizer, thinking, where), messages)
+
+
+def _refuse_text_without(tokenizer: Any, where: str) -> None:
     if tokenizer is None:
         raise DataError(
             f"{where}: the row is text, but the target's folder holds no tokenizer; give token_ids or add one."
         )
-    messages = row["messages"] if "messages" in row else _from_sharegpt(row["conversations"], where)
-    check_messages(messages, where)
-    return _encode_messages(_Template(tokenizer, thinking, where), messages)
 
 
 def _given_row(row: dict, where: str) -> Row:

@@ -32,7 +32,6 @@ from domino_jax.training.step import make_train_step
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
-SLICE_BLOCKS = 32  # anchor blocks of a row whose attention scores, or logits, are in memory at once
 
 
 def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = None) -> DrafterConfig:
@@ -78,7 +77,7 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
 
 def drafter_of(config: DrafterConfig, recipe) -> Drafter:
     """The drafter as it trains, in the type and the slices of the recipe."""
-    return Drafter(config, np.dtype(recipe.target.dtype), SLICE_BLOCKS, recipe.train.remat)
+    return Drafter(config, np.dtype(recipe.target.dtype), LossSettings.slice_blocks, recipe.train.remat)
 
 
 def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation, mesh: Mesh):
@@ -99,7 +98,6 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
         gamma=None if math.isinf(train.gamma) else train.gamma,
         dpace_alpha=train.dpace_alpha,
         distill=train.distill,
-        slice_blocks=SLICE_BLOCKS,
     )
     places = jax.tree.map(lambda x: x.sharding, state_shapes)
     return make_train_step(

@@ -30,7 +30,7 @@ class LossSettings:
     contiguous: the labels of a block end at the first unsupervised token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
     distill: share of the total-variation distance to the target's own distribution; the cross-entropy has the rest.
-    slice_blocks: anchor blocks of a row per slice of the vocabulary projection.
+    slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
     """
 
     gamma: float | None = 7.0
