@@ -15,7 +15,6 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import compare, measure
 from domino_jax.evals.report import copy_folder
 from domino_jax.evals.round_times import StepBounds
-from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
@@ -308,16 +307,6 @@ def test_what_looks_like_a_special_token_and_is_none_is_text(text):
     tokenizer = hf.load_tokenizer(ROOT / "assets" / "tiny_qwen3")
     ids = encode_prompt(tokenizer, {"prompt": text}, thinking=False)
     assert tokenizer.decode(ids) == text and not set(ids) & set(tokenizer.all_special_ids)
-
-
-def test_the_report_of_a_simulated_run_is_marked():
-    loaded = load_target(str(TARGET), "float32")
-    models = load_models(loaded, str(DRAFTER), ("domino",))
-    for tau, simulated in ((7.17, 7.17), (0.0, None)):
-        settings = decode_settings_of(("domino",), simulate_tau=tau)
-        info = RunInfo(settings, "T", "D", PromptSource("P")).loaded(settings, loaded, [], models.drafter.config)
-        assert info.as_json()["simulated"] == simulated
-    assert dataclasses.replace(settings, simulate_tau=2.5).generator(()).simulated_tau == 2.5
 
 
 def test_a_report_is_copied_whole_and_its_json_last(tmp_path, monkeypatch):
