@@ -1,6 +1,6 @@
 """Measure how a drafter decodes fastest on this device, and store it with the drafter.
 
-    python -m domino_jax.tune --config=configs/tiny.py --config.decode.num_drafts=0
+    python -m domino_jax.tune --config=configs/tiny.py
     python -m domino_jax.tune --config=configs/qwen3_8b.py --config.drafter.path=DIR --prompts=FILE.jsonl \\
         --config.decode.temperature=1.0 --config.decode.batch_size=8 --config.decode.modes="('draft','tree')"
 
@@ -19,6 +19,7 @@ from domino_jax.decoding.stored_tuning import FILE, Setup, check_writable, store
 from domino_jax.evals import tuning
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
+from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import hf
@@ -45,7 +46,9 @@ def main(flags: cli.Flags) -> None:
     check_writable(folder)
     rows = read_prompts(source, config.decode.num_prompts or None)
     prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]
-    found, timed = tuning.tune(models, settings.generator(loaded.stop_ids), mode, prompts)
+    print(f"tune: {len(prompts)} prompts of {source}; every shape of a round is compiled and timed", flush=True)
+    with kept_to(settings.cores):
+        found, timed = tuning.tune(models, settings.generator(loaded.stop_ids), mode, prompts)
     store_tuning(folder, Setup.of(settings), found, len(prompts), [one.as_json() for one in timed])
     print(f"stored in {folder / FILE}; decode uses it where the recipe leaves these values open.")
 

@@ -97,13 +97,13 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
 def _describe(asked: str, platform: str, wheels: str, **arguments: str) -> Sequence[jax.Device]:
     name = {"topology_name": ""} | arguments
     try:
-        devices = topologies.get_topology_desc(platform=platform, **name).devices
+        return topologies.get_topology_desc(platform=platform, **name).devices
     except Exception as error:  # the plug-ins raise classes of their own, and RuntimeError for all else
         raise DominoError(
             f"--topology={asked}: its compiler gives no such devices ({first_line(error, with_class=False)}).\n"
             f"Install it with `pip install -r requirements-compile.txt` ({wheels}), or correct the shape."
         ) from error
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGHUP, signal.SIGTERM):  # libtpu ignores the one and takes the other
-            signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
-    return devices
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGHUP, signal.SIGTERM):  # libtpu ignores the one and takes the other
+                signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)

@@ -166,7 +166,7 @@ def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
     assert start(argv) == 0
     assert rows_of(output)["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
     assert start([*argv, "--config.seed=1"]) == 2
-    assert "seed: 0 before, 1 now" in capsys.readouterr().err
+    assert "seed: 42 before, 1 now" in capsys.readouterr().err
     monkeypatch.setattr(regenerate, "load_target", lambda *_: pytest.fail("the rows are all there"))
     assert start(argv) == 0
     assert "holds all 1 answers already" in capsys.readouterr().out
