@@ -98,12 +98,9 @@ def test_a_run_resumes_exactly_without_the_held_out_rows(tmp_path):
 
 def test_a_source_that_would_lose_all_its_rows_is_refused(tmp_path):
     whole = write_rows(tmp_path, answers(40), "whole.jsonl")
-    lost = 0
-    for place in range(40):  # alone in a file, a chosen row is all of its source
-        small = write_rows(tmp_path, [answers(40)[place]], "small.jsonl")
-        try:
-            batches_of(f"{whole}=0.5,{small}=0.5", held_out=2)
-        except DataError as error:
-            assert "all of its 1 usable rows would be held out" in str(error)
-            lost += 1
-    assert lost == 2
+    chosen = [prompt[0] // 100 for prompt in prompts_of(batches_of(whole, held_out=2))]
+    small = write_rows(tmp_path, [answers(40)[chosen[0]]], "small.jsonl")
+    with pytest.raises(DataError, match="all of its 1 usable rows would be held out"):
+        batches_of(f"{whole}=0.5,{small}=0.5", held_out=2)
+    other = next(place for place in range(40) if place not in chosen)
+    batches_of(f"{whole}=0.5,{write_rows(tmp_path, [answers(40)[other]], 'other.jsonl')}=0.5", held_out=2)
