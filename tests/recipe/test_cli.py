@@ -125,33 +125,24 @@ def test_a_recipe_that_does_not_load_exits_2_and_names_the_line(capsys, tmp_path
     assert message in error
 
 
-@pytest.mark.parametrize(("kind", "code"), [(DataError, 3), (NonFiniteError, 4)])
-def test_an_error_of_the_package_leaves_with_its_own_code(capsys, kind, code):
+@pytest.mark.parametrize("error", [ZeroDivisionError, FileNotFoundError(2, "No such file")])
+def test_an_unexpected_exception_keeps_its_traceback(error):
     def main(flags):
-        raise kind("two things disagree")
+        raise error
 
-    assert start(capsys, TINY, "--workdir=w", main=main) == (code, "error: two things disagree\n")
-
-
-def test_an_interrupt_leaves_quietly_with_130(capsys):
-    def main(flags):
-        raise KeyboardInterrupt
-
-    assert start(capsys, TINY, "--workdir=w", main=main) == (130, "")
-
-
-def test_an_unexpected_exception_keeps_its_traceback():
-    def main(flags):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises((ZeroDivisionError, FileNotFoundError)):
         cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(NonFiniteError("a loss"), 4), (DataError("a row"), 3), (KeyboardInterrupt(), 130)]
+    ("error", "code", "message"),
+    [
+        (NonFiniteError("a loss"), 4, "error: a loss\n"),
+        (DataError("a row"), 3, "error: a row\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
 )
-def test_a_process_of_several_that_fails_leaves_through_distributed(capsys, monkeypatch, error, code):
+def test_a_failure_has_its_own_code_and_one_process_of_several_leaves_alone(capsys, monkeypatch, error, code, message):
     left = []
 
     def main(flags):
@@ -161,7 +152,7 @@ def test_a_process_of_several_that_fails_leaves_through_distributed(capsys, monk
         leave=lambda *why: left.append(why), shutdown=lambda: pytest.fail("waited for the others")
     )
     monkeypatch.setitem(sys.modules, "domino_jax.runtime.distributed", module)
-    assert start(capsys, TINY, "--workdir=w", main=main)[0] == code
+    assert start(capsys, TINY, "--workdir=w", main=main) == (code, message)
     assert left == [(code, error)]
 
 
