@@ -152,7 +152,7 @@ def _decode() -> config_dict.ConfigDict:
     # Rows of the verifying pass, the anchor included. Absent: nodes, lanes, candidates and beta as tuned, else 64 nodes
     # with the values below.
     tree.nodes = config_dict.placeholder(int)
-    tree.depth = 0  # drafts of its longest path; 0: as many as a chain has
+    tree.depth = 0  # drafts of its longest path; 0: the same number as a chain has
     tree.lanes = 16  # paths that the head follows at a time; 1 is the chain
     tree.candidates = 64  # tokens per depth that it chooses among
     tree.beta = -0.1  # added to a node's log-probability for each step of depth: breadth against depth

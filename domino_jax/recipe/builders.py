@@ -120,7 +120,7 @@ def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Me
 
 
 def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
-    """Greedy decoding as evaluations do it, with as many drafts as a latency run verifies."""
+    """Greedy decoding as evaluations do it, with the number of drafts that a latency run verifies."""
     settings = GeneratorSettings(
         cache_slots=config.decode.cache_length,
         max_new_tokens=config.decode.max_new_tokens,

@@ -95,7 +95,7 @@ def test_a_command_whose_reader_is_gone_loses_its_text_alone(tmp_path):
     assert (tmp_path / "file").read_text() == "done"
 
 
-def test_a_command_whose_terminal_is_gone_goes_on_when_it_was_told_to_ignore_that(tmp_path):
+def test_a_command_whose_terminal_is_gone_goes_on_where_that_signal_is_ignored(tmp_path):
     """As under nohup: SIGHUP is ignored, and every write to the terminal is an input/output error."""
     leader, follower = pty.openpty()
     process = start("-c", TALKS, f"--output={tmp_path / 'file'}", stdout=follower, stderr=follower)
@@ -172,7 +172,7 @@ def test_a_read_only_disk_is_one_sentence_and_exit_code_2_before_any_work(tmp_pa
         (errno.EACCES, DominoError, 2),
     ],
 )
-def test_a_disk_that_takes_no_file_is_told_in_one_sentence_wherever_it_happens(capsys, number, kind, code):
+def test_a_disk_that_takes_no_file_is_reported_in_one_sentence_wherever_it_happens(capsys, number, kind, code):
     assert type(unwritable("f", OSError(number, os.strerror(number)))) is kind
 
     def main(flags):

@@ -304,7 +304,7 @@ def test_the_card_names_no_folder_of_the_machine(drafter):
     ],
     ids=["no workdir", "no drafter config", "torn recipe", "no checkpoints", "no state", "other shapes"],
 )
-def test_a_workdir_that_cannot_be_exported_is_told(workdir, capsys, damage, code, message):
+def test_a_workdir_that_cannot_be_exported_is_reported(workdir, capsys, damage, code, message):
     damage(workdir)
     found, printed = start(capsys, workdir, workdir.parent / "out")
     assert (found, "Traceback" in printed) == (code, False)

@@ -33,31 +33,31 @@ TEMPLATE = r"""
   {%- if m.role == 'user' and not tool_says %}{%- set asked.last = loop.index0 %}{%- endif %}
 {%- endfor %}
 {%- for m in messages %}
-  {%- set said, thought = (m.content or ''), (m.reasoning_content or '') %}
+  {%- set answer, thought = (m.content or ''), (m.reasoning_content or '') %}
   {%- if m.role == 'tool' %}
     {%- if loop.previtem is undefined or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-    {{- '\n<tool_response>\n' + said + '\n</tool_response>' }}
+    {{- '\n<tool_response>\n' + answer + '\n</tool_response>' }}
     {%- if loop.nextitem is undefined or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
   {%- elif m.role == 'assistant' %}
-    {%- if not thought and '</think>' in said %}
-      {%- set thought = said.split('</think>')[0].split('<think>')[-1] %}
-      {%- set said = said.split('</think>')[-1].lstrip('\n') %}
+    {%- if not thought and '</think>' in answer %}
+      {%- set thought = answer.split('</think>')[0].split('<think>')[-1] %}
+      {%- set answer = answer.split('</think>')[-1].lstrip('\n') %}
     {%- endif %}
     {{- turn('assistant') }}
     {%- if loop.index0 > asked.last and (loop.last or thought) %}
       {{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}
-      {%- set said = said.lstrip('\n') %}
+      {%- set answer = answer.lstrip('\n') %}
     {%- endif %}
-    {{- said }}
+    {{- answer }}
     {%- for call in m.tool_calls or [] %}
       {%- set f = call.function or call %}
       {%- set given = f.arguments if f.arguments is string else f.arguments|tojson %}
-      {{- ('\n' if said or not loop.first else '') }}
+      {{- ('\n' if answer or not loop.first else '') }}
       {{- '<tool_call>\n{"name": "' + f.name + '", "arguments": ' + given + '}\n</tool_call>' }}
     {%- endfor %}
     {{- '<|im_end|>\n' }}
   {%- else %}
-    {{- turn(m.role) + said + '<|im_end|>\n' }}
+    {{- turn(m.role) + answer + '<|im_end|>\n' }}
   {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}

@@ -101,9 +101,9 @@ def test_the_supervised_tokens_of_a_pack_are_those_of_its_rows(tmp_path):
 
 
 def test_the_share_of_text_is_reported(tmp_path):
-    said = []
+    reports = []
     file = write_rows(tmp_path, rows_of([4] * 16))
-    batches = batches_of(file, kind="pack", report=said.append)
-    assert said[1] == "layout pack: 100.0% of a batch's tokens are text, 2 rows in each of its places"
+    batches = batches_of(file, kind="pack", report=reports.append)
+    assert reports[1] == "layout pack: 100.0% of a batch's tokens are text, 2 rows in each of its places"
     assert (batches.efficiency, batches.rows_per_item) == (1.0, 2.0)
     assert batches_of(file).efficiency == pytest.approx(0.5)

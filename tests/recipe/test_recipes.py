@@ -86,7 +86,7 @@ def test_the_tiny_recipe_names_its_assets_wherever_it_is_started(monkeypatch, tm
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_public_shapes_lie_in_the_assets(size):
+def test_the_public_shapes_are_in_the_assets(size):
     _, hidden, intermediate, layers, heads, tied = SIZES[size]
     file = ROOT / "assets" / "qwen3_configs" / size.replace("_", ".") / "config.json"
     shape = json.loads(file.read_text())
