@@ -236,7 +236,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
 )
 def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows, changes, code, message):
     prompts = write_prompts(tmp_path, rows) if rows else None
-    found, _, error = start(capsys, arguments(prompts, tmp_path / "out", **changes))
+    found, _, error = start(capsys, arguments(prompts, **{"output": tmp_path / "out", **changes}))
     assert (found, "Traceback" in error) == (code, False)
     assert message in error and len(error.strip().splitlines()) <= 5
 
