@@ -105,8 +105,8 @@ def main(flags: cli.Flags) -> int | None:
             decodes = config.eval.every > 0 or config.eval.final
             layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
             share = ProcessShare(
-                rows,
                 local / "data" if local else cache_folder() / "data",
+                rows,
                 bucket=None if local else f"{workdir}/data",
                 primary_first=primary_first,
                 report=say,

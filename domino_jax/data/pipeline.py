@@ -8,7 +8,6 @@ batches from the lengths and encodes only its own rows of them.
 
 import dataclasses
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -28,14 +27,13 @@ SAMPLED_ROWS = 4_096  # the share of padding is estimated from this many rows
 class ProcessShare:
     """The part of the reading that this process does.
 
-    rows: its rows of the global batch; None: all. cache: a local folder for the index and for unpacked files; None: a
-    temporary one. bucket: a gs:// folder that shares the index between machines. primary_first: see index.Storage.
-    report: prints a line about the data. progress: show a progress bar for the pass over a large file; one of several
-    processes does.
+    cache: a local folder for the index and for unpacked files. rows: its rows of the global batch; None: all. bucket: a
+    gs:// folder that shares the index between machines. primary_first: see index.Storage. report: prints a line about
+    the data. progress: show a progress bar for the pass over a large file; one of several processes does.
     """
 
+    cache: pathlib.Path
     rows: slice | None = None
-    cache: pathlib.Path | None = None
     bucket: str | None = None
     primary_first: Callable[[Callable[[], Any]], Any] = lambda work: work()
     report: Callable[[str], None] = print
@@ -62,14 +60,10 @@ def make_batches(
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
-    temporary, cache = None, share.cache
-    if cache is None:
-        temporary = tempfile.TemporaryDirectory(prefix="domino-data-")
-        cache = pathlib.Path(temporary.name)
-    found = open_sources(sources, cache)
+    found = open_sources(sources, share.cache)
     encoder = RowEncoder(tokenizer, layout.max_length, thinking, vocab_size)
     fingerprint = indexing.fingerprint(found, encoder)
-    storage = indexing.Storage(cache, share.bucket, share.primary_first)
+    storage = indexing.Storage(share.cache, share.bucket, share.primary_first)
     index = indexing.load_or_build(found, encoder, fingerprint, storage, progress=share.progress)
     batches = Batches(
         rows=_usable_rows(found, index, encoder, held_out),
@@ -78,7 +72,6 @@ def make_batches(
         weights=tuple(source.weight for source in found),
         seed=seed,
         process_rows=share.rows or slice(0, layout.batch_size),
-        temporary=temporary,
     )
     rows = batches.rows
     share.report(f"{sources}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor")
@@ -127,7 +120,6 @@ class Batches:
     weights: tuple[float, ...]
     seed: int
     process_rows: slice
-    temporary: tempfile.TemporaryDirectory | None = None  # kept until the files in it are no longer read
     efficiency: float = dataclasses.field(init=False)
     rows_per_item: float = dataclasses.field(init=False)
 
@@ -148,7 +140,7 @@ class Batches:
         dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
         # A conversation of 3,072 tokens takes 11 ms of one core: two threads stay ahead of the device.
         dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))
-        return BatchIterator(iter(dataset), items.start, self.temporary)
+        return BatchIterator(iter(dataset), items.start)
 
     def _items(self, start: Position | None) -> Items:
         return Items(

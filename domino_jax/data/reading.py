@@ -1,9 +1,7 @@
 """Reads, encodes and lays out the rows of a batch."""
 
 import dataclasses
-import threading
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -87,23 +85,22 @@ def pack_rows(rows: list[Row], length: int) -> dict[str, np.ndarray]:
 class BatchIterator:
     """Endless batches; a failure closes it for good."""
 
-    def __init__(self, batches: Iterator[dict], start: Position, files: Any = None):
-        """batches: Grain's iterator; start: its position; files: kept alive while batches are read."""
+    def __init__(self, batches: Iterator[dict], start: Position):
+        """batches: Grain's iterator; start: its position."""
         self._batches = batches
         self._position = start
-        self._files = files
-        self._closing: threading.Thread | None = None
+        self._closed = False
 
     def __iter__(self) -> "BatchIterator":
         return self
 
     def __next__(self) -> dict[str, np.ndarray]:
-        if self._closing:
+        if self._closed:
             raise DominoError("the data is closed, by an earlier failure or by close().")
         try:
             batch = next(self._batches)
         except DominoError:
-            self._begin_closing()
+            self.close()
             raise
         self._position = Position(*batch.pop(POSITION).tolist())
         return batch
@@ -114,14 +111,9 @@ class BatchIterator:
 
     def close(self) -> None:
         """Ends the threads; may be called again."""
-        self._begin_closing()
-        self._closing.join()
-
-    def _begin_closing(self) -> None:
-        # In a thread: the error is raised at once, while Grain may wait for its workers for seconds.
-        if not self._closing:
-            self._closing = threading.Thread(target=self._batches.close, name="close-data")
-            self._closing.start()
+        if not self._closed:
+            self._closed = True
+            self._batches.close()
 
     def __enter__(self) -> "BatchIterator":
         return self

@@ -1,6 +1,5 @@
 """sources.py: every form of data gives the same rows; a bad file is one message that names it."""
 
-import gc
 import os
 import pathlib
 
@@ -142,14 +141,6 @@ def test_an_archive_is_unpacked_once_and_again_when_its_bytes_change(tmp_path, m
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the date is unchanged
     assert batches_of(file, cache=cache).rows.lengths.tolist() == [3, 5]
     assert len(unpacked) == 2
-
-
-def test_without_a_cache_an_archive_stays_unpacked_while_it_is_read(tmp_path):
-    iterator = batches_of(write_rows(tmp_path, rows_of([3, 4, 5]), "rows.jsonl.zst")).start()
-    gc.collect()  # the Batches object is gone
-    seen = [int(row_id) for _ in range(20) for row_id in next(iterator)["row_ids"]]
-    iterator.close()
-    assert set(seen) == {0, 1, 2}
 
 
 def test_a_damaged_archive_leaves_no_files(tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import pathlib
+import tempfile
 
 import zstandard
 
@@ -11,7 +12,7 @@ from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 
 PADDED = Layout("pad", max_length=8, batch_size=4, window=4_096)
-SILENT = ProcessShare(report=lambda text: None)
+FOLDERS = tempfile.TemporaryDirectory(prefix="domino-data-")  # a new cache for each call, gone with the session
 
 
 def row(first: int, length: int, mask: list[int] | None = None) -> dict:
@@ -51,9 +52,10 @@ def write_rows(folder: pathlib.Path, rows: list[dict], name: str = "rows.jsonl")
 
 def batches_of(sources, tokenizer=None, **changes) -> Batches:
     """Silent batches of 4 rows of at most 8 tokens; `changes` name fields of Layout and ProcessShare, or arguments."""
+    silent = ProcessShare(pathlib.Path(tempfile.mkdtemp(dir=FOLDERS.name)), report=lambda text: None)
     layout, share = (
         dataclasses.replace(start, **{name: changes.pop(name) for name in {*vars(start)} & {*changes}})
-        for start in (PADDED, SILENT)
+        for start in (PADDED, silent)
     )
     return make_batches(str(sources), tokenizer, layout, share, **{"seed": 0, "thinking": False} | changes)
 
