@@ -1,9 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP to a launcher: passed on to what it started, which is waited for.
+"""Ctrl-C, SIGTERM and SIGHUP to a launcher: noted here, and passed on by the loop that waits for what it started.
 
 with signals.passed_on() as stop:
-    child = ...
-    with stop.to(child.send_signal):
-        ...                 # until child.poll() returns a code; stop.received is the signal that came, or None
+    ...                 # until it is over: stop.received is the first signal that came, stop.all holds every one
 """
 
 from __future__ import annotations
@@ -11,42 +9,32 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
 
 
 class Stop:
-    """What came to the launcher, and whom it is passed on to."""
+    """The signals that came to the launcher. The handler only notes them, so that none is lost or passed on twice."""
 
     def __init__(self) -> None:
-        self.received: int | None = None  # the first signal
-        self._targets: list[Callable[[int], None]] = []
+        self.all: list[int] = []
 
     def __call__(self, number: int, frame: object) -> None:
-        self.received = self.received or number
-        for target in self._targets:
-            target(number)
+        self.all.append(number)
 
-    @contextlib.contextmanager
-    def to(self, *targets: Callable[[int], None]) -> Iterator[None]:
-        """Pass signals on to these while the block runs, and the one that came before it."""
-        self._targets += targets
-        if self.received:
-            for target in targets:
-                target(self.received)
-        try:
-            yield
-        finally:
-            del self._targets[len(self._targets) - len(targets) :]
+    @property
+    def received(self) -> int | None:
+        """The first signal."""
+        return self.all[0] if self.all else None
 
     def wait(self, seconds: float) -> bool:
         """Wait, but no longer than until a signal; whether one came."""
         end = time.monotonic() + seconds
-        while not self.received and (left := end - time.monotonic()) > 0:
+        while not self.all and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, POLL_SECONDS))
-        return self.received is not None
+        return bool(self.all)
 
 
 # A process has one table of handlers, so a launcher has one Stop; the inner blocks share that of the outer one.
@@ -55,6 +43,7 @@ _active: list[Stop] = []
 
 @contextlib.contextmanager
 def passed_on() -> Iterator[Stop]:
+    """Note the signals while the block runs."""
     if _active:
         yield _active[0]
         return

@@ -133,21 +133,24 @@ def _run(ranks: Sequence[Rank], grace: float, stop: signals.Stop) -> list[int]:
     """One attempt: the exit codes in the order of leaving."""
     children: list[_Child] = []
     codes: dict[int, int] = {}
-    deadline = None
+    deadline, passed_on = None, 0
     try:
         for rank in ranks:  # when one of them cannot start, the others are ended
             children.append(_Child(rank, echo=not children))
-        with stop.to(*(child.stop for child in children)):
-            while len(codes) < len(children):
-                for index, child in enumerate(children):
-                    if index not in codes and (code := child.poll()) is not None:
-                        codes[index] = code
-                if deadline is None and (stop.received or any(codes.values())):
-                    deadline = time.monotonic() + grace
-                if deadline is not None and time.monotonic() > deadline:
-                    for child in children:
-                        child.kill()
-                time.sleep(signals.POLL_SECONDS)
+        while len(codes) < len(children):
+            for number in stop.all[passed_on:]:
+                passed_on += 1
+                for child in children:
+                    child.stop(number)
+            for index, child in enumerate(children):
+                if index not in codes and (code := child.poll()) is not None:
+                    codes[index] = code
+            if deadline is None and (stop.received or any(codes.values())):
+                deadline = time.monotonic() + grace
+            if deadline is not None and time.monotonic() > deadline:
+                for child in children:
+                    child.kill()
+            time.sleep(signals.POLL_SECONDS)
     finally:
         for child in children:
             child.close()

@@ -1,19 +1,16 @@
 """Files that only grow, on a disk or in a bucket, written by a separate thread so that no step waits."""
 
-import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote
 
-# An append to a bucket makes a new object of the old bytes and the new ones, without moving the old ones. Google bills
-# the replaced object for some days (soft delete), so the longer the files are, the rarer it is done: at most 1 MB is
-# replaced per SECONDS_PER_MB.
+# Objects cannot grow, so an append replaces the whole one. The longer the files are, the rarer it is done: at most 1 MB
+# is sent per SECONDS_PER_MB. (Google bills replaced objects for some days more: soft delete.)
 BUCKET_SECONDS = 10.0
 SECONDS_PER_MB = 10.0
 MOST_SECONDS = 300.0
@@ -21,16 +18,8 @@ RETRY_SECONDS = 10.0  # after an append that failed
 CLOSE_SECONDS = 60.0  # a run ends without its last rows rather than never
 
 
-class Appendable(Protocol):
-    """A file of `size` bytes; append() adds all of `data` or raises OSError and leaves the file as it was."""
-
-    size: int
-
-    def append(self, data: bytes) -> None: ...
-
-
 class LocalFile:
-    """An Appendable on a disk."""
+    """A file of `size` bytes on a disk; append() adds all of `data`, or raises OSError and leaves it as it was."""
 
     def __init__(self, path: str | os.PathLike):
         os.makedirs(os.path.dirname(os.fspath(path)) or ".", exist_ok=True)
@@ -50,63 +39,22 @@ class LocalFile:
 
 
 class BucketFile:
-    """An Appendable in a bucket: the new bytes are uploaded beside it, and the store joins the two."""
+    """As LocalFile, in a bucket: the object is replaced by a longer one, from the bytes kept here."""
 
     def __init__(self, path: str | os.PathLike):
-        self._path = os.fspath(path)
-        self._store = remote.filesystem(self._path)
-        self.size, self._generation = self._look()
-        self._expected: int | None = None  # the size after a join that was not answered
-        self._present = 0  # of the bytes that the caller tries to append: those that are in the file
+        self._path = remote.open_path(path)
+        self._content = self._path.read_bytes() if self._path.exists() else b""
 
-    def _look(self) -> tuple[int, str]:
-        try:
-            found = self._store.info(self._path)
-        except FileNotFoundError:
-            return 0, ""
-        return found["size"], found["generation"]
+    @property
+    def size(self) -> int:
+        return len(self._content)
 
     def append(self, data: bytes) -> None:
-        """As Appendable; after an error the next call has to begin with the same bytes."""
-        self._settle()
-        rest = data[self._present :]
-        if not self.size:
-            self._store.pipe_file(self._path, rest)
-            self.size, self._generation = self._look()
-        elif rest:
-            self._join(rest)
-        self._present = 0
-
-    def _join(self, data: bytes) -> None:
-        part = f"{self._path}.part"
-        self._store.pipe_file(part, data)
-        self._expected = self.size + len(data)
-        try:
-            # Only onto the bytes that this process knows: a request that is repeated must not append twice.
-            self.size, self._generation = self._store.join(self._path, part, self._generation)
-        except OSError:
-            if not self._settle():
-                raise
-        self._expected = None
-        with contextlib.suppress(OSError):  # the next append overwrites it
-            self._store.rm_file(part)
-
-    def _settle(self) -> bool:
-        """Finds out what became of a join without an answer: True when its bytes are in the file.
-
-        OSError while the store does not answer; the next append asks again.
-        """
-        if self._expected is None:
-            return False
-        size, generation = self._look()
-        joined = size == self._expected
-        if joined:
-            self._present += size - self.size
-        self.size, self._generation, self._expected = size, generation, None
-        return joined
+        self._path.write_bytes(self._content + data)
+        self._content += data
 
 
-def open_file(path: str | os.PathLike) -> Appendable:
+def open_file(path: str | os.PathLike) -> LocalFile | BucketFile:
     """The file to append to; OSError where it cannot be opened."""
     return BucketFile(path) if is_remote(path) else LocalFile(path)
 
@@ -126,7 +74,7 @@ class AppendingThread:
         self._folder, self._report = remote.open_path(folder), report
         self._in_bucket = is_remote(folder)
         self._openers: dict[str, Callable[[], None]] = {}
-        self._files: dict[str, Appendable] = {}
+        self._files: dict[str, LocalFile | BucketFile] = {}
         self._waiting: dict[str, bytearray] = {}
         self._changed = threading.Condition()
         self._hurry = self._busy = self._failed = self._ended = self._warned = False

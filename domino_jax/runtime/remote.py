@@ -266,24 +266,6 @@ def _register() -> None:
         def makedirs(self, path, exist_ok=False) -> None:
             """Nothing, as mkdir."""
 
-        def join(self, path: str, part: str, generation: str) -> tuple[int, str]:
-            """Appends object `part` to object `path` if that is still of `generation`; (bytes, generation) then."""
-            bucket, key, _ = self.split_path(path)
-            answer = self.call(
-                "POST",
-                "b/{}/o/{}/compose",
-                bucket,
-                key,
-                ifGenerationMatch=generation,
-                headers={"Content-Type": "application/json"},
-                json={
-                    "sourceObjects": [{"name": key}, {"name": self.split_path(part)[1]}],
-                    "destination": {"contentType": "application/octet-stream"},
-                },
-                json_out=True,
-            )
-            return int(answer["size"]), answer["generation"]
-
     # Every failure reaches the user as one message; gcsfs would print its own traceback for each beside it.
     if "GCSFS_DEBUG" not in os.environ:
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from launch import commands, gcloud, local, signals, ssh, supervise, tpu_vm, xpk
-from tests.helpers.launch_stand_ins import leaves
+from launch import commands, gcloud, local, ssh, supervise, tpu_vm, xpk
+from tests.helpers.launch_stand_ins import leaves, wait_for
 from tests.helpers.paths import ROOT
 
 
@@ -80,10 +80,18 @@ def test_no_machine_to_run_on_is_refused(capsys):
         supervise.keep_running(list, 5, 1)
 
 
-def test_an_inner_block_without_targets_leaves_those_of_the_outer_one():
-    stop, got = signals.Stop(), []
-    with stop.to(got.append):
-        with stop.to():
-            pass
-        stop(signal.SIGTERM, None)
-    assert got == [signal.SIGTERM]
+def test_a_signal_that_comes_while_ranks_start_reaches_each_of_them_once(tmp_path, monkeypatch):
+    program = "trap 'echo got' TERM; touch up-$0; for i in 1 2 3 4 5 6; do sleep 0.1; done; exit 42"
+    ranks = [rank(tmp_path, n, "bash", "-c", f"cd {tmp_path}; {program}", str(n)) for n in (0, 1)]
+    start = subprocess.Popen
+
+    def signalled(*given, **settings):
+        process = start(*given, **settings)
+        wait_for((tmp_path / f"up-{given[0][-1]}").exists)
+        if given[0][-1] == "0":
+            signal.raise_signal(signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    assert supervise.keep_running(lambda: ranks, 5, 10) == 42
+    assert [(tmp_path / f"rank-{n}.log").read_text() for n in (0, 1)] == ["got\n", "got\n"]
