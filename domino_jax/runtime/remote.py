@@ -12,9 +12,8 @@ import logging
 import os
 import pathlib
 import re
-import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -22,7 +21,7 @@ from domino_jax.runtime.errors import DominoError, first_line
 from domino_jax.runtime.files import is_remote, make_once
 
 SCHEME = "gs://"
-CHECK_SECONDS = 60.0  # for the look at every bucket of a command before it starts
+CHECK_SECONDS = 60.0  # for each request that is tried before a command starts
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 60.0  # a connection that carries nothing for this long has failed
 
@@ -131,51 +130,27 @@ def check(reads: Iterable[str], writes: Iterable[str] = ()) -> None:
         DominoError: gcsfs is not installed, the bucket does not exist, no credentials, no permission, no network.
     """
     writes = list(dict.fromkeys(writes))
-    for name in (*reads, *writes):
-        connect(name)
     by_bucket = {_bucket(name): name for name in (*reads, *writes)}
     for name in by_bucket.values():
-        _within(CHECK_SECONDS, name, lambda name=name: _list_one(name))
-    for name in writes:
-        _within(CHECK_SECONDS, name, lambda name=name: _write_one(name))
-
-
-def _within(seconds: float, name: str, work: Callable[[], None]) -> None:
-    """Runs `work` beside this thread, which waits no longer than `seconds`."""
-    failure: list[Exception] = []
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:  # raised again below
-            failure.append(error)
-
-    thread = threading.Thread(target=run, name="check-bucket", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise BucketError(_advice(name, f"no answer within {seconds:g} seconds", TimeoutError()))
-    if failure:
         with access(name):
-            raise failure[0]
+            _list_one(name)
+    for name in writes:
+        probe = f"{name.rstrip('/')}/.write-test-{uuid.uuid4().hex}"
+        with access(name):
+            filesystem(name).pipe_file(probe, b"domino_jax writes here\n", timeout=CHECK_SECONDS)
+            filesystem(name).rm_file(probe, timeout=CHECK_SECONDS)
 
 
 def _list_one(name: str) -> None:
     """One request for at most one name: it fails for a missing bucket, while a missing folder is an empty list."""
-    key = name.removeprefix(SCHEME).partition("/")[2]
-    fixed = re.split(r"[*?\[]", key, maxsplit=1)[0]
+    fixed = re.split(r"[*?\[]", name.removeprefix(SCHEME).partition("/")[2], maxsplit=1)[0]
+    query = {"prefix": fixed, "maxResults": 1, "json_out": True}
     try:
-        filesystem(name).call("GET", "b/{}/o", _bucket(name), prefix=fixed, maxResults=1, json_out=True)
+        filesystem(name).call("GET", "b/{}/o", _bucket(name), **query, timeout=CHECK_SECONDS)
     except FileNotFoundError as error:
         raise BucketError(
             f"{name} cannot be used: the bucket {SCHEME}{_bucket(name)} does not exist. Create it, or correct its name."
         ) from error
-
-
-def _write_one(name: str) -> None:
-    probe = f"{name.rstrip('/')}/.write-test-{uuid.uuid4().hex}"
-    filesystem(name).pipe_file(probe, b"domino_jax writes here\n")
-    filesystem(name).rm_file(probe)
 
 
 def _bucket(name: str) -> str:
@@ -192,8 +167,8 @@ def access(name: str) -> Iterator[None]:
         yield
     except DominoError:
         raise
-    except Exception as error:  # each store's client raises its own classes
-        reason = first_line(error, with_class=False)
+    except Exception as error:  # the boundary to gcsfs, aiohttp and Google's libraries, whose classes nothing joins
+        reason = "no answer in time" if isinstance(error, TimeoutError) else first_line(error, with_class=False)
         raise BucketError(_advice(name, reason, error)) from error
 
 

@@ -100,7 +100,7 @@ def test_a_store_that_does_not_answer_is_given_up(answering, monkeypatch):
     answering(200, "", seconds=30)
     monkeypatch.setattr(remote, "CHECK_SECONDS", 0.5)
     started = time.monotonic()
-    assert "no answer within 0.5 seconds" in refused(["gs://b/data"])
+    assert "no answer in time" in refused(["gs://b/data"])
     assert time.monotonic() - started < 10
 
 
