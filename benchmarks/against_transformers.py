@@ -77,7 +77,7 @@ class Measured:
 def four_loops(choices: argparse.Namespace) -> tuple[dict[str, Callable], list[list[int]]]:
     """{name: prompt ids → (new tokens, tokens per round)} and the prompts."""
     loaded = loading.load_target(choices.target, "float32")
-    models = loading.load_models(loaded, choices.drafter, ("domino",))
+    models = loading.load_models(loaded, choices.drafter)
     rows = read_prompts(choices.prompts, choices.num_prompts)
     prompts = [encode_prompt(loaded.tokenizer, row, False, f"prompt {row['id']}") for row in rows]
     limit, stops = choices.max_new_tokens, loaded.stop_ids

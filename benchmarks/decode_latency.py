@@ -27,9 +27,9 @@ from domino_jax.decoding.tree import propose_tree
 from domino_jax.decoding.verify import verify
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.round_times import copy_stopwatch, round_split, turn_seconds
-from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.models.qwen3 import Qwen3
 from domino_jax.training import topologies
-from domino_jax.weights import hf, loading, random_weights
+from domino_jax.weights import loading, random_weights
 
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
 # By JAX's device_kind: the topology whose data sheet holds the bandwidth.
@@ -40,7 +40,7 @@ GREEDY = SamplingParams()
 def models_of(size: str, dtype: str, layers: int, head: tuple[int, int]) -> random_weights.Models:
     """Random target and drafter of a public size ("tiny": the shape of assets/tiny_qwen3); head: ranks E and U."""
     folder = ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}")
-    config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+    config = loading.read_target_config(folder)
     target = Qwen3(config, np.dtype(dtype))
     shapes = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     params = random_weights.random_params(shapes, dtype)

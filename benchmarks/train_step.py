@@ -31,7 +31,7 @@ from domino_jax.training.losses import LossSettings, mixed_loss
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
 from domino_jax.training.step import drafter_sums, label_blocks, make_train_step, target_pass
-from domino_jax.weights import hf, loading
+from domino_jax.weights import loading
 
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
 LAMBDA = 0.5
@@ -40,7 +40,7 @@ RATE = 6e-4  # the learning rate
 
 def shapes(size: str) -> Qwen3Config:
     folder = ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}")
-    return hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+    return loading.read_target_config(folder)
 
 
 def drafter_of(target: Qwen3Config, choices: argparse.Namespace) -> Drafter:

@@ -39,7 +39,7 @@ def main(flags: cli.Flags) -> None:
     settings = decode_settings(config.decode)
     rows = read_rows(config.eval.prompts, config.decode.num_prompts)
     loaded = load_target(config.target.path, settings.dtype)
-    models = load_models(loaded, config.drafter.path, settings.modes)
+    models = load_models(loaded, config.drafter.path)
     prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]
     show(models, loaded.stop_ids, settings, prompts)
 

@@ -30,7 +30,7 @@ from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.decoding.stored_tuning import tuned_settings
 from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
 from domino_jax.evals.measure import decode_prompts
-from domino_jax.evals.models import Loader, decode_mesh
+from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
 from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_obstacles
 from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
@@ -51,7 +51,7 @@ from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.preemption import Preemption
-from domino_jax.weights.loading import LoadedTarget, keep_compiled, needs_drafter
+from domino_jax.weights.loading import LoadedTarget, keep_compiled
 
 
 def main(flags: cli.Flags) -> None:

@@ -170,8 +170,7 @@ def regenerate_rows(
             if drafter_path is not None:
                 mesh = jax.sharding.get_mesh()
                 everywhere = None if mesh.empty else replicated(mesh)
-                # Mode backbone takes any drafter; with a head Answerer uses that too.
-                models = load_models(loaded, drafter_path, ("backbone",), everywhere)
+                models = load_models(loaded, drafter_path, everywhere)
             answerer = Answerer(
                 models, loaded.stop_ids, batch_size, settings.max_new_tokens, settings.sampling, settings.seed
             )

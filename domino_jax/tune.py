@@ -17,6 +17,7 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.settings import decode_settings
 from domino_jax.decoding.stored_tuning import FILE, Setup, check_writable, store_tuning
 from domino_jax.evals import tuning
+from domino_jax.evals.models import named_drafter
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime.cores import kept_to
@@ -41,8 +42,9 @@ def main(flags: cli.Flags) -> None:
     settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0)
     mode = tuning.chain_mode(settings.modes)
     loaded = load_target(config.target.path, settings.dtype)
-    models = load_models(loaded, config.drafter.path, (mode,))
-    folder = hf.drafter_folder(config.drafter.path)
+    path = named_drafter(config.drafter.path, (mode,))
+    models = load_models(loaded, path)
+    folder = hf.drafter_folder(path)
     check_writable(folder)
     rows = read_prompts(source, config.decode.num_prompts or None)
     prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]

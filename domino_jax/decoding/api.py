@@ -187,7 +187,7 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
     drafting = settings.drafting(tuning)
     loaded = load_target(target, settings.dtype)
     block = tuning.block_size if tuning and settings.num_drafts is None and tree is None else 0
-    models = load_models(loaded, drafter, (DRAFT if drafter else BASELINE,), block_size=block)
+    models = load_models(loaded, drafter, block_size=block)
     most = min(settings.cache_length, loaded.model.config.max_position_embeddings) // 2
     generator_settings = GeneratorSettings(
         cache_slots=settings.cache_length,

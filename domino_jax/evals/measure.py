@@ -22,7 +22,7 @@ from domino_jax.evals.tree_report import acceptance, draw_trees, record_trees
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.errors import DominoError
-from domino_jax.weights.loading import LoadedTarget, check_head, needs_drafter
+from domino_jax.weights.loading import LoadedTarget
 
 TREE_PROMPTS = 8  # whose first rounds are recorded for the report
 
@@ -43,8 +43,6 @@ def decode_prompts(
         restart: begin from scratch where `output` holds an unfinished run of something else, instead of refusing it.
     """
     settings = info.settings
-    if needs_drafter(settings.modes):
-        check_head(models.drafter is not None and models.drafter.config.has_head, settings.modes)
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = mode_lanes(models, target, settings, settings.batch_size)
     check_prompts([lanes[0].generator], prompts, codec)

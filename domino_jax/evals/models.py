@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError
-from domino_jax.weights.loading import LoadedTarget, load_models, needs_drafter, read_target_config, shortened
+from domino_jax.weights.loading import LoadedTarget, load_models, read_target_config, shortened
 from domino_jax.weights.random_weights import random_drafter, target_or_random
 
 
@@ -39,6 +39,29 @@ def decode_mesh(data: int, tensor: int, batch_size: int) -> Mesh | None:
             " make it a multiple."
         )
     return mesh
+
+
+def needs_drafter(modes: Sequence[str]) -> bool:
+    return any(mode != BASELINE for mode in modes)
+
+
+def named_drafter(path: str | None, modes: Sequence[str]) -> str:
+    """The path of the drafter that `modes` need; a DominoError without one."""
+    if not path:
+        raise DominoError(
+            f"decode.modes {', '.join(modes)} need a drafter, and none is named: set --config.drafter.path=FOLDER,\n"
+            f"or decode without one: --config.decode.modes=\"('{BASELINE}',)\"."
+        )
+    return path
+
+
+def check_head(has_head: bool, modes: Sequence[str]) -> None:
+    """Mode domino needs a drafter with a Domino head."""
+    if DOMINO in modes and not has_head:
+        raise DominoError(
+            "decode.modes holds domino, but the drafter is a plain DFlash one without a Domino head;\n"
+            "take domino out: --config.decode.modes=\"('autoregressive','backbone')\"."
+        )
 
 
 def check_simulation(settings: DecodeSettings, drafter: DrafterConfig) -> None:
@@ -75,10 +98,16 @@ class Loader:
     def models(self, loaded: LoadedTarget, drafter_path: str | None, modes: Sequence[str]) -> Models:
         """The target with the drafter that `modes` need."""
         place = self._place()
-        if self.settings.simulate_tau and needs_drafter(modes) and not drafter_path:
+        if not needs_drafter(modes):
+            return load_models(loaded, None)
+        if self.settings.simulate_tau and not drafter_path:
             config = shortened(self.made_up(loaded.model.config), self.settings.block_size)
-            return random_drafter(loaded, config, place, self.split_head)
-        return load_models(loaded, drafter_path, modes, place, self.settings.block_size, self.split_head)
+            models = random_drafter(loaded, config, place, self.split_head)
+        else:
+            path = named_drafter(drafter_path, modes)
+            models = load_models(loaded, path, place, self.settings.block_size, self.split_head)
+        check_head(models.drafter.config.has_head, modes)
+        return models
 
     def _place(self):
         if self.mesh is None:

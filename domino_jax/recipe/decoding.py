@@ -22,7 +22,7 @@ from domino_jax.decoding.terminal import chat, show
 from domino_jax.drafters.drafter import Drafter, DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.measure import decode_prompts
-from domino_jax.evals.models import Loader, check_simulation
+from domino_jax.evals.models import Loader, check_simulation, needs_drafter
 from domino_jax.evals.prompts import TextCodec, prepare_prompts
 from domino_jax.evals.report import copy_folder
 from domino_jax.evals.run_info import PromptSource, RunInfo
@@ -33,7 +33,7 @@ from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights.drafter import EXPORT_DTYPE
-from domino_jax.weights.loading import LoadedTarget, cast_target, needs_drafter
+from domino_jax.weights.loading import LoadedTarget, cast_target
 from domino_jax.weights.random_weights import made_up_prompts
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")

@@ -30,7 +30,7 @@ from domino_jax.training import compiled, estimates, topologies
 from domino_jax.training.console import say_bytes
 from domino_jax.training.estimates import device_bytes
 from domino_jax.training.optimizer import make_optimizer
-from domino_jax.weights import hf, loading
+from domino_jax.weights import loading
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed.
 SHAPES = pathlib.Path(__file__).resolve().parents[2] / "assets" / "qwen3_configs"
@@ -144,9 +144,7 @@ def shapes_of(path: str) -> Qwen3Config:
     """The target's config: of a local folder, of a public size by its hub id, else from the hub."""
     size = re.fullmatch(r"Qwen/Qwen3-([\d.]+B)(?:-Base)?", str(path))
     known = SHAPES / size[1].lower() if size else None
-    if known and known.is_dir():
-        return hf.parse_config(known, hf.read_config(known), Qwen3Config.from_dict)
-    return loading.read_target_config(path)
+    return loading.read_target_config(known if known and known.is_dir() else path)
 
 
 def target_shapes(target: Qwen3, mesh: Mesh) -> dict:

@@ -19,7 +19,7 @@ from domino_jax.weights.target import (
     Params,
     Sharding,
     decoder_layers,
-    deferred_tensors,
+    file_tensors,
     linear,
     load_table,
     norm,
@@ -150,4 +150,4 @@ def save_drafter(
         format, verifier: as for formats.public_config.
     """
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
-    hf.write_folder(folder, deferred_tensors(drafter_table(config), params, dtype), raw)
+    hf.write_folder(folder, file_tensors(drafter_table(config), params, dtype), raw)

@@ -14,20 +14,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import safetensors.numpy
 
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
 from domino_jax.runtime.files import is_remote, replacing
 from domino_jax.runtime.remote import exists, fetch_folder
-from domino_jax.weights.safetensors_file import (
-    FLOATS,
-    Deferred,
-    Stored,
-    is_finite,
-    parse_json,
-    read_header,
-    read_slice,
-    write_file,
-)
+from domino_jax.weights.safetensors_file import Stored, is_finite, parse_json, read_header
 
 FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
 SINGLE = "model.safetensors"
@@ -35,11 +27,12 @@ INDEX = "model.safetensors.index.json"
 JSON_LIMIT = 16_000_000  # bytes; the index of a 64-layer model has 0.1 MB
 SHARD_LIMIT = 10_000
 SHARD_BYTES = 5_000_000_000  # what the public tools write: a file above it goes into several
+COMPARED_ROWS = 4096  # of two matrices, so that the host never holds two embeddings
 LISTED = 10  # names in one message
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5", ".msgpack")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja")
-# What an earlier writing may have left: weights in other shards, and temporary files when it was killed.
-_LEFTOVER = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.[0-9a-f]+\.tmp")
+# What an earlier writing may have left: config.json, weights, also in other shards, and temporary files.
+_EARLIER = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.[0-9a-f]+\.tmp")
 
 log = logging.getLogger(__name__)
 Config = TypeVar("Config")
@@ -172,40 +165,34 @@ def load_tokenizer(folder: Path) -> Any:
         raise DataError(f"the tokenizer in {folder} ({', '.join(present)}) cannot be loaded: {reason}") from None
 
 
-class Tensors:
+class Tensors(dict[str, Stored]):
     """The tensors of a folder by name. Headers are read and checked at once, data on request."""
 
-    def __init__(self, folder: Path, stored: dict[str, Stored]):
+    def __init__(self, folder: Path, stored: Mapping[str, Stored]):
+        super().__init__(stored)
         self.folder = folder
-        self._stored = stored
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._stored
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored[name].shape
-
-    def dtype(self, name: str) -> str:
-        """The type's name in the file: F32, BF16, I64, …"""
-        return self._stored[name].dtype
-
-    def is_float(self, name: str) -> bool:
-        return self._stored[name].dtype in FLOATS
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
         """A copy of the tensor, or of the slice `index` of it; NaN and infinities raise DataError."""
-        array = read_slice(self._stored[name], index)
+        array = self[name].read(index)
         if not is_finite(array):
             raise DataError(
                 f"{self.folder}: tensor {quote(name)} holds NaN or an infinity; the checkpoint is unusable."
             )
         return array
+
+
+def same_matrix(tensors: Tensors, name: str, others: Tensors, other: str, dtype: str = "") -> bool:
+    """Whether two stored matrices hold the same values, in `dtype` if one is given."""
+    shape = tensors[name].shape
+    if others[other].shape != shape or len(shape) != 2:
+        return False
+    for start in range(0, shape[0], COMPARED_ROWS):
+        rows = (slice(start, start + COMPARED_ROWS),)
+        pair = tensors.read(name, rows), others.read(other, rows)
+        if not np.array_equal(*(np.asarray(array, dtype or array.dtype) for array in pair)):
+            return False
+    return True
 
 
 def open_tensors(folder: Path) -> Tensors:
@@ -264,38 +251,35 @@ def list_names(names: list[str]) -> str:
 
 def write_folder(
     folder: str | Path,
-    tensors: Mapping[str, np.ndarray | Deferred],
+    tensors: Mapping[str, np.ndarray],
     config: dict[str, Any],
     extra_json: Mapping[str, dict[str, Any]] | None = None,
 ) -> None:
     """Writes weights, config.json and `extra_json` ({file name: object}) into a local folder.
 
-    Every file is first written whole under a temporary name and then renamed, config.json last, so that a reader
-    never meets half a file. Weights in other shards and temporary files of an earlier writing are removed.
+    The weights and the config.json of an earlier writing are removed first, and config.json is written last, so that a
+    reader never takes half a folder for a model.
     """
-    if is_remote(folder):
-        raise DominoError(f"{quote(str(folder))} is not a local folder; write to a local one and copy it.")
     folder = Path(os.path.expanduser(folder))
-    deferred = {name: _defer(tensor) for name, tensor in tensors.items()}
-    shards = _shards(deferred)
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            raise DataError(f"tensor {quote(name)} holds NaN or an infinity; it is not written.")
+    shards = _shards(tensors)
     jsons = {**(extra_json or {}), "config.json": config}
     if len(shards) > 1:
         weight_map = {name: shard for shard, names in shards.items() for name in names}
-        total = sum(tensor.nbytes for tensor in deferred.values())
+        total = sum(tensor.nbytes for tensor in tensors.values())
         jsons = {INDEX: {"metadata": {"total_size": total}, "weight_map": weight_map}, **jsons}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in jsons:
-            inside(folder, f".{name}")  # refuses what is not a plain file name
-        with contextlib.ExitStack() as stack:  # it renames what was entered last first
-            fresh = {name: stack.enter_context(replacing(folder / name)) for name in reversed([*shards, *jsons])}
-            for shard, names in shards.items():
-                write_file(fresh[shard], {name: deferred[name] for name in names})
-            for name, content in jsons.items():
-                _write_json(fresh[name], content)
         for entry in folder.iterdir():
-            if _LEFTOVER.fullmatch(entry.name) and entry.name not in fresh:
+            if _EARLIER.fullmatch(entry.name):
                 entry.unlink()
+        for shard, names in shards.items():
+            _write(folder / shard, safetensors.numpy.save({name: tensors[name] for name in names}, {"format": "pt"}))
+        for name, content in jsons.items():
+            text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+            _write(folder / name, f"{text}\n".encode())
     except OSError as error:
         raise unwritable(folder, error) from None
 
@@ -338,11 +322,7 @@ def _remove_unfinished(folder: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _defer(tensor: np.ndarray | Deferred) -> Deferred:
-    return tensor if isinstance(tensor, Deferred) else Deferred(tensor.dtype, tensor.shape, lambda: tensor)
-
-
-def _shards(tensors: Mapping[str, Deferred]) -> dict[str, list[str]]:
+def _shards(tensors: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
     """{file name: tensor names}: one file, or more where SHARD_BYTES is exceeded."""
     groups: list[list[str]] = [[]]
     filled = 0
@@ -357,8 +337,9 @@ def _shards(tensors: Mapping[str, Deferred]) -> dict[str, list[str]]:
     return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups)}
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n")
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file whole, its bytes on the disk first: a power cut must not leave the name without them."""
+    with replacing(path) as fresh, open(fresh, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -7,7 +7,6 @@ import pathlib
 import platform
 import stat
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,9 +17,9 @@ from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.remote import cache_folder
-from domino_jax.weights import drafter as drafter_files
-from domino_jax.weights import hf
-from domino_jax.weights import target as target_files
+from domino_jax.weights import hf, target
+from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.target import Sharding, read_target_config
 
 LAST_NORM = "model.norm.weight"
 
@@ -36,23 +35,17 @@ class LoadedTarget:
     stop_ids: tuple[int, ...]
 
 
-def load_target(path: str, dtype: str, sharding: target_files.Sharding = None) -> LoadedTarget:
+def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarget:
     """Weights in `dtype` (float32 or bfloat16), tokenizer and stop ids of a local folder or a hub id.
 
-    sharding: where the weights go (target.convert.Sharding); this process' first device when None. Of a sharded weight
+    sharding: where the weights go (target.Sharding); this process' first device when None. Of a sharded weight
     a host reads what its devices hold.
     """
     use_exact_matmuls(dtype)
     folder = hf.resolve_folder(path)
-    config, params = target_files.load_target(folder, np.dtype(dtype), sharding)
+    config, params = target.load_target(folder, np.dtype(dtype), sharding)
     model = Qwen3(config, np.dtype(dtype))
     return LoadedTarget(str(path), model, params, hf.load_tokenizer(folder), hf.stop_ids(folder))
-
-
-def read_target_config(path: str) -> Qwen3Config:
-    """The shapes of a local folder's or hub id's target, without its weights."""
-    folder = hf.resolve_folder(path)
-    return hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
 
 
 def target_identity(config: Qwen3Config, scale: np.ndarray) -> str:
@@ -66,11 +59,10 @@ def target_identity(config: Qwen3Config, scale: np.ndarray) -> str:
 def read_target_identity(path: str, dtype: str) -> str:
     """target_identity of a folder or hub id, with nothing put on a device."""
     folder = hf.resolve_folder(path)
-    config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
     tensors = hf.open_tensors(folder)
     if LAST_NORM not in tensors:
         raise DataError(f"{folder} holds no tensor {LAST_NORM}; it is not a complete Qwen3 checkpoint.")
-    return target_identity(config, tensors.read(LAST_NORM).astype(dtype))
+    return target_identity(read_target_config(folder), tensors.read(LAST_NORM).astype(dtype))
 
 
 def use_exact_matmuls(dtype: str) -> None:
@@ -124,34 +116,23 @@ def cast_target(loaded: LoadedTarget, dtype: str) -> LoadedTarget:
 def load_models(
     loaded: LoadedTarget,
     drafter_path: str | None,
-    modes: Sequence[str],
-    sharding: target_files.Sharding = None,
+    sharding: Sharding = None,
     block_size: int = 0,
     split_head: bool = False,
 ) -> Models:
-    """The target with the drafter that `modes` need; a folder, a hub id, or a train workdir (its export/).
+    """The target with the drafter of a folder, a hub id or a train workdir (its export/); alone without one.
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
         block_size: slots of the draft block from a stored tuning; 0: the drafter's own.
         split_head: the sharding splits the Domino head over the vocabulary (decode_placement).
     """
-    if not needs_drafter(modes):
-        return Models(loaded.model, loaded.params)
     if not drafter_path:
-        raise DominoError(
-            f"decode.modes {', '.join(modes)} need a drafter, and none is named: set --config.drafter.path=FOLDER,\n"
-            "or decode without one: --config.decode.modes=\"('autoregressive',)\"."
-        )
+        return Models(loaded.model, loaded.params)
     dtype = np.dtype(loaded.model.dtype)
-    config, params = drafter_files.load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
-    check_head(config.has_head, modes)
-    return Models(
-        loaded.model,
-        loaded.params,
-        Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head),
-        params,
-    )
+    config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
+    drafter = Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head)
+    return Models(loaded.model, loaded.params, drafter, params)
 
 
 def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
@@ -165,16 +146,3 @@ def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
             f" {config.block_size}; tune again with python -m domino_jax.tune."
         )
     return dataclasses.replace(config, block_size=block_size)
-
-
-def needs_drafter(modes: Sequence[str]) -> bool:
-    return any(mode != "autoregressive" for mode in modes)
-
-
-def check_head(has_head: bool, modes: Sequence[str]) -> None:
-    """Mode domino needs a drafter with a Domino head; checked before anything is decoded."""
-    if "domino" in modes and not has_head:
-        raise DominoError(
-            "decode.modes holds domino, but the drafter is a plain DFlash one without a Domino head;\n"
-            "take domino out: --config.decode.modes=\"('autoregressive','backbone')\"."
-        )

@@ -15,10 +15,10 @@ import numpy as np
 from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
 from domino_jax.drafters.pair import Models
 from domino_jax.models.layers import INIT_STD
-from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights import hf
 from domino_jax.weights.loading import LoadedTarget, load_target, use_exact_matmuls
-from domino_jax.weights.target import Sharding
+from domino_jax.weights.target import Sharding, read_target_config
 
 PROMPT_TOKENS = 128  # of a made-up prompt, where none are given
 
@@ -31,8 +31,7 @@ def target_or_random(path: str, dtype: str, sharding: Sharding = None, allowed: 
     if not allowed or any(folder.glob("*.safetensors")):
         return load_target(path, dtype, sharding)
     use_exact_matmuls(dtype)
-    config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
-    model = Qwen3(config, np.dtype(dtype))
+    model = Qwen3(read_target_config(folder), np.dtype(dtype))
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     log.warning("%s holds no weights: they are drawn at random, for timing alone.", path)
     return LoadedTarget(str(path), model, random_params(shapes, dtype, sharding), hf.load_tokenizer(folder), ())

@@ -7,8 +7,6 @@ layer ids are one higher; the Domino head's tensors have a prefix; and copies of
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from domino_jax.drafters.config import DOMINO
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
@@ -19,7 +17,6 @@ HEAD_PREFIX = "logits_correction."
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 # What only training reads, and the maps of a smaller draft vocabulary, which is refused by draft_vocab_size.
 UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")
-_COMPARED_ROWS = 4096  # rows of a copy compared at a time, so that the host never holds two embeddings
 
 # Of transformers' Qwen3Config: what a key that transformer_layer_config leaves out means.
 _DEFAULTS = {
@@ -116,22 +113,8 @@ def check_copies(tensors: hf.Tensors, target_path: str | Path | None) -> None:
     target = hf.open_tensors(hf.resolve_folder(target_path))
     for name, original in stored.items():
         original = EMBEDDING if original not in target else original
-        if not _equal(tensors, name, target, original):
+        if original not in target or not hf.same_matrix(tensors, name, target, original, "bfloat16"):
             raise DataError(
                 f"{tensors.folder}: {name} differs from the target's {original}; a drafter with its own embeddings"
                 " cannot be used. Name the target it was trained with."
             )
-
-
-def _equal(tensors: hf.Tensors, name: str, target: hf.Tensors, original: str) -> bool:
-    shape = tensors.shape(name)
-    if original not in target or target.shape(original) != shape or len(shape) != 2:
-        return False
-    for start in range(0, shape[0], _COMPARED_ROWS):
-        rows = (slice(start, start + _COMPARED_ROWS),)
-        one, other = (
-            np.asarray(array, "bfloat16") for array in (tensors.read(name, rows), target.read(original, rows))
-        )
-        if not np.array_equal(one, other):
-            return False
-    return True

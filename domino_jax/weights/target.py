@@ -21,18 +21,17 @@ from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights import hf
-from domino_jax.weights.safetensors_file import Deferred, is_finite
+from domino_jax.weights.safetensors_file import FLOATS, is_finite
 
 Params = dict[str, Any]
-# None (the default device), one sharding for all leaves, a tree like the parameters, or (path, shape) → sharding.
-Sharding = None | jax.sharding.Sharding | Mapping[str, Any] | Callable[[tuple[str, ...], tuple[int, ...]], Any]
+# Where leaves go: None (the default device), one sharding for all of them, or (path, shape) → sharding.
+Sharding = None | jax.sharding.Sharding | Callable[[tuple[str, ...], tuple[int, ...]], Any]
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 # Buffers that older writers saved with the weights; they follow from rope_theta.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
 PATIENCE = 5.0  # seconds of loading before its progress is shown
-_COMPARED_ROWS = 4096  # rows of a tied head compared at a time, so that the host never holds two embeddings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +122,8 @@ def load_table(
             node = params
             for parent in parents:
                 node = node.setdefault(parent, {})
-            node[leaf] = _load_leaf(tensors, found[entry.name], entry, dtype, _sharding_of(sharding, entry))
+            place = sharding(entry.path, entry.leaf_shape) if callable(sharding) else sharding
+            node[leaf] = _load_leaf(tensors, found[entry.name], entry, dtype, place)
             progress.advance(1)
     return params
 
@@ -145,10 +145,10 @@ def _match(
             wrong["twice"].append(f"{found[target]} = {name}")
         else:
             found[target] = name
-            shape, wanted = tensors.shape(name), expected[target].shape
-            if shape != wanted or not tensors.is_float(name):
-                kind = "" if tensors.is_float(name) else f" {tensors.dtype(name)}"
-                wrong["misshaped"].append(f"{name}{kind} {list(shape)} for {list(wanted)}")
+            stored, wanted = tensors[name], expected[target].shape
+            if stored.shape != wanted or stored.dtype not in FLOATS:
+                kind = "" if stored.dtype in FLOATS else f" {stored.dtype}"
+                wrong["misshaped"].append(f"{name}{kind} {list(stored.shape)} for {list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in found]
     if any(wrong.values()):
         raise DataError(_describe(tensors.folder, wrong))
@@ -168,16 +168,6 @@ def _describe(where: Path | str, wrong: dict[str, list[str]]) -> str:
     if LM_HEAD in wrong["missing"]:
         lines[0] += " A head tied to the embedding needs tie_word_embeddings true."
     return "\n".join(lines)
-
-
-def _sharding_of(sharding: Sharding, entry: Entry) -> jax.sharding.Sharding | None:
-    if sharding is None or isinstance(sharding, jax.sharding.Sharding):
-        return sharding
-    if callable(sharding):
-        return sharding(entry.path, entry.leaf_shape)
-    for part in entry.path:
-        sharding = sharding[part]
-    return sharding
 
 
 def _load_leaf(
@@ -202,8 +192,8 @@ def _load_leaf(
     return leaf.block_until_ready()
 
 
-def deferred_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str, Deferred]:
-    """The table's tensors in file layout and `dtype`, each fetched from its device when it is written.
+def file_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str, np.ndarray]:
+    """The table's tensors in file layout and `dtype`, in this host's memory.
 
     Raises DataError unless the parameters are exactly those of the table.
     """
@@ -220,22 +210,23 @@ def deferred_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str
     }
     if any(wrong.values()):
         raise DataError(_describe("parameters to be written", wrong))
-    dtype = np.dtype(dtype)
+    tensors = {}
+    for entry in table:
+        array = np.asarray(leaves[entry.path])
+        tensors[entry.name] = np.asarray(array.T if entry.transpose else array, dtype=dtype, order="C")
+    return tensors
 
-    def make(entry: Entry) -> Callable[[], np.ndarray]:
-        def fetch() -> np.ndarray:
-            array = np.asarray(leaves[entry.path])
-            return np.asarray(array.T if entry.transpose else array, dtype=dtype, order="C")
 
-        return fetch
-
-    return {entry.name: Deferred(dtype, entry.shape, make(entry)) for entry in table}
+def read_target_config(path: str | Path) -> Qwen3Config:
+    """The shapes of a local folder's or hub id's target, without its weights."""
+    folder = hf.resolve_folder(path)
+    return hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
 
 
 def load_target(path: str | Path, dtype: Any, sharding: Sharding = None) -> tuple[Qwen3Config, Params]:
     """A target from a local folder or a hub id: its config, and its parameters in `dtype` on their devices."""
     folder = hf.resolve_folder(path)
-    config = hf.parse_config(folder, hf.read_config(folder), Qwen3Config.from_dict)
+    config = read_target_config(folder)
     tensors = hf.open_tensors(folder)
     skipped = ()
     if config.tie_word_embeddings and LM_HEAD in tensors:
@@ -246,14 +237,7 @@ def load_target(path: str | Path, dtype: Any, sharding: Sharding = None) -> tupl
 
 def _check_tied(tensors: hf.Tensors) -> None:
     """A stored lm_head under tie_word_embeddings must be the embedding; otherwise one of them would go unseen."""
-    if EMBEDDING not in tensors:
-        return  # reported with everything else that is missing
-    shape = tensors.shape(EMBEDDING)
-    same = tensors.shape(LM_HEAD) == shape
-    for start in range(0, shape[0] if same and shape else 0, _COMPARED_ROWS):
-        rows = (slice(start, start + _COMPARED_ROWS),)
-        same = same and np.array_equal(tensors.read(EMBEDDING, rows), tensors.read(LM_HEAD, rows))
-    if not same:
+    if EMBEDDING in tensors and not hf.same_matrix(tensors, LM_HEAD, tensors, EMBEDDING):
         raise DataError(
             f"{tensors.folder}: config.json has tie_word_embeddings true, but {LM_HEAD} differs from {EMBEDDING}.\n"
             f"Set it to false to use {LM_HEAD}, or remove that tensor to use the embedding."
@@ -304,4 +288,4 @@ def save_target(
     tokens = dict(token_ids or {})
     raw = {**target_config_dict(config, np.dtype(dtype).name), **tokens}
     extra = {"generation_config.json": tokens} if tokens else None
-    hf.write_folder(folder, deferred_tensors(target_table(config), params, dtype), raw, extra)
+    hf.write_folder(folder, file_tensors(target_table(config), params, dtype), raw, extra)

@@ -18,7 +18,7 @@ def test_all_four_loops_give_the_same_tokens_and_both_domino_loops_the_same_roun
     from benchmarks import torch_domino
 
     loaded = loading.load_target(TARGET, "float32")
-    models = loading.load_models(loaded, DRAFTER, ("domino",))
+    models = loading.load_models(loaded, DRAFTER)
     rows = read_prompts(f"{TARGET}/prompts_heldout.jsonl", 2)
     prompts = [encode_prompt(loaded.tokenizer, row, False) for row in rows]
     generator = make_generator(models, stop_ids=loaded.stop_ids, cache_slots=192, max_new_tokens=24)

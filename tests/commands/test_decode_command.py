@@ -13,12 +13,13 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.api import prompt_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import compare, measure
+from domino_jax.evals.models import check_head
 from domino_jax.evals.report import copy_folder
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
-from domino_jax.weights.loading import check_head, load_models, load_target
+from domino_jax.weights.loading import load_models, load_target
 from tests.helpers.decoding_models import decode_settings_of
 from tests.helpers.paths import ROOT
 
@@ -194,7 +195,7 @@ def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_pat
 def test_stop_ids_are_the_folders_and_ignore_eos_drops_them():
     loaded = load_target(str(TARGET), "float32")
     assert loaded.stop_ids == (257,) and loaded.tokenizer is None
-    models = load_models(loaded, None, ("autoregressive",))
+    models = load_models(loaded, None)
     settings = decode_settings_of(("autoregressive",), max_new_tokens=8, cache_length=64)
     assert new_generator(models, settings.generator(loaded.stop_ids)).stop_ids.tolist() == [257]
     ignoring = dataclasses.replace(settings, ignore_eos=True)

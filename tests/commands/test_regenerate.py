@@ -192,7 +192,7 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
 
 
 def test_the_drafter_runs_with_its_head_and_its_cache_holds_a_block(target):
-    models = regenerate.load_models(target, str(GOLDEN / "drafter"), ("backbone",))
+    models = regenerate.load_models(target, str(GOLDEN / "drafter"))
     answerer = conversations.Answerer(models, target.stop_ids, 2, 12, SamplingParams(), 0)
     assert answerer.mode == "draft"
     longest = 128 - 12 - models.drafter.config.num_drafts

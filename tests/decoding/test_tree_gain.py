@@ -28,7 +28,7 @@ def test_tau_of_the_chain_and_of_trees_of_16_and_64_nodes(temperature):
     config.decode.temperature = temperature
     settings = decode_settings(config.decode)
     target = load_target(config.target.path, settings.dtype)
-    models = load_models(target, config.drafter.path, settings.modes)
+    models = load_models(target, config.drafter.path)
     rows = read_prompts(config.eval.prompts, config.decode.num_prompts)
     prompts = [encode_prompt(target.tokenizer, row, settings.thinking, row["id"]) for row in rows]
     generator = new_generator(models, settings.generator(target.stop_ids))

@@ -122,7 +122,7 @@ def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_next_to_nothing(
 def compare_parts():
     """The head below 15 % of a round, the round below 1.10 × its parts; a busy machine gets three tries."""
     target = load_target(str(ASSETS / "tiny_qwen3"), "float32")
-    models = load_models(target, str(ASSETS / "tiny_domino"), ("domino",))
+    models = load_models(target, str(ASSETS / "tiny_domino"))
     generator = make_generator(models, cache_slots=384, max_new_tokens=160)
     state = generator.start([list(range(100, 150))], [0])
     for _ in range(3):
