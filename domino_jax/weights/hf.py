@@ -188,7 +188,7 @@ def same_matrix(tensors: Tensors, name: str, others: Tensors, other: str, dtype:
     if others[other].shape != shape or len(shape) != 2:
         return False
     for start in range(0, shape[0], COMPARED_ROWS):
-        rows = (slice(start, start + COMPARED_ROWS),)
+        rows = (slice(start, min(start + COMPARED_ROWS, shape[0])),)
         pair = tensors.read(name, rows), others.read(other, rows)
         if not np.array_equal(*(np.asarray(array, dtype or array.dtype) for array in pair)):
             return False

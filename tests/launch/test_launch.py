@@ -93,26 +93,14 @@ def job_pod(jobset):
 
 
 @pytest.mark.parametrize("name", UNWRAP)
-def test_a_dry_run_prints_the_golden_commands(name, capsys):
-    # By lines: to compare long texts as a whole can take pytest minutes.
-    assert dry_run(name, capsys).splitlines() == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-
-
-@pytest.mark.parametrize("name", UNWRAP)
-def test_every_word_of_the_command_survives_every_shell(name, capsys):
-    assert UNWRAP[name](dry_run(name, capsys))[-len(TRAIN) :] == TRAIN
-
-
-@pytest.mark.parametrize("name", UNWRAP)
-def test_a_dry_run_is_valid_shell(name, capsys):
-    text = dry_run(name, capsys)
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-
-
-@pytest.mark.parametrize("name", DRY_RUNS)
-def test_a_dry_run_shows_no_secret_of_the_environment(name, capsys, monkeypatch):
+def test_a_dry_run_prints_the_golden_commands_in_which_every_word_survives_and_no_secret_is(name, capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_canary")
-    assert "hf_canary" not in dry_run(name, capsys)
+    text = dry_run(name, capsys)
+    # By lines: to compare long texts as a whole can take pytest minutes.
+    assert text.splitlines() == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    assert UNWRAP[name](text)[-len(TRAIN) :] == TRAIN
+    assert "hf_canary" not in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
 @pytest.mark.parametrize("name", DRY_RUNS)
@@ -130,27 +118,17 @@ def test_an_environment_variable_needs_a_name(capsys):
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_parse(script):
+def test_scripts_parse_and_pass_shellcheck(script):
     subprocess.run(["bash", "-n", str(script)], check=True)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_scripts_pass_shellcheck(script):
     shellcheck = shutil.which("shellcheck", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed")
     subprocess.run([shellcheck, str(script)], check=True)
 
 
-@pytest.mark.parametrize("name", ["setup", "run"])
-def test_the_scripts_in_the_skypilot_task_parse(name):
+def test_the_skypilot_task_parses_and_places_every_process(tmp_path):
     task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
-    subprocess.run(["bash", "-n"], input=task[name], text=True, check=True)
-
-
-def test_the_skypilot_task_recovers_saved_runs_and_places_every_process(tmp_path):
-    task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
-    assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [42]}
+    subprocess.run(["bash", "-n"], input=task["setup"], text=True, check=True)
     program = "import os, sys; print([os.environ[n] for n in sorted(os.environ) if n[:4] == 'JAX_'], sys.argv[1:])"
     done = subprocess.run(
         ["bash", "-c", task["run"]],

@@ -63,17 +63,12 @@ def up(process):
     return process
 
 
-def test_the_end_of_the_tether_saves_the_run(host, tmp_path):
+@pytest.mark.parametrize("broken", [False, True], ids=["the input ends", "the connection breaks"])
+def test_the_end_of_the_tether_saves_the_run_also_without_an_output(host, tmp_path, broken):
     process = up(host(*saving(tmp_path, "--tether"), stdin=subprocess.PIPE))
-    process.stdin.close()
-    assert process.wait(20) == 42
-    assert (tmp_path / "state").read_text() == "saved"
-
-
-def test_a_broken_connection_takes_the_output_away_and_not_the_saving(host, tmp_path):
-    process = up(host(*saving(tmp_path, "--tether"), stdin=subprocess.PIPE))
-    for end in (process.stdout, process.stderr, process.stdin):
+    for end in (process.stdout, process.stderr)[: 2 * broken]:
         end.close()
+    process.stdin.close()
     assert process.wait(20) == 42
     assert (tmp_path / "state").read_text() == "saved"
     assert (tmp_path / "log").read_text() == "up\nsaving\n"
@@ -90,30 +85,27 @@ def test_no_signal_leaves_the_command_running(host, tmp_path, number):
         os.kill(pid, 0)
 
 
-def test_a_second_run_does_not_start_beside_the_first(host, tmp_path):
-    first = up(host(*saving(tmp_path)))
+def test_a_second_run_does_not_start_beside_the_first_and_does_when_that_has_left(host, tmp_path):
+    first = up(host(*saving(tmp_path, "--tether"), stdin=subprocess.PIPE))
     second = host("--wait=0.5", f"--log={tmp_path}/other", "--", "echo", "started")
     out, error = second.communicate(timeout=20)
     assert (second.returncode, out) == (2, "")
     assert f"process {first.pid} has a run on this machine" in error
+    third = host(f"--log={tmp_path}/other", "--", "bash", "-c", f"cat {tmp_path}/state")
+    assert "waiting" in third.stderr.readline()
     assert first.poll() is None
-
-
-def test_a_second_run_starts_when_the_first_has_left(host, tmp_path):
-    first = up(host(*saving(tmp_path, "--tether"), stdin=subprocess.PIPE))
-    second = host(f"--log={tmp_path}/other", "--", "bash", "-c", f"cat {tmp_path}/state")
-    assert "waiting" in second.stderr.readline()
     first.stdin.close()
-    assert second.communicate(timeout=20)[0] == "saved"
-    assert second.returncode == 0
+    assert third.communicate(timeout=20)[0] == "saved"
+    assert third.returncode == 0
 
 
 def test_stop_lets_the_run_save_and_waits_for_it(host, tmp_path):
     process = up(host(*saving(tmp_path, "--max_restarts=50")))
+    assert (tmp_path / "lock").read_text() == str(process.pid)
     stopping = host("--stop")
     assert stopping.wait(20) == 0
     assert (tmp_path / "state").read_text() == "saved"
-    assert process.wait(5) == 42
+    assert (process.wait(5), (tmp_path / "lock").read_text()) == (42, "")
     again = host("--stop")
     assert again.wait(20) == 0
     assert "no run on this machine" in again.stderr.read()
@@ -131,14 +123,6 @@ def test_stop_waits_for_a_run_that_does_not_say_which_process_it_is(host, tmp_pa
         with pytest.raises(subprocess.TimeoutExpired):
             stopping.wait(1)
     assert stopping.wait(10) == 0
-
-
-def test_a_run_that_has_left_leaves_no_number(host, tmp_path):
-    process = up(host(*saving(tmp_path)))
-    assert (tmp_path / "lock").read_text() == str(process.pid)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 42
-    assert (tmp_path / "lock").read_text() == ""
 
 
 def test_machines_that_share_a_home_have_their_own_locks(monkeypatch):

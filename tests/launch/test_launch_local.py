@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from launch import local
 from tests.helpers.launch_stand_ins import PATIENCE, SAVES, wait_for
 from tests.helpers.paths import ROOT
 
@@ -39,20 +38,14 @@ def log(tmp_path, rank):
     return (tmp_path / "logs" / f"rank-{rank}.log").read_text()
 
 
-def test_every_rank_has_its_place_and_its_log(tmp_path):
-    names = ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES")
-    process = launched(tmp_path, f"print([os.environ[name] for name in {names}])", "--devices=3")
+def test_every_rank_has_its_place_its_log_and_a_free_port_of_the_loopback(tmp_path):
+    names = ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES", "JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "JAX_COORDINATOR_ADDRESS")
+    process = launched(tmp_path, f"print(*(os.environ[name] for name in {names}))", "--devices=3")
     code, out, _ = finished(process)
-    assert code == 0
-    assert log(tmp_path, 0) == "['0', '2', 'cpu', '3']\n" == out
-    assert log(tmp_path, 1) == "['1', '2', 'cpu', '3']\n"
-
-
-def test_the_ranks_share_a_free_port_of_the_loopback(tmp_path):
-    assert finished(launched(tmp_path, "print(os.environ['JAX_COORDINATOR_ADDRESS'])"))[0] == 0
-    assert log(tmp_path, 0) == log(tmp_path, 1)
-    assert re.fullmatch(r"127\.0\.0\.1:\d+\n", log(tmp_path, 0))
-    assert local.free_port() > 1024
+    places = [log(tmp_path, rank).split() for rank in (0, 1)]
+    assert (code, out.split()) == (0, places[0])
+    assert [place[:4] for place in places] == [[str(rank), "2", "cpu", "3"] for rank in (0, 1)]
+    assert places[0][4] == places[1][4] and re.fullmatch(r"127\.0\.0\.1:\d+", places[0][4])
 
 
 # The first attempt leaves with what the test names, the second one well.
@@ -91,34 +84,32 @@ def test_a_survivor_is_ended_after_the_grace(tmp_path):
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_every_rank_and_nothing_starts_again(tmp_path, number):
-    process = launched(tmp_path, SAVES)
+def up(process, tmp_path):
+    """Wait until both ranks run."""
     assert process.stdout.readline() == "up\n"
     wait_for(lambda: "up" in log(tmp_path, 1))
+    return process
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["", "closed terminal"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_every_rank_which_saves_and_nothing_starts_again(tmp_path, number, closed):
+    process = up(launched(tmp_path, SAVES), tmp_path)
+    if closed:
+        process.stdout.close()
+        process.stderr.close()
     process.send_signal(number)
-    assert finished(process)[0] == 42
+    assert process.wait(PATIENCE) == 42
     assert log(tmp_path, 0) == log(tmp_path, 1) == "up\nsaved\n"
+    if not closed:
+        process.communicate()
 
 
 def test_ranks_that_do_not_leave_are_no_success(tmp_path):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(60)"
-    process = launched(tmp_path, deaf, "--grace=0.5")
-    assert process.stdout.readline() == "up\n"
-    wait_for(lambda: "up" in log(tmp_path, 1))
+    process = up(launched(tmp_path, deaf, "--grace=0.5"), tmp_path)
     process.send_signal(signal.SIGTERM)
     assert finished(process)[0] == 137
-
-
-def test_a_closed_terminal_ends_the_ranks_and_not_their_saving(tmp_path):
-    process = launched(tmp_path, SAVES)
-    assert process.stdout.readline() == "up\n"
-    wait_for(lambda: "up" in log(tmp_path, 1))
-    process.stdout.close()
-    process.stderr.close()
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(PATIENCE) == 42
-    assert log(tmp_path, 0) == log(tmp_path, 1) == "up\nsaved\n"
 
 
 def test_under_nohup_a_closed_terminal_is_ignored(tmp_path):

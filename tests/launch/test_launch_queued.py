@@ -81,37 +81,26 @@ def test_a_resource_that_was_made_for_another_command_is_refused(cloud, capsys):
     assert verbs(cloud, *CHANGES) == []
 
 
-def attempt_under_way(cloud, monkeypatch):
-    """An attempt whose launcher was stopped; the folder of its machines."""
+@pytest.mark.parametrize(
+    ("left", "later", "code", "changes"),
+    [
+        ("7 4 h0", [], 4, ["create"]),
+        ("7 0 h0", ["SUSPENDED"], 0, ["create"]),  # it ended before its machines were taken away
+        ("7 143 h0", ["SUSPENDED"] * 3 + ["ACTIVE"], 9, ["create", "delete", "create"]),  # a loss is not final
+    ],
+)
+def test_a_launcher_that_was_stopped_waits_again_for_the_same_attempt(cloud, left, later, code, changes):
     states(cloud, "-", "ACTIVE")
     on_create(cloud, 'echo "5 running h0" > $machines/h0; kill -TERM $PPID')
     with leaves(128 + signal.SIGTERM):
         run()
-    return stored(cloud) / (stored(cloud) / "attempt").read_text() / "machines"
-
-
-def test_a_launcher_that_was_stopped_waits_again_for_the_same_attempt(cloud, monkeypatch):
-    machines = attempt_under_way(cloud, monkeypatch)
-    (machines / "h0").write_text("7 4 h0\n")
-    assert run() == 4
-    assert verbs(cloud, *CHANGES) == ["create"]
-
-
-def test_a_loss_while_the_launcher_was_stopped_is_not_final(cloud, monkeypatch):
-    machines = attempt_under_way(cloud, monkeypatch)
-    (machines / "h0").write_text("7 143 h0\n")
-    states(cloud, "SUSPENDED", "SUSPENDED", "SUSPENDED", "ACTIVE")
-    on_create(cloud, 'echo "9 0 h0" > $machines/h0')
-    assert run() == 0
-    assert verbs(cloud, *CHANGES) == ["create", "delete", "create"]
-
-
-def test_a_run_that_ended_before_its_machines_were_taken_away_is_not_run_again(cloud, monkeypatch):
-    machines = attempt_under_way(cloud, monkeypatch)
-    (machines / "h0").write_text("7 0 h0\n")
-    states(cloud, "SUSPENDED")
-    assert run() == 0
-    assert verbs(cloud, *CHANGES) == ["create"]
+    machines = stored(cloud) / (stored(cloud) / "attempt").read_text() / "machines"
+    (machines / "h0").write_text(f"{left}\n")
+    if later:
+        states(cloud, *later)
+    on_create(cloud, 'echo "9 9 h0" > $machines/h0')
+    assert run() == code
+    assert verbs(cloud, *CHANGES) == changes
 
 
 def test_a_resource_that_somebody_deleted_ends_the_wait(cloud, capsys):
@@ -154,7 +143,7 @@ def test_machines_that_never_report_end_the_wait(monkeypatch):
 # ---------------------------------------------------------------- the start-up script
 
 
-def startup(cloud, monkeypatch, train, fetched=True):
+def startup(cloud, monkeypatch, train, fetched):
     """Runs the script as a machine would, with this folder for /root; the line that it leaves."""
     seen = []
     monkeypatch.setattr(queued_resources, "keep", lambda args: seen.append(args) or 0)
@@ -172,14 +161,13 @@ def startup(cloud, monkeypatch, train, fetched=True):
     return (stored(cloud) / "A" / "machines" / "h0").read_text().split()[1:]
 
 
-@pytest.mark.parametrize(("train", "code"), [("true", "0"), ("false", "1")])
-def test_a_machine_leaves_its_code_under_the_attempt_and_its_name(cloud, monkeypatch, train, code):
-    assert startup(cloud, monkeypatch, train) == [code, "h0"]
-
-
-def test_a_machine_that_cannot_fetch_the_code_reports_it_after_some_tries(cloud, monkeypatch):
-    assert startup(cloud, monkeypatch, "true", fetched=False) == ["2", "h0"]
-    assert calls(cloud, "sleep") == ["5", "20", "60", "120"]
+@pytest.mark.parametrize(
+    ("train", "fetched", "code", "pauses"),
+    [("true", True, "0", []), ("false", True, "1", []), ("true", False, "2", ["5", "20", "60", "120"])],
+)
+def test_a_machine_leaves_its_code_under_the_attempt_and_its_name(cloud, monkeypatch, train, fetched, code, pauses):
+    assert startup(cloud, monkeypatch, train, fetched) == [code, "h0"]
+    assert calls(cloud, "sleep") == pauses
 
 
 def test_stop_reaches_every_machine_as_root(cloud):

@@ -16,13 +16,11 @@ GKE = ["--name=n", "--accelerator=a", "--topology=4x4", "--hosts=4", "--image=i"
 
 
 def test_saved_hung_and_killed_runs_start_again_and_no_others():
-    assert [code for code in range(1, 131) if restarts.starts_again(code)] == [42, 43, 129]
+    assert [code for code in range(131) if restarts.starts_again(code)] == [42, 43, 129]
     assert all(restarts.starts_again(code) for code in (134, 137, 143))  # SIGABRT (a lost peer), SIGKILL, SIGTERM
-    assert not any(restarts.starts_again(code) for code in (0, 1, 2, 3, 4, 127, 130, 255))
-
-
-def test_a_death_by_signal_reads_as_in_a_shell():
+    assert not restarts.starts_again(255)
     assert [restarts.shell_code(code) for code in (0, 3, -9)] == [0, 3, 137]
+    assert (restarts.SAVED, restarts.HUNG) == (preemption.PREEMPTED, watchdog.HUNG)
 
 
 def test_the_first_final_failure_counts_for_all():
@@ -36,10 +34,6 @@ def test_pauses_double_up_to_a_minute_and_begin_again_after_a_run_that_lasted():
     pauses = restarts.Pauses()
     assert [pauses.after(0.1) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert [pauses.after(400), pauses.after(0.1)] == [1, 2]
-
-
-def test_fifty_runs_that_end_at_once_take_minutes_and_not_a_second():
-    pauses = restarts.Pauses()
     assert sum(pauses.after(0.0) for _ in range(restarts.MAX_RESTARTS)) > 40 * 60
 
 
@@ -98,10 +92,6 @@ def test_processes_wait_for_late_machines_and_take_them_for_lost(launcher, flags
     launcher.main([*flags, "--dry_run", "--", "train"])
     shown = capsys.readouterr().out
     assert all(f"{name}={value}" in shown for name, value in restarts.ENVIRONMENT.items())
-
-
-def test_the_codes_are_those_of_the_program():
-    assert (restarts.SAVED, restarts.HUNG) == (preemption.PREEMPTED, watchdog.HUNG)
 
 
 def test_the_machines_get_the_jax_that_the_tests_run_with():

@@ -63,15 +63,12 @@ def test_a_final_failure_of_one_machine_counts_for_the_run(cloud):
 
 
 @pytest.mark.parametrize("state", ["STOPPED", "PREEMPTED", "DELETING", "HIDDEN"])
-def test_a_vm_in_another_state_is_refused_and_not_deleted(cloud, capsys, state):
+def test_a_vm_in_another_state_is_refused_and_only_deleted_to_replace_it(cloud, capsys, state):
     states(cloud, state)
     with leaves(2, capsys, f"the VM n exists and is {state}"):
         run(cloud)
     assert verbs(cloud) == []
-
-
-def test_replace_deletes_it(cloud):
-    states(cloud, "STOPPED", "STOPPED", "READY")
+    states(cloud, state, state, "READY")
     remote(cloud, "exit 0")
     assert run(cloud, "--replace") == 0
     assert verbs(cloud) == ["delete", "create", *ATTEMPT]
@@ -181,12 +178,10 @@ def test_the_environment_is_made_once_and_again_when_the_requirements_change(tmp
     assert (len(calls(tmp_path, "python3")), len(calls(tmp_path, "uv"))) == (2, 4)
 
 
-def test_setting_up_is_tried_again_with_pauses(tmp_path):
+def test_setting_up_is_tried_again_with_pauses_and_runs_nothing_when_it_fails_at_last(tmp_path):
     assert on_tpu(tmp_path, "true", failures=2).returncode == 0
     assert calls(tmp_path, "sleep") == ["5", "20"]
-
-
-def test_setting_up_fails_at_last_and_runs_nothing(tmp_path):
+    (tmp_path / "venv" / "ready").unlink()
     done = on_tpu(tmp_path, "touch", str(tmp_path / "ran"), failures=9)
     assert done.returncode == 2
     assert "could not be made" in done.stderr

@@ -143,11 +143,9 @@ def test_a_file_is_prepared_once_and_not_before_its_first_byte(tmp_path):
 
 
 @pytest.mark.parametrize(("megabytes", "seconds"), [(0, 10), (0.5, 10), (5, 50), (1_000, 300)])
-def test_the_longer_files_in_a_bucket_are_the_rarer_they_are_replaced(bucket, megabytes, seconds):
-    rows = AppendingThread(bucket)
-    rows._files["rows"] = type("File", (), {"size": int(megabytes * 1e6)})
-    assert rows._interval() == seconds
-
-
-def test_a_disk_is_written_to_at_once(tmp_path):
-    assert AppendingThread(tmp_path)._interval() == 0
+def test_the_longer_files_in_a_bucket_are_the_rarer_they_are_replaced(bucket, tmp_path, megabytes, seconds):
+    file = type("File", (), {"size": int(megabytes * 1e6)})
+    for folder, pause in ((bucket, seconds), (tmp_path, 0)):
+        rows = AppendingThread(folder)
+        rows._files["rows"] = file
+        assert rows._interval() == pause

@@ -41,13 +41,16 @@ def waiting_thread():
         thread.join()
 
 
-def test_all_threads_keep_to_the_cores_and_get_all_back(cores, waiting_thread):
+def test_all_threads_keep_to_the_cores_and_get_all_back_also_after_an_error(cores, waiting_thread):
     waiting_thread()
-    with kept_to(1):
+    with pytest.raises(KeyError), kept_to(1):
         assert of_all_threads() == {1}
         waiting_thread()
         assert of_all_threads() == {1} and usable() == 1
+        assert f"1 of {os.cpu_count()} cores" in report.device()
+        raise KeyError
     assert of_all_threads() == {cores}
+    assert f"1 of {os.cpu_count()} cores" not in report.device()
 
 
 def test_the_idlest_core_is_taken(cores, monkeypatch):
@@ -67,23 +70,10 @@ def test_idle_time_is_known_of_every_core_and_never_falls(cores):
     assert all(second[core] >= spent > 0 for core, spent in first.items())
 
 
-def test_an_error_gives_them_back_too(cores):
-    with pytest.raises(KeyError), kept_to(1):
-        raise KeyError
-    assert of_all_threads() == {cores}
-
-
 @pytest.mark.parametrize("more", [0, 1])
 def test_zero_and_more_than_there_are_mean_all(cores, more):
     with kept_to(more * (cores + 1)):
         assert of_all_threads() == {cores}
-
-
-def test_a_report_names_the_cores_used(cores):
-    there = f"{os.cpu_count()} cores"
-    with kept_to(1):
-        assert f"1 of {there}" in report.device()
-    assert f"1 of {there}" not in report.device()
 
 
 def test_the_tiny_recipe_decodes_on_one():

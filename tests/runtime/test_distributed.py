@@ -1,4 +1,4 @@
-"""distributed.py with real processes: who listens where, who finds whom, and what a wrong environment is told."""
+"""distributed.py with real processes: who listens where, who finds whom, and what a wrong environment gets."""
 
 import os
 import re
@@ -11,7 +11,6 @@ import time
 import jax
 import pytest
 
-from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
@@ -63,10 +62,6 @@ def finish(process, seconds=60):
     return process.returncode, out, error
 
 
-def run(**environment):
-    return finish(start(**environment))
-
-
 def by_hand(port, count, process):
     return {
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
@@ -88,9 +83,9 @@ def listened(out):
 # ---------------------------------------------------------------- who finds whom
 
 
-def test_one_process_has_jaxs_services_on_the_loopback_alone():
-    code, out, _ = run()
-    assert code == 0
+def test_one_process_has_jaxs_services_on_the_loopback_alone_and_goes_round_a_proxy():
+    code, out, error = finish(start(http_proxy="http://127.0.0.1:9", DOMINO_INIT_SECONDS="20"))
+    assert code == 0, error
     assert "topology: 1 process, 1 device (cpu)\n" in out
     assert "process 0 of 1 primary True" in out
     assert listened(out) and listened(out) <= LOOPBACK_ONLY
@@ -98,7 +93,7 @@ def test_one_process_has_jaxs_services_on_the_loopback_alone():
 
 def test_every_interface_is_served_on_request():
     port = distributed.free_port()
-    code, out, _ = run(**by_hand(port, 1, 0), JAX_COORDINATOR_BIND_ADDRESS=f"[::]:{port}")
+    code, out, _ = finish(start(**by_hand(port, 1, 0), JAX_COORDINATOR_BIND_ADDRESS=f"[::]:{port}"))
     assert code == 0
     assert not listened(out) <= LOOPBACK_ONLY
 
@@ -110,12 +105,58 @@ def test_off_starts_no_service():
     assert listened(out) == set()
 
 
-def test_two_processes_by_hand_share_their_devices_and_stay_on_the_loopback():
-    (code, first, _), (other_code, second, _) = pair(JAX_NUM_CPU_DEVICES="2", DOMINO_NUM_PROCESSES="2")
-    assert (code, other_code) == (0, 0)
+# What processes do together, and at the end process 0 still writes while the other is done.
+TOGETHER = """
+    broadcast = agreement.multihost_utils.broadcast_one_to_all
+    def late(value):
+        print(f"broadcast at {time.time()}")
+        return broadcast(value)
+    def answer():
+        time.sleep(1)
+        print(f"answered at {time.time()}")
+        return 7 + jax.process_index()
+    def work():
+        time.sleep(1 - jax.process_index())
+        print(f"worked at {time.time()}")
+        return jax.process_index()
+    print("worked", agreement.primary_first(work), agreement.primary_first(lambda: "twice"))
+    agreement.multihost_utils.broadcast_one_to_all = late
+    print("answer", agreement.from_primary(answer))
+    agreement.multihost_utils.broadcast_one_to_all = broadcast
+    agreement.barrier("before the last one")
+    if jax.process_index() == 0: time.sleep(3)
+"""
+
+
+@pytest.fixture(scope="module")
+def together():
+    """The outputs of two processes that ended well."""
+    ends = pair(TOGETHER.strip(), JAX_NUM_CPU_DEVICES="2", DOMINO_NUM_PROCESSES="2")
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    return [out for _, out, _ in ends]
+
+
+def moments(outputs, what):
+    return [[float(moment) for moment in re.findall(rf"{what} at (\S+)", out)] for out in outputs]
+
+
+def test_two_processes_by_hand_share_their_devices_and_stay_on_the_loopback(together):
+    first, second = together
     assert "topology: 2 processes, 4 devices (cpu)\n" in first and "topology" not in second
     assert "process 0 of 2 primary True" in first and "process 1 of 2 primary False" in second
     assert listened(first) and listened(first) | listened(second) <= LOOPBACK_ONLY
+
+
+def test_the_first_process_works_before_the_others(together):
+    (first,), (second,) = moments(together, "worked")
+    assert first < second
+    assert [re.search("worked (.*twice)", out)[1] for out in together] == ["0 twice", "1 twice"]
+
+
+def test_what_the_first_process_finds_out_is_known_in_all_and_nobody_waits_for_it_in_a_collective(together):
+    assert [re.findall(r"answer (.*)", out) for out in together] == [["7"], ["7"]]
+    (answered,), none = moments(together, "answered")
+    assert none == [] and all(moment >= answered for out in moments(together, "broadcast") for moment in out)
 
 
 def test_two_slurm_tasks_on_one_node_reach_the_barrier_with_ranks_0_and_1():
@@ -128,57 +169,13 @@ def test_two_slurm_tasks_on_one_node_reach_the_barrier_with_ranks_0_and_1():
     assert listened(ends[0][1]) <= LOOPBACK_ONLY
 
 
-def test_a_proxy_does_not_stand_between_a_process_and_itself():
-    code, _, error = run(http_proxy="http://127.0.0.1:9", DOMINO_INIT_SECONDS="20")
-    assert code == 0, error
-
-
-HEARS = """
-import time
-from jax.experimental import multihost_utils
-
-def hears():
-    for step in range(600):
-        if multihost_utils.reached_preemption_sync_point(step):
-            return True
-        if step == 0:
-            print("ready", flush=True)
-        time.sleep(0.05)
-"""
-
-
-def test_sigterm_is_heard_in_a_run_of_one_process():
-    process = start("print('heard', hears())", prelude=HEARS)
-    while process.stdout.readline() != "ready\n":
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    code, out, _ = finish(process)
-    assert (code, "heard True" in out) == (0, True)
-
-
 # ---------------------------------------------------------------- a wrong environment
 
 
-def mistake(**environment):
-    """The error message about an environment, which has to come within a minute and with exit code 2."""
-    started = time.monotonic()
-    code, _, error = run(**environment)
+def test_a_missing_device_exits_2_and_names_the_variable():
+    code, _, error = finish(start(JAX_PLATFORMS="rocm"))
     assert (code, "Traceback" in error) == (2, False), error
-    assert time.monotonic() - started < 60
-    (message,) = [line for line in error.splitlines() if line.startswith("error: ")]
-    return message
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"JAX_PLATFORMS": "cuda"}, "JAX_PLATFORMS is 'cuda', and jax finds no such device"),
-        ({"DOMINO_NUM_PROCESSES": "2"}, "DOMINO_NUM_PROCESSES is 2, but 1 came up"),
-        ({"DOMINO_NUM_DEVICES": "8"}, "DOMINO_NUM_DEVICES is 8, but 1 came up"),
-    ],
-)
-def test_a_machine_other_than_requested_exits_2_and_names_the_variable(environment, message):
-    assert message in mistake(**environment)
+    assert "error: JAX_PLATFORMS is 'rocm', and jax finds no such device" in error
 
 
 @pytest.fixture
@@ -207,12 +204,14 @@ def place(monkeypatch):
         ({"DOMINO_INIT_SECONDS": "0"}, "DOMINO_INIT_SECONDS is '0'"),
         ({**by_hand(9_999, 1, 0), "DOMINO_HEARTBEAT_SECONDS": "soon"}, "DOMINO_HEARTBEAT_SECONDS is 'soon'"),
         ({"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}, "SLURM_NTASKS is 2 but SLURM_STEP_NODELIST is not set: start"),
+        ({"DOMINO_NUM_PROCESSES": "2"}, "DOMINO_NUM_PROCESSES is 2, but 1 came up"),
+        ({"DOMINO_NUM_DEVICES": "8"}, "DOMINO_NUM_DEVICES is 8, but 1 came up"),
     ],
 )
 def test_a_variable_that_is_wrong_or_missing_is_named(place, environment, message):
     place(**environment)
     with pytest.raises(DominoError, match=re.escape(message)) as error:
-        distributed.initialize("auto")
+        distributed.initialize("off" if "came up" in message else "auto")
     assert error.value.exit_code == 2
 
 
@@ -222,25 +221,22 @@ def test_manual_asks_for_every_variable(place):
         distributed.initialize("manual")
 
 
-def test_a_port_that_is_taken_is_named():
+def test_a_port_that_is_taken_is_named(place):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        message = mistake(**by_hand(port, 1, 0))
-    assert f"JAX_COORDINATOR_ADDRESS: process 0 cannot listen on 127.0.0.1:{port} (Address already in use)" in message
+        place(**by_hand(port, 1, 0))
+        message = f"JAX_COORDINATOR_ADDRESS: process 0 cannot listen on 127.0.0.1:{port} (Address already in use)"
+        with pytest.raises(DominoError, match=re.escape(message)):
+            distributed.initialize("auto")
 
 
-@pytest.mark.parametrize("process", [0, 1])
-def test_a_process_whose_peer_never_comes_gives_up_with_exit_2(process):
-    message = mistake(**by_hand(distributed.free_port(), 2, process), DOMINO_INIT_SECONDS="2")
-    assert "waited 2 s for all processes at JAX_COORDINATOR_ADDRESS=127.0.0.1:" in message
-    assert "raise DOMINO_INIT_SECONDS" in message
-
-
-def test_a_peer_that_comes_too_late_counts_as_lost_where_a_launcher_starts_again():
-    environment = by_hand(distributed.free_port(), 2, 0)
-    code, _, error = run(**environment, DOMINO_INIT_SECONDS="2", DOMINO_RESTARTED="1")
-    assert code == -signal.SIGABRT
-    assert "waited 2 s for all processes" in error
+def test_processes_whose_peers_never_come_give_up_with_2_or_as_lost_where_a_launcher_starts_again():
+    for process, environment, left in ((0, {"DOMINO_RESTARTED": "1"}, -signal.SIGABRT), (1, {}, 2)):
+        place = by_hand(distributed.free_port(), 3, process)
+        code, _, error = finish(start(**place, DOMINO_INIT_SECONDS="2", **environment))
+        assert (code, "Traceback" in error) == (left, False), error
+        assert "error: waited 2 s for all processes at JAX_COORDINATOR_ADDRESS=127.0.0.1:" in error
+        assert "raise DOMINO_INIT_SECONDS" in error
 
 
 def test_the_patience_at_the_start_is_below_a_minute():
@@ -254,24 +250,17 @@ def test_a_device_used_too_early_is_reported_with_its_remedy(place):
         distributed.initialize("auto")
 
 
-def test_an_unknown_mode_is_refused():
-    with pytest.raises(DominoError, match="--distributed=on: set it to one of off, auto, manual"):
-        distributed.initialize("on")
-
-
 # ---------------------------------------------------------------- leaving
 
 
 FAILS = "from domino_jax.runtime.errors import NonFiniteError\n    if jax.process_index() == {}: {}"
 
 
-@pytest.mark.parametrize("process", [0, 1])
-def test_the_exit_code_of_a_process_that_fails_alone_survives(process):
-    act = FAILS.format(process, "raise NonFiniteError('a loss')")
-    ends = pair(act, DOMINO_HEARTBEAT_SECONDS="5")
-    code, _, error = ends[process]
+def test_the_exit_code_of_a_process_that_fails_alone_survives():
+    ends = pair(FAILS.format(0, "raise NonFiniteError('a loss')"), DOMINO_HEARTBEAT_SECONDS="5")
+    code, _, error = ends[0]
     assert (code, "error: a loss" in error) == (4, True)
-    assert ends[1 - process][0] != 0
+    assert ends[1][0] != 0
 
 
 def test_an_unexpected_exception_in_one_process_keeps_its_traceback_and_ends_it():
@@ -328,53 +317,17 @@ def test_a_command_that_is_not_preemptible_is_ended_by_sigterm():
     assert ended.returncode == -signal.SIGTERM
 
 
-ASKS = """
-    broadcast = agreement.multihost_utils.broadcast_one_to_all
-    def late(value):
-        print(f"broadcast at {time.time()}")
-        return broadcast(value)
-    agreement.multihost_utils.broadcast_one_to_all = late
-    def work():
-        time.sleep(1)
-        print(f"worked at {time.time()}")
-        return 7 + jax.process_index()
-    print("result", agreement.from_primary(work))
-"""
-
-
-def test_what_the_first_process_finds_out_is_known_in_all_and_nobody_waits_for_it_in_a_collective():
-    ends = pair(ASKS.strip())
-    assert [code for code, _, _ in ends] == [0, 0]
-    assert [re.findall(r"result (.*)", out) for _, out, _ in ends] == [["7"], ["7"]]
-    assert [len(re.findall("worked at", out)) for _, out, _ in ends] == [1, 0]
-    worked = float(re.search(r"worked at (\S+)", ends[0][1])[1])
-    assert all(float(re.search(r"broadcast at (\S+)", out)[1]) >= worked for _, out, _ in ends)
-
-
-def test_the_flag_offers_the_modes():
-    assert set(cli.CHOICES["distributed"]) == set(distributed.MODES)
-
-
-def test_processes_that_are_done_wait_for_one_that_still_writes():
-    ends = pair("if jax.process_index() == 0: time.sleep(3)")
-    assert [code for code, _, _ in ends] == [0, 0]
-
-
-WORKS = """
+FAILS_FIRST = """
+    from domino_jax.runtime.errors import DataError
     def work():
         time.sleep(1 - jax.process_index())
         print(f"worked at {time.time()}")
-        if OUTCOME: raise DataError("row 3 is broken")
-        return jax.process_index()
-    from domino_jax.runtime.errors import DataError
-    print("result", agreement.primary_first(work), agreement.primary_first(lambda: "twice"))
+        raise DataError("row 3 is broken")
+    agreement.primary_first(work)
 """
 
 
-@pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 3)])
-def test_the_first_process_works_before_the_others_also_when_it_fails(fails, code):
-    ends = pair(WORKS.replace("OUTCOME", str(fails)).strip(), DOMINO_HEARTBEAT_SECONDS="5")
-    moments = [float(re.search(r"worked at (\S+)", out)[1]) for _, out, _ in ends]
-    assert moments[0] < moments[1] and ends[0][0] == code
-    if not fails:
-        assert [re.search("result (.*)", out)[1] for _, out, _ in ends] == ["0 twice", "1 twice"]
+def test_the_others_work_also_after_a_first_process_that_failed():
+    ends = pair(FAILS_FIRST.strip(), DOMINO_HEARTBEAT_SECONDS="5")
+    (first,), (second,) = moments([out for _, out, _ in ends], "worked")
+    assert first < second and ends[0][0] == 3

@@ -7,7 +7,7 @@ import subprocess
 import jax
 import pytest
 
-from domino_jax.runtime.environment import VARIABLES, environment, git_state, packages, write_environment
+from domino_jax.runtime.environment import VARIABLES, git_state, write_environment
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
 
@@ -29,48 +29,33 @@ def checkout(tmp_path):
     return package
 
 
-def test_env_json_names_versions_devices_and_processes(tmp_path):
-    write_environment(tmp_path)
-    told = json.loads((tmp_path / "env.json").read_text())
-    assert told["packages"]["jax"] == jax.__version__
-    assert told["device_kinds"] == {"cpu": told["device_count"]} and told["backend"] == "cpu"
-    assert told["process_count"] == 1 and told["python"].startswith("3.")
-    assert {"date", "domino_jax", "git", "local_device_count", "cores"} <= told.keys()
-
-
-def test_flags_are_recorded_and_tokens_are_not(monkeypatch):
+def test_env_json_names_versions_devices_and_flags_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_canary_flag=1")
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_canary=2")
     for name in ("HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN"):
         monkeypatch.setenv(name, "canary-secret")
-    told = environment()
-    assert told["variables"]["XLA_FLAGS"] == "--xla_canary_flag=1"
-    assert told["variables"]["LIBTPU_INIT_ARGS"] == "--xla_tpu_canary=2"
-    assert set(told["variables"]) <= set(VARIABLES)
-    assert "canary-secret" not in json.dumps(told)
+    write_environment(tmp_path)
+    text = (tmp_path / "env.json").read_text()
+    found = json.loads(text)
+    assert found["packages"]["jax"] == jax.__version__
+    assert all("/" not in version and "@" not in version for version in found["packages"].values())
+    assert found["device_kinds"] == {"cpu": found["device_count"]} and found["backend"] == "cpu"
+    assert found["process_count"] == 1 and found["python"].startswith("3.")
+    assert {"date", "domino_jax", "git", "local_device_count", "cores"} <= found.keys()
+    assert found["variables"]["XLA_FLAGS"] == "--xla_canary_flag=1"
+    assert found["variables"]["LIBTPU_INIT_ARGS"] == "--xla_tpu_canary=2"
+    assert set(found["variables"]) <= set(VARIABLES) and "canary-secret" not in text
 
 
-def test_packages_are_names_and_versions_alone():
-    assert all("/" not in version and "@" not in version for version in packages().values())
-
-
-def test_a_clean_checkout(checkout):
+def test_a_checkouts_commit_and_the_hash_of_what_was_changed(checkout):
     assert git_state(checkout) == {"sha": git(checkout, "rev-parse", "HEAD"), "dirty": False, "diff_sha256": None}
-
-
-def test_a_changed_file_is_dirty_and_its_difference_has_a_hash(checkout):
+    (checkout / "new.py").write_text("")
+    assert git_state(checkout)["dirty"]
     hashes = set()
     for text in ("x = 1\n", "x = 2\n"):
         (checkout / "__init__.py").write_text(text)
-        state = git_state(checkout)
-        assert state["dirty"]
-        hashes.add(state["diff_sha256"])
+        hashes.add(git_state(checkout)["diff_sha256"])
     assert len(hashes) == 2 and None not in hashes
-
-
-def test_a_new_file_is_dirty(checkout):
-    (checkout / "new.py").write_text("")
-    assert git_state(checkout)["dirty"]
 
 
 def test_a_package_that_is_not_tracked_has_no_state(checkout):

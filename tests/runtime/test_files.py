@@ -52,8 +52,7 @@ def make(fresh):
     fresh.write_text("whole")
 assert make_once(pathlib.Path("folder/target"), make).read_text() == "whole"
 """
-    root = ROOT
-    environment = {"PYTHONPATH": str(root)}
+    environment = {"PYTHONPATH": str(ROOT)}
     processes = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment) for _ in range(3)]
     assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
     assert (tmp_path / "made").read_text() == "x"

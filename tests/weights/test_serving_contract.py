@@ -7,7 +7,6 @@ tensors they do not know and leave those that are missing at random, so the name
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 from safetensors import safe_open
 
@@ -16,11 +15,10 @@ from domino_jax.evals.model_card import model_card
 from domino_jax.recipe import cli
 from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter
-from domino_jax.weights.loading import load_target
+from domino_jax.weights.target import read_target_config
 from tests.commands.test_export import RECIPE
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import GOLDEN, ROOT
 
-GOLDEN = ROOT / "tests" / "golden"
 HUB_ID = "owner/target"
 
 
@@ -82,8 +80,7 @@ def assert_vllm_serves_alone(folder):
 
 
 def drafter(name, head, **changes):
-    target = load_target(str(GOLDEN / name / "target"), "float32")
-    config, params = load_drafter(GOLDEN / name / "drafter", target.model.config, np.dtype("float32"))
+    config, params = load_drafter(GOLDEN / name / "drafter", read_target_config(GOLDEN / name / "target"), "float32")
     if not head:
         params = {"backbone": params["backbone"]}
         changes = {"projector": "dflash", "emb_dim": 0, "gru_hidden_dim": 0, "pure_draft_prefix_len": 0, **changes}
@@ -108,7 +105,7 @@ def written(tmp_path, config, params, target=HUB_ID, **choices):
     return tmp_path / "out", (tmp_path / "out" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("target", [HUB_ID, "/models/target", "./models/target"])
+@pytest.mark.parametrize("target", [HUB_ID, "./models/target"])
 @pytest.mark.parametrize("case", SERVED)
 def test_an_export_opens_in_sglang_and_its_card_has_the_command(tmp_path, case, target):
     name, head, changes = SERVED[case]
@@ -138,8 +135,9 @@ def test_a_drafter_that_no_server_drafts_with_has_a_note_and_in_its_card(tmp_pat
     with pytest.raises(AssertionError):
         assert_sglang_opens(folder)
     # Read here all the same.
-    target = load_target(str(GOLDEN / name / "target"), "float32")
-    assert load_drafter(folder, target.model.config, "float32")[0].to_dict() == config.to_dict()
+    assert (
+        load_drafter(folder, read_target_config(GOLDEN / name / "target"), "float32")[0].to_dict() == config.to_dict()
+    )
     raw = json.loads((folder / "config.json").read_text())
     assert raw.get("sample_from_anchor") is (True if not head else None)
 
@@ -155,8 +153,8 @@ def test_specforge_gets_the_architecture_its_training_looks_for(tmp_path, head):
     raw = json.loads((folder / "config.json").read_text())
     assert raw["architectures"] == ["DominoDraftModel" if head else "DFlashDraftModel"]
     assert "speculators_config" not in raw and shapes_of(folder) == wanted_shapes(raw)
-    target = load_target(str(GOLDEN / "untied_noshift" / "target"), "float32")
-    assert load_drafter(folder, target.model.config, "float32")[0].to_dict() == config.to_dict()
+    target = read_target_config(GOLDEN / "untied_noshift" / "target")
+    assert load_drafter(folder, target, "float32")[0].to_dict() == config.to_dict()
 
 
 def test_the_command_line_knows_the_formats():

@@ -82,23 +82,25 @@ def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path, name, algo
     jax.tree.map(np.testing.assert_array_equal, original, params)
 
 
-def test_keys_left_out_mean_the_defaults_of_qwen3(tmp_path):
-    folder = speculators(tmp_path / "theirs", "tied_shift", "dflash", copies=False)
+def changed_layer(folder: Path, **changes) -> Path:
+    """The folder with other keys in transformer_layer_config; None removes one."""
     raw = json.loads((folder / "config.json").read_text())
-    del raw["transformer_layer_config"]["rope_parameters"]
+    layer = {**raw["transformer_layer_config"], **changes}
+    raw["transformer_layer_config"] = {key: value for key, value in layer.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(raw))
+    return folder
+
+
+def test_keys_left_out_mean_the_defaults_of_qwen3(tmp_path):
+    folder = changed_layer(speculators(tmp_path, "tied_shift", "dflash", copies=False), rope_parameters=None)
     config, _ = load_drafter(folder, golden("tied_shift")[0], "float32")
     assert (config.rope_theta, config.rms_norm_eps) == (10_000.0, 1e-6)
 
 
 @pytest.mark.parametrize("non_causal, causal", [(False, True), (True, False)])
 def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal, causal):
-    folder = speculators(
-        tmp_path / "theirs", "tied_shift", "dflash", sliding_window_non_causal=non_causal, copies=False
-    )
-    raw = json.loads((folder / "config.json").read_text())
-    raw["transformer_layer_config"] |= {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 6}
-    (folder / "config.json").write_text(json.dumps(raw))
+    folder = speculators(tmp_path, "tied_shift", "dflash", sliding_window_non_causal=non_causal, copies=False)
+    changed_layer(folder, layer_types=["full_attention", "sliding_attention"], sliding_window=6)
     config, _ = load_drafter(folder, golden("tied_shift")[0], "float32")
     assert [config.causal(layer) for layer in (0, 1)] == [False, causal]
     assert [config.window(layer) for layer in (0, 1)] == [None, 6]
@@ -136,11 +138,10 @@ def test_embeddings_that_are_not_the_targets_are_refused(tmp_path, name, tensor)
 
 def test_a_flat_folder_with_speculators_keys_is_a_public_one(tmp_path):
     target, _, _ = golden("untied_noshift")
-    folder = speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False)
-    config, params = load_drafter(folder, target, "float32")
+    config, params = load_drafter(
+        speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False), target, "float32"
+    )
     save_drafter(tmp_path / "ours", config, params, "float32", formats.SERVING, "owner/target")
     raw = hf.read_config(tmp_path / "ours")
     assert raw["transformer_layer_config"] == {} and raw["speculators_model_type"] == "dflash"
-    again, loaded = load_drafter(tmp_path / "ours", target, "float32")
-    assert again.to_dict() == config.to_dict()
-    jax.tree.map(np.testing.assert_array_equal, params, loaded)
+    assert load_drafter(tmp_path / "ours", target, "float32")[0].to_dict() == config.to_dict()
