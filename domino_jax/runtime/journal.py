@@ -4,6 +4,7 @@ A line counts once its end is on the disk. What follows the last whole line was 
 removes it.
 """
 
+import collections
 import contextlib
 import fcntl
 import json
@@ -71,15 +72,8 @@ def whole_lines(path: Path) -> Iterator[Line]:
 def torn_bytes(path: Path) -> int:
     """The number of bytes after the file's last line end."""
     with path.open("rb") as file:
-        end = size = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 65_536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                return size - (start + newline + 1)
-            end = start
-    return size
+        last = b"".join(collections.deque(file, maxlen=1))
+    return 0 if last.endswith(b"\n") else len(last)
 
 
 def remove_torn_line(path: Path) -> None:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DominoError, quote
 
 SHOWN = 3  # lines of differences: with the first and the last, a message has five
-SHORT = 60  # characters of a value
 
 Differences = dict[str, tuple[Any, Any]]
 
@@ -40,12 +39,5 @@ def refuse(found: Differences, heading: str, advice: str) -> None:
 
 
 def _lines(found: Differences) -> Sequence[str]:
-    lines = [f"  {key}: {_short(before)} before, {_short(now)} now" for key, (before, now) in found.items()]
-    if len(lines) <= SHOWN:
-        return lines
-    return [*lines[: SHOWN - 1], f"  and {len(lines) - SHOWN + 1} more"]
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
+    lines = [f"  {key}: {quote(before)} before, {quote(now)} now" for key, (before, now) in found.items()]
+    return lines if len(lines) <= SHOWN else [*lines[: SHOWN - 1], f"  and {len(lines) - SHOWN + 1} more"]

@@ -61,20 +61,15 @@ def refuse_other_layouts(raw: dict[str, Any], names: Iterable[str]) -> None:
         raw: the parsed config.json.  names: the tensor names of the folder.
     """
     stored = sorted(_EMBEDDINGS & set(names))
-    architectures = raw.get("architectures")
-    dspark = [name for name in architectures if "DSpark" in str(name)] if isinstance(architectures, list) else []
-    if dspark:
+    if "DSpark" in str(raw.get("architectures")):
         raise DataError(
-            f"this drafter is in the DeepSpec layout ({', '.join(map(quote, dspark[:3]))}), not the public Domino one:"
-            " its keys are flat at the top level, its head is another one, and it stores embed_tokens and lm_head.\n"
+            f"this drafter is in the DeepSpec layout ({quote(raw['architectures'])}), not the public Domino one.\n"
             "To convert its backbone: move mask_token_id and target_layer_ids into dflash_config, keep the tensors"
-            " fc, hidden_norm, layers and norm,\n"
-            "and drop its head, and embed_tokens and lm_head if they equal the target's."
+            " fc, hidden_norm, layers and norm, and drop the others."
         )
     if stored:
         raise DataError(
-            f"this drafter stores {', '.join(stored)}; the public Domino layout takes embeddings and lm_head from the"
-            " target (DeepSpec stores them).\n"
+            f"this drafter stores {', '.join(stored)}, which the public Domino layout takes from the target.\n"
             "To convert: check that they equal the target's and drop them; a drafter with its own cannot be used."
         )
 

@@ -155,10 +155,10 @@ def _match(
     return found
 
 
-def _describe(where: Path | str, wrong: dict[str, list[str]]) -> str:
+def _describe(folder: Path, wrong: dict[str, list[str]]) -> str:
     """At most five lines: what disagrees, and up to ten names in all."""
     counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
-    lines = [f"{where}: the tensors are not those that config.json describes ({counts})."]
+    lines = [f"{folder}: the tensors are not those that config.json describes ({counts})."]
     room = hf.LISTED
     for kind, names in wrong.items():
         if names and room:
@@ -198,18 +198,11 @@ def file_tensors(table: list[Entry], params: Params, dtype: Any) -> dict[str, np
     Raises DataError unless the parameters are exactly those of the table.
     """
     leaves = {tuple(key.key for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    paths = {entry.path for entry in table}
-    wrong = {
-        "missing": ["/".join(entry.path) for entry in table if entry.path not in leaves],
-        "unknown": ["/".join(path) for path in leaves if path not in paths],
-        "misshaped": [
-            f"{'/'.join(entry.path)} {list(leaves[entry.path].shape)} for {list(entry.leaf_shape)}"
-            for entry in table
-            if entry.path in leaves and leaves[entry.path].shape != entry.leaf_shape
-        ],
-    }
-    if any(wrong.values()):
-        raise DataError(_describe("parameters to be written", wrong))
+    shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    wrong = dict(shapes.items() ^ {entry.path: entry.leaf_shape for entry in table}.items())
+    if wrong:
+        names = hf.list_names(["/".join(path) for path in wrong])
+        raise DataError(f"these parameters are not as the config describes them, and are not written: {names}.")
     tensors = {}
     for entry in table:
         array = np.asarray(leaves[entry.path])
