@@ -26,7 +26,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 JSON_LIMIT = 16_000_000  # bytes; the index of a 64-layer model has 0.1 MB
 SHARD_LIMIT = 10_000
-SHARD_BYTES = 5_000_000_000  # what the public tools write: a file above it goes into several
 COMPARED_ROWS = 4096  # of two matrices, so that the host never holds two embeddings
 LISTED = 10  # names in one message
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5", ".msgpack")
@@ -264,19 +263,13 @@ def write_folder(
     for name, tensor in tensors.items():
         if not is_finite(tensor):
             raise DataError(f"tensor {quote(name)} holds NaN or an infinity; it is not written.")
-    shards = _shards(tensors)
     jsons = {**(extra_json or {}), "config.json": config}
-    if len(shards) > 1:
-        weight_map = {name: shard for shard, names in shards.items() for name in names}
-        total = sum(tensor.nbytes for tensor in tensors.values())
-        jsons = {INDEX: {"metadata": {"total_size": total}, "weight_map": weight_map}, **jsons}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for entry in folder.iterdir():
             if _EARLIER.fullmatch(entry.name):
                 entry.unlink()
-        for shard, names in shards.items():
-            _write(folder / shard, safetensors.numpy.save({name: tensors[name] for name in names}, {"format": "pt"}))
+        _write(folder / SINGLE, safetensors.numpy.save(dict(tensors), {"format": "pt"}))
         for name, content in jsons.items():
             text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
             _write(folder / name, f"{text}\n".encode())
@@ -320,21 +313,6 @@ def _remove_unfinished(folder: Path) -> None:
     for entry in list(folder.parent.iterdir()):
         if name.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
-
-
-def _shards(tensors: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
-    """{file name: tensor names}: one file, or more where SHARD_BYTES is exceeded."""
-    groups: list[list[str]] = [[]]
-    filled = 0
-    for name in sorted(tensors):
-        if groups[-1] and filled + tensors[name].nbytes > SHARD_BYTES:
-            groups.append([])
-            filled = 0
-        groups[-1].append(name)
-        filled += tensors[name].nbytes
-    if len(groups) == 1:
-        return {SINGLE: groups[0]}
-    return {f"model-{i + 1:05d}-of-{len(groups):05d}.safetensors": group for i, group in enumerate(groups)}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -2,45 +2,22 @@
 
 import dataclasses
 import filecmp
-import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
-from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import check_fits, drafter_table, load_drafter, refuse_other_layouts, save_drafter
+from tests.helpers.golden_files import SETS, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.paths import GOLDEN
 from tests.helpers.public_drafter import PUBLIC_8B
 
-SETS = ["tied_shift", "untied_noshift"]
 HEAD = ("prefix_gru", "embed_proj")
-
-
-def golden_raw(name: str, part: str) -> dict:
-    return json.loads((GOLDEN / name / part / "config.json").read_text())
-
-
-def target_of(name: str) -> Qwen3Config:
-    return Qwen3Config.from_dict(golden_raw(name, "target"))
-
-
-def tensors_of(name: str) -> dict[str, np.ndarray]:
-    return load_file(GOLDEN / name / "drafter" / hf.SINGLE)
-
-
-def write(folder: Path, raw: dict, tensors: dict[str, np.ndarray]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(raw))
-    save_file(tensors, folder / hf.SINGLE)
-    return folder
 
 
 def public_shapes(hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
@@ -85,7 +62,7 @@ def test_public_drafters_have_exactly_these_62_tensors_and_58_without_a_head(hid
 
 @pytest.mark.parametrize("name", SETS)
 def test_the_table_lists_exactly_the_modules_parameters(name):
-    config = DrafterConfig.from_dict(golden_raw(name, "drafter"))
+    config = DrafterConfig.from_dict(raw_config(name, "drafter"))
     length, width, slots = 8, config.hidden_size, config.block_size
     features = jnp.zeros((1, length, len(config.target_layer_ids) * width))
     blocks = jnp.zeros((1, 2, slots, width))
@@ -98,7 +75,7 @@ def test_the_table_lists_exactly_the_modules_parameters(name):
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_float32_drafter_written_back_is_the_same_file(tmp_path, name):
-    config, params = load_drafter(GOLDEN / name / "drafter", target_of(name), "float32")
+    config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
     save_drafter(tmp_path, config, params, "float32")
     assert filecmp.cmp(GOLDEN / name / "drafter" / hf.SINGLE, tmp_path / hf.SINGLE, shallow=False)
 
@@ -107,12 +84,12 @@ def test_a_float32_drafter_written_back_is_the_same_file(tmp_path, name):
 @pytest.mark.parametrize("head", ["domino", "dflash"])
 @pytest.mark.parametrize("name", SETS)
 def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name, head, through):
-    config, params = load_drafter(GOLDEN / name / "drafter", target_of(name), "float32")
+    config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
     if head == "dflash":
         del params["head"]
         config = dataclasses.replace(config, projector="dflash", emb_dim=0, gru_hidden_dim=0, pure_draft_prefix_len=0)
     save_drafter(tmp_path / "first", config, params)
-    again, params = load_drafter(tmp_path / "first", target_of(name), through)
+    again, params = load_drafter(tmp_path / "first", target_config(name), through)
     save_drafter(tmp_path / "second", again, params)
     assert again == dataclasses.replace(config, layer_types=again.layer_types)
     names = ["config.json", hf.SINGLE]
@@ -120,11 +97,11 @@ def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name, head
 
 
 def test_the_written_config_has_the_keys_of_the_public_one(tmp_path):
-    config, params = load_drafter(GOLDEN / "tied_shift" / "drafter", target_of("tied_shift"), "float32")
+    config, params = load_drafter(GOLDEN / "tied_shift" / "drafter", target_config("tied_shift"), "float32")
     save_drafter(tmp_path, config, params)
     raw = hf.read_config(tmp_path)
     assert set(PUBLIC_8B) <= set(raw)
-    assert raw["dflash_config"] == golden_raw("tied_shift", "drafter")["dflash_config"]
+    assert raw["dflash_config"] == raw_config("tied_shift", "drafter")["dflash_config"]
     assert (raw["architectures"], raw["dtype"]) == (["DFlashDraftModel"], "bfloat16")
     assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"] == 1e6
 
@@ -133,29 +110,29 @@ def test_the_written_config_has_the_keys_of_the_public_one(tmp_path):
 def test_the_old_logit_head_prefix_is_stripped(tmp_path, moved):
     tensors = {
         f"logit_head.{key}" if key.startswith(tuple(moved)) else key: array
-        for key, array in tensors_of("tied_shift").items()
+        for key, array in stored_tensors("tied_shift", "drafter").items()
     }
-    folder = write(tmp_path, golden_raw("tied_shift", "drafter"), tensors)
-    _, params = load_drafter(folder, target_of("tied_shift"), "float32")
-    _, expected = load_drafter(GOLDEN / "tied_shift" / "drafter", target_of("tied_shift"), "float32")
+    folder = write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors)
+    _, params = load_drafter(folder, target_config("tied_shift"), "float32")
+    _, expected = load_drafter(GOLDEN / "tied_shift" / "drafter", target_config("tied_shift"), "float32")
     jax.tree.map(np.testing.assert_array_equal, expected, params)
 
 
 def test_a_tensor_under_both_its_names_is_refused(tmp_path):
-    tensors = tensors_of("tied_shift")
+    tensors = stored_tensors("tied_shift", "drafter")
     tensors["logit_head.embed_proj.0.weight"] = tensors["embed_proj.0.weight"]
-    folder = write(tmp_path, golden_raw("tied_shift", "drafter"), tensors)
+    folder = write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors)
     with pytest.raises(DataError, match="1 twice") as error:
-        load_drafter(folder, target_of("tied_shift"), "float32")
+        load_drafter(folder, target_config("tied_shift"), "float32")
     assert "embed_proj.0.weight = logit_head.embed_proj.0.weight" in str(error.value)
 
 
 def test_a_dflash_config_over_a_domino_file_is_refused(tmp_path):
-    raw = golden_raw("tied_shift", "drafter")
+    raw = raw_config("tied_shift", "drafter")
     del raw["dflash_config"]["projector_type"]
-    folder = write(tmp_path, raw, tensors_of("tied_shift"))
+    folder = write_model(tmp_path, raw, stored_tensors("tied_shift", "drafter"))
     with pytest.raises(DataError, match="4 unknown"):
-        load_drafter(folder, target_of("tied_shift"), "float32")
+        load_drafter(folder, target_config("tied_shift"), "float32")
 
 
 # ---- fit to the target -----------------------------------------------------------------------------------------------
@@ -176,32 +153,34 @@ def test_a_dflash_config_over_a_domino_file_is_refused(tmp_path):
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_with_both_values(drafter, target, values):
-    config = DrafterConfig.from_dict(golden_raw("tied_shift", "drafter"))
+    config = DrafterConfig.from_dict(raw_config("tied_shift", "drafter"))
     with pytest.raises(DataError, match=values):
-        check_fits(dataclasses.replace(config, **drafter), dataclasses.replace(target_of("tied_shift"), **target))
-    check_fits(dataclasses.replace(config, target_layer_ids=(0, 4)), target_of("tied_shift"))
+        check_fits(dataclasses.replace(config, **drafter), dataclasses.replace(target_config("tied_shift"), **target))
+    check_fits(dataclasses.replace(config, target_layer_ids=(0, 4)), target_config("tied_shift"))
 
 
 def test_a_drafter_is_held_against_its_target_when_it_is_loaded():
     with pytest.raises(DataError, match="hidden_size"):
-        target = dataclasses.replace(target_of("tied_shift"), hidden_size=128)
+        target = dataclasses.replace(target_config("tied_shift"), hidden_size=128)
         load_drafter(GOLDEN / "tied_shift" / "drafter", target, "float32")
 
 
 @pytest.mark.parametrize("change", [{"target_layer_ids": 3}, {"block_size": "big"}, {"mask_token_id": [1]}])
 def test_a_value_of_the_wrong_kind_is_a_short_data_error(tmp_path, change):
-    raw = golden_raw("tied_shift", "drafter")
+    raw = raw_config("tied_shift", "drafter")
     raw.pop("block_size", None)
     raw["dflash_config"] = {"block_size": 8, **raw["dflash_config"], **change}
     with pytest.raises(DataError) as error:
-        load_drafter(write(tmp_path, raw, tensors_of("tied_shift")), target_of("tied_shift"), "float32")
+        load_drafter(
+            write_model(tmp_path, raw, stored_tensors("tied_shift", "drafter")), target_config("tied_shift"), "float32"
+        )
     assert len(str(error.value).splitlines()) <= 3
 
 
 def test_a_train_workdir_gives_its_exported_drafter(tmp_path):
     (tmp_path / "config.json").write_text('{"seed": 0}')  # the recipe of the run
-    write(tmp_path / "export", golden_raw("tied_shift", "drafter"), tensors_of("tied_shift"))
-    config, _ = load_drafter(tmp_path, target_of("tied_shift"), "float32")
+    write_model(tmp_path / "export", raw_config("tied_shift", "drafter"), stored_tensors("tied_shift", "drafter"))
+    config, _ = load_drafter(tmp_path, target_config("tied_shift"), "float32")
     assert config.block_size == 8
 
 
@@ -237,6 +216,6 @@ def test_the_public_layout_is_not_taken_for_another(raw):
 
 
 def test_loading_names_the_other_layout_before_it_complains_about_keys(tmp_path):
-    folder = write(tmp_path, DEEPSPEC, {"lm_head.weight": np.ones((2, 2), np.float32)})
+    folder = write_model(tmp_path, DEEPSPEC, {"lm_head.weight": np.ones((2, 2), np.float32)})
     with pytest.raises(DataError, match="DeepSpec layout"):
-        load_drafter(folder, target_of("tied_shift"), "float32")
+        load_drafter(folder, target_config("tied_shift"), "float32")

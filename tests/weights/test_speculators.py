@@ -8,27 +8,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import load_drafter, save_drafter
+from tests.helpers.golden_files import SETS, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.paths import GOLDEN
 
-SETS = ["tied_shift", "untied_noshift"]
 HEAD = ("prefix_gru", "embed_proj")
 # What Qwen3Config leaves out of transformer_layer_config because its defaults are the same.
 LEFT_OUT = {"rms_norm_eps": 1e-6, "attention_bias": False, "hidden_act": "silu"}
 
 
-def golden(name: str):
-    """(target config, the drafter's config.json, its tensors)"""
-    raw = {part: json.loads((GOLDEN / name / part / "config.json").read_text()) for part in ("target", "drafter")}
-    return Qwen3Config.from_dict(raw["target"]), raw["drafter"], load_file(GOLDEN / name / "drafter" / hf.SINGLE)
-
-
 def speculators(folder: Path, name: str, algorithm: str, copies: bool = True, **changes) -> Path:
     """The golden drafter `name` as speculators would store it."""
-    _, public, tensors = golden(name)
+    public, tensors = raw_config(name, "drafter"), stored_tensors(name, "drafter")
     nested = public["dflash_config"]
     layer = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     layer += ("head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps", "attention_bias", "hidden_act")
@@ -52,22 +45,19 @@ def speculators(folder: Path, name: str, algorithm: str, copies: bool = True, **
     else:
         tensors = {key: tensors[key] for key in tensors if not key.startswith(HEAD)}
     if copies:
-        own = load_file(GOLDEN / name / "target" / hf.SINGLE)
+        own = stored_tensors(name, "target")
         embedding = own["model.embed_tokens.weight"]
         tensors["embed_tokens.weight"] = embedding
         tensors["lm_head.weight"] = own.get("lm_head.weight", embedding)
         tensors["verifier_norm.weight"] = own["model.norm.weight"]
-    folder.mkdir(exist_ok=True)
     raw = {key: value for key, value in {**raw, **changes}.items() if value != "absent"}
-    (folder / "config.json").write_text(json.dumps(raw))
-    save_file(tensors, folder / hf.SINGLE)
-    return folder
+    return write_model(folder, raw, tensors)
 
 
 @pytest.mark.parametrize("algorithm", ["dflash", "domino"])
 @pytest.mark.parametrize("name", SETS)
 def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path, name, algorithm):
-    target, public, _ = golden(name)
+    target, public = target_config(name), raw_config(name, "drafter")
     folder = speculators(tmp_path / "theirs", name, algorithm)
     config, params = load_drafter(folder, target, "float32", target_path=GOLDEN / name / "target")
     expected, original = load_drafter(GOLDEN / name / "drafter", target, "float32")
@@ -93,7 +83,7 @@ def changed_layer(folder: Path, **changes) -> Path:
 
 def test_keys_left_out_mean_the_defaults_of_qwen3(tmp_path):
     folder = changed_layer(speculators(tmp_path, "tied_shift", "dflash", copies=False), rope_parameters=None)
-    config, _ = load_drafter(folder, golden("tied_shift")[0], "float32")
+    config, _ = load_drafter(folder, target_config("tied_shift"), "float32")
     assert (config.rope_theta, config.rms_norm_eps) == (10_000.0, 1e-6)
 
 
@@ -101,7 +91,7 @@ def test_keys_left_out_mean_the_defaults_of_qwen3(tmp_path):
 def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal, causal):
     folder = speculators(tmp_path, "tied_shift", "dflash", sliding_window_non_causal=non_causal, copies=False)
     changed_layer(folder, layer_types=["full_attention", "sliding_attention"], sliding_window=6)
-    config, _ = load_drafter(folder, golden("tied_shift")[0], "float32")
+    config, _ = load_drafter(folder, target_config("tied_shift"), "float32")
     assert [config.causal(layer) for layer in (0, 1)] == [False, causal]
     assert [config.window(layer) for layer in (0, 1)] == [None, 6]
 
@@ -120,7 +110,7 @@ def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal,
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, changes, named):
     folder = speculators(tmp_path / "theirs", "tied_shift", "domino", **changes, copies=False)
     with pytest.raises(DataError, match=named) as error:
-        load_drafter(folder, golden("tied_shift")[0], "float32", target_path=GOLDEN / "tied_shift" / "target")
+        load_drafter(folder, target_config("tied_shift"), "float32", target_path=GOLDEN / "tied_shift" / "target")
     assert len(str(error.value).splitlines()) <= 5
 
 
@@ -131,13 +121,13 @@ def test_embeddings_that_are_not_the_targets_are_refused(tmp_path, name, tensor)
     tensors[f"{tensor}.weight"][-1, 0] += 1.0
     save_file(tensors, folder / hf.SINGLE)
     with pytest.raises(DataError, match=f"{tensor}.weight differs from the target's"):
-        load_drafter(folder, golden(name)[0], "float32", target_path=GOLDEN / name / "target")
+        load_drafter(folder, target_config(name), "float32", target_path=GOLDEN / name / "target")
     with pytest.raises(DataError, match="no target was given to compare"):
-        load_drafter(folder, golden(name)[0], "float32")
+        load_drafter(folder, target_config(name), "float32")
 
 
 def test_a_flat_folder_with_speculators_keys_is_a_public_one(tmp_path):
-    target, _, _ = golden("untied_noshift")
+    target = target_config("untied_noshift")
     config, params = load_drafter(
         speculators(tmp_path / "theirs", "untied_noshift", "dflash", copies=False), target, "float32"
     )

@@ -19,9 +19,9 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.target import load_target, save_target, target_table
+from tests.helpers.golden_files import SETS, raw_config, stored_tensors, write_model
 from tests.helpers.paths import GOLDEN, ROOT
 
-SETS = ["tied_shift", "untied_noshift"]
 EMBEDDING = "model.embed_tokens.weight"
 
 # Public Qwen3 sizes, tied and not: hidden, intermediate, heads
@@ -36,17 +36,13 @@ def public_config(size: str, **changes) -> Qwen3Config:
 
 
 def tensors_of(name: str) -> dict[str, np.ndarray]:
-    return load_file(GOLDEN / name / "target" / hf.SINGLE)
+    return stored_tensors(name, "target")
 
 
 def folder_with(tmp_path: Path, name: str, tensors: dict[str, np.ndarray] | None = None, **config) -> Path:
     """A copy of a golden target with other tensors or other config keys."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    raw = json.loads((GOLDEN / name / "target" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**raw, **config}))
-    save_file(tensors if tensors is not None else tensors_of(name), folder / hf.SINGLE)
-    return folder
+    raw = {**raw_config(name, "target"), **config}
+    return write_model(tmp_path / "model", raw, tensors_of(name) if tensors is None else tensors)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -101,11 +97,14 @@ def test_the_written_config_reads_back_as_the_same_and_holds_every_key_that_tran
     assert different <= {"max_window_layers", "dtype", "eos_token_id", "bos_token_id", "pad_token_id"}
 
 
-def test_a_sharded_target_loads_as_the_single_file_does(tmp_path, monkeypatch):
-    config, params = load_target(GOLDEN / "tied_shift" / "target", "float32")
-    monkeypatch.setattr(hf, "SHARD_BYTES", 300_000)
-    save_target(tmp_path, config, params, "float32")
-    assert (tmp_path / hf.INDEX).is_file() and len(list(tmp_path.glob("model-*"))) > 3
+def test_a_sharded_target_loads_as_the_single_file_does(tmp_path):
+    _, params = load_target(GOLDEN / "tied_shift" / "target", "float32")
+    tensors = tensors_of("tied_shift")
+    shards = {name: f"model-0000{number % 3 + 1}-of-00003.safetensors" for number, name in enumerate(tensors)}
+    for shard in set(shards.values()):
+        save_file({name: tensors[name] for name in tensors if shards[name] == shard}, tmp_path / shard)
+    (tmp_path / hf.INDEX).write_text(json.dumps({"weight_map": shards}))
+    (tmp_path / "config.json").write_text(json.dumps(raw_config("tied_shift", "target")))
     _, again = load_target(tmp_path, "float32")
     jax.tree.map(np.testing.assert_array_equal, params, again)
 

@@ -1,0 +1,34 @@
+"""The files of the golden models, to be changed and written again: tests/golden/<name>/target and .../drafter."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from domino_jax.models.qwen3 import Qwen3Config
+from tests.helpers.paths import GOLDEN
+
+SETS = ("tied_shift", "untied_noshift")
+WEIGHTS = "model.safetensors"
+
+
+def raw_config(name: str, part: str) -> dict[str, Any]:
+    return json.loads((GOLDEN / name / part / "config.json").read_text())
+
+
+def target_config(name: str) -> Qwen3Config:
+    return Qwen3Config.from_dict(raw_config(name, "target"))
+
+
+def stored_tensors(name: str, part: str) -> dict[str, np.ndarray]:
+    return load_file(GOLDEN / name / part / WEIGHTS)
+
+
+def write_model(folder: Path, raw: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
+    """A folder of this config.json and these tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file(tensors, folder / WEIGHTS)
+    return folder
