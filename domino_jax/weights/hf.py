@@ -4,6 +4,7 @@ Nothing in a folder is ever executed: config.json is plain JSON, `auto_map` is n
 """
 
 import contextlib
+import glob
 import json
 import logging
 import os
@@ -295,7 +296,8 @@ def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
                 "name a separate folder."
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_unfinished(folder)
+        for unfinished in folder.parent.glob(f".{glob.escape(folder.name)}.[0-9a-f]*.tmp"):  # of a killed writing
+            shutil.rmtree(unfinished, ignore_errors=True)
         with replacing(folder) as fresh:
             fresh.mkdir()
             yield fresh
@@ -305,14 +307,6 @@ def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
         shutil.rmtree(previous, ignore_errors=True)  # after a kill it was the one whole copy until here
     except OSError as error:
         raise unwritable(folder, error) from error
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Removes the unfinished folders of writings of `folder` that were killed."""
-    name = re.compile(re.escape(f".{folder.name}.") + r"[0-9a-f]{12}\.tmp")
-    for entry in list(folder.parent.iterdir()):
-        if name.fullmatch(entry.name):
-            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _write(path: Path, content: bytes) -> None:

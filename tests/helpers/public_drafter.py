@@ -1,4 +1,4 @@
-"""The config.json of the public 8B Domino drafter."""
+"""The config.json of the public 8B Domino drafter, and the tensors that servers look for in a drafter's file."""
 
 PUBLIC_8B = {
     "architectures": ["DFlashDraftModel"],
@@ -26,3 +26,25 @@ PUBLIC_8B = {
         "shift_label": True,
     },
 }
+
+
+def public_shapes(raw: dict) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a public drafter of this config.json, as SGLang allocates them, by its name in the file."""
+    hidden, inner, width = raw["hidden_size"], raw["intermediate_size"], raw["head_dim"]
+    queries, keys = (raw[f"num_{part}_heads"] * width for part in ("attention", "key_value"))
+    nested = raw["dflash_config"]
+    names = {"fc": (hidden, len(nested["target_layer_ids"]) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
+    for layer in range(raw["num_hidden_layers"]):
+        part = f"layers.{layer}"
+        names |= {f"{part}.{norm}_layernorm": (hidden,) for norm in ("input", "post_attention")}
+        names |= {f"{part}.self_attn.{norm}_norm": (width,) for norm in "qk"}
+        names |= {f"{part}.self_attn.q_proj": (queries, hidden), f"{part}.self_attn.o_proj": (hidden, queries)}
+        names |= {f"{part}.self_attn.{matrix}_proj": (keys, hidden) for matrix in "kv"}
+        names |= {f"{part}.mlp.{matrix}_proj": (inner, hidden) for matrix in ("gate", "up")}
+        names |= {f"{part}.mlp.down_proj": (hidden, inner)}
+    names = {f"{name}.weight": shape for name, shape in names.items()}
+    if nested.get("projector_type") == "domino":
+        state, rank = nested["gru_hidden_dim"], nested["emb_dim"]
+        names |= {"prefix_gru.weight_ih_l0": (3 * state, hidden), "prefix_gru.weight_hh_l0": (3 * state, state)}
+        names |= {"embed_proj.0.weight": (rank, hidden + state), "embed_proj.2.weight": (raw["vocab_size"], rank)}
+    return names

@@ -15,36 +15,9 @@ from domino_jax.weights import hf
 from domino_jax.weights.drafter import check_fits, drafter_table, load_drafter, refuse_other_layouts, save_drafter
 from tests.helpers.golden_files import SETS, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.paths import GOLDEN
-from tests.helpers.public_drafter import PUBLIC_8B
+from tests.helpers.public_drafter import PUBLIC_8B, public_shapes
 
 HEAD = ("prefix_gru", "embed_proj")
-
-
-def public_shapes(hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of the public 8B drafter."""
-    layer = {
-        "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-        "self_attn.q_proj": (4096, hidden),
-        "self_attn.k_proj": (1024, hidden),
-        "self_attn.v_proj": (1024, hidden),
-        "self_attn.o_proj": (hidden, 4096),
-        "self_attn.q_norm": (128,),
-        "self_attn.k_norm": (128,),
-        "mlp.gate_proj": (intermediate, hidden),
-        "mlp.up_proj": (intermediate, hidden),
-        "mlp.down_proj": (hidden, intermediate),
-    }
-    return {
-        "fc.weight": (hidden, 5 * hidden),
-        "hidden_norm.weight": (hidden,),
-        "norm.weight": (hidden,),
-        **{f"layers.{i}.{part}.weight": shape for i in range(5) for part, shape in layer.items()},
-        "prefix_gru.weight_ih_l0": (3072, hidden),
-        "prefix_gru.weight_hh_l0": (3072, 1024),
-        "embed_proj.0.weight": (256, hidden + 1024),
-        "embed_proj.2.weight": (151936, 256),
-    }
 
 
 @pytest.mark.parametrize(
@@ -53,7 +26,7 @@ def public_shapes(hidden: int, intermediate: int) -> dict[str, tuple[int, ...]]:
 def test_public_drafters_have_exactly_these_62_tensors_and_58_without_a_head(hidden, intermediate, parameters):
     raw = {**PUBLIC_8B, "hidden_size": hidden, "intermediate_size": intermediate}
     table = {entry.name: entry.shape for entry in drafter_table(DrafterConfig.from_dict(raw))}
-    assert len(table) == 62 and table == public_shapes(hidden, intermediate)
+    assert len(table) == 62 and table == public_shapes(raw)
     assert sum(int(np.prod(shape)) for shape in table.values()) == pytest.approx(parameters, abs=1e5)
     plain = {key: raw["dflash_config"][key] for key in ("mask_token_id", "target_layer_ids")}
     backbone = {entry.name for entry in drafter_table(DrafterConfig.from_dict({**raw, "dflash_config": plain}))}

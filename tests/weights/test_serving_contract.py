@@ -1,6 +1,6 @@
 """What SGLang and vLLM demand of a drafter's folder, held for every folder that is exported here.
 
-The rule was read in the sources of SGLang 0.5.23 and vLLM 0.33 and is written down again below, without ours: both skip
+The rule was read in the sources of SGLang 0.5.23 and vLLM 0.33 and is written down again, without ours: both skip
 tensors they do not know and leave those that are missing at random, so the names have to be exactly these.
 """
 
@@ -18,6 +18,7 @@ from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import read_target_config
 from tests.commands.test_export import RECIPE
 from tests.helpers.paths import GOLDEN, ROOT
+from tests.helpers.public_drafter import public_shapes
 
 HUB_ID = "owner/target"
 
@@ -25,28 +26,6 @@ HUB_ID = "owner/target"
 def shapes_of(folder):
     with safe_open(folder / "model.safetensors", "numpy") as file:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
-
-
-def wanted_shapes(raw):
-    """Every parameter that a server allocates for this config.json, by its name in the file."""
-    hidden, inner, width = raw["hidden_size"], raw["intermediate_size"], raw["head_dim"]
-    queries, keys = (raw[f"num_{part}_heads"] * width for part in ("attention", "key_value"))
-    nested = raw["dflash_config"]
-    names = {"fc": (hidden, len(nested["target_layer_ids"]) * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
-    for layer in range(raw["num_hidden_layers"]):
-        part = f"layers.{layer}"
-        names |= {f"{part}.{norm}_layernorm": (hidden,) for norm in ("input", "post_attention")}
-        names |= {f"{part}.self_attn.{norm}_norm": (width,) for norm in "qk"}
-        names |= {f"{part}.self_attn.q_proj": (queries, hidden), f"{part}.self_attn.o_proj": (hidden, queries)}
-        names |= {f"{part}.self_attn.{matrix}_proj": (keys, hidden) for matrix in "kv"}
-        names |= {f"{part}.mlp.{matrix}_proj": (inner, hidden) for matrix in ("gate", "up")}
-        names |= {f"{part}.mlp.down_proj": (hidden, inner)}
-    names = {f"{name}.weight": shape for name, shape in names.items()}
-    if nested.get("projector_type") == "domino":
-        state, rank = nested["gru_hidden_dim"], nested["emb_dim"]
-        names |= {"prefix_gru.weight_ih_l0": (3 * state, hidden), "prefix_gru.weight_hh_l0": (3 * state, state)}
-        names |= {"embed_proj.0.weight": (rank, hidden + state), "embed_proj.2.weight": (raw["vocab_size"], rank)}
-    return names
 
 
 def assert_sglang_opens(folder):
@@ -64,7 +43,7 @@ def assert_sglang_opens(folder):
         assert nested["gru_hidden_dim"] >= 1 and nested["emb_dim"] >= 1
     else:  # plain DFlash is unshifted there, whatever the file says
         assert nested["shift_label"] is False and "sample_from_anchor" not in raw
-    assert shapes_of(folder) == wanted_shapes(raw)
+    assert shapes_of(folder) == public_shapes(raw)
 
 
 def assert_vllm_serves_alone(folder):
@@ -152,7 +131,7 @@ def test_specforge_gets_the_architecture_its_training_looks_for(tmp_path, head):
     folder, _ = written(tmp_path, config, params, format=formats.SPECFORGE)
     raw = json.loads((folder / "config.json").read_text())
     assert raw["architectures"] == ["DominoDraftModel" if head else "DFlashDraftModel"]
-    assert "speculators_config" not in raw and shapes_of(folder) == wanted_shapes(raw)
+    assert "speculators_config" not in raw and shapes_of(folder) == public_shapes(raw)
     target = read_target_config(GOLDEN / "untied_noshift" / "target")
     assert load_drafter(folder, target, "float32")[0].to_dict() == config.to_dict()
 
