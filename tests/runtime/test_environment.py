@@ -30,6 +30,7 @@ def checkout(tmp_path):
 
 
 def test_env_json_names_versions_devices_and_flags_and_no_secret(tmp_path, monkeypatch):
+    jax.devices()  # XLA ends the process at a flag that it does not know
     monkeypatch.setenv("XLA_FLAGS", "--xla_canary_flag=1")
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_canary=2")
     for name in ("HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN"):
