@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launch import machine_codes, queued_resources
+from launch import machine_codes, queued_resources, restarts
 from tests.helpers.launch_stand_ins import calls, cloud_in, leaves, stand_in, states, verbs, wait_for
 from tests.helpers.paths import ROOT
 
@@ -118,7 +118,8 @@ def test_a_resource_that_fails_is_requested_with_pauses_and_not_for_ever(cloud):
     assert verbs(cloud, *CHANGES) == ["create", "delete", "create", "delete", "create"]
 
 
-def test_a_machine_that_gave_up_restarting_ends_the_run(cloud):
+def test_a_machine_that_gave_up_restarting_ends_the_run(cloud, monkeypatch):
+    monkeypatch.setattr(restarts, "GRACE", 10)  # looks in a row without a change
     states(cloud, "-", "ACTIVE")
     on_create(cloud, 'echo "5 134 h0" > $machines/h0; echo "5 running h1" > $machines/h1')
     assert run("--poll=0.01") == 134

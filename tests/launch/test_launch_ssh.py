@@ -49,7 +49,7 @@ def test_the_words_run_in_the_environment_of_every_host_and_know_the_coordinator
         assert line == f"{rank} {folder} a.internal:8476 {folder}/.venv/bin/python ['a b', 'c;d']"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_however_the_launcher_ends_every_host_saves(machines, number):
     process = launched(machines, SAVES)
     logs = [machines / "logs" / f"rank-{rank}.log" for rank in (0, 1)]

@@ -112,7 +112,7 @@ def ready(folder, monkeypatch):
     monkeypatch.setenv("DOMINO_VENV", str(folder / "venv"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_however_the_launcher_ends_both_machines_save(cloud, monkeypatch, number):
     ready(cloud, monkeypatch)
     repository = copied(cloud)
