@@ -15,7 +15,7 @@ from tests.helpers.paths import ROOT
 
 
 def launched(tmp_path, program, *flags):
-    """The local launcher as a process of its own, running a Python program in each of two ranks."""
+    """The local launcher as a separate process, running a Python program in each of two ranks."""
     command = [sys.executable, "-m", "launch.local", f"--log_dir={tmp_path / 'logs'}", *flags]
     command += [
         "--",

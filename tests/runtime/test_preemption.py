@@ -103,7 +103,7 @@ def test_sigterm_saves_the_current_step_and_exits_42(tmp_path):
         code, saved = ends(process, signal.SIGTERM, within=10)
     assert code == PREEMPTED == 42
     assert saved > 20 and restored_step(tmp_path) == (saved, [])
-    # Again, before the resumed run has asked even once: its first step number lies behind what JAX would name. And
+    # Again, before the resumed run has asked even once: its first step number is past what JAX would name. And
     # without JAX's services, the third time.
     for mode, before in (("auto", saved), ("off", saved + 1)):
         with training(tmp_path, mode) as process:

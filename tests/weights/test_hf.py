@@ -288,7 +288,7 @@ for name in sys.argv[1:]:
 
 
 def test_without_a_hub_a_cached_model_is_found_and_any_other_is_a_short_usage_error(tmp_path):
-    """In a process of its own: the library reads at import that the hub is off, and where its cache is."""
+    """In a separate process: the library reads at import that the hub is off, and where its cache is."""
     snapshot, unknown = hub_snapshot(tmp_path), ["owner/unknown", "no/such/folder", "", "owner/name@elsewhere"]
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", OFFLINE, "owner/name", *unknown]

@@ -1,4 +1,4 @@
-"""Writing Hugging Face folders: readable by the public library, whole or not at all, nothing old left behind."""
+"""Writing Hugging Face folders: readable by the public library, whole or not at all, nothing old is left."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""decode.simulate_tau from the command line: a folder of shapes, a forced τ, and "simulated" wherever it stands."""
+"""decode.simulate_tau from the command line: a folder of shapes, a forced τ, and "simulated" wherever it is shown."""
 
 import json
 import pathlib
