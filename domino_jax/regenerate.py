@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import rich.console
 
-from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup, local_output
+from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
 from domino_jax.decoding.settings import SamplingParams
@@ -47,7 +47,6 @@ from domino_jax.weights.loading import (
     load_target,
     read_target_config,
     read_target_identity,
-    target_identity,
 )
 from domino_jax.weights.target import target_table
 
@@ -87,7 +86,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
         )
     with local_mesh(config.target.path, config.target.dtype) as sharding:
         loaded = load_target(config.target.path, config.target.dtype, sharding)
-        regenerate_rows(loaded, rows, output, settings, drafter_path, processes)
+        regenerate_rows(loaded, rows, files, settings, drafter_path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,23 +145,18 @@ def files_of(
 def regenerate_rows(
     loaded: LoadedTarget,
     rows: Sequence[Mapping[str, Any]],
-    output: Path,
+    files: AnswerFiles,
     settings: AnswerSettings,
     drafter_path: str | None = None,
-    processes: ProcessGroup = ALONE,
 ) -> None:
-    """Answers every prompt row into the JSONL file `output`; existing rows stay as they are.
+    """Answers every prompt row into its files; existing rows stay as they are.
 
     Args:
         loaded: the target, its parameters on a device of this process.
+        files: of files_of. Each of several processes answers every count-th batch, and the first one merges.
         drafter_path: a drafter that makes it faster and changes nothing else.
-        processes: which of several processes this is; each answers every count-th batch, and the first one merges.
     """
-    identity = target_identity(loaded.model.config, np.asarray(loaded.params["norm"]["scale"]))
-    files = files_of(rows, output, identity, settings, processes)
-    if files.is_finished():
-        tell(processes, f"{output} holds all {len(rows)} answers already.")
-        return
+    processes = files.processes
     batch_size, thinking = settings.batch_size, settings.thinking
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
@@ -180,7 +174,7 @@ def regenerate_rows(
             work = list(own_batches(started, batch_size, done, processes))
             answer(work, files, answerer, loaded.tokenizer, thinking, done)
         files.finish()
-    tell(processes, f"{output} holds {len(rows)} answers.")
+    tell(processes, f"{files.output} holds {len(rows)} answers.")
 
 
 def own_batches(

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from domino_jax import regenerate
-from domino_jax.data.answer_files import AnswerFiles, ProcessGroup
+from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
@@ -55,15 +55,20 @@ def shared(monkeypatch, generators):
 def rows_file(target, shared, tmp_path):
     """A finished file of five rows."""
     path = tmp_path / "rows.jsonl"
-    regenerate.regenerate_rows(target, PROMPTS, path, SETTINGS)
+    answer_all(target, PROMPTS, path, SETTINGS)
     return path
+
+
+def answer_all(target, prompts, path, settings, drafter_path=None, processes=ALONE):
+    files = regenerate.files_of(prompts, path, "a target", settings, processes)
+    regenerate.regenerate_rows(target, prompts, files, settings, drafter_path)
 
 
 def rows_of(path):
     return {row["id"]: row for _, row in read_jsonl(path)}
 
 
-def test_rows_hold_the_prompt_and_the_targets_answer_and_a_whole_file_is_left_alone(target, rows_file, capsys):
+def test_rows_hold_the_prompt_and_the_targets_answer_and_a_whole_file_is_left_alone(target, rows_file):
     rows = rows_of(rows_file)
     assert list(rows) == ["p0", "p1", "p2", "p3", "p4"]  # the order of the prompts
     for index, case in enumerate(CASES):
@@ -73,10 +78,9 @@ def test_rows_hold_the_prompt_and_the_targets_answer_and_a_whole_file_is_left_al
         assert row["finish_reason"] == "length"
         trained_on = encode_training_row(None, {key: row[key] for key in row}, thinking=False)
         assert trained_on.token_ids.tolist() == row["token_ids"]
-    before = rows_file.stat().st_mtime_ns
-    regenerate.regenerate_rows(target, PROMPTS, rows_file, SETTINGS)
-    assert rows_file.stat().st_mtime_ns == before
-    assert "holds all 5 answers already" in capsys.readouterr().out
+    before = rows_file.read_bytes()
+    answer_all(target, PROMPTS, rows_file, SETTINGS)
+    assert rows_file.read_bytes() == before
 
 
 def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file):
@@ -84,7 +88,7 @@ def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file
     ends = [place + 1 for place, byte in enumerate(whole) if byte == ord("\n")]
     for cut in (0, 1, ends[0] - 1, ends[0], ends[0] + 1, ends[1] + 7, ends[3] - 2, ends[4] - 1):
         rows_file.write_bytes(whole[:cut])
-        regenerate.regenerate_rows(target, PROMPTS, rows_file, SETTINGS)
+        answer_all(target, PROMPTS, rows_file, SETTINGS)
         assert rows_file.read_bytes() == whole, cut
 
 
@@ -99,7 +103,7 @@ def test_killed_at_any_byte_and_continued_the_file_is_the_same(target, rows_file
 )
 def test_a_file_made_with_something_else_is_refused(target, rows_file, changes, prompts, expected):
     with pytest.raises(DominoError, match=expected) as refused:
-        regenerate.regenerate_rows(target, prompts, rows_file, dataclasses.replace(SETTINGS, **changes))
+        answer_all(target, prompts, rows_file, dataclasses.replace(SETTINGS, **changes))
     assert refused.value.exit_code == 2 and len(str(refused.value).splitlines()) <= 5
 
 
@@ -107,15 +111,15 @@ def test_a_file_of_unknown_making_and_doubled_rows_are_refused(target, rows_file
     first = rows_file.read_bytes().split(b"\n")[0]
     rows_file.write_bytes(first + b"\n" + first + b"\n")
     with pytest.raises(DataError, match=r"rows.jsonl:2: the id 'p\d' is missing or there twice"):
-        regenerate.regenerate_rows(target, PROMPTS, rows_file, SETTINGS)
+        answer_all(target, PROMPTS, rows_file, SETTINGS)
     rows_file.with_name("rows.jsonl.meta.json").unlink()
     with pytest.raises(DominoError, match="it is not known what the rows were made with"):
-        regenerate.regenerate_rows(target, PROMPTS, rows_file, SETTINGS)
+        answer_all(target, PROMPTS, rows_file, SETTINGS)
 
 
 def test_a_row_does_not_depend_on_its_batch(target, shared, rows_file, tmp_path):
     other = tmp_path / "other.jsonl"
-    regenerate.regenerate_rows(target, PROMPTS, other, dataclasses.replace(SETTINGS, batch_size=5))
+    answer_all(target, PROMPTS, other, dataclasses.replace(SETTINGS, batch_size=5))
     assert rows_of(other) == rows_of(rows_file)
 
 
@@ -125,7 +129,7 @@ def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_p
     messages += [{"role": "user", "content": "return x"}]
     path = tmp_path / "rows.jsonl"
     prompts = [{"id": "two", "messages": messages}, {"id": "one", "messages": messages[:1]}]
-    regenerate.regenerate_rows(chat, prompts, path, SETTINGS)
+    answer_all(chat, prompts, path, SETTINGS)
     two, one = (rows_of(path)[name] for name in ("two", "one"))
     assert [message["role"] for message in two["messages"]] == ["user", "assistant", "user", "assistant"]
     assert two["messages"][1] == one["messages"][1]
@@ -145,7 +149,7 @@ def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answe
     limit = target.model.config.max_position_embeddings
     prompts = [PROMPTS[0], {"id": "far", "token_ids": [1] * limit}]
     with pytest.raises(DataError, match=f"prompt far has {limit} tokens"):
-        regenerate.regenerate_rows(target, prompts, tmp_path / "rows.jsonl", SETTINGS)
+        answer_all(target, prompts, tmp_path / "rows.jsonl", SETTINGS)
     assert not (tmp_path / "rows.jsonl").exists()
 
 
@@ -183,8 +187,8 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
     plain, drafted = tmp_path / "plain.jsonl", tmp_path / "drafted.jsonl"
     settings = dataclasses.replace(SETTINGS, sampling=sampling)
     prompts = [{**row, "token_ids": row["token_ids"][: 9 + place]} for place, row in enumerate(PROMPTS)]  # one bucket
-    regenerate.regenerate_rows(target, prompts, plain, settings)
-    regenerate.regenerate_rows(target, prompts, drafted, settings, drafter_path=str(GOLDEN / "drafter"))
+    answer_all(target, prompts, plain, settings)
+    answer_all(target, prompts, drafted, settings, drafter_path=str(GOLDEN / "drafter"))
     assert drafted.read_bytes() == plain.read_bytes()
     assert (
         drafted.with_name("drafted.jsonl.meta.json").read_text() == plain.with_name("plain.jsonl.meta.json").read_text()
@@ -218,7 +222,7 @@ def run_shares(target, path, count):
 
     def run(index):
         share = ProcessGroup(index, count, lambda name: meeting.wait())
-        regenerate.regenerate_rows(target, PROMPTS, path, SETTINGS, processes=share)
+        answer_all(target, PROMPTS, path, SETTINGS, processes=share)
 
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
         for done in [pool.submit(run, index) for index in range(count)]:
@@ -268,14 +272,14 @@ def test_a_merge_that_died_after_its_renaming_is_finished(target, shared, rows_f
     whole = rows_file.read_bytes()
     part = rows_file.with_name("rows.jsonl.part-0-of-2.jsonl")
     part.write_bytes(whole[: whole.index(b"\n") + 1])
-    regenerate.regenerate_rows(target, PROMPTS, rows_file, SETTINGS)
+    answer_all(target, PROMPTS, rows_file, SETTINGS)
     assert rows_file.read_bytes() == whole and not part.exists()
 
 
 def test_parts_that_process_0_does_not_see_are_reported(target, shared, tmp_path):
     path = tmp_path / "rows.jsonl"
     with pytest.raises(DataError, match="2 of 5 rows are in none of its parts"):
-        regenerate.regenerate_rows(target, PROMPTS, path, SETTINGS, processes=ProcessGroup(0, 2))
+        answer_all(target, PROMPTS, path, SETTINGS, processes=ProcessGroup(0, 2))
 
 
 def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
@@ -283,7 +287,7 @@ def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(DominoError, match="another process is writing"):
-            regenerate.regenerate_rows(target, PROMPTS, path, SETTINGS)
+            answer_all(target, PROMPTS, path, SETTINGS)
 
 
 def test_the_targets_identity_needs_no_device(target):
