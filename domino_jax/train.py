@@ -23,6 +23,7 @@ from etils import epath
 from domino_jax import export, regenerate
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
+from domino_jax.data.rows import RowEncoder
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
@@ -265,16 +266,9 @@ def say(text: str) -> None:
 
 def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -> Batches:
     data = config.data
-    return make_batches(
-        source,
-        loaded.tokenizer,
-        Layout(data.layout, data.max_length, config.train.batch_size, WINDOW),
-        share,
-        seed=config.seed,
-        thinking=data.thinking,
-        vocab_size=loaded.model.config.vocab_size,
-        held_out=data.held_out,
-    )
+    encoder = RowEncoder(loaded.tokenizer, data.max_length, data.thinking, loaded.model.config.vocab_size)
+    layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
+    return make_batches(source, encoder, layout, share, seed=config.seed, held_out=data.held_out)
 
 
 def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: DrafterConfig):

@@ -41,27 +41,18 @@ class ProcessShare:
 
 
 def make_batches(
-    sources: str,
-    tokenizer: Any,
-    layout: Layout,
-    share: ProcessShare,
-    *,
-    seed: int,
-    thinking: bool,
-    vocab_size: int | None = None,
-    held_out: int = 0,
+    sources: str, encoder: RowEncoder, layout: Layout, share: ProcessShare, *, seed: int, held_out: int = 0
 ) -> "Batches":
     """The data of a run, indexed; `Batches.start` begins to read.
 
     Args:
       sources: one file, a glob, or a mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3" (sources.py).
-      vocab_size: rows of the target's embedding; larger ids are refused.
+      encoder: cuts rows to layout.max_length.
       held_out: prompts whose rows are left out of training (held_out.py); fewer if there is little data.
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
     found = open_sources(sources, share.cache)
-    encoder = RowEncoder(tokenizer, layout.max_length, thinking, vocab_size)
     fingerprint = indexing.fingerprint(found, encoder)
     storage = indexing.Storage(share.cache, share.bucket, share.primary_first)
     index = indexing.load_or_build(found, encoder, fingerprint, storage, progress=share.progress)

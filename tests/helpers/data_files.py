@@ -10,6 +10,7 @@ import zstandard
 
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
+from domino_jax.data.rows import RowEncoder
 
 PADDED = Layout("pad", max_length=8, batch_size=4, window=4_096)
 FOLDERS = tempfile.TemporaryDirectory(prefix="domino-data-")  # a new cache for each call, gone with the session
@@ -57,7 +58,10 @@ def batches_of(sources, tokenizer=None, **changes) -> Batches:
         dataclasses.replace(start, **{name: changes.pop(name) for name in {*vars(start)} & {*changes}})
         for start in (PADDED, silent)
     )
-    return make_batches(str(sources), tokenizer, layout, share, **{"seed": 0, "thinking": False} | changes)
+    encoding = {"thinking": False, "vocab_size": None}
+    encoding |= {name: changes.pop(name) for name in {*encoding} & {*changes}}
+    encoder = RowEncoder(tokenizer, layout.max_length, **encoding)
+    return make_batches(str(sources), encoder, layout, share, **{"seed": 0} | changes)
 
 
 def take(batches: Batches, count: int, state: dict | None = None) -> list[dict]:
