@@ -54,7 +54,7 @@ REQUESTS = (
     "What should a beginner know about {}?",
     "Give me three questions about {} and answer them.",
 )
-CONTROL = 3  # token_type of GGUF: a token with a meaning of its own, never made from text
+CONTROL = 3  # token_type of GGUF: a token with a special meaning, never made from text
 
 
 def shipped_file() -> pathlib.Path:

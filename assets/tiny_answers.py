@@ -62,7 +62,7 @@ def parameters_json(code: str) -> str:
 
 
 def renamed(code: str, old: str, new: str) -> str:
-    """The code with the name `old` replaced wherever it stands as a whole word."""
+    """The code with the name `old` replaced wherever it is a whole word."""
     return re.sub(rf"\b{_name(old)}\b", lambda match: new, code)
 
 

@@ -113,7 +113,7 @@ def document(folder: pathlib.Path) -> str:
     rows |= {f"{length:,} tokens": grown | {"length": length} for length in sorted({*MORE_LENGTHS, LENGTH})}
     by_chips = sorted({*MORE_CHIPS, "v5e:4x4", "v5e:16x16"}, key=chips)
     rows |= {topology: grown | {"topology": topology} for topology in by_chips}
-    parts += table("How it grows: Qwen3-0.6B, v5e:4x4 unless said otherwise", rows, folder)
+    parts += table("How it grows: Qwen3-0.6B, v5e:4x4 unless stated otherwise", rows, folder)
     notes = [note.read_text().strip() for note in sorted(folder.glob("*/note.txt"))]
     missing = [name(entry) for entry in entries() if not (folder / name(entry)).exists()]
     if missing:

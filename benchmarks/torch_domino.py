@@ -68,7 +68,7 @@ class TorchDrafter(nn.Module):
         folder = pathlib.Path(folder)
         raw = json.loads((folder / "config.json").read_text())
         choices = {**raw, **raw["dflash_config"]}
-        masked = "sliding_attention" in choices["layer_types"] or choices.get("is_causal")
+        masked = "sliding_attention" in choices.get("layer_types", ()) or choices.get("is_causal")
         if choices.get("projector_type") != "domino" or masked:
             raise SystemExit(f"{folder}: this yardstick knows Domino drafters with full attention only.")
         config = Qwen3Config.from_pretrained(folder)

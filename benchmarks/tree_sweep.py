@@ -5,7 +5,7 @@
 At another temperature with --config.decode.temperature=1.0.
 
 Decodes twice decode.num_prompts prompts with the chain (mode draft) and replays every tree over the answers
-(domino_jax/evals/tree_replay.py). Candidates, lanes and beta are chosen on the second half of the prompts and measured
+(domino_jax/evals/trees.py). Candidates, lanes and beta are chosen on the second half of the prompts and measured
 on the first half. Prints Markdown.
 """
 
@@ -20,7 +20,7 @@ from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DRAFT, TREE, DecodeSettings, TreeSettings, decode_settings
 from domino_jax.drafters.pair import Models
-from domino_jax.evals.tree_replay import record, replayed_tau
+from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError

@@ -1,25 +1,24 @@
-"""Side by side: several drafters over the same prompts, and throughput by the number of rows decoded together."""
+"""Several drafters side by side, over the same prompts."""
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DecodeSettings, supported_modes
 from domino_jax.drafters.pair import Models
-from domino_jax.evals.examples import collect_examples
-from domino_jax.evals.lanes import Lane, ModeRun
+from domino_jax.evals import tables
+from domino_jax.evals.lanes import Lane
+from domino_jax.evals.measure import report_lanes
 from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
-from domino_jax.evals.report import build_report, figures_of, identical_outputs, ratio, write_json, write_report
-from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, timings
+from domino_jax.evals.report import FORMAT, write_json
+from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
-from domino_jax.evals.tables import comparison_lines, latex_table, markdown_table, paper_table
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
-from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import LoadedTarget
 
 COMPARISON = "compare.json"
@@ -27,11 +26,6 @@ PAGE, LATEX = "compare.md", "compare.tex"
 DRAFTER_SECTIONS = (
     *("drafter", "block_size", "round_widths", "verify_width", "modes", "identical_outputs", "tasks", "average"),
 )
-LEVEL_FIGURES = (
-    *("answers", "tokens", "seconds", "tokens_per_second", "prefill_seconds", "tau_pooled", "speedup", "intervals"),
-)
-
-# ------------------------------------------------------------------------------------------------- drafters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +60,7 @@ def compare_drafters(
     settings = info.requested
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = drafter_lanes(drafters, target.stop_ids)
-    check_prompts(list({id(lane.generator): lane.generator for lane in lanes}.values()), prompts, codec)
+    check_prompts([lane.generator for lane in lanes], prompts, codec)
     infos = {
         name: info.loaded(one.settings, target, prompts, one.models.drafter.config, drafter=one.path, drafter_name=name)
         for name, one in drafters.items()
@@ -76,20 +70,8 @@ def compare_drafters(
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
     reports = {}
     for name in drafters:
-        chosen = {lane.mode: lane for lane in lanes if lane.drafter in (name, None)}
-
-        def of(runs: Mapping[str, ModeRun], chosen=chosen) -> dict[str, ModeRun]:
-            return {mode: runs[lane.name] for mode, lane in chosen.items()}
-
-        reports[name] = build_report(
-            of(measured.runs),
-            infos[name],
-            tasks={task: of(runs) for task, runs in measured.tasks.items()},
-            sittings=files.sittings,
-            **timings(chosen, prompts),
-        )
-        examples = collect_examples(list(chosen.values()), prompts, codec, output)
-        write_report(output / name, reports[name], examples, codec)
+        chosen = [lane for lane in lanes if lane.drafter in (name, None)]
+        reports[name] = report_lanes(chosen, measured, infos[name], prompts, codec, files, output / name)
     return write_comparison(output, info, reports)
 
 
@@ -112,14 +94,36 @@ def drafter_lanes(drafters: Mapping[str, ComparedDrafter], stop_ids: Sequence[in
     return lanes
 
 
+def comparison_rows(reports: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Cells, heading first: a row for each drafter and mode, over all prompts, with intervals."""
+    rows = [["method", "tokens/s", "speed-up", "τ pooled", "τ per prompt", "ms per round", "outputs identical"]]
+    for name, report in reports.items():
+        for mode, figures in report["modes"].items():
+            if mode == BASELINE and len(rows) > 1:
+                continue  # all drafters share the plain run
+            rows.append(
+                [
+                    tables.METHODS[mode] if mode == BASELINE else f"{name}: {tables.METHODS[mode]}",
+                    tables.with_interval(figures, "tokens_per_second", ".1f"),
+                    tables.with_interval(figures, "speedup", ".2f", " ×"),
+                    tables.with_interval(figures, "tau_pooled", ".2f"),
+                    tables.with_interval(figures, "tau_per_prompt", ".2f"),
+                    tables.say(figures["time_split"] and figures["time_split"]["round"], ".2f"),
+                    tables.say_identical(report["identical_outputs"], mode),
+                ]
+            )
+    return rows
+
+
 def write_comparison(output: Path, info: RunInfo, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Writes compare.md, compare.tex and, last, compare.json; a folder with compare.json is finished."""
-    table = paper_table(list(reports.values()))
-    page = ["# Drafters side by side", "", *markdown_table(table).splitlines(), ""]
-    page += [*comparison_lines(reports), "", *(f"- [{name}]({name}/report.md)" for name in reports)]
+    table = tables.paper_table(list(reports.values()))
+    page = ["# Drafters side by side", "", *tables.markdown_table(table), ""]
+    page += [*tables.grid(comparison_rows(reports)), "", *(f"- [{name}]({name}/report.md)" for name in reports)]
     write_whole(output / PAGE, "\n".join(page) + "\n")
-    write_whole(output / LATEX, latex_table(table))
+    write_whole(output / LATEX, tables.latex_table(table))
     comparison = {
+        "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **info.origin(),
         "simulated": info.simulated,
@@ -127,51 +131,3 @@ def write_comparison(output: Path, info: RunInfo, reports: Mapping[str, Mapping[
     }
     write_json(output / COMPARISON, comparison)
     return comparison
-
-
-# ---------------------------------------------------------------------------------------------- batch sizes
-
-
-def measure_concurrency(
-    lanes_of: Callable[[int], Sequence[Lane]],
-    prompts: Sequence[Prompt],
-    codec: TextCodec,
-    files: RunFiles,
-    info: RunInfo,
-) -> dict[str, dict[str, Any]]:
-    """By batch size of `info`: {"modes": figures by mode, "identical_outputs": against the baseline of this size}.
-
-    tokens_per_second is the loop's; output_tokens_per_second also counts the prefills and the first tokens, as the
-    clients of a server would. First turns only. A size that `files` already holds is not measured again.
-
-    Args:
-        lanes_of: batch size → lanes.
-    """
-    first_turns = [dataclasses.replace(prompt, later_turns=(), task=None) for prompt in prompts]
-    done = {str(record["concurrency"]): record["level"] for record in files.records if "concurrency" in record}
-    sizes = info.settings.concurrency
-    for size in sizes:
-        if str(size) not in done:
-            level = _level(lanes_of(size), size, first_turns, codec, info)
-            files.append({"concurrency": size, "level": level}, [])
-            done[str(size)] = level
-    return {str(size): done[str(size)] for size in sizes}
-
-
-def _level(
-    lanes: Sequence[Lane], size: int, prompts: Sequence[Prompt], codec: TextCodec, info: RunInfo
-) -> dict[str, Any]:
-    measured = Measured.empty(lanes)
-    with Progress(f"decode, {size} at a time", total=len(prompts)) as progress:
-        for group in plan_groups(prompts, size):
-            record, lines = decode_group(lanes, group, codec, bool(info.simulated))
-            measured.add(lanes, record, lines)
-            progress.advance(len(group.prompts))
-    modes = {}
-    for mode, figures in figures_of(measured.runs, info, size).items():
-        seconds = figures["seconds"] + figures["prefill_seconds"]
-        modes[mode] = {
-            **{key: figures[key] for key in LEVEL_FIGURES},
-            "output_tokens_per_second": ratio(figures["tokens"], seconds),
-        }
-    return {"modes": modes, "identical_outputs": identical_outputs(measured.runs)}

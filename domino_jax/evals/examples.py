@@ -4,24 +4,20 @@ The measured run records no drafts. They are recomputed after it, for the few pr
 """
 
 import dataclasses
-import functools
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import propose
-from domino_jax.decoding.rounds import TreeRound, speculative_round, tree_round
+from domino_jax.decoding.rounds import TreeRound
 from domino_jax.decoding.settings import BASELINE, TREE
-from domino_jax.drafters.pair import Models
-from domino_jax.evals.lanes import Lane
+from domino_jax.evals.lanes import Lane, record_rounds
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.run_files import GENERATIONS
-from domino_jax.runtime.progress import Progress
 
 EXAMPLES = 4  # prompts of a report
 MOST_ROUNDS = 64  # rounds of an answer whose drafts are recomputed
@@ -79,9 +75,11 @@ def collect_examples(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: Te
             answers[row["id"]][row["mode"]] = _answer(row)
     # Acceptance that is forced has no rejected drafts, and one process cannot read what others computed.
     if last.generator.settings.simulated_tau is None and jax.process_count() == 1:
-        recorded = record_rounds(last, [by_id[name] for name in chosen])
+        drafts_of = tree_drafts if last.mode == TREE else chain_drafts
+        recorded = record_rounds(last, [by_id[name] for name in chosen], MOST_ROUNDS)
         for name, rounds in zip(chosen, recorded, strict=True):
-            answers[name][last.mode] = with_drafts(answers[name][last.mode], rounds)
+            again = [drafts_of(emitted, seen) for emitted, seen in rounds]
+            answers[name][last.mode] = with_drafts(answers[name][last.mode], again)
     return [Example(by_id[name], codec.decode_prompt(by_id[name]), list(answers[name].values())) for name in chosen]
 
 
@@ -94,13 +92,9 @@ def _rows(folder: Path, drafter: str | None):
 
 def _spread(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Ids of at most EXAMPLES rows, evenly spaced from the lowest τ to the highest."""
-    taus = [
-        (sum(row["accept_lengths"]) / len(row["accept_lengths"]), row["id"]) for row in rows if row["accept_lengths"]
-    ]
-    ordered = [name for _, name in sorted(taus)]
-    last = len(ordered) - 1
-    places = {round(place * last / max(EXAMPLES - 1, 1)) for place in range(EXAMPLES)} if ordered else ()
-    return [ordered[place] for place in sorted(places)]
+    ordered = sorted((statistics.fmean(row["accept_lengths"]), row["id"]) for row in rows if row["accept_lengths"])
+    places = np.unique(np.linspace(0, len(ordered) - 1, EXAMPLES).round()) if ordered else ()
+    return [ordered[int(place)][1] for place in places]
 
 
 def _answer(row: Mapping[str, Any]) -> Answer:
@@ -122,38 +116,9 @@ def with_drafts(answer: Answer, recorded: Sequence[Round]) -> Answer:
     return dataclasses.replace(answer, rounds=rounds)
 
 
-def record_rounds(lane: Lane, prompts: Sequence[Prompt]) -> list[list[Round]]:
-    """The first MOST_ROUNDS rounds of each prompt with the rejected drafts, decoded again one by one."""
-    one_round = jax.jit(functools.partial(_one_round, lane.generator, lane.mode))
-    recorded = []
-    with Progress("drafts of the examples", total=len(prompts)) as progress:
-        for prompt in prompts:
-            state = lane.generator.start(lane.models, [prompt.token_ids], [prompt.request], rows=1)
-            rounds: list[Round] = []
-            while len(rounds) < MOST_ROUNDS and not state.done[0]:
-                before = int(state.counts[0])
-                state, seen = one_round(lane.models, state)
-                emitted = state.tokens[0, before : int(state.counts[0])].tolist()
-                tree = lane.mode == TREE
-                rounds.append(tree_drafts(emitted, seen) if tree else chain_drafts(emitted, seen[0].tolist()))
-            recorded.append(rounds)
-            progress.advance(1)
-    return recorded
-
-
-def _one_round(generator: Generator, mode: str, models: Models, state: DecodeState):
-    """The state after one round, and its drafts int32 [B, M] or its TreeRound."""
-    settings, sampling = generator.drafting(mode), generator.settings.sampling
-    if mode == TREE:
-        return tree_round(models, state, generator.stop_ids, sampling, settings)
-    drafts, _ = propose(models, state, state.sampling or sampling, settings)
-    isolated = generator.settings.fixed_shape
-    return speculative_round(models, state, generator.stop_ids, sampling, settings, isolated=isolated), drafts
-
-
-def chain_drafts(emitted: list[int], drafts: list[int]) -> Round:
-    """A round of a chain. Where the answer ended inside it, its last token can be a draft, and none was rejected."""
-    last = len(emitted) - 1
+def chain_drafts(emitted: list[int], seen: np.ndarray) -> Round:
+    """A round with drafts [1, M]. If the answer ended inside it, its last token can be a draft, with none rejected."""
+    drafts, last = seen[0].tolist(), len(emitted) - 1
     ended = last < len(drafts) and drafts[last] == emitted[last]
     return Round(emitted, not ended, [] if ended else drafts[last:])
 

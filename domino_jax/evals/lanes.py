@@ -1,17 +1,25 @@
-"""Lanes: modes and drafters that answer the same prompts alternately, and the figures kept of their answers."""
+"""Lanes: modes and drafters that answer the same prompts alternately, figures of their answers, recordings."""
 
 import array
 import dataclasses
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generation, Generator
+from domino_jax.decoding.loop import DecodeState
+from domino_jax.decoding.propose import propose
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import BASELINE
+from domino_jax.decoding.rounds import speculative_round, tree_round
+from domino_jax.decoding.settings import BASELINE, TREE
 from domino_jax.drafters.pair import Models
+from domino_jax.evals.prompts import Prompt
+from domino_jax.runtime.progress import Progress
 
 # Divergences that a report lists; all are counted.
 LISTED = 100
@@ -79,12 +87,12 @@ class ModeRun:
         self.group_seconds.append(clock.decode_seconds)
         self.group_tokens.append(clock.decode_tokens)
 
-    def add_comparison(self, answers: int, found: Sequence[Mapping]) -> None:
+    def add_comparison(self, answers: int, differing: Sequence[Mapping]) -> None:
         """Counts `answers` compared with the baseline's, and where they differ: {"near_tie", …} each."""
         self.compared = (self.compared or 0) + answers
-        self.diverged += len(found)
-        self.near_ties += sum(entry["near_tie"] for entry in found)
-        self.first_divergences += found[: LISTED - len(self.first_divergences)]
+        self.diverged += len(differing)
+        self.near_ties += sum(entry["near_tie"] for entry in differing)
+        self.first_divergences += differing[: LISTED - len(self.first_divergences)]
 
 
 def add_clock(total: Clock, part: Clock) -> None:
@@ -117,3 +125,36 @@ def take_turns(
 def baseline_of(lanes: Sequence[Lane]) -> Lane | None:
     """The lane that the others are compared with."""
     return next((lane for lane in lanes if lane.mode == BASELINE), None)
+
+
+# --------------------------------------------------------------------------------------------------- recordings
+
+
+def record_rounds(lane: Lane, prompts: Sequence[Prompt], most: int) -> list[list[tuple[list[int], Any]]]:
+    """For each prompt, decoded alone, its first rounds: (tokens emitted, drafts int32 [1, M] or the TreeRound).
+
+    A measured run reads none of this; a recording is not timed. most: rounds of a prompt.
+    """
+    one_round = jax.jit(functools.partial(_one_round, lane.generator, lane.mode))
+    recorded = []
+    with Progress("record rounds", total=len(prompts)) as progress:
+        for prompt in prompts:
+            state = lane.generator.start(lane.models, [prompt.token_ids], [prompt.request], rows=1)
+            rounds = []
+            while len(rounds) < most and not state.done[0]:
+                before = int(state.counts[0])
+                state, seen = one_round(lane.models, state, lane.generator.stop_ids)
+                emitted = jax.device_get(state.tokens)[0, before : int(state.counts[0])].tolist()
+                rounds.append((emitted, jax.device_get(seen)))
+            recorded.append(rounds)
+            progress.advance(1)
+    return recorded
+
+
+def _one_round(generator: Generator, mode: str, models: Models, state: DecodeState, stop_ids: jax.Array):
+    settings, sampling = generator.drafting(mode), generator.settings.sampling
+    if mode == TREE:
+        return tree_round(models, state, stop_ids, sampling, settings)
+    drafts, _ = propose(models, state, state.sampling or sampling, settings)
+    isolated = generator.settings.fixed_shape
+    return speculative_round(models, state, stop_ids, sampling, settings, isolated=isolated), drafts

@@ -1,30 +1,36 @@
 """A measured run of one drafter: prompts in every mode, throughput by batch size, a look at trees, the report."""
 
+import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.settings import TREE, DecodeSettings
 from domino_jax.drafters.pair import Models
-from domino_jax.evals.compare import measure_concurrency
 from domino_jax.evals.examples import collect_examples
-from domino_jax.evals.lanes import Lane
+from domino_jax.evals.lanes import Lane, ModeRun, record_rounds
 from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
 from domino_jax.evals.report import build_report, write_report
-from domino_jax.evals.run import run_lanes, timings
+from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, timings
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
-from domino_jax.evals.tree_report import acceptance, draw_trees, record_trees
+from domino_jax.evals.summary import figures_of, identical_outputs
+from domino_jax.evals.trees import RecordedTree, acceptance, draw_trees
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import LoadedTarget
 
-TREE_PROMPTS = 8  # whose first rounds are recorded for the report
+LEVEL_FIGURES = (
+    *("answers", "tokens", "seconds", "tokens_per_second", "prefill_seconds", "output_tokens_per_second"),
+    *("tau_pooled", "speedup", "speedup_end_to_end", "drafts_per_round", "intervals"),
+)
+TREE_PROMPTS, TREE_ROUNDS = 8, 8  # whose first rounds are recorded for the report
 
 
 def decode_prompts(
@@ -56,18 +62,41 @@ def decode_prompts(
     with RunFiles(output, info.identity(prompts, [models]), restart) as files:
         refuse_divided_sittings(files)
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
-        throughput = measure_concurrency(lanes_of, prompts, codec, files, info)
+        measured.concurrency = measure_concurrency(lanes_of, prompts, codec, files, info)
+    return report_lanes(lanes, measured, info, prompts, codec, files, output)
+
+
+def report_lanes(
+    lanes: Sequence[Lane],
+    measured: Measured,
+    info: RunInfo,
+    prompts: Sequence[Prompt],
+    codec: TextCodec,
+    files: RunFiles,
+    folder: Path,
+) -> dict[str, Any]:
+    """Times rounds, looks at trees and examples, writes the report of lanes with different modes and returns it.
+
+    Args:
+        measured: sums of these lanes, and perhaps of others.
+        files: of the run, with the answers.  folder: of the report.
+    """
+    by_mode = {lane.mode: lane for lane in lanes}
+
+    def of(runs: Mapping[str, ModeRun]) -> dict[str, ModeRun]:
+        return {mode: runs[lane.name] for mode, lane in by_mode.items()}
+
     report = build_report(
-        measured.runs,
+        of(measured.runs),
         info,
-        tasks=measured.tasks,
-        concurrency=throughput,
+        tasks={task: of(runs) for task, runs in measured.tasks.items()},
+        concurrency=measured.concurrency,
         sittings=files.sittings,
-        **timings({lane.mode: lane for lane in lanes}, prompts),
+        **timings(by_mode, prompts),
     )
-    if "tree" in settings.modes:
-        report["tree"] = look_at_trees(lanes[0], prompts[:TREE_PROMPTS], codec, output)
-    write_report(output, report, collect_examples(lanes, prompts, codec, output), codec)
+    if TREE in by_mode:
+        report["tree"] = look_at_trees(by_mode[TREE], prompts[:TREE_PROMPTS], codec, folder)
+    write_report(folder, report, collect_examples(lanes, prompts, codec, files.folder), codec)
     return report
 
 
@@ -79,8 +108,8 @@ def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, b
 
 def look_at_trees(lane: Lane, prompts: Sequence[Prompt], codec: TextCodec, output: Path) -> dict[str, Any]:
     """Acceptance by depth and rank over the first rounds of prompts, and plots/trees.png with some of the trees."""
-    ids = [prompt.token_ids for prompt in prompts]
-    trees = [tree for rounds in record_trees(lane.models, lane.generator, ids) for tree in rounds]
+    recorded = record_rounds(lane, prompts, TREE_ROUNDS)
+    trees = [RecordedTree.of(seen) for rounds in recorded for _, seen in rounds]
     if not trees:  # every answer ended with its first token
         return {}
     draw_trees(trees, lambda token: codec.decode([token]) or str(token), output / "plots")
@@ -94,3 +123,46 @@ def refuse_divided_sittings(files: RunFiles) -> None:
             "--output holds an unfinished decoding, and a run of several processes cannot be continued: choose another"
             " --output, or continue it with one process."
         )
+
+
+# ---------------------------------------------------------------------------------------------- batch sizes
+
+
+def measure_concurrency(
+    lanes_of: Callable[[int], Sequence[Lane]],
+    prompts: Sequence[Prompt],
+    codec: TextCodec,
+    files: RunFiles,
+    info: RunInfo,
+) -> dict[str, dict[str, Any]]:
+    """By batch size of `info`: {"modes": figures by mode, "identical_outputs": against the baseline of this size}.
+
+    tokens_per_second is the loop's; output_tokens_per_second also counts the prefills and the first tokens, as the
+    clients of a server would. First turns only. A size that `files` already holds is not measured again.
+
+    Args:
+        lanes_of: batch size → lanes.
+    """
+    first_turns = [dataclasses.replace(prompt, later_turns=(), task=None) for prompt in prompts]
+    done = {str(record["concurrency"]): record["level"] for record in files.records if "concurrency" in record}
+    sizes = info.settings.concurrency
+    for size in sizes:
+        if str(size) not in done:
+            level = _level(lanes_of(size), size, first_turns, codec, info)
+            files.append({"concurrency": size, "level": level}, [])
+            done[str(size)] = level
+    return {str(size): done[str(size)] for size in sizes}
+
+
+def _level(
+    lanes: Sequence[Lane], size: int, prompts: Sequence[Prompt], codec: TextCodec, info: RunInfo
+) -> dict[str, Any]:
+    measured = Measured.empty(lanes)
+    with Progress(f"decode, {size} at a time", total=len(prompts)) as progress:
+        for group in plan_groups(prompts, size):
+            record, lines = decode_group(lanes, group, codec, bool(info.simulated))
+            measured.add(lanes, record, lines)
+            progress.advance(len(group.prompts))
+    figures = figures_of(measured.runs, info, size)
+    modes = {mode: {key: values[key] for key in LEVEL_FIGURES} for mode, values in figures.items()}
+    return {"modes": modes, "identical_outputs": identical_outputs(measured.runs)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.report import versions
-from domino_jax.evals.tables import width_note
+from domino_jax.evals.tables import grid, say, width_note
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 
@@ -31,85 +31,71 @@ def model_card(
     kind = "Domino" if config.has_head else "DFlash"
     paper = " (arXiv 2605.29707)" if config.has_head else ""
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
-    lines = [
-        "---",
-        f"base_model: {json.dumps(target)}",
-        "library_name: domino_jax",
-        "pipeline_tag: text-generation",
-        f"tags: [speculative-decoding, {kind.lower()}]",
-        "license: other # yours to name; those of the base model and of the training data bind you too",
-        "---",
-        "",
-        f"# {kind} drafter for {target}",
-        "",
-        f"A {kind} speculative-decoding drafter{paper}: it proposes blocks of tokens that the target"
-        " verifies in one pass. It never changes what the target says, only how fast. It holds no embeddings; those"
-        " are the target's.",
-        "",
-        f"- weights: {weights:,}, {dtype}; draft layers: {config.num_hidden_layers}",
-        f"- block size {config.block_size}, shift_label {str(config.shift_label).lower()}, mask token"
-        f" {config.mask_token_id}, target layers {list(config.target_layer_ids)}",
-        "",
-        "## Training",
-        "",
-        *training_lines(config, recipe, step, data),
-        "",
-        *measured_lines(step, report, tau),
-        "## Use",
-        "",
-        "```",
-        "python -m domino_jax.decode --config=RECIPE --config.drafter.path=THIS_FOLDER --output=DIR",
-        "```",
-        "",
-        *serving_lines(config, recipe["target"]["path"]),
-        "",
-        f"Written with {', '.join(f'{name} {version}' for name, version in packages.items())}.",
-    ]
-    return "\n".join(lines) + "\n"
+    return f"""\
+---
+base_model: {json.dumps(target)}
+library_name: domino_jax
+pipeline_tag: text-generation
+tags: [speculative-decoding, {kind.lower()}]
+license: other # yours to name; those of the base model and of the training data bind you too
+---
+
+# {kind} drafter for {target}
+
+A {kind} speculative-decoding drafter{paper}: it proposes blocks of tokens that the target verifies in one pass. It
+never changes what the target says, only how fast. It holds no embeddings; those are the target's.
+
+- weights: {weights:,}, {dtype}; draft layers: {config.num_hidden_layers}
+- block size {config.block_size}, shift_label {str(config.shift_label).lower()}, mask token {config.mask_token_id}, \
+target layers {list(config.target_layer_ids)}
+
+## Training
+
+{training_lines(config, recipe, step, data)}
+
+{measured_lines(step, report, tau)}## Use
+
+```
+python -m domino_jax.decode --config=RECIPE --config.drafter.path=THIS_FOLDER --output=DIR
+```
+
+{serving_lines(config, recipe["target"]["path"])}
+
+Written with {", ".join(f"{name} {version}" for name, version in packages.items())}.
+"""
 
 
-def serving_lines(config: DrafterConfig, target_path: str) -> list[str]:
+def serving_lines(config: DrafterConfig, target_path: str) -> str:
     """The commands of the servers that draft with this drafter, why another does not, and their tokens per round."""
     target, drafts = public_name(target_path), config.block_size - 1
-    lines = []
     if reason := formats.sglang_refusal(config):
-        lines.append(f"SGLang does not serve this drafter: {reason}.")
+        parts = [f"SGLang does not serve this drafter: {reason}."]
     else:
         exact = " --speculative-domino-candidate-pool-size 0" if config.has_head else ""
-        lines += [
+        parts = [
             "SGLang (0.5.23 or later):",
-            "",
-            "```",
-            f"python -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH"
-            f" --speculative-draft-model-path THIS_FOLDER{exact}",
-            "```",
+            f"```\npython -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH"
+            f" --speculative-draft-model-path THIS_FOLDER{exact}\n```",
         ]
         if config.has_head:
-            lines += [
-                "",
-                "Without the last flag SGLang corrects only the 2,048 tokens that the backbone scores best.",
-            ]
-    lines.append("")
+            parts.append("Without the last flag SGLang corrects only the 2,048 tokens that the backbone scores best.")
     if reason := formats.vllm_refusal(config):
-        lines.append(f"vLLM does not serve this drafter: {reason}.")
+        parts.append(f"vLLM does not serve this drafter: {reason}.")
     else:
         settings = json.dumps({"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": drafts})
-        lines += ["vLLM:", "", "```", f"vllm serve {target} --speculative-config '{settings}'", "```"]
+        parts += ["vLLM:", f"```\nvllm serve {target} --speculative-config '{settings}'\n```"]
         if formats.is_hub_id(target_path):
-            lines += ["", "`vllm serve THIS_FOLDER` does the same with the target's hub id in config.json."]
+            parts.append("`vllm serve THIS_FOLDER` does the same with the target's hub id in config.json.")
     if formats.sglang_refusal(config) is None:
-        lines += [
-            "",
+        parts.append(
             f"A server drafts {drafts} of a block of {config.block_size}, so a round there emits at most"
             f" {config.block_size} tokens; domino_jax.decode drafts {config.num_drafts} and emits at most"
-            f" {config.num_drafts + 1}.",
-        ]
-    return lines
+            f" {config.num_drafts + 1}."
+        )
+    return "\n\n".join(parts)
 
 
-def training_lines(
-    config: DrafterConfig, recipe: Mapping[str, Any], step: int, data: Mapping[str, Any] | None
-) -> list[str]:
+def training_lines(config: DrafterConfig, recipe: Mapping[str, Any], step: int, data: Mapping[str, Any] | None) -> str:
     train, source = recipe["train"], recipe["data"]
     counted = ""
     if data is not None:
@@ -118,20 +104,15 @@ def training_lines(
     if config.has_head:
         decay = share(train["lambda_decay_ratio"])
         loss.insert(0, f"λ of the base loss from {train['lambda_start']:g} to 0 over {decay}")
-    # Off by default, and absent from the workdirs of older versions.
-    on = {key: train[key] for key in ("dpace_alpha", "distill", "ema_decay") if key in train and train[key]}
     names = {"dpace_alpha": "D-PACE α", "distill": "total-variation weight", "ema_decay": "weights averaged with"}
-    loss += [f"{names[key]} {value:g}" for key, value in on.items()]
+    loss += [f"{words} {train[key]:g}" for key, words in names.items() if train[key]]  # 0 is off
     place = "pack" if source["layout"] == "pack" else "row"
-    return [
-        f"- steps: {step:,} of {train['steps']:,}, {train['batch_size']} {place}s each,"
-        f" {train['num_anchors']} anchors a {place}",
-        f"- data: {public_sources(source['train'])}"
-        f"{' (answers regenerated by the target)' if source['regenerate'] else ''},"
-        f" at most {source['max_length']} tokens a row{counted}",
-        f"- {'curriculum and loss' if config.has_head else 'loss'}: {', '.join(loss)}",
-        f"- {train['optimizer']}, learning rate {train['learning_rate']:g}, seed {recipe['seed']}",
-    ]
+    answered = " (answers regenerated by the target)" if source["regenerate"] else ""
+    return f"""\
+- steps: {step:,} of {train["steps"]:,}, {train["batch_size"]} {place}s each, {train["num_anchors"]} anchors a {place}
+- data: {public_sources(source["train"])}{answered}, at most {source["max_length"]} tokens a row{counted}
+- {"curriculum and loss" if config.has_head else "loss"}: {", ".join(loss)}
+- {train["optimizer"]}, learning rate {train["learning_rate"]:g}, seed {recipe["seed"]}"""
 
 
 def share(ratio: float | str) -> str:
@@ -156,23 +137,17 @@ def public_sources(sources: str) -> str:
     return ", ".join(named)
 
 
-def measured_lines(step: int, report: Mapping[str, Any] | None, tau: float | None) -> list[str]:
-    """τ by mode from the final decoding, τ of the step from the evaluation in training."""
-    if report is None and tau is None:
-        return []
-    lines = ["## Measured", ""]
+def measured_lines(step: int, report: Mapping[str, Any] | None, tau: float | None) -> str:
+    """τ by mode from the final decoding, τ of the step from the evaluation in training; empty without both."""
+    parts = []
     if tau is not None:
-        lines += [f"Decoded τ {tau:.2f} at step {step:,}, on the run's held-out prompts.", ""]
-    if report is None:
-        return lines
-    lines += [
-        f"{report['prompts']['count']} held-out prompts, {report['dtype']}, {report['device']}:",
-        "",
-        "| mode | τ pooled | τ per prompt | × the target alone |",
-        "|---|---|---|---|",
-    ]
-    for mode, figures in report["modes"].items():
-        if figures["tau_pooled"] is not None:
-            faster = f"{figures['speedup']:.2f}" if figures["speedup"] else ""
-            lines.append(f"| {mode} | {figures['tau_pooled']:.2f} | {figures['tau_per_prompt']:.2f} | {faster} |")
-    return [*lines, "", *([width_note(report), ""] if report["drafter"] else [])]
+        parts.append(f"Decoded τ {tau:.2f} at step {step:,}, on the run's held-out prompts.")
+    if report is not None:
+        parts.append(f"{report['prompts']['count']} held-out prompts, {report['dtype']}, {report['device']}:")
+        rows = [["mode", "τ pooled", "τ per prompt", "× the target alone"]]
+        for mode, figures in report["modes"].items():
+            if figures["tau_pooled"] is not None:
+                rows.append([mode, *(say(figures[key], ".2f") for key in ("tau_pooled", "tau_per_prompt", "speedup"))])
+        parts.append("\n".join(grid(rows)))
+        parts += [width_note(report)] * bool(report["drafter"])
+    return "\n\n".join(["## Measured", *parts, ""]) if parts else ""

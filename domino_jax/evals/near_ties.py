@@ -44,14 +44,14 @@ def divergences(
         requests: those of `generate`; the prompts' indices when None.
     """
     requests = range(len(prompts)) if requests is None else requests
-    found = []
+    diverged = []
     for index, (one, two) in enumerate(zip(reference, other, strict=True)):
         if one.token_ids == two.token_ids:
             continue
         shortest = min(len(one.token_ids), len(two.token_ids))
         position = next((i for i in range(shortest) if one.token_ids[i] != two.token_ids[i]), shortest)
         if position == shortest:  # one text is a prefix of the other: a stop was missed, never a tie
-            found.append(Divergence(index, position, float("inf"), False))
+            diverged.append(Divergence(index, position, float("inf"), False))
             continue
         prefix = [*prompts[index], *one.token_ids[:position]]
         logits = logits_after(models, prefix, generator.bucket(len(prefix)))
@@ -60,8 +60,8 @@ def divergences(
         margin = choice_margin(logits, len(prefix), request, candidates)
         compared = [logits.max(), *logits[sorted(candidates)]]
         limit = near_tie_limit(models.target.dtype, compared, request.sampling)
-        found.append(Divergence(index, position, margin, margin <= limit))
-    return found
+        diverged.append(Divergence(index, position, margin, margin <= limit))
+    return diverged
 
 
 def near_tie_limit(dtype: Any, compared: Sequence[float], params: SamplingParams) -> float:
@@ -131,14 +131,14 @@ def edge_distances(scores: np.ndarray, params: SamplingParams) -> tuple[np.ndarr
         enter = np.maximum(enter, np.where(inside, 0.0, to_enter))
         leave = np.minimum(leave, np.where(inside, to_leave, 0.0))
 
-    kept = scores
+    inside = scores
     if params.top_k and params.top_k < scores.size:
         descending = np.sort(scores)[::-1]
         last, next_one = descending[params.top_k - 1], descending[params.top_k]
         edge(scores >= last, last - scores, scores - next_one)
-        kept = np.where(scores >= last, scores, -np.inf)
+        inside = np.where(scores >= last, scores, -np.inf)
     if params.top_p < 1.0:
-        p = np.exp(kept - kept.max())
+        p = np.exp(inside - inside.max())
         p /= p.sum()
         order = np.argsort(-p, kind="stable")
         above = np.empty_like(p)

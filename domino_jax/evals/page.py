@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.decoding.text_stream import TextStream
+from domino_jax.evals import tables
 from domino_jax.evals.examples import Answer, Example
 from domino_jax.evals.prompts import TextCodec
-from domino_jax.evals.tables import concurrency_rows, notes_of, paper_rows, rows_of, simulated, title
 
 COLOURS = 6  # of rounds, in page.html
+SCALE = 0.47  # CSS pixels per pixel of a plot: two that are 7 inches wide fill the page
 TEMPLATE = string.Template(importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
 LEGEND = """<p class="soft">Tokens of one round have one colour. The target checks the drafts of a round in one pass:
 <span class="t r0">accepted drafts</span> are followed by one
@@ -33,27 +34,21 @@ def render_page(
         pictures: PNG by file name.
     """
     kind = " (simulated)" if report["simulated"] else ""
-    facts = {
-        "target": report["target"]["path"],
-        "drafter": report["drafter"]["path"] if report["drafter"] else "none",
-        "prompts": report["prompts"]["source"],
-        "date": report["date"],
-        "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
-    }
-    parts = ["<h2>Figures</h2>", _table(rows_of(report)), _list(notes_of(report))]
-    if report["tasks"]:
-        parts += ["<h2>By task</h2>", _table(paper_rows(report))]
-    if report["concurrency"]:
-        parts += ["<h2>Throughput by concurrency</h2>", _table(concurrency_rows(report["concurrency"]))]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    facts = {**tables.origins(report), "versions": versions}
+    notes = "".join(f"<li>{as_html(note)}</li>" for note in tables.notes_of(report))
+    parts = ["<h2>Figures</h2>", _table(tables.rows_of(report)), f'<ul class="notes">{notes}</ul>']
     if examples:
         parts += ["<h2>Answers, round by round</h2>", _examples(report, examples, codec)]
+    for heading, note, rows in tables.sections(report):
+        parts += [f"<h2>{as_html(heading)}</h2>", f'<p class="soft">{as_html(note)}</p>' * bool(note), _table(rows)]
     if pictures:
         images = "".join(_image(name, data) for name, data in pictures.items())
         parts += ["<h2>Plots</h2>", f'<div class="plots">{images}</div>']
     return TEMPLATE.substitute(
         title=as_html(f"Decoding report: {facts['target']}"),
         heading=f"Decoding report{kind}",
-        subtitle=as_html(title(report)),
+        subtitle=as_html(tables.title(report)),
         facts="".join(f"<dt>{name}</dt><dd>{as_html(str(value))}</dd>" for name, value in facts.items()),
         body="\n".join(parts),
     )
@@ -66,24 +61,18 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>\n{lines}</tbody></table></div>'
 
 
-def _list(notes: Sequence[str]) -> str:
-    return f'<ul class="notes">{"".join(f"<li>{as_html(note)}</li>" for note in notes)}</ul>' if notes else ""
-
-
 def _image(name: str, data: bytes) -> str:
-    text = as_html(Path(name).stem.replace("_", " "))
-    return f'<img alt="{text}" src="data:image/png;base64,{base64.b64encode(data).decode()}">'
+    """All pictures in one scale, so that their letters are equally large and two narrow ones fit side by side."""
+    text, width = as_html(Path(name).stem.replace("_", " ")), int.from_bytes(data[16:20], "big")  # in a PNG's header
+    source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f'<img alt="{text}" width="{width * SCALE:.0f}" src="{source}">'
 
 
 def _examples(report: Mapping[str, Any], examples: Sequence[Example], codec: TextCodec) -> str:
-    recomputed = [
-        answer.mode
-        for example in examples
-        for answer in example.answers
-        if any(one.rejected is not None for one in answer.rounds)
-    ]
+    answers = [answer for example in examples for answer in example.answers]
+    recomputed = [answer.mode for answer in answers if any(one.rejected is not None for one in answer.rounds)]
     hover = HOVER.format(mode=as_html(recomputed[0])) if recomputed else ""
-    warning = f'<p class="warning">{as_html(simulated(report))}</p>' if report["simulated"] else ""
+    warning = f'<p class="warning">{as_html(tables.simulated(report))}</p>' if report["simulated"] else ""
     return LEGEND.format(hover=hover) + warning + "".join(_example(example, codec) for example in examples)
 
 

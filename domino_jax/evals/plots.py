@@ -1,6 +1,7 @@
 """The pictures of a report (rounds and positions) and of a training run (curves over its steps)."""
 
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,20 +30,27 @@ PARTS = {
 }
 
 
+def look(mode: str) -> dict[str, str]:
+    """Of a mode's line."""
+    return {"color": COLOURS.get(mode, OTHER), "marker": MARKERS.get(mode, "^"), "label": mode}
+
+
 def write_plots(folder: Path, report: Mapping[str, Any]) -> list[str]:
     """Writes the pictures of a decoding report; returns their file names, none when no mode drafts.
 
-    accept_lengths.png: tokens emitted per round.  acceptance_by_position.png: plain and conditional.
-    round_times.png: a round's parts.  speedup_by_task.png: with 95 % intervals, for two tasks and more.
+    accept_lengths.png: tokens emitted per round.  round_times.png: a round's parts.
+    acceptance_by_position.png: plain and conditional.  speedup_by_task.png: with 95 % intervals, from two tasks on.
     throughput.png: tokens/s over the rows decoded together, where that was measured.
     """
     modes = {mode: figures for mode, figures in report["modes"].items() if figures["accept_histogram"]}
     if not modes:
         return []
-    pictures = {"accept_lengths.png": _histogram(modes), "acceptance_by_position.png": _rates(modes)}
-    split = {mode: figures["time_split"] for mode, figures in modes.items() if _parted(figures)}
+    pictures = {"accept_lengths.png": _histogram(modes)}
+    split = {mode: figures["time_split"] for mode, figures in modes.items() if figures["time_split"]}
+    split = {mode: parts for mode, parts in split.items() if parts["commit"] is not None}  # timed part by part
     if split:
-        pictures["round_times.png"] = _round_times(split, report["autoregressive_step_ms"])
+        pictures["round_times.png"] = _round_times(split)
+    pictures["acceptance_by_position.png"] = _rates(modes)
     if len(report["tasks"]) > 1 and BASELINE in report["modes"]:
         pictures["speedup_by_task.png"] = _speedups(report["tasks"], report["average"], list(modes))
     if len(report["concurrency"]) > 1:
@@ -82,9 +90,7 @@ def _rates(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
         for mode, figures in modes.items():
             rates = [None if rate is None else 100 * rate for rate in figures[key]]
             points = [(place, rate) for place, rate in enumerate(rates, 1) if rate is not None]
-            axes.plot(
-                *zip(*points, strict=True), color=COLOURS.get(mode, OTHER), marker=MARKERS.get(mode, "^"), label=mode
-            )
+            axes.plot(*zip(*points, strict=True), **look(mode))
         axes.set_xticks(range(1, max(len(figures[key]) for figures in modes.values()) + 1))
         axes.set(title=title, xlabel="draft position in the block", ylim=(0, 102))
         tidy(axes)
@@ -92,12 +98,7 @@ def _rates(modes: Mapping[str, Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _parted(figures: Mapping[str, Any]) -> bool:
-    """Whether the parts of the mode's round were timed."""
-    return figures["time_split"] is not None and figures["time_split"]["commit"] is not None
-
-
-def _round_times(split: Mapping[str, Mapping[str, float]], step: float | None) -> Figure:
+def _round_times(split: Mapping[str, Mapping[str, float]]) -> Figure:
     """Bars of the parts, one below the other, with a single-token step of the target alone as the measure."""
     figure = figure_of(7, 1.7 + 0.55 * len(split))
     axes = figure.add_subplot()
@@ -110,8 +111,7 @@ def _round_times(split: Mapping[str, Mapping[str, float]], step: float | None) -
             left += values[part]
     axes.set_yticks(range(len(split)), list(split))
     axes.invert_yaxis()
-    if step is not None:
-        axes.axvline(step, color="black", linestyle="--", linewidth=1, label="one plain step")
+    axes.axvline(split[mode]["step"], color="black", linestyle="--", linewidth=1, label="one plain step")
     axes.set(title="One round and its parts", xlabel="milliseconds")
     tidy(axes, legend=False, across="x")
     figure.legend(frameon=False, ncols=6, loc="outside lower center", handlelength=1, columnspacing=1)
@@ -131,8 +131,7 @@ def _speedups(tasks: Mapping[str, Any], average: Mapping[str, Any], modes: Seque
             at = place + (index - (len(modes) - 1) / 2) * each
             label = mode if place == 0 else "_"
             axes.bar(at, figures["speedup"], width=each * 0.92, color=COLOURS.get(mode, OTHER), label=label)
-            bounds = figures["intervals"]["speedup"] if "intervals" in figures else None
-            if bounds:
+            if name in tasks and (bounds := figures["intervals"]["speedup"]):
                 axes.plot([at, at], bounds, color="black", linewidth=1)
     axes.axhline(1, color="black", linewidth=1)
     axes.axvline(len(tasks) - 0.5, color="grey", linewidth=0.8, linestyle=":")
@@ -148,11 +147,10 @@ def _throughput(concurrency: Mapping[str, Any]) -> Figure:
     total, gain = figure.subplots(1, 2)
     sizes = [int(size) for size in concurrency]
     for mode in next(iter(concurrency.values()))["modes"]:
-        look = {"color": COLOURS.get(mode, OTHER), "marker": MARKERS.get(mode, "^"), "label": mode}
-        found = [level["modes"][mode] for level in concurrency.values()]
-        total.plot(sizes, [figures["tokens_per_second"] for figures in found], **look)
-        if mode != BASELINE and all(figures["speedup"] is not None for figures in found):
-            gain.plot(sizes, [figures["speedup"] for figures in found], **look)
+        levels = [level["modes"][mode] for level in concurrency.values()]
+        total.plot(sizes, [figures["tokens_per_second"] for figures in levels], **look(mode))
+        if mode != BASELINE and all(figures["speedup"] is not None for figures in levels):
+            gain.plot(sizes, [figures["speedup"] for figures in levels], **look(mode))
     gain.axhline(1, color="black", linewidth=1)
     total.set(title="Throughput", ylabel="tokens/s", ylim=(0, None))
     gain.set(title="Speed-up at the same size", ylabel="×", ylim=(0, None))
@@ -226,7 +224,7 @@ def curve(axes, pairs: Sequence[tuple[int, float]], colour: str, label: str) -> 
         return
     steps, values = zip(*pairs, strict=True)
     half = len(values) // 40
-    means = [_mean(values[max(index - half, 0) : index + half + 1]) for index in range(len(values))]
+    means = [statistics.fmean(values[max(index - half, 0) : index + half + 1]) for index in range(len(values))]
     if half:
         axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.8)
     axes.plot(steps, means, color=colour, linewidth=1.8, label=label)
@@ -247,10 +245,6 @@ def label_ends(axes) -> None:
         axes.text(right + 0.02, below, line.get_label(), transform=axes.transAxes, color=line.get_color(), va="center")
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _taus(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure = figure_of(7, 3.8)
     axes = figure.add_subplot()
@@ -265,9 +259,7 @@ def _taus(rows: Sequence[Mapping[str, Any]]) -> Figure:
         pairs = points(rows, key)
         if pairs:
             text = f"{pairs[-1][1]:.2f} {label}"
-            axes.plot(
-                *zip(*pairs, strict=True), style, color=COLOURS[mode], marker=MARKERS[mode], markersize=4, label=text
-            )
+            axes.plot(*zip(*pairs, strict=True), style, **{**look(mode), "label": text}, markersize=4)
     axes.set(title="τ by decoding held-out prompts", xlabel="step", ylabel="tokens per round", xlim=(0, None))
     axes.set_ylim(bottom=1)  # a round emits at least one token
     tidy(axes, legend=False)
@@ -293,11 +285,7 @@ def _positions_over_time(rows: Sequence[Mapping[str, Any]]) -> Figure:
         ylabel="share of rounds that kept it, %",
         ylim=(0, 102),
     )
-    figure.colorbar(colours, ax=axes, label="step", ticks=_few(steps))
+    few = steps[:: -max(1, -(-len(steps) // 8))]  # at most eight, the last among them
+    figure.colorbar(colours, ax=axes, label="step", ticks=few)
     tidy(axes, legend=False)
     return figure
-
-
-def _few(steps: Sequence[int]) -> list[int]:
-    """At most eight of the steps, the last among them."""
-    return list(steps[:: -max(1, -(-len(steps) // 8))])

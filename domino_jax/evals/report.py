@@ -7,14 +7,19 @@ Definitions, the same wherever a figure is shown:
   accept rate k    share of all rounds that emitted more than k tokens, that is, accepted draft k; the conditional rate
                    divides by the rounds that accepted draft k-1. A last round cut by a stop id or by max_new_tokens
                    counts the tokens that remain.
-  intervals        [low, high] of 95 %, by the bootstrap (intervals.py)
-  time_split       of a round, in milliseconds (decoding/round_times.py): draft + head + verify + other = round; commit
-                   is the part of other that was timed too; head_share is what leaving the head out saves, as a share of
-                   the round; loop_overhead is round / (draft + head + verify + commit)
-  step_bounds      lower bounds of an autoregressive step (decoding/round_times.py): bare_step_ms is the target's pass
-                   in a jitted loop without sampling and bookkeeping; bytes_at_copy_bandwidth_ms is the bytes of
-                   weights and cache on a device over the bandwidth of a copy in the same run. Weights that fit into a
-                   processor's caches are read faster than that.
+  speedup          tokens_per_second over plain decoding's;  speedup_end_to_end: the same of output_tokens_per_second,
+                   all tokens over the time of prefills and loop
+  intervals        [low, high] of 95 %, by the bootstrap (summary.py)
+  time_split       of a round, in milliseconds (round_times.py): draft + head + verify + other = round; commit is the
+                   part of other that was timed too; head_share is what leaving the head out saves, as a share of the
+                   round; loop_overhead is round / (draft + head + verify + commit); step is a plain step, timed
+                   alternately with the rounds
+  break_even_tau   round / step of time_split: the τ from which on a mode is faster than plain decoding
+  drafts_per_round drafts that a round verifies, the mean
+  step_bounds      lower bounds of an autoregressive step (round_times.py): bare_step_ms is the target's pass in a
+                   jitted loop without sampling and bookkeeping; bytes_at_copy_bandwidth_ms is the bytes of weights and
+                   cache on a device over the bandwidth of a copy in the same run. Weights that fit into a processor's
+                   caches are read faster than that.
 """
 
 import datetime
@@ -32,9 +37,7 @@ import rich.table
 from etils import epath
 
 import domino_jax
-from domino_jax.decoding.acceptance import accept_rates, full_histogram
 from domino_jax.decoding.settings import BASELINE
-from domino_jax.evals import intervals
 from domino_jax.evals.examples import Example
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.page import render_page
@@ -42,8 +45,9 @@ from domino_jax.evals.plots import write_plots
 from domino_jax.evals.prompts import TextCodec
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.run_info import RunInfo
+from domino_jax.evals.summary import LEVEL, RESAMPLES, SEED, averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
-from domino_jax.evals.tree_report import TREES
+from domino_jax.evals.trees import TREES
 from domino_jax.runtime.cores import usable
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
@@ -57,16 +61,7 @@ NO_TEXT = TextCodec(None, False)
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 TIMED = ("draft", "head", "verify", "commit")
 SPLIT = ("draft", "head", "verify", "other", "round", "commit", "without_head")
-# What a report of an older version lacks.
-LATER = {
-    "simulated": None,
-    "tasks": {},
-    "average": {},
-    "concurrency": {},
-    "sittings": 1,
-    "interval_of": {},
-    "step_bounds": None,
-}
+FORMAT = 1  # of report.json and compare.json; a file of another one is refused
 
 
 def build_report(
@@ -83,22 +78,27 @@ def build_report(
 
     Args:
         runs: by mode, the sums over all its answers.  tasks: the same by task, where there are tasks.
-        split: by mode, seconds of a round's parts (round_times.round_split).
+        split: by mode, seconds of a round's parts, and of a plain step (round_times.round_split).
         step: lower bounds of an autoregressive step.
         concurrency: figures by batch size (compare.py).
         sittings: how often the command was started until it was done.
     """
     batch_size = info.settings.batch_size
     modes = figures_of(runs, info, batch_size)
+    step_seconds = split[BASELINE]["round"] if BASELINE in split else None
     for mode, figures in modes.items():
-        figures["time_split"] = _time_split(split[mode]) if mode in split else None
-    by_task = {name: figures_of(own, info, batch_size) for name, own in (tasks or {}).items()}
-    for name, own in (tasks or {}).items():
-        for mode, found in identical_outputs(own).items():
-            by_task[name][mode]["identical"] = found
+        timed = split[mode] if mode in split and mode != BASELINE else None
+        figures["time_split"] = _time_split(timed, step_seconds) if timed else None
+        figures["break_even_tau"] = ratio(timed["round"], step_seconds) if timed else None
+    by_task = {}
+    for name, task_runs in (tasks or {}).items():
+        by_task[name] = figures_of(task_runs, info, batch_size)
+        for mode, identical in identical_outputs(task_runs).items():
+            by_task[name][mode]["identical"] = identical
     step_ms = modes[BASELINE]["milliseconds_per_step"] if BASELINE in modes else None
     over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")
     return {
+        "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **info.as_json(),
         "sittings": sittings,
@@ -112,85 +112,8 @@ def build_report(
         "concurrency": dict(concurrency or {}),
         "autoregressive_step_ms": step_ms,
         "step_bounds": _step_bounds(step, step_ms),
-        "interval_of": {
-            "level": intervals.LEVEL,
-            "resamples": intervals.RESAMPLES,
-            "seed": intervals.SEED,
-            "over": over,
-        },
+        "interval_of": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED, "over": over},
     }
-
-
-def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> dict[str, dict[str, Any]]:
-    """By mode the figures of one set of prompts, speed-ups and intervals among them."""
-    baseline = runs[BASELINE] if BASELINE in runs else None
-    judged = info.references and not info.simulated
-    widths = {BASELINE: 1, **info.round_widths}
-    modes = {mode: _mode_figures(run, widths[mode], batch_size) for mode, run in runs.items()}
-    for mode, figures in modes.items():
-        base = modes[BASELINE]["tokens_per_second"] if baseline else None
-        figures["speedup"] = ratio(figures["tokens_per_second"], base)
-        figures["intervals"] = intervals.mode_intervals(runs[mode], baseline if mode != BASELINE else None)
-        figures["answers_right"] = runs[mode].answers_right if judged else None
-    return modes
-
-
-def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
-    clock, histogram = run.clock, full_histogram(run.histogram, width)
-    plain, conditional = accept_rates(histogram)
-    means = [emitted / rounds for emitted, rounds in zip(run.emitted, run.rounds, strict=True) if rounds]
-    return {
-        "answers": run.answers,
-        "tokens": run.tokens,
-        "decode_tokens": clock.decode_tokens,
-        "seconds": clock.decode_seconds,
-        "tokens_per_second": ratio(clock.decode_tokens, clock.decode_seconds),
-        "milliseconds_per_token": ratio(clock.decode_seconds * 1e3, clock.decode_tokens),
-        # Of a batch whose rows end and are replaced on their own nobody counts the steps.
-        "milliseconds_per_step": ratio(clock.decode_seconds * 1e3, run.steps) if batch_size == 1 else None,
-        "prefill_seconds": clock.prefill_seconds,
-        "compile_seconds": clock.compile_seconds,
-        "rounds": sum(histogram.values()),
-        "tau_pooled": ratio(sum(run.emitted), sum(run.rounds)),
-        "tau_per_prompt": ratio(sum(means), len(means)),
-        "accept_histogram": histogram,
-        "accept_rate_by_position": plain,
-        "conditional_accept_rate_by_position": conditional,
-        "stopped": run.stopped,
-        "distinct_answers": len(run.digests),
-    }
-
-
-def identical_outputs(runs: Mapping[str, ModeRun]) -> dict[str, dict[str, Any]]:
-    """By mode that was held against the baseline: how many answers are equal, and what the others are."""
-    return {
-        mode: {
-            "same": run.compared - run.diverged,
-            "of": run.compared,
-            "near_ties": run.near_ties,
-            "violations": run.diverged - run.near_ties,
-            "first_divergences": list(run.first_divergences),
-        }
-        for mode, run in runs.items()
-        if run.compared is not None
-    }
-
-
-def averages(tasks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float | None]]:
-    """By mode the mean over tasks of speed-up and τ, as the paper's tables have it; each task weighs the same."""
-    modes = next(iter(tasks.values()), {})
-    found = {}
-    for mode in modes:
-        found[mode] = {}
-        for key in ("speedup", "tau_pooled", "tau_per_prompt"):
-            values = [figures[mode][key] for figures in tasks.values()]
-            found[mode][key] = None if None in values else sum(values) / len(values)
-    return found
-
-
-def ratio(above: float | None, below: float | None) -> float | None:
-    """None where there is nothing to divide by."""
-    return above / below if above is not None and below else None
 
 
 def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
@@ -206,13 +129,14 @@ def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
     }
 
 
-def _time_split(parts: Mapping[str, float]) -> dict[str, Any]:
-    """Milliseconds; None for what was not timed apart."""
+def _time_split(parts: Mapping[str, float], step: float | None) -> dict[str, Any]:
+    """Milliseconds, of seconds; None for what was not timed apart."""
     timed = sum(parts[name] for name in TIMED) if parts.keys() >= set(TIMED) else None
     saved = parts["round"] - parts["without_head"] if "without_head" in parts else None
     return {
         "unit": "milliseconds per round",
         **{name: parts[name] * 1e3 if name in parts else None for name in SPLIT},
+        "step": None if step is None else step * 1e3,
         "head_share": ratio(saved, parts["round"]),
         "loop_overhead": ratio(parts["round"], timed),
     }
@@ -220,8 +144,8 @@ def _time_split(parts: Mapping[str, float]) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of what computed the figures."""
-    found = {"domino_jax": domino_jax.__version__, "python": platform.python_version()}
-    return {**found, **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"domino_jax": domino_jax.__version__, "python": platform.python_version(), **packages}
 
 
 def device() -> str:
@@ -250,7 +174,7 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [*write_plots(folder / PLOTS, report), *([TREES] if (folder / PLOTS / TREES).exists() else [])]
     table = paper_table([report])
-    write_whole(folder / "table.md", markdown_table(table))
+    write_whole(folder / "table.md", "\n".join(markdown_table(table)) + "\n")
     write_whole(folder / "table.tex", latex_table(table))
     write_whole(folder / "report.md", markdown(report, [f"{PLOTS}/{name}" for name in pictures]))
     images = {name: (folder / PLOTS / name).read_bytes() for name in pictures}
@@ -274,12 +198,14 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}); remove it, or choose another folder.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds a {type(found).__name__}, not a report; remove it, or choose another folder.")
-    return {**LATER, **found}
+    if not isinstance(report, dict):
+        raise DataError(f"{path} holds a {type(report).__name__}, not a report; remove it, or choose another folder.")
+    if "format" not in report or report["format"] != FORMAT:
+        raise DataError(f"{path} was written by another version; remove it, or choose another folder.")
+    return report
 
 
 def refuse_obstacles(folder: epath.Path, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:

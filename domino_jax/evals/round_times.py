@@ -14,7 +14,7 @@ from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.decoding.loop import DecodeState, emit, record_round
 from domino_jax.decoding.propose import draft_base, draft_positions, roll_out_head
 from domino_jax.decoding.sampling import Sampling, choose
-from domino_jax.decoding.settings import BACKBONE, DOMINO, DRAFT, DraftSettings
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT, DraftSettings
 from domino_jax.decoding.verify import accept_chain, verify
 from domino_jax.drafters.pair import Models
 
@@ -27,12 +27,12 @@ CHAINS = (BACKBONE, DRAFT, DOMINO)
 def round_split(
     models: Models, generator: Generator, state: DecodeState, modes: Sequence[str], repeats: int = 7
 ) -> dict[str, dict[str, float]]:
-    """By drafting mode the median seconds of one round and of its parts, each timed inside a separate jitted loop.
+    """By mode the median seconds of one round and of its parts, each timed inside a separate jitted loop.
 
     draft: the backbone's pass and the base logits.  head: its rollout.  verify: the target's pass and its choices.
     commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and the
     loop itself.  round: the whole.  without_head (of drafts with a head): the whole, drafting from base logits alone.
-    Of mode tree only the whole round is timed.
+    Of mode tree only the whole round is timed, and of plain decoding the step.
 
     A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
     one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
@@ -72,7 +72,9 @@ def _stopwatch(program: Callable, *arguments) -> Callable[[int], float]:
 
 
 def round_stopwatch(models: Models, generator: Generator, live: DecodeState, mode: str) -> Callable[[int], float]:
-    """turns → seconds of that many rounds, by the program that generations run."""
+    """turns → seconds of that many rounds, or plain steps, by the program that generations run."""
+    if mode == BASELINE and not generator.settings.fixed_shape:
+        live = live.replace(draft_cache=())  # as plain generations start
     endless_generator = dataclasses.replace(generator, stop_ids=jnp.full_like(generator.stop_ids, -1))
 
     def seconds(turns: int) -> float:
@@ -231,12 +233,12 @@ def turn_seconds(timed: Mapping[str, Callable[[int], float]], repeats: int) -> d
     """
     times = {name: ([], []) for name in timed}  # of one turn, of many more
     for repeat in range(repeats + 1):
-        for name, found in times.items():
-            for seconds, more in zip(found, (0, _more_turns(name)), strict=True):
+        for name, series in times.items():
+            for seconds, more in zip(series, (0, _more_turns(name)), strict=True):
                 spent = timed[name](1 + more)
                 if repeat:
                     seconds.append(spent)
-    middle = {name: [statistics.median(seconds) for seconds in found] for name, found in times.items()}
+    middle = {name: [statistics.median(seconds) for seconds in series] for name, series in times.items()}
     return {name: max(0.0, many - one) / _more_turns(name) for name, (one, many) in middle.items()}
 
 

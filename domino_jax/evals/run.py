@@ -41,10 +41,11 @@ class Group:
 
 @dataclasses.dataclass
 class Measured:
-    """Sums by lane name: of all prompts, and of each task where prompts have one."""
+    """Sums by lane name: of all prompts, and of each task where prompts have one; figures by batch size."""
 
     runs: dict[str, ModeRun]
     tasks: dict[str, dict[str, ModeRun]] = dataclasses.field(default_factory=dict)
+    concurrency: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def empty(cls, lanes: Sequence[Lane]) -> "Measured":
@@ -142,8 +143,8 @@ def decode_group(
         reference = measured[(baseline or lanes[0]).name][0]
         for lane in compared:
             both = reference, measured[lane.name][0]
-            found = divergences(baseline.models, baseline.generator, ids, *both, requests)
-            figures[lane.name]["divergences"] += [_divergence(one, *asked[one.prompt]) for one in found]
+            diverged = divergences(baseline.models, baseline.generator, ids, *both, requests)
+            figures[lane.name]["divergences"] += [_divergence(one, *asked[one.prompt]) for one in diverged]
         asked = [
             (place, prompt.next_turn(codec.decode(answer.token_ids), codec))
             for (place, prompt), answer in zip(asked, reference, strict=True)
@@ -165,7 +166,7 @@ def _divergence(divergence: Divergence, place: int, prompt: Prompt) -> dict[str,
 
 
 def timings(lanes: Mapping[str, Lane], prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """{"split": by drafting mode the seconds of a round's parts, "step": the lower bounds of a plain step}.
+    """{"split": by drafting mode the seconds of a round's parts, and those of a plain step; "step": its lower bounds}.
 
     Args:
         lanes: by mode.
@@ -178,6 +179,6 @@ def timings(lanes: Mapping[str, Lane], prompts: Sequence[Prompt]) -> dict[str, A
         state = generator.start(models, [prompt.token_ids for prompt in first], list(range(len(first))))
         step = step_bounds(models, state)
         progress.advance(1)
-        split = round_split(models, generator, state, drafting) if drafting else {}
+        split = round_split(models, generator, state, [BASELINE, *drafting]) if drafting else {}
         progress.advance(len(drafting))
     return {"split": split, "step": step}

@@ -30,14 +30,14 @@ class RunFiles:
     Args:
         folder: created if it does not exist.
         run: what the run is made with, by section; a folder begun with something else is refused.
-        anew: start from scratch instead of refusing.
+        restart: start from scratch instead of refusing.
 
     with RunFiles(folder, run) as files:
         for record, rows in files.replay(): ...
         files.append(record, rows)
     """
 
-    def __init__(self, folder: Path, run: Mapping[str, Mapping[str, Any] | None], anew: bool = False):
+    def __init__(self, folder: Path, run: Mapping[str, Mapping[str, Any] | None], restart: bool = False):
         self.folder = folder
         with contextlib.ExitStack() as files:
             try:
@@ -45,16 +45,16 @@ class RunFiles:
                 files.enter_context(locked(folder / PROGRESS))  # before a byte changes: another run may be writing
                 self._generations = files.enter_context(Journal(folder / GENERATIONS))
                 self._progress = files.enter_context(Journal(folder / PROGRESS))
-                self._begin(json.loads(json.dumps(run)), anew)
+                self._begin(json.loads(json.dumps(run)), restart)
             except OSError as error:
                 raise unwritable(f"--output={folder}", error) from error
             self._files = files.pop_all()
 
-    def _begin(self, run: Mapping[str, Any], anew: bool) -> None:
+    def _begin(self, run: Mapping[str, Any], restart: bool) -> None:
         self.sittings, self.records = 0, []
         lines = list(_progress_lines(self.folder / PROGRESS))
         first = lines[0][0] if lines else {}
-        if anew and ("run" not in first or first["run"] != run):
+        if restart and ("run" not in first or first["run"] != run):
             lines = []
         self._take_up(lines, run)
         self.sittings += 1
@@ -126,16 +126,15 @@ def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted:
         before: holds the sections of `wanted`, and may hold more.
     """
     keys = flatten(wanted)
-    found = {key: pair for key, pair in differences(before, wanted).items() if key in keys}
-    refuse(found, f"{folder} holds {what} of something else:", "Choose another --output.")
+    differing = {key: pair for key, pair in differences(before, wanted).items() if key in keys}
+    refuse(differing, f"{folder} holds {what} of something else:", "Choose another --output.")
 
 
 def _is_progress(value: Any) -> bool:
     """Whether it is a line that RunFiles writes; all of them name their sitting."""
     if not isinstance(value, dict) or "sitting" not in value:
         return False
-    kinds = {"run": dict, "bytes": int}
-    return all(isinstance(value[name], kind) for name, kind in kinds.items() if name in value)
+    return isinstance(value.get("run", {}), dict) and isinstance(value.get("bytes", 0), int)
 
 
 def _progress_lines(path: Path) -> Iterator[tuple[dict[str, Any], Line]]:

@@ -2,12 +2,12 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from domino_jax.decoding.settings import BASELINE
-from domino_jax.evals.tree_report import acceptance_table
+from domino_jax.evals.trees import acceptance_rows
 
 PARTS = ("draft", "head", "verify", "other")
 METHODS = {
@@ -18,6 +18,7 @@ METHODS = {
     "tree": "Domino, tree",
 }
 NOTHING = "–"
+POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
 
 
 def title(report: Mapping[str, Any]) -> str:
@@ -26,6 +27,16 @@ def title(report: Mapping[str, Any]) -> str:
     sampling = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
     what = f"{report['prompts']['count']} prompts, {sampling}, batch {report['batch_size']}"
     return f"{simulated(report)}{what}, {report['dtype']}, {report['device']}"
+
+
+def origins(report: Mapping[str, Any]) -> dict[str, str]:
+    """Where the figures come from."""
+    return {
+        "target": report["target"]["path"],
+        "drafter": report["drafter"]["path"] if report["drafter"] else "none",
+        "prompts": report["prompts"]["source"],
+        "date": report["date"],
+    }
 
 
 def simulated(report: Mapping[str, Any]) -> str:
@@ -40,13 +51,19 @@ def simulated(report: Mapping[str, Any]) -> str:
 def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
     """Cells, heading first: one row per figure, one column per mode; `spread` adds intervals in brackets."""
     modes, prompts = report["modes"], report["prompts"]
-    figure = _with_interval if spread else _bare
+
+    def figure(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
+        return with_interval(figures, key, form, unit) if spread else say(figures[key], form, unit)
+
     labels = {
         "tokens/s": lambda mode, figures: figure(figures, "tokens_per_second", ".1f"),
         "ms per token": lambda mode, figures: say(figures["milliseconds_per_token"], ".2f"),
         "speed-up": lambda mode, figures: figure(figures, "speedup", ".2f", " ×"),
+        "end-to-end speed-up": lambda mode, figures: say(figures["speedup_end_to_end"], ".2f", " ×"),
         "τ pooled": lambda mode, figures: figure(figures, "tau_pooled", ".2f"),
         "τ per prompt": lambda mode, figures: figure(figures, "tau_per_prompt", ".2f"),
+        "break-even τ": lambda mode, figures: say(figures["break_even_tau"], ".2f"),
+        "drafts per round": lambda mode, figures: say(figures["drafts_per_round"], "g"),
         "outputs identical": lambda mode, figures: say_identical(report["identical_outputs"], mode),
         "answers right": lambda mode, figures: _say_of(figures["answers_right"], prompts["checked"]),
         "answers distinct": lambda mode, figures: _say_of(figures["distinct_answers"], figures["answers"]),
@@ -61,15 +78,11 @@ def say(value: float | None, form: str, unit: str = "") -> str:
     return NOTHING if value is None else f"{value:{form}}{unit}"
 
 
-def _with_interval(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
+def with_interval(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
     """The figure and, in brackets, its 95 % interval."""
-    bounds = figures["intervals"][key] if key in figures["intervals"] else None
+    bounds = figures["intervals"][key]
     spread = f" ({bounds[0]:{form}} to {bounds[1]:{form}})" if bounds else ""
     return say(figures[key], form, unit) + spread
-
-
-def _bare(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
-    return say(figures[key], form, unit)
 
 
 def _say_of(count: int | None, of: int) -> str:
@@ -80,10 +93,10 @@ def say_identical(identical: Mapping[str, Any], mode: str) -> str:
     """ "62 of 64 (2 near ties)"; a dash for a mode that was not compared."""
     if mode not in identical:
         return NOTHING
-    found = identical[mode]
-    notes = [f"{found['near_ties']} near ties"] * bool(found["near_ties"])
-    notes += [f"{found['violations']} UNEXPLAINED"] * bool(found["violations"])
-    return f"{found['same']} of {found['of']}" + (f" ({', '.join(notes)})" if notes else "")
+    counts = identical[mode]
+    notes = [f"{counts['near_ties']} near ties"] * bool(counts["near_ties"])
+    notes += [f"{counts['violations']} UNEXPLAINED"] * bool(counts["violations"])
+    return f"{counts['same']} of {counts['of']}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 def step_note(step: float, bounds: Mapping[str, Any]) -> str:
@@ -105,87 +118,84 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
     notes = []
     if report["simulated"]:
         notes.append("Acceptance was forced: speeds are those of the shapes, outputs are not compared.")
-    if report["autoregressive_step_ms"] is not None and report["step_bounds"]:
+    if report["autoregressive_step_ms"] is not None:
         notes.append(step_note(report["autoregressive_step_ms"], report["step_bounds"]))
-    notes += [
-        _round_note(mode, figures["time_split"]) for mode, figures in report["modes"].items() if figures["time_split"]
-    ]
+    notes += [_round_note(mode, figures) for mode, figures in report["modes"].items() if figures["time_split"]]
     if report["drafter"]:
         notes.append(width_note(report))
-    coupling = report.get("tree_coupling")
-    if coupling:
+    if coupling := report["tree_coupling"]:
         constants = f"c = {coupling['draft_scale']:g}, spread {coupling['spread']:g}"
         notes.append(f"Trees are coupled with the target's noise: {constants}.")
-    if spread and report["interval_of"]:
+    if spread:
         notes.append("In brackets: 95 % intervals by the bootstrap over prompts.")
     if report["sittings"] > 1:
         notes.append(f"Measured in {report['sittings']} sittings: the run was interrupted and continued.")
     return notes
 
 
-def _round_note(mode: str, split: Mapping[str, Any]) -> str:
-    if split["draft"] is None:
-        return f"A round of {mode} takes {split['round']:.2f} ms."
-    parts = ", ".join(f"{name} {split[name]:.2f}" for name in PARTS)
-    note = f"A round of {mode} takes {split['round']:.2f} ms: {parts} (of which commit {split['commit']:.2f})"
+def _round_note(mode: str, figures: Mapping[str, Any]) -> str:
+    split = figures["time_split"]
+    note = f"A round of {mode} takes {split['round']:.2f} ms"
+    if split["draft"] is not None:
+        parts = ", ".join(f"{name} {split[name]:.2f}" for name in PARTS)
+        note += f": {parts} (of which commit {split['commit']:.2f})"
     if split["loop_overhead"] is not None:
         note += f"; {split['loop_overhead']:.2f} × the sum of its parts"
     if split["head_share"] is not None:
         note += f"; the head costs {split['round'] - split['without_head']:.2f} ms, {split['head_share']:.0%} of it"
+    note += f". It verifies {figures['drafts_per_round']:g} drafts"
+    if figures["break_even_tau"] is not None:
+        note += f" and pays off from τ {figures['break_even_tau']:.2f} on: a plain step takes {split['step']:.2f} ms"
     return f"{note}."
 
 
 def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """report.md: what was run, the tables, acceptance by position, the pictures."""
-    heading, *body = rows_of(report)
-    drafter = report["drafter"]["path"] if report["drafter"] else "none"
+    """report.md: what was run, the tables, the pictures."""
     kind = " (simulated)" if report["simulated"] else ""
     lines = [f"# Decoding report{kind}", "", f"{title(report)}.", ""]
-    lines += [
-        f"- target: {report['target']['path']}",
-        f"- drafter: {drafter}",
-        f"- prompts: {report['prompts']['source']}",
-        f"- date: {report['date']}",
-        "",
-    ]
-    lines += grid(heading, body)
-    lines += ["", *(f"{note}\n" for note in notes_of(report))]
-    if report["tasks"]:
-        lines += ["## By task", "", *markdown_table(paper_table([report])).splitlines(), ""]
-    lines += acceptance_lines("## Acceptance by draft position", report["modes"], report["verify_width"])
-    for task, modes in report["tasks"].items():
-        lines += acceptance_lines(f"### {task}", modes, report["verify_width"])
-    if "tree" in report and report["tree"]:
-        lines += ["## Trees", "", *acceptance_table(report["tree"]).splitlines(), ""]
-    if report["concurrency"]:
-        heading, *body = concurrency_rows(report["concurrency"])
-        lines += ["## Throughput by concurrency", "", *grid(heading, body), ""]
+    lines += [*(f"- {name}: {value}" for name, value in origins(report).items()), ""]
+    lines += [*grid(rows_of(report)), "", *(f"{note}\n" for note in notes_of(report))]
+    for heading, note, rows in sections(report):
+        lines += [f"## {heading}", "", *([note, ""] if note else []), *grid(rows), ""]
     for path in pictures:
         lines += [f"![{Path(path).stem.replace('_', ' ')}]({path})", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
+def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]]:
+    """(heading, a sentence or nothing, cells) of the tables after the first one, of what the report holds."""
+    parts = []
+    if report["tasks"]:
+        parts.append(("By task", "", paper_rows(paper_table([report]))))
+    for task, modes in {"": report["modes"], **report["tasks"]}.items():
+        if any(figures["accept_rate_by_position"] for figures in modes.values()):
+            heading = "Acceptance by draft position" + f": {task}" * bool(task)
+            parts.append((heading, POSITIONS, position_rows(modes, report["verify_width"])))
+    if "tree" in report and report["tree"]:
+        parts.append(("Trees", *acceptance_rows(report["tree"])))
+    if report["concurrency"]:
+        parts.append(("Throughput by concurrency", "", concurrency_rows(report["concurrency"])))
+    return parts
+
+
 def width_note(report: Mapping[str, Any]) -> str:
-    widths = report.get("round_widths", {})  # a folder of an earlier version has none
+    widths = report["round_widths"]
     each = f"{report['verify_width']} tokens"
     if len(set(widths.values())) > 1:
         each = ", ".join(f"{width} tokens with {mode}" for mode, width in widths.items())
     return f"τ is measured with block size {report['drafter']['block_size']}: a round can emit at most {each}."
 
 
-def acceptance_lines(heading: str, modes: Mapping[str, Any], width: int) -> list[str]:
+def position_rows(modes: Mapping[str, Any], width: int) -> list[list[str]]:
+    """Cells, heading first: a row for each mode that drafts, a column for each draft position."""
     drafted = {mode: figures for mode, figures in modes.items() if figures["accept_rate_by_position"]}
-    if not drafted:
-        return []
-    note = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
-    positions = range(width - 1)
-    body = [[mode, *(_rate(figures, position) for position in positions)] for mode, figures in drafted.items()]
-    return [heading, "", note, "", *grid(["position", *(str(place + 1) for place in positions)], body), ""]
+    body = [[mode, *(_rate(figures, place) for place in range(width - 1))] for mode, figures in drafted.items()]
+    return [["position", *(str(place) for place in range(1, width))], *body]
 
 
 def _rate(figures: Mapping[str, Any], position: int) -> str:
     if position >= len(figures["accept_rate_by_position"]):
-        return "–"  # a deeper tree has more positions than this chain
+        return NOTHING  # a deeper tree has more positions than this chain
     conditional = figures["conditional_accept_rate_by_position"][position]
     return f"{figures['accept_rate_by_position'][position]:.2f} ({say(conditional, '.2f')})"
 
@@ -208,8 +218,9 @@ def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def grid(heading: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table, the first column to the left and the others to the right."""
+def grid(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table, heading first; the first column to the left and the others to the right."""
+    heading, *body = rows
     rule = ["---", *["---:"] * (len(heading) - 1)]
     return [f"| {' | '.join(row)} |" for row in (heading, rule, *body)]
 
@@ -254,50 +265,40 @@ def _cell(report: Mapping[str, Any], mode: str, column: str) -> tuple[float | No
     return figures["speedup"], figures["tau_pooled"]
 
 
-def paper_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Cells of one report's paper table, heading first, without marks for the best."""
-    table = paper_table([report])
-    body = [
-        [name, *(f"{say(speedup, '.2f', ' ×')} / {say(tau, '.2f')}" for speedup, tau in cells)]
-        for name, cells in table.rows
-    ]
-    return [["method", *table.columns], *body]
+def paper_rows(table: PaperTable, mark: Callable[[str], str] = str) -> list[list[str]]:
+    """Cells "speed-up / τ", heading first; the best of a column is passed through `mark`."""
+    body = _figures(table, mark, " ×", NOTHING)
+    pairs = [[name, *map(" / ".join, zip(texts[::2], texts[1::2], strict=True))] for name, *texts in body]
+    return [["method", *table.columns], *pairs]
 
 
-def markdown_table(table: PaperTable) -> str:
-    """The caption and the table, best figures of a column in bold."""
-    best = _best(table)
-    body = []
-    for name, cells in table.rows:
-        texts = []
-        for column, (speedup, tau) in enumerate(cells):
-            fast, long = best[column]
-            texts.append(f"{_bold(speedup, fast, ' ×')} / {_bold(tau, long)}")
-        body.append([name, *texts])
-    return "\n".join([table.caption, "", *grid(["method", *table.columns], body)]) + "\n"
-
-
-def _best(table: PaperTable) -> list[tuple[float | None, float | None]]:
-    """By column the highest speed-up and τ; None where fewer than two methods draft."""
-    found = []
+def _figures(table: PaperTable, mark: Callable[[str], str], times: str, nothing: str) -> list[list[str]]:
+    """Method, then speed-up and τ of each column; marked are the best where at least two methods draft."""
+    best = []
     for column in range(len(table.columns)):
         drafted = [cells[column] for _, cells in table.rows if cells[column][1] is not None]
-        highest = [max((pair[side] or 0.0 for pair in drafted), default=None) for side in (0, 1)]
-        found.append(tuple(highest) if len(drafted) > 1 else (None, None))
-    return found
+        best += [max(pair[side] or 0.0 for pair in drafted) if len(drafted) > 1 else None for side in (0, 1)]
+    rows = []
+    for name, cells in table.rows:
+        row = [name]
+        for value, highest, unit in zip(sum(cells, ()), best, (times, "") * len(cells), strict=True):
+            text = say(value, ".2f")
+            row.append(nothing if value is None else (mark(text) if value == highest else text) + unit)
+        rows.append(row)
+    return rows
 
 
-def _bold(value: float | None, best: float | None, unit: str = "") -> str:
-    text = say(value, ".2f", unit)
-    return f"**{text}**" if value is not None and value == best else text
+def markdown_table(table: PaperTable) -> list[str]:
+    """The caption and the table, best figures of a column in bold."""
+    return [table.caption, "", *grid(paper_rows(table, lambda text: f"**{text}**"))]
 
 
 def latex_table(table: PaperTable) -> str:
     """A table environment for booktabs, two columns a task, best figures in bold."""
-    best = _best(table)
     count = len(table.columns)
     tops = " & ".join(f"\\multicolumn{{2}}{{c}}{{{_escape(column)}}}" for column in table.columns)
     rules = " ".join(f"\\cmidrule(lr){{{2 * place + 2}-{2 * place + 3}}}" for place in range(count))
+    body = _figures(table, lambda text: f"\\textbf{{{text}}}", "$\\times$", "--")
     lines = [
         "% needs \\usepackage{booktabs}",
         "\\begin{table}[t]",
@@ -309,45 +310,11 @@ def latex_table(table: PaperTable) -> str:
         rules,
         " & ".join(["Method", *["Speed-up & $\\tau$"] * count]) + " \\\\",
         "\\midrule",
+        *(" & ".join([_escape(name), *texts]) + " \\\\" for name, *texts in body),
     ]
-    for name, cells in table.rows:
-        texts = []
-        for column, (speedup, tau) in enumerate(cells):
-            fast, long = best[column]
-            texts += [_latex_figure(speedup, fast, "$\\times$"), _latex_figure(tau, long)]
-        lines.append(f"{_escape(name)} & {' & '.join(texts)} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]) + "\n"
-
-
-def _latex_figure(value: float | None, best: float | None, unit: str = "") -> str:
-    if value is None:
-        return "--"
-    return f"\\textbf{{{value:.2f}}}{unit}" if value == best else f"{value:.2f}{unit}"
 
 
 def _escape(text: str) -> str:
     text = re.sub(r"([#$%&_{}])", r"\\\1", text)
     return text.replace("τ", "$\\tau$").replace("×", "$\\times$").replace("~", "\\textasciitilde{}")
-
-
-def comparison_lines(reports: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Markdown: a row for each drafter and mode, over all prompts, with intervals."""
-    body = []
-    for name, report in reports.items():
-        for mode, figures in report["modes"].items():
-            if mode == BASELINE and body:
-                continue
-            body.append(
-                [
-                    METHODS[mode] if mode == BASELINE else f"{name}: {METHODS[mode]}",
-                    _with_interval(figures, "tokens_per_second", ".1f"),
-                    _with_interval(figures, "speedup", ".2f", " ×"),
-                    _with_interval(figures, "tau_pooled", ".2f"),
-                    _with_interval(figures, "tau_per_prompt", ".2f"),
-                    say(figures["time_split"] and figures["time_split"]["round"], ".2f"),
-                    say_identical(report["identical_outputs"], mode),
-                ]
-            )
-    return grid(
-        ["method", "tokens/s", "speed-up", "τ pooled", "τ per prompt", "ms per round", "outputs identical"], body
-    )

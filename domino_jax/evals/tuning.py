@@ -6,7 +6,7 @@ with the target's noise g. Which c is best depends on how well q fits p, so prom
 Width: a wider round emits more tokens and takes longer. How many more depends on the drafter and the prompts, and is
 recorded on a few of them; how much longer depends on the device, and is timed. The product is the expected rate. Trees
 are not decoded one by one: all nodes that lanes meet are recorded once, and every size and beta is replayed over them
-(tree_replay.py). Of each size the lanes and the beta with the highest τ are timed.
+(trees.py). Of each size the lanes and the beta with the highest τ are timed.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from domino_jax.decoding.settings import (
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
-from domino_jax.evals.tree_replay import record, replayed_tau
+from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import shortened
 
@@ -43,7 +43,6 @@ TREE_SCALES, SPREADS = (1.0, 2.0, 3.0, 5.0), (1.0, 2.0, 3.0)
 NODES = (16, 32, 64, 128)
 BETAS = (0.0, -0.1, -0.2, -0.3)
 REPEATS = 5
-INDEPENDENT = "independent noise"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +78,8 @@ class Timed:
     tokens_per_second: float
 
     def as_json(self) -> dict[str, Any]:
-        figures = ("tau", "milliseconds", "tokens_per_second")
-        return {**dataclasses.asdict(self.shape), **{name: getattr(self, name) for name in figures}}
+        values = dataclasses.asdict(self)
+        return {**values.pop("shape"), **values}
 
 
 def chain_mode(modes: Sequence[str]) -> str:
@@ -101,7 +100,11 @@ def tune(
         for kind in (mode, TREE) if settings.drafting.tree else (mode,):
             settings = dataclasses.replace(settings, drafting=best_coupling(models, settings, kind, prompts))
     timed = measure_shapes(models, settings, mode, prompts[:PROBES])
-    show_shapes(timed, len(prompts[:PROBES]))
+    rows = [
+        (one.shape.name, f"{one.tau:.2f}", f"{one.milliseconds:.2f}", f"{one.tokens_per_second:,.0f}") for one in timed
+    ]
+    heading = f"expected rate by shape, acceptance recorded on {len(prompts[:PROBES])} prompts"
+    show_table(heading, ("round", "τ", "ms a round", "tokens/s"), rows)
     best = timed[0].shape
     # One block serves chains and trees.
     shapes = [one.shape for one in timed if one.shape.block_size == best.block_size]
@@ -121,11 +124,10 @@ def tune(
 
 
 def couplings(drafting: DraftSettings, mode: str) -> dict[str, DraftSettings]:
-    """By name: without coupling, with every constant, and for chains with independent noise, for comparison."""
+    """By name: without coupling, and with every constant."""
     if mode != TREE:
         scales = {"greedy": math.inf, **{f"coupled, c = {scale:g}": scale for scale in SCALES}}
-        found = {name: dataclasses.replace(drafting, scale=scale) for name, scale in scales.items()}
-        return found | {INDEPENDENT: dataclasses.replace(drafting, scale=1.0, own_noise=True)}
+        return {name: dataclasses.replace(drafting, scale=scale) for name, scale in scales.items()}
     pairs = {"not coupled": (None, 1.0)}
     for c, spread in itertools.product(TREE_SCALES, SPREADS):
         pairs[f"coupled, c = {c:g}, spread {spread:g}"] = (c, spread)
@@ -138,10 +140,10 @@ def couplings(drafting: DraftSettings, mode: str) -> dict[str, DraftSettings]:
 def best_coupling(
     models: Models, settings: GeneratorSettings, mode: str, prompts: Sequence[Sequence[int]]
 ) -> DraftSettings:
-    """The drafting settings with the coupling of the highest τ."""
+    """The drafting settings with the coupling of the highest τ; prints all of them."""
     candidates = couplings(settings.drafting, mode)
     tau = measure_couplings(models, settings, mode, candidates, prompts)
-    best = max((name for name in candidates if name != INDEPENDENT), key=tau.get)
+    best = max(candidates, key=tau.get)
     rows = [(name + (" (best)" if name == best else ""), f"{value:.2f}") for name, value in tau.items()]
     title = f"{mode}: {len(prompts)} prompts, temperature {settings.sampling.temperature:g}"
     show_table(title, ("coupling", "τ pooled"), rows)
@@ -155,16 +157,13 @@ def measure_couplings(
     candidates: Mapping[str, DraftSettings],
     prompts: Sequence[Sequence[int]],
 ) -> dict[str, float]:
-    """τ by name. The texts are the same each time except at near ties, whose number is printed."""
-    tau, texts = {}, None
+    """τ by name. The texts are the same each time."""
+    tau = {}
     with Progress("tune", total=len(candidates)) as progress:
         for name, drafting in candidates.items():
             generator = new_generator(models, dataclasses.replace(settings, drafting=drafting))
-            answers = generator.generate(models, prompts, mode).answers
-            tau[name] = tau_pooled(answers)
-            texts = texts or [answer.token_ids for answer in answers]
-            differing = sum(text != answer.token_ids for text, answer in zip(texts, answers, strict=True))
-            progress.advance(1, f"{name}: τ {tau[name]:.2f}" + f", {differing} texts differ" * bool(differing))
+            tau[name] = tau_pooled(generator.generate(models, prompts, mode).answers)
+            progress.advance(1, f"{name}: τ {tau[name]:.2f}")
     return tau
 
 
@@ -173,14 +172,13 @@ def measure_couplings(
 
 def chains_of(config: DrafterConfig, mode: str) -> list[list[Shape]]:
     """For each block size (the drafter's own and its half) four chains, the widest first."""
-    found = []
+    chains = []
     for block in (config.block_size, config.block_size // 2):
-        if block < max(2, config.suffix_start + 1):
-            continue
-        whole = dataclasses.replace(config, block_size=block).num_drafts
-        widths = [whole] + [width for width in (2**power for power in range(8, -1, -1)) if width < whole]
-        found.append([Shape(mode, block, width) for width in widths[:4]])
-    return found
+        if block >= max(2, config.suffix_start + 1):
+            whole = dataclasses.replace(config, block_size=block).num_drafts
+            widths = [whole, *(2**power for power in range(8, -1, -1) if 2**power < whole)]
+            chains.append([Shape(mode, block, width) for width in widths[:4]])
+    return chains
 
 
 def trees_of(settings: GeneratorSettings, widest: Shape) -> dict[int, list[Shape]]:
@@ -190,7 +188,7 @@ def trees_of(settings: GeneratorSettings, widest: Shape) -> dict[int, list[Shape
         return {}
     room = (settings.cache_slots - settings.max_new_tokens) // 2
     betas = sorted({tree.beta, *BETAS}, reverse=True)
-    found = {}
+    trees = {}
     for nodes in NODES:
         shapes = [
             Shape(TREE, widest.block_size, widest.num_drafts, nodes, lanes, beta)
@@ -199,31 +197,30 @@ def trees_of(settings: GeneratorSettings, widest: Shape) -> dict[int, list[Shape
             for beta in betas
         ]
         if shapes:
-            found[nodes] = shapes
-    return found
+            trees[nodes] = shapes
+    return trees
 
 
 def measure_shapes(
     models: Models, settings: GeneratorSettings, mode: str, prompts: Sequence[Sequence[int]]
 ) -> list[Timed]:
     """All chains, and of every size of tree the best, on the same prompts and timed alternately; fastest first."""
-    tau: dict[Shape, float] = {}
-    stopwatches = {}
+    tau, stopwatches = {}, {}
     for chains in chains_of(models.drafter.config, mode):
         drafter = models.drafter.clone(config=shortened(models.drafter.config, chains[0].block_size))
         narrowed = models.replace(drafter=drafter)
         widest = _generator(narrowed, settings, chains[0])
         answers = widest.generate(narrowed, prompts, mode).answers
         rates = accept_rates(accept_histogram(answers, chains[0].num_drafts + 1))[0]
-        found = {shape: 1 + math.fsum(rates[: shape.num_drafts]) for shape in chains}
-        found[chains[0]] = tau_pooled(answers)
-        found |= _best_trees(narrowed, settings, prompts, answers, chains[0])
+        expected = {shape: 1 + math.fsum(rates[: shape.num_drafts]) for shape in chains}
+        expected[chains[0]] = tau_pooled(answers)
+        expected |= _best_trees(narrowed, settings, prompts, answers, chains[0])
         first = prompts[: settings.batch_size]
         live = endless(widest.start(narrowed, first, range(len(first))))
-        for shape in found:
+        for shape in expected:
             generator = _generator(narrowed, settings, shape)
             stopwatches[shape] = round_stopwatch(narrowed, generator, live, shape.mode)
-        tau |= found
+        tau |= expected
     seconds = turn_seconds(stopwatches, REPEATS)
     timed = [
         Timed(shape, tau[shape], spent * 1e3, settings.batch_size * tau[shape] / max(spent, 1e-9))
@@ -257,14 +254,6 @@ def _generator(models: Models, settings: GeneratorSettings, shape: Shape) -> Gen
     tree = shape.tree(settings.drafting.tree)
     drafting = dataclasses.replace(settings.drafting, num_drafts=shape.num_drafts, tree=tree)
     return new_generator(models, dataclasses.replace(settings, drafting=drafting))
-
-
-def show_shapes(timed: Sequence[Timed], prompts: int) -> None:
-    rows = [
-        (one.shape.name, f"{one.tau:.2f}", f"{one.milliseconds:.2f}", f"{one.tokens_per_second:,.0f}") for one in timed
-    ]
-    columns = ("round", "τ", "ms a round", "tokens/s")
-    show_table(f"expected rate by shape, acceptance recorded on {prompts} prompts", columns, rows)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -44,54 +44,54 @@ def arithmetic_row() -> dict:
     return {"id": "x", "kind": "arithmetic", "messages": [{"role": "user", "content": "?"}], "answer_check": check}
 
 
-# kind, a row of it, the answer written out by hand, and a wrong answer that looks like it
+def fenced(code: str) -> str:
+    return f"```python\n{code}\n```"
+
+
+# a row, the answer written out by hand, and where a part of it is wrong: (right part, wrong part)
+HEADER, BODY, END = "def scale(self, left, factor=2):\n", "    left = left * factor\n", "    return left"
+STARTS, ENDS = (
+    "Anna starts with 10 coins.\nShe buys 5 more: 10 + 5 = 15.\n",
+    "She loses 3: 15 - 3 = 12.\nAnna has 12 coins.",
+)
 CASES = [
     (
         code_row("parameters"),
         '{"function": "scale", "parameters": ["self", "left", "factor"], "defaults": {"factor": "2"}}',
-        '{"function": "scale", "parameters": ["left", "self", "factor"], "defaults": {"factor": "2"}}',
+        ('"self", "left"', '"left", "self"'),
     ),
     (
         code_row("rename", old="left", new="item"),
-        "```python\ndef scale(self, item, factor=2):\n    item = item * factor\n    return item\n```",
-        "```python\ndef scale(self, item, factor=2):\n    item = item * factor\n    return left\n```",
+        fenced((HEADER + BODY + END).replace("left", "item")),
+        ("return item", "return left"),
     ),
-    (
-        code_row("number"),
-        "```python\n1: def scale(self, left, factor=2):\n2:     left = left * factor\n3:     return left\n```",
-        "```python\n1: def scale(self, left, factor=2):\n2:     left = left * factor\n4:     return left\n```",
-    ),
+    (code_row("number"), fenced(f"1: {HEADER}2: {BODY}3: {END}"), ("3:", "4:")),
     (
         code_row("hint", parameter="left", hint="int"),
-        "```python\ndef scale(self, left: int, factor=2):\n    left = left * factor\n    return left\n```",
-        "```python\ndef scale(self, left: str, factor=2):\n    left = left * factor\n    return left\n```",
+        fenced((HEADER + BODY + END).replace("left,", "left: int,")),
+        (": int", ": str"),
     ),
     (
         code_row("hint", parameter=None, hint="int"),
-        "```python\ndef scale(self, left, factor=2) -> int:\n    left = left * factor\n    return left\n```",
-        f"```python\n{CODE}\n```",
+        fenced((HEADER + BODY + END).replace("2):", "2) -> int:")),
+        (" -> int", ""),
     ),
     (
         code_row("comment", comment="checked by hand"),
-        f"```python\n# checked by hand\n{CODE}\n```",
-        f"```python\n{CODE}\n# checked by hand\n```",
+        fenced("# checked by hand\n" + CODE),
+        (f"# checked by hand\n{CODE}", f"{CODE}\n# checked by hand"),
     ),
     (
         code_row("stub"),
-        '```python\ndef scale(self, left, factor=2):\n    raise NotImplementedError("scale")\n```',
-        '```python\ndef scale(self, left):\n    raise NotImplementedError("scale")\n```',
+        fenced(HEADER + '    raise NotImplementedError("scale")'),
+        (", factor=2", ""),
     ),
     (
         code_row("method", class_name="Shape"),
-        "```python\nclass Shape:\n    def scale(self, left, factor=2):\n"
-        "        left = left * factor\n        return left\n```",
-        f"```python\nclass Shape:\n{CODE}\n```",
+        fenced(f"class Shape:\n    {HEADER}    {BODY}    {END}"),
+        ("        return", "    return"),
     ),
-    (
-        arithmetic_row(),
-        "Anna starts with 10 coins.\nShe buys 5 more: 10 + 5 = 15.\nShe loses 3: 15 - 3 = 12.\nAnna has 12 coins.",
-        "Anna starts with 10 coins.\nShe buys 5 more: 10 + 5 = 15.\nShe loses 3: 15 - 3 = 13.\nAnna has 13 coins.",
-    ),
+    (arithmetic_row(), STARTS + ENDS, (ENDS, ENDS.replace("12", "13"))),
 ]
 
 
@@ -99,14 +99,12 @@ def test_cases_cover_every_kind():
     assert {row["kind"] for row, _, _ in CASES} == set(KINDS)
 
 
-@pytest.mark.parametrize("row, right, wrong", CASES, ids=lambda value: value["kind"] if isinstance(value, dict) else "")
-def test_checker_accepts_right_and_refuses_wrong(row, right, wrong):
-    assert expected_answer(row) == right
-    assert check_answer(row, right)
-    assert check_answer(row, right + "\n")
-    assert not check_answer(row, wrong)
-    assert not check_answer(row, right[: len(right) // 2])
-    assert not check_answer(row, "")
+@pytest.mark.parametrize("row, right, slip", CASES, ids=lambda value: value["kind"] if isinstance(value, dict) else "")
+def test_checker_accepts_right_and_refuses_wrong(row, right, slip):
+    assert expected_answer(row) == right and right.replace(*slip) != right
+    assert check_answer(row, right) and check_answer(row, right + "\n")
+    for wrong in (right.replace(*slip), right[: len(right) // 2], ""):
+        assert not check_answer(row, wrong)
 
 
 def test_json_is_compared_as_json():

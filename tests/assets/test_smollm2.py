@@ -96,32 +96,25 @@ def test_the_config_is_a_tied_llama_with_the_decimal_eps_and_the_files_stop_id(t
     assert (raw["model_type"], raw["tie_word_embeddings"], raw["dtype"]) == ("llama", True, "bfloat16")
     assert (raw["rms_norm_eps"], raw["rope_theta"], raw["head_dim"], raw["vocab_size"]) == (1e-5, 1e5, 4, len(TOKENS))
     assert hf.stop_ids(tmp_path) == (2,)
-
-
-def test_an_output_matrix_in_the_file_makes_the_model_untied(tmp_path):
-    given = {**tensors(), "output.weight": np.ones((len(TOKENS), 8), np.float32)}
-    make_smollm2.write(tmp_path, metadata(), given, "float32")
-    assert not load_target(str(tmp_path), "float32").model.config.tie_word_embeddings
+    given = {**tensors(), "output.weight": np.ones((len(TOKENS), 8), np.float32)}  # an output matrix unties it
+    make_smollm2.write(tmp_path / "untied", metadata(), given, "float32")
+    assert not load_target(str(tmp_path / "untied"), "float32").model.config.tie_word_embeddings
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "tensor", "message"),
     [
-        ({"general.architecture": "qwen2"}, "'qwen2'"),
-        ({"llama.rope.scaling.type": "linear"}, "rope.scaling.type"),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, "llama-bpe"),
+        ({"general.architecture": "qwen2"}, {}, "'qwen2'"),
+        ({"llama.rope.scaling.type": "linear"}, {}, "rope.scaling.type"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, {}, "llama-bpe"),
+        ({}, {"blk.0.attn_q_norm.weight": np.ones(4)}, "blk.0.attn_q_norm.weight"),
     ],
-    ids=["architecture", "scaling", "pre-tokenizer"],
+    ids=["architecture", "scaling", "pre-tokenizer", "tensor"],
 )
-def test_a_file_of_another_model_is_refused(changes, message, tmp_path):
+def test_a_file_of_another_model_is_refused(changes, tensor, message, tmp_path):
     with pytest.raises(DataError, match=message):
-        make_smollm2.write(tmp_path / "out", metadata(**changes), tensors(), "float32")
+        make_smollm2.write(tmp_path / "out", metadata(**changes), tensors() | tensor, "float32")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_tensor_that_a_plain_llama_does_not_have_is_refused(tmp_path):
-    with pytest.raises(DataError, match="blk.0.attn_q_norm.weight"):
-        make_smollm2.write(tmp_path, metadata(), {**tensors(), "blk.0.attn_q_norm.weight": np.ones(4)}, "float32")
 
 
 def tokenizer(folder):
@@ -129,13 +122,9 @@ def tokenizer(folder):
     return hf.load_tokenizer(folder)
 
 
-def test_text_is_split_by_the_files_merges_with_separate_digits(tmp_path):
-    ids = tokenizer(tmp_path).encode("he he12")
-    assert [TOKENS[index] for index in ids] == ["he", "Ġhe", "1", "2"]
-
-
-def test_control_tokens_are_one_id_each_and_decode_to_text(tmp_path):
+def test_text_is_split_by_the_files_merges_and_control_tokens_are_one_id_each(tmp_path):
     built = tokenizer(tmp_path)
+    assert [TOKENS[index] for index in built.encode("he he12")] == ["he", "Ġhe", "1", "2"]  # digits are separate
     assert built.encode("<|im_start|>a<|im_end|>") == [1, TOKENS.index("a"), 2]
     assert built.decode([1, TOKENS.index("a"), 2]) == "<|im_start|>a<|im_end|>"
     assert built.decode([1, TOKENS.index("a"), 2], skip_special_tokens=True) == "a"

@@ -1,35 +1,28 @@
-"""benchmarks/against_transformers.py: its torch yardstick says what we say, and its ratios; skipped without torch."""
+"""benchmarks/against_transformers.py: its torch yardstick emits golden tokens; its ratios. Skipped without torch."""
 
 import pytest
 
-from domino_jax.data.chat import encode_prompt
-from domino_jax.data.prompts import read_prompts
-from domino_jax.weights import loading
-from tests.helpers.decoding_models import make_generator
-from tests.helpers.paths import ASSETS
+from tests.helpers.models import GOLDEN, load_golden
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-TARGET, DRAFTER = str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino")
+PAIR, NEW = "tied_shift", 24
 
 
-def test_all_four_loops_give_the_same_tokens_and_both_domino_loops_the_same_rounds():
+def test_both_torch_loops_give_the_golden_tokens_and_the_domino_loop_the_golden_rounds():
     from benchmarks import torch_domino
 
-    loaded = loading.load_target(TARGET, "float32")
-    models = loading.load_models(loaded, DRAFTER)
-    rows = read_prompts(f"{TARGET}/prompts_heldout.jsonl", 2)
-    prompts = [encode_prompt(loaded.tokenizer, row, False) for row in rows]
-    generator = make_generator(models, stop_ids=loaded.stop_ids, cache_slots=192, max_new_tokens=24)
-    target = transformers.AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
-    drafter = torch_domino.TorchDrafter(DRAFTER)
-    plain, domino = (generator.generate(prompts, mode) for mode in ("autoregressive", "domino"))
-    for prompt, ours, ours_domino in zip(prompts, plain, domino, strict=True):
-        theirs = torch_domino.plain_generate(target, prompt, 24, loaded.stop_ids)
-        tokens, accepts = torch_domino.domino_generate(target, drafter, prompt, 24, loaded.stop_ids)
-        assert theirs == tokens == ours.token_ids == ours_domino.token_ids
-        assert accepts == ours_domino.accept_lengths
+    torch.set_num_threads(1)  # more would wait for each other on a busy machine
+    target = transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / PAIR / "target", dtype=torch.float32).eval()
+    drafter = torch_domino.TorchDrafter(str(GOLDEN / PAIR / "drafter"))
+    for case in load_golden(PAIR).figures["generate"][1:4:2]:
+        theirs = torch_domino.plain_generate(target, case["prompt"], NEW, (257,))
+        tokens, accepts = torch_domino.domino_generate(target, drafter, case["prompt"], NEW, (257,))
+        assert theirs == tokens == case["output"][:NEW]
+        *whole, last = accepts  # the last round is cut to what was asked for
+        assert whole == case["accept_lengths"][: len(whole)] and last <= case["accept_lengths"][len(whole)]
+        assert max(accepts) > 2
 
 
 def test_a_ratio_is_of_the_same_repetition_and_their_median_is_given():

@@ -1,94 +1,50 @@
-"""benchmarks/tree_sweep.py: its figures are those of replays called by hand, for drafters with and without a head."""
+"""benchmarks/tree_sweep.py: its figures are those of replays called by hand; what the tables pick and measure."""
 
-import itertools
+import dataclasses
 import json
 
 import pytest
 
 from benchmarks import tree_sweep
-from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.settings import TreeSettings
-from domino_jax.evals.tree_replay import record, replayed_tau
+from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
-from tests.helpers.decoding_models import (
-    VOCAB,
-    decode_settings_of,
-    golden_models,
-    make_generator,
-    random_models,
-    random_prompts,
-)
-from tests.helpers.models import GOLDEN, load_golden
+from tests.helpers.decoding_models import decode_settings_of, make_generator, random_models, random_prompts
+from tests.helpers.models import GOLDEN
 
-NODES, BETAS = (4, 12), (0.0, -0.5)
-PAIR = "tied_shift"
 SHAPE = {"cache_slots": 96, "max_new_tokens": 16}
-PLAIN_DRAFTER = {"projector": "dflash", "shift_label": False}
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """The sweep with few of everything; 128 nodes are more than 4 lanes give, and are left out."""
-    monkeypatch.setattr(tree_sweep, "NODES", (*NODES, 128))
-    monkeypatch.setattr(tree_sweep, "BETAS", BETAS)
-    monkeypatch.setattr(tree_sweep, "LANES", (4,))
-    monkeypatch.setattr(tree_sweep, "CANDIDATES", (4, None))
-
-
-def printed(capsys, models, prompts) -> tuple[str, list[list[str]], list[list[str]]]:
-    """What the sweep prints: its first line, and the rows of its two tables."""
-    tree = TreeSettings(temperature=0.8)
+@pytest.mark.parametrize("drafter", [{}, {"projector": "dflash", "shift_label": False}], ids=["domino", "dflash"])
+def test_what_is_swept_is_what_replays_by_hand_give(monkeypatch, capsys, drafter):
+    """128 nodes are more than 4 lanes give, and are left out; None is the whole vocabulary of 64."""
+    for name, value in {"NODES": (4, 12, 128), "BETAS": (0.0, -0.5), "LANES": (4,), "CANDIDATES": (None,)}.items():
+        monkeypatch.setattr(tree_sweep, name, value)
+    found, models, prompts = {}, random_models(4, **drafter), random_prompts(4)
+    monkeypatch.setattr(
+        tree_sweep, "tables", lambda *arguments: found.update(zip(("trees", "chain"), arguments, strict=True))
+    )
     settings = decode_settings_of(
-        ("draft", "tree"), max_new_tokens=SHAPE["max_new_tokens"], cache_length=SHAPE["cache_slots"], tree=tree
+        ("draft", "tree"), max_new_tokens=16, cache_length=96, tree=TreeSettings(temperature=0.8)
     )
     tree_sweep.show(models, (), settings, prompts)
-    first, picked, details = capsys.readouterr().out.strip().split("\n\n")
-    return first, *([line.strip("| ").split(" | ") for line in text.splitlines()[2:]] for text in (picked, details))
+    assert capsys.readouterr().out.startswith(f"chain: τ {found['chain']:.3f}, ")
+    trees = [TreeSettings(nodes, 4, 64, beta, temperature=0.8) for nodes in (4, 12) for beta in (0.0, -0.5)]
+    assert list(found["trees"]) == trees
+    answers = make_generator(models, **SHAPE).generate(prompts, "draft")
+    made = make_generator(models, tree=dataclasses.replace(trees[0], nodes=2), **SHAPE)
+    recordings = record(models, made.generator, prompts, answers)
+    for tree in trees:
+        assert found["trees"][tree] == (replayed_tau(recordings[:2], tree), replayed_tau(recordings[2:], tree))
 
 
-def by_hand(models, mode, prompts, sizes) -> tuple[float, dict[tuple, tuple[float, float]]]:
-    """The chain's τ on the first half, and (nodes, candidates, beta) → τ of a tree of 4 lanes on either half."""
-    answers = make_generator(models, **SHAPE).generate(prompts, mode)
-    half, found = len(prompts) // 2, {}
-    for candidates, nodes, beta in itertools.product(sizes, NODES, BETAS):
-        tree = TreeSettings(nodes, 4, candidates, beta, temperature=0.8)
-        if (nodes, beta) == (NODES[0], BETAS[0]):
-            made = make_generator(models, tree=tree, **SHAPE)
-            recordings = record(models, made.generator, prompts, answers)
-        both = (replayed_tau(part, tree) for part in (recordings[:half], recordings[half:]))
-        found[nodes, candidates, beta] = tuple(both)
-    return tau_pooled(answers[:half]), found
-
-
-def pairs(kind: str):
-    """(models, prompts, the chain's mode, numbers of candidates)"""
-    if kind == "domino":
-        rows = load_golden(PAIR).figures["generate"]
-        prompts = [rows[place]["prompt"] for place in (0, 2, 1, 3)]  # candidates matter in the first half
-        return golden_models(PAIR), prompts, kind, (4, 260)
-    return random_models(4, **PLAIN_DRAFTER), random_prompts(4), kind, (4, VOCAB)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("domino", marks=pytest.mark.slow(minutes=1)), "backbone"])
-def test_what_is_printed_is_what_replays_by_hand_give(capsys, small, kind):
-    models, prompts, mode, sizes = pairs(kind)
-    first, picked, details = printed(capsys, models, prompts)
-    chain, found = by_hand(models, mode, prompts, sizes)
-    assert first.startswith(f"chain: τ {chain:.3f}, ")
-    expected = []
-    for nodes, candidates in itertools.product(NODES, sizes):
-        ratios = (found[nodes, candidates, beta][0] / chain for beta in BETAS)
-        expected.append([str(nodes), str(candidates), "4", *(f"{ratio:.3f}" for ratio in ratios)])
-    assert details == expected
-    assert [row[0] for row in picked] == list(map(str, NODES))
-    for nodes, row in zip(NODES, picked, strict=True):
-        some = {key: both for key, both in found.items() if key[0] == nodes}
-        best = max(some, key=lambda key: some[key][1])  # on the second half
-        spread = [both[0] / chain for both in some.values()]
-        shares = f"{min(spread):.3f} to {max(spread):.3f}"
-        tau = some[best][0]
-        assert row[1:] == [f"{best[1]}, 4, {best[2]:g}", f"{tau:.3f}", f"{tau / chain:.3f}", shares]
+def test_a_tree_is_picked_on_the_second_half_and_measured_on_the_first(capsys):
+    flat, broad = TreeSettings(16, 8, 64, 0.0), TreeSettings(16, 8, 64, -0.1)
+    tree_sweep.tables({flat: (3.0, 2.0), broad: (2.5, 4.0)}, chain=2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert "| 16 | 64, 8, -0.1 | 2.500 | 1.250 | 1.250 to 1.500 |" in lines
+    assert "| 16 | 64 | 8 | 1.500 | 1.250 |" in lines
 
 
 def rows_file(tmp_path, count: int):

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from domino_jax.decoding.generate import Clock, Generated, Generation
-from domino_jax.evals.compare import ComparedDrafter, drafter_lanes, drafter_names, measure_concurrency
+from domino_jax.evals.compare import ComparedDrafter, drafter_lanes, drafter_names
 from domino_jax.evals.lanes import Lane
+from domino_jax.evals.measure import measure_concurrency
 from domino_jax.evals.prompts import TextCodec, prepare_prompts
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import PromptSource, RunInfo

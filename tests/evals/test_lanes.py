@@ -52,7 +52,7 @@ def test_of_answers_only_sums_and_two_numbers_each_are_kept():
     run.add([Generation([1, 2, 3], [], "stop")])
     assert (run.answers, run.tokens, run.stopped, len(run.digests)) == (3, 10, 2, 2)
     assert (list(run.emitted), list(run.rounds), run.histogram) == ([2, 3, 0], [1, 2, 0], {2: 2, 1: 1})
-    assert run.steps == 1 + 2 + 2  # rounds, or single tokens behind the prefill's
+    assert run.steps == 1 + 2 + 2  # rounds, or single tokens after the prefill's
 
 
 def test_all_divergences_are_counted_and_the_first_are_listed():

@@ -1,11 +1,13 @@
 """report.html: parses, loads nothing, escapes what it shows, and has a span for each token of an answer."""
 
+import base64
 import dataclasses
 import html.parser
 import json
 import re
 import types
 
+import numpy as np
 import pytest
 
 from domino_jax.decoding.settings import TreeSettings
@@ -14,8 +16,8 @@ from domino_jax.evals.lanes import Lane
 from domino_jax.evals.page import render_page, token_spans
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.run_files import GENERATIONS, generation_row
-from tests.evals.test_report import INFO, report_of, two_runs
-from tests.helpers.decoding_models import golden_models, make_generator, random_prompts
+from tests.helpers.decoding_models import make_generator, random_models, random_prompts
+from tests.helpers.report_runs import INFO, report_of, two_runs
 
 HOSTILE = "</span><script src=https://evil.example/x.js></script><img src=http://evil.example/i.png onerror=x>\x00&amp;"
 VOID = {"meta", "img", "br"}
@@ -57,13 +59,14 @@ class Words:
 
 
 CODEC = TextCodec(Words(), False)
+PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (1000).to_bytes(4) + (500).to_bytes(4)
 ANSWER = Answer("domino", 1, [Round([2, 3, 4], True, [3, 4]), Round([5, 6], True, None), Round([1, 0], False, [])])
 
 
 def page_of(answer=ANSWER, name="p1", **changes):
     prompt = Prompt(name, (1, 2), 0)
     report = {**report_of(two_runs(), dataclasses.replace(INFO, target=name)), **changes}
-    return render_page(report, {"accept_lengths.png": b"PNG"}, [Example(prompt, HOSTILE, [answer])], CODEC)
+    return render_page(report, {"accept_lengths.png": PICTURE}, [Example(prompt, HOSTILE, [answer])], CODEC)
 
 
 def test_a_page_is_whole_html_that_loads_nothing():
@@ -72,7 +75,8 @@ def test_a_page_is_whole_html_that_loads_nothing():
     assert text.startswith("<!DOCTYPE html>") and [one.tag for one in page.elements[:2]] == ["html", "head"]
     assert {one.tag for one in page.elements} & {"script", "link", "iframe", "object", "base", "form"} == set()
     loaded = [value for one in page.elements for key, value in one.attrs.items() if key in ("src", "href", "srcset")]
-    assert loaded == ["data:image/png;base64,UE5H"]
+    assert loaded == [f"data:image/png;base64,{base64.b64encode(PICTURE).decode()}"]
+    assert page.all("img")[0].attrs["width"] == "470"
     assert not re.search(r"url\(|@import", text)
     assert "default-src 'none'" in page.all("meta")[2].attrs["content"]
 
@@ -111,9 +115,12 @@ def test_a_simulated_run_is_marked_at_its_answers():
 
 
 def test_the_last_token_of_a_chain_is_the_targets_unless_the_answer_ended_at_a_draft():
-    assert chain_drafts([5, 6, 9], [5, 6, 7, 8]) == Round([5, 6, 9], True, [7, 8])
-    assert chain_drafts([5, 6, 9], [5, 6]) == Round([5, 6, 9], True, [])
-    assert chain_drafts([5, 6], [5, 6, 7]) == Round([5, 6], False, [])
+    for emitted, drafts, expected in (
+        ([5, 6, 9], [5, 6, 7, 8], Round([5, 6, 9], True, [7, 8])),
+        ([5, 6, 9], [5, 6], Round([5, 6, 9], True, [])),
+        ([5, 6], [5, 6, 7], Round([5, 6], False, [])),
+    ):
+        assert chain_drafts(emitted, np.array([drafts])) == expected
 
 
 def test_recomputed_rounds_count_up_to_the_first_that_differs():
@@ -124,24 +131,21 @@ def test_recomputed_rounds_count_up_to_the_first_that_differs():
 
 @pytest.mark.parametrize("mode", ["domino", "tree"])
 def test_examples_spread_over_tau_and_their_rejected_drafts_are_not_what_was_emitted(tmp_path, mode):
-    models = golden_models("tied_shift")
-    small = make_generator(models, max_new_tokens=12, tree=TreeSettings(nodes=8, lanes=2, candidates=4))
-    vocab = models.target.config.vocab_size
-    ids = random_prompts(6, 4, 8, vocab=vocab)
+    models = random_models()
+    made = make_generator(models, max_new_tokens=12, tree=TreeSettings(nodes=8, lanes=2, candidates=4))
+    ids = random_prompts(6, 4, 8)
     prompts = [Prompt(f"p{index}", tuple(prompt), index) for index, prompt in enumerate(ids)]
-    answers = small.generate(ids, mode)
-    rows = [generation_row(prompt.id, mode, answer, None) for prompt, answer in zip(prompts, answers, strict=True)]
-    (tmp_path / GENERATIONS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lanes = [
-        Lane("autoregressive", "autoregressive", models, small.generator),
-        Lane(mode, mode, models, small.generator),
-    ]
+    answers = made.generate(ids, mode)
+    pairs = zip(prompts, answers, strict=True)
+    rows = {prompt.id: generation_row(prompt.id, mode, answer, None) for prompt, answer in pairs}
+    (tmp_path / GENERATIONS).write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    lanes = [Lane(kind, kind, models, made.generator) for kind in ("autoregressive", mode)]
     examples = collect_examples(lanes, prompts, TextCodec(None, False), tmp_path)
     taus = [example.answers[0].tau for example in examples]
     assert len(examples) == 4 and taus == sorted(taus)
     for example in examples:
         [answer] = example.answers
-        row = next(row for row in rows if row["id"] == example.prompt.id)
-        assert [answer.first, *(token for one in answer.rounds for token in one.token_ids)] == row["token_ids"]
+        tokens = [answer.first, *(token for one in answer.rounds for token in one.token_ids)]
+        assert tokens == rows[example.prompt.id]["token_ids"]
         assert all(one.rejected is not None for one in answer.rounds)
         assert all(one.token_ids[-1] not in one.rejected[:1] for one in answer.rounds if one.bonus)

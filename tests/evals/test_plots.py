@@ -7,16 +7,11 @@ import pytest
 
 from domino_jax.evals import plots
 from domino_jax.evals.plots import plot_run, write_plots
+from tests.helpers.report_runs import info_with, report_of, two_runs
 
+LOSSES = {"base_accept_len": 1.5, "accept_len": 2.0}
 TRAINED = [
-    {
-        "step": step,
-        "base_loss": 5.0 / step,
-        "final_loss": 4.0 / step,
-        "base_accept_len": 1.5,
-        "accept_len": 2.0,
-        "seconds": step,
-    }
+    {"step": step, "base_loss": 5.0 / step, "final_loss": 4.0 / step, "seconds": step, **LOSSES}
     for step in range(1, 101)
 ]
 EVALUATED = [
@@ -70,39 +65,7 @@ def test_a_drafter_without_a_head_has_one_loss(tmp_path):
 
 # ------------------------------------------------------------------------------------------ a decoding report
 
-SPLIT = {"draft": 1.0, "head": 0.5, "verify": 4.0, "other": 1.2, "commit": 0.9, "round": 6.7}
-
-
-def figures(speedup, tau=None, split=None):
-    drafted = tau is not None
-    return {
-        "tokens_per_second": 100 * speedup,
-        "speedup": speedup,
-        "intervals": {"speedup": [0.9 * speedup, 1.1 * speedup] if drafted else None},
-        "tau_pooled": tau,
-        "rounds": 10 * drafted,
-        "accept_histogram": {"1": 5, "2": 3, "3": 2} if drafted else {},
-        "accept_rate_by_position": [0.5, 0.2] if drafted else [],
-        "conditional_accept_rate_by_position": [0.5, None] if drafted else [],
-        "time_split": split,
-    }
-
-
-def report_of(**changes):
-    modes = {
-        "autoregressive": figures(1.0),
-        "backbone": figures(2.0, 3.0, {**SPLIT, "head": 0.0}),
-        "domino": figures(2.5, 4.0, SPLIT),
-    }
-    made = {
-        "modes": modes,
-        "autoregressive_step_ms": 3.2,
-        "simulated": None,
-        "tasks": {},
-        "average": {},
-        "concurrency": {},
-    }
-    return {**made, **changes}
+ALWAYS = ["accept_lengths.png", "round_times.png", "acceptance_by_position.png"]
 
 
 def drawn(folder, report):
@@ -111,26 +74,21 @@ def drawn(folder, report):
     return names
 
 
-ALWAYS = ["accept_lengths.png", "acceptance_by_position.png", "round_times.png"]
-
-
 def test_a_report_gets_a_picture_for_all_that_it_holds(tmp_path):
-    assert drawn(tmp_path / "plain", report_of()) == ALWAYS
-    modes = report_of()["modes"]
-    both = report_of(tasks={"gsm8k": modes, "mt-bench": modes}, average=modes)
+    both = report_of(tasks={"gsm8k": two_runs(), "mt-bench": two_runs()})
     assert drawn(tmp_path / "tasks", both) == [*ALWAYS, "speedup_by_task.png"]
-    levels = {"1": {"modes": modes}, "8": {"modes": modes}}
-    assert drawn(tmp_path / "levels", report_of(concurrency=levels)) == [*ALWAYS, "throughput.png"]
+    report = report_of()
+    levels = {size: {"modes": report["modes"]} for size in ("1", "8")}
+    assert drawn(tmp_path / "levels", {**report, "concurrency": levels}) == [*ALWAYS, "throughput.png"]
 
 
 def test_a_round_that_was_not_taken_apart_has_no_bar(tmp_path):
-    whole = {**dict.fromkeys(SPLIT), "round": 6.7}
-    modes = {"autoregressive": figures(1.0), "tree": figures(3.0, 5.0, whole)}
-    assert drawn(tmp_path / "plots", report_of(modes=modes)) == ALWAYS[:2]
+    whole = {"autoregressive": {"round": 0.005}, "domino": {"round": 0.0067}}
+    assert drawn(tmp_path / "plots", report_of(split=whole)) == [ALWAYS[0], ALWAYS[2]]
 
 
 def test_pictures_of_a_simulated_run_say_so(tmp_path, monkeypatch):
     titles = []
     monkeypatch.setattr(plots.Figure, "suptitle", lambda figure, text, **look: titles.append(text))
-    assert drawn(tmp_path / "plots", report_of(simulated=7.17)) == ALWAYS
+    assert drawn(tmp_path / "plots", report_of(info=info_with(simulate_tau=7.17))) == ALWAYS
     assert titles == ["SIMULATED acceptance, τ forced to 7.17"] * 3

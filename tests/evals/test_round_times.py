@@ -1,4 +1,4 @@
-"""round_times.py: each part of a round has a time of its own, and what is timed is the real thing."""
+"""round_times.py: each part of a round is timed separately, and what is timed is the real thing."""
 
 import concurrent.futures
 import multiprocessing
@@ -19,21 +19,24 @@ PROMPT = [5, 9, 2, 60, 7]
 @pytest.fixture(scope="module")
 def timed():
     """(generator, state, split by mode, bounds of a step)."""
-    generator = make_generator(random_models())
-    state = generator.start([PROMPT], [0])
-    split = round_times.round_split(generator.models, generator.generator, state, ("backbone", "domino"), repeats=3)
-    return generator, state, split, round_times.step_bounds(generator.models, state, repeats=3)
+    generator = make_generator(random_models(), max_new_tokens=2)
+    generator.generate([PROMPT], "autoregressive")  # the program of steps is compiled, and timed as it is
+    state, modes = generator.start([PROMPT], [0]), ("autoregressive", "backbone", "domino")
+    split = round_times.round_split(generator.models, generator.generator, state, modes, repeats=1)
+    return generator, state, split, round_times.step_bounds(generator.models, state, repeats=1)
 
 
 def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
-    _, state, split, _ = timed
+    generator, state, split, _ = timed
     assert set(split["backbone"]) == {"draft", "head", "verify", "commit", "other", "round"}
     assert set(split["domino"]) == {*split["backbone"], "without_head"}
     assert split["backbone"]["head"] == 0
     assert split["domino"]["without_head"] == split["backbone"]["round"]
     for parts in split.values():
         assert min(parts.values()) >= 0  # on a busy machine a part may vanish in the noise
-    assert not state.done.any()
+    assert set(split["autoregressive"]) == {"round"}
+    assert {key[0] for key in generator.compiled} == {"prefill", "autoregressive", "backbone", "draft"}
+    assert int(state.counts[0]) == 1 and not state.done.any()
 
 
 def test_a_steps_bytes_are_its_weights_and_the_cache(timed):
@@ -68,12 +71,6 @@ def test_a_turn_costs_what_more_turns_cost_beyond_one():
     assert calls == [1, round_times.LOOPED + 1] * 4
 
 
-def test_timed_rounds_are_the_generators_own_program_and_leave_it_as_it_was(timed):
-    generator, state, _, _ = timed
-    assert {key[0] for key in generator.compiled} == {"prefill", "backbone", "draft"}
-    assert int(state.counts[0]) == 1
-
-
 def test_other_is_what_the_parts_leave_of_the_round():
     seconds = {"draft": 1.0, "head": 2.0, "verify": 4.0, "commit": 0.5, "domino": 8.0, "backbone": 6.0}
     split = round_times._split("domino", seconds, True)
@@ -96,7 +93,7 @@ def test_no_step_of_the_loop_is_faster_than_the_bare_step(optimized):
 
 
 def compare_steps():
-    """4 MB of weights; the loops take turns, and the median of their ratios counts, in three tries."""
+    """4 MB of weights; the loops alternate, and the median of their ratios counts, in three tries."""
     models = random_models(vocab=32_768)
     generator = make_generator(models, cache_slots=256, max_new_tokens=64)
     state = generator.start([PROMPT], [0])

@@ -1,15 +1,21 @@
-"""tables.py: the paper's form to the letter, in Markdown and LaTeX."""
+"""tables.py: the paper's form to the letter, in Markdown and LaTeX, and what notes state."""
 
+import dataclasses
+
+import pytest
+
+from domino_jax.decoding.settings import TreeSettings
 from domino_jax.evals.tables import (
     PaperTable,
-    acceptance_lines,
     concurrency_rows,
     latex_table,
     markdown_table,
     notes_of,
     paper_table,
+    position_rows,
     width_note,
 )
+from tests.helpers.report_runs import SPLIT, info_with, report_of, two_runs
 
 TABLE = PaperTable(
     "64 prompts; target A_B",
@@ -22,36 +28,16 @@ TABLE = PaperTable(
 )
 
 
-def report_of(name, speedups, tasks=True, simulated=None):
-    modes = {
-        mode: {"speedup": speedup, "tau_pooled": None if mode == "autoregressive" else 2 * speedup}
-        for mode, speedup in speedups.items()
-    }
-    return {
-        "simulated": simulated,
-        "settings": {"temperature": 0.0},
-        "prompts": {"count": 4},
-        "batch_size": 1,
-        "dtype": "float32",
-        "device": "1 × cpu",
-        "target": {"path": "TARGET"},
-        "drafter": {"name": name},
-        "modes": modes,
-        "tasks": {"gsm8k": modes, "mbpp": modes} if tasks else {},
-        "average": modes if tasks else {},
-    }
-
-
 def test_markdown_has_speedup_and_tau_in_a_cell_and_the_best_of_a_column_in_bold():
-    assert markdown_table(TABLE) == (
-        "64 prompts; target A_B\n"
-        "\n"
-        "| method | gsm8k | mt-bench |\n"
-        "| --- | ---: | ---: |\n"
-        "| Target alone | 1.00 × / – | 1.00 × / – |\n"
-        "| Backbone alone | 2.00 × / 3.11 | **2.50 ×** / **4.00** |\n"
-        "| Domino | **2.50 ×** / **4.25** | – / 3.50 |\n"
-    )
+    assert markdown_table(TABLE) == [
+        "64 prompts; target A_B",
+        "",
+        "| method | gsm8k | mt-bench |",
+        "| --- | ---: | ---: |",
+        "| Target alone | 1.00 × / – | 1.00 × / – |",
+        "| Backbone alone | 2.00 × / 3.11 | **2.50** × / **4.00** |",
+        "| Domino | **2.50** × / **4.25** | – / 3.50 |",
+    ]
 
 
 def test_latex_has_two_columns_a_task_under_rules_and_escapes_what_it_must():
@@ -75,26 +61,23 @@ def test_latex_has_two_columns_a_task_under_rules_and_escapes_what_it_must():
     )
 
 
-def test_a_run_over_tasks_has_a_column_each_and_their_average():
-    table = paper_table([report_of("A", {"autoregressive": 1.0, "domino": 2.0})])
-    assert table.columns == ["gsm8k", "mbpp", "average"]
-    assert table.rows == [("Target alone", [(1.0, None)] * 3), ("Domino", [(2.0, 4.0)] * 3)]
-
-
-def test_a_run_without_tasks_has_one_column():
-    table = paper_table([report_of("A", {"autoregressive": 1.0, "domino": 2.0}, tasks=False)])
-    assert (table.columns, table.rows[1]) == (["all prompts"], ("Domino", [(2.0, 4.0)]))
+@pytest.mark.parametrize(
+    ("tasks", "columns"), [(("gsm8k", "mbpp"), ["gsm8k", "mbpp", "average"]), ((), ["all prompts"])]
+)
+def test_a_table_has_a_column_for_each_task_and_their_average(tasks, columns):
+    table = paper_table([report_of(tasks={task: two_runs() for task in tasks})])
+    count = len(columns)
+    assert table.columns == columns
+    assert table.rows == [("Target alone", [(1.0, None)] * count), ("Domino", [(4.0, 13 / 6)] * count)]
 
 
 def test_several_drafters_share_one_plain_run_and_name_their_methods():
-    reports = [
-        report_of(name, {"autoregressive": 1.0, "domino": speed}, False) for name, speed in (("A", 2.0), ("B", 3.0))
-    ]
+    reports = [report_of(info=dataclasses.replace(info_with(), drafter_name=name)) for name in "AB"]
     assert [name for name, _ in paper_table(reports).rows] == ["Target alone", "A: Domino", "B: Domino"]
 
 
 def test_a_simulated_tables_caption_says_so_first():
-    table = paper_table([report_of("A", {"domino": 2.0}, simulated=7.17)])
+    table = paper_table([report_of(info=info_with(simulate_tau=7.17))])
     assert table.caption.startswith("SIMULATED acceptance (τ forced to 7.17")
     assert "\\caption{SIMULATED acceptance ($\\tau$ forced to 7.17" in latex_table(table)
 
@@ -118,23 +101,21 @@ def test_a_chain_beside_a_deeper_tree_has_no_rates_where_it_drafts_nothing():
     def rates(*values):
         return {"accept_rate_by_position": list(values), "conditional_accept_rate_by_position": [0.5] * len(values)}
 
-    table = acceptance_lines("## Acceptance", {"domino": rates(0.5), "tree": rates(0.6, 0.3)}, 3)
-    assert table[-3:-1] == ["| domino | 0.50 (0.50) | – |", "| tree | 0.60 (0.50) | 0.30 (0.50) |"]
+    rows = position_rows({"autoregressive": rates(), "domino": rates(0.5), "tree": rates(0.6, 0.3)}, 3)
+    chain, tree = ["domino", "0.50 (0.50)", "–"], ["tree", "0.60 (0.50)", "0.30 (0.50)"]
+    assert rows == [["position", "1", "2"], chain, tree]
     report = {"round_widths": {"domino": 2, "tree": 3}, "verify_width": 3, "drafter": {"block_size": 2}}
-    said = "τ is measured with block size 2: a round can emit at most "
-    assert width_note(report) == said + "2 tokens with domino, 3 tokens with tree."
-    assert width_note({**report, "round_widths": {"domino": 3, "tree": 3}}) == said + "3 tokens."
+    stated = "τ is measured with block size 2: a round can emit at most "
+    assert width_note(report) == stated + "2 tokens with domino, 3 tokens with tree."
+    assert width_note({**report, "round_widths": {"domino": 3, "tree": 3}}) == stated + "3 tokens."
 
 
 def test_a_round_whose_parts_vanished_in_the_noise_still_has_a_note():
-    times = dict.fromkeys(("draft", "head", "verify", "other", "commit", "round", "without_head"), 0.0)
-    split = {**times, "head_share": None, "loop_overhead": None}
-    report = report_of("A", {"domino": 2.0})
-    report["modes"]["domino"]["time_split"] = split
-    more = {"autoregressive_step_ms": None, "interval_of": {}, "sittings": 1, "verify_width": 5}
-    more["tree_coupling"] = {"draft_scale": 2.0, "spread": 1.5}
-    report = {**report, **more, "drafter": {"block_size": 4}}
-    assert notes_of(report)[-1] == "Trees are coupled with the target's noise: c = 2, spread 1.5."
-    assert notes_of(report)[0] == (
+    coupled = TreeSettings(nodes=8, lanes=4, candidates=8, draft_scale=2.0, spread=1.5)
+    zeros = {mode: dict.fromkeys(parts, 0.0) for mode, parts in SPLIT.items()}
+    notes = notes_of(report_of(info=info_with(tree=coupled), split=zeros))
+    assert "Trees are coupled with the target's noise: c = 2, spread 1.5." in notes
+    assert notes[1] == (
         "A round of domino takes 0.00 ms: draft 0.00, head 0.00, verify 0.00, other 0.00 (of which commit 0.00)."
+        " It verifies 3 drafts."
     )

@@ -23,35 +23,31 @@ def test_the_chain_to_tune_is_the_drafters_own_unless_only_the_backbones_is_want
     assert tuning.chain_mode(("autoregressive", "backbone", "tree")) == "backbone"
 
 
-def measured(mode: str) -> dict[str, float]:
-    candidates = tuning.couplings(WARM.drafting, mode)
-    return tuning.measure_couplings(random_models(), WARM, mode, candidates, random_prompts(8))
-
-
-def test_couplings_of_chains_are_measured_on_the_same_texts(monkeypatch, capsys):
+@pytest.fixture
+def few(monkeypatch):
+    """One coupling, one size of tree and two betas, two widths of one block."""
     monkeypatch.setattr(tuning, "SCALES", (1.0,))
-    found = measured("draft")
-    assert list(found) == ["greedy", "coupled, c = 1", "independent noise"]
-    assert found["coupled, c = 1"] > found["independent noise"] >= 1.0
-    assert "differ" not in capsys.readouterr().out
-
-
-def test_trees_are_measured_coupled_and_not(monkeypatch, capsys):
-    """An untrained drafter knows little besides the noise: coupled, a tree emits more."""
     monkeypatch.setattr(tuning, "TREE_SCALES", (1.0,))
     monkeypatch.setattr(tuning, "SPREADS", (1.0,))
-    found = measured("tree")
-    assert list(found) == ["not coupled", "coupled, c = 1, spread 1"]
-    assert found["coupled, c = 1, spread 1"] > found["not coupled"] >= 1.0
-    assert "differ" not in capsys.readouterr().out
+    monkeypatch.setattr(tuning, "NODES", (16,))
+    monkeypatch.setattr(tuning, "BETAS", (0.0,))
+    monkeypatch.setattr(tuning, "REPEATS", 1)
 
 
-def test_the_best_coupling_is_taken_and_independent_noise_is_shown_for_comparison_only(monkeypatch, capsys):
-    tau = {"greedy": 2.0, "coupled, c = 1": 3.0, "independent noise": 4.0}
-    monkeypatch.setattr(tuning, "SCALES", (1.0,))
-    monkeypatch.setattr(tuning, "measure_couplings", lambda *_: tau)
-    found = tuning.best_coupling(None, WARM, "draft", [[1]])
-    assert (found.scale, found.own_noise) == (1.0, False)
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [("draft", ["greedy", "coupled, c = 1"]), ("tree", ["not coupled", "coupled, c = 1, spread 1"])],
+)
+def test_an_untrained_drafter_knows_little_besides_the_noise_so_coupled_drafts_emit_more(few, mode, names):
+    candidates = tuning.couplings(WARM.drafting, mode)
+    tau = tuning.measure_couplings(random_models(), WARM, mode, candidates, random_prompts(4))
+    assert list(tau) == names
+    assert tau[names[1]] > tau[names[0]] >= 1.0
+
+
+def test_the_best_coupling_is_taken(few, monkeypatch, capsys):
+    monkeypatch.setattr(tuning, "measure_couplings", lambda *_: {"greedy": 2.0, "coupled, c = 1": 3.0})
+    assert tuning.best_coupling(None, WARM, "draft", [[1]]).scale == 1.0
     assert "coupled, c = 1 (best)" in capsys.readouterr().out
 
 
@@ -88,14 +84,15 @@ def test_the_fastest_shape_decides_the_block_for_chains_and_trees(monkeypatch, c
     assert fastest.shape.name in capsys.readouterr().out
 
 
-def test_expected_tokens_grow_with_the_width_and_of_each_size_of_tree_the_best_is_timed():
+def test_expected_tokens_grow_with_the_width_and_of_each_size_of_tree_the_best_is_timed(few, monkeypatch):
+    chains = [[Shape("draft", 4, width) for width in (4, 1)]]
+    monkeypatch.setattr(tuning, "chains_of", lambda config, mode: chains)
     models, prompts = random_models(), random_prompts(3)
     found = tuning.measure_shapes(models, SETTINGS, "draft", prompts)
-    tau = {(one.shape.block_size, one.shape.num_drafts, one.shape.nodes): one.tau for one in found}
-    assert 1 < tau[4, 1, 0] <= tau[4, 2, 0] <= tau[4, 4, 0] <= tau[4, 4, 16]
-    assert sorted(tau)[-1] == (4, 4, 16) and len(tau) == 6
+    tau = {(one.shape.num_drafts, one.shape.nodes): one.tau for one in found}
+    assert len(tau) == 3 and 1 < tau[1, 0] <= tau[4, 0] <= tau[4, 16]
     [shape] = [one.shape for one in found if one.shape.nodes]
     drafting = DraftSettings(tree=shape.tree(TREE))
     looped = new_generator(models, dataclasses.replace(SETTINGS, drafting=drafting))
-    assert tau_pooled(looped.generate(models, prompts, "tree").answers) == pytest.approx(tau[4, 4, 16])
+    assert tau_pooled(looped.generate(models, prompts, "tree").answers) == pytest.approx(tau[4, 16])
     assert [one.tokens_per_second for one in found] == sorted((one.tokens_per_second for one in found), reverse=True)

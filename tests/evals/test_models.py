@@ -1,4 +1,4 @@
-"""Models as decode wants them: meshes, made-up weights, rows with values of their own, widths to choose from."""
+"""Models as decode wants them: meshes, made-up weights, rows with sampling values, widths to choose from."""
 
 import dataclasses
 import json
@@ -15,59 +15,37 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import shortened
 from domino_jax.weights.random_weights import made_up_prompts
 from domino_jax.weights.target import target_config_dict
-from tests.helpers.decoding_models import (
-    decode_settings_of,
-    random_drafter,
-    random_models,
-    random_target,
-)
+from tests.helpers.decoding_models import decode_settings_of, random_drafter, random_models, random_target
 
 SETTINGS = decode_settings_of(("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)
 
 
-def test_one_device_needs_no_mesh():
-    assert decode_mesh(1, 1, 3) is None
-
-
 @pytest.mark.parametrize(("data", "tensor"), [(1, 3), (2, -1), (-1, 5)])
 def test_more_devices_than_there_are_are_refused(data, tensor):
+    assert decode_mesh(1, 1, 3) is None  # one device needs no mesh
     with pytest.raises(DominoError, match=r"decode\.mesh\.data=.* but 1 are here"):
         decode_mesh(data, tensor, 1)
-
-
-def folder_of(tmp_path) -> str:
-    """A folder with the shapes of the random target and nothing else."""
-    raw = target_config_dict(random_target()[0].config, "float32")
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    return str(tmp_path)
 
 
 def made_up(target):
     return random_drafter(random_target()[0])[0].config
 
 
-def test_a_folder_without_weights_decodes_at_a_forced_acceptance_length(tmp_path):
-    loader = Loader(folder_of(tmp_path), SETTINGS, None, made_up)
-    loaded = loader.target()
-    models = loader.models(loaded, None, SETTINGS.modes)
-    again = Loader(folder_of(tmp_path), SETTINGS, None, made_up).models(loader.target(), None, SETTINGS.modes)
+def test_a_folder_without_weights_gives_the_same_made_up_weights_each_time(tmp_path):
+    raw = target_config_dict(random_target()[0].config, "float32")
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    loader = Loader(str(tmp_path), SETTINGS, None, made_up)
+    models, again = (loader.models(loader.target(), None, SETTINGS.modes) for _ in range(2))
     assert all(map(np.array_equal, jax.tree.leaves(models), jax.tree.leaves(again)))
     assert models.drafter.config == made_up(None)
-    prompts = [row["token_ids"] for row in made_up_prompts(2, 64, 8)]
-    assert [len(prompt) for prompt in prompts] == [8, 8]
-
-
-def test_without_simulation_a_folder_without_weights_is_refused(tmp_path):
-    settings = dataclasses.replace(SETTINGS, simulate_tau=0.0)
-    with pytest.raises(DataError):
-        Loader(folder_of(tmp_path), settings, None, made_up).target()
+    assert [len(row["token_ids"]) for row in made_up_prompts(2, 64, 8)] == [8, 8]
 
 
 def test_a_stop_id_that_no_token_has_is_dropped():
     assert new_generator(random_models(), SETTINGS.generator((5, 2**50))).stop_ids.tolist() == [5]
 
 
-def test_a_shorter_block_is_a_drafter_of_its_own():
+def test_a_shorter_block_is_another_drafter():
     config = random_models().drafter.config
     assert (shortened(config, 3).block_size, shortened(config, 3).num_drafts) == (3, 3)
     assert shortened(config, 0) is config
@@ -77,18 +55,20 @@ def test_a_shorter_block_is_a_drafter_of_its_own():
         shortened(dataclasses.replace(config, pure_draft_prefix_len=2), 2)
 
 
-def test_a_row_without_values_is_its_noise_alone():
-    assert request_of({"id": "a", "prompt": "x"}, 3) == 3
-
-
-def test_a_row_may_have_values_of_its_own():
-    row = {"id": "a", "temperature": 0.5, "top_k": 4, "max_new_tokens": 9}
-    assert request_of(row, 3) == Request(3, None, 9, SamplingParams(0.5, 4))
-    assert request_of({"id": "a", "seed": 7}, 3) == Request(0, 7, None, None)
+@pytest.mark.parametrize(
+    ("values", "request_"),
+    [
+        ({"prompt": "x"}, 3),
+        ({"temperature": 0.5, "top_k": 4, "max_new_tokens": 9}, Request(3, None, 9, SamplingParams(0.5, 4))),
+        ({"seed": 7}, Request(0, 7, None, None)),
+    ],
+)
+def test_a_row_may_have_sampling_values_and_is_its_noise_alone_without(values, request_):
+    assert request_of({"id": "a", **values}, 3) == request_
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"temperature": -1}, "temperature is -1"),
         ({"top_p": 0}, "top_p is 0"),
@@ -100,21 +80,21 @@ def test_a_row_may_have_values_of_its_own():
         ({"seed": True}, "seed True, expected a number"),
     ],
 )
-def test_a_rows_bad_value_is_refused_by_its_id(values, said):
-    with pytest.raises(DataError, match=f"prompt odd.*{said}"):
+def test_a_rows_bad_value_is_refused_by_its_id(values, message):
+    with pytest.raises(DataError, match=f"prompt odd.*{message}"):
         request_of({"id": "odd", **values}, 0)
 
 
-def test_each_mode_has_rounds_of_its_own_width_and_no_tau_is_forced_beyond_the_narrowest():
+def test_each_mode_has_rounds_of_its_width_and_no_tau_is_forced_beyond_the_narrowest():
     tree = TreeSettings(lanes=4, candidates=8, depth=4)
     modes = ("autoregressive", "backbone", "domino", "tree")
     settings = dataclasses.replace(SETTINGS, modes=modes, num_drafts=2, tree=tree)
-    models = random_models()
-    assert settings.round_widths(models.drafter.config) == {"backbone": 3, "domino": 3, "tree": 5}
+    config = random_models().drafter.config
+    assert settings.round_widths(config) == {"backbone": 3, "domino": 3, "tree": 5}
     plain = random_models(projector="dflash", shift_label=False)
     assert settings.round_widths(plain.drafter.config) == {"backbone": 3, "tree": 5}
 
     simulated = dataclasses.replace(settings, simulate_tau=4.5)
-    check_simulation(dataclasses.replace(simulated, modes=("tree",)), models.drafter.config)
+    check_simulation(dataclasses.replace(simulated, modes=("tree",)), config)
     with pytest.raises(DominoError, match=r"simulate_tau is 4.5, but a round of 2 drafts emits 3"):
-        check_simulation(simulated, models.drafter.config)
+        check_simulation(simulated, config)

@@ -1,0 +1,135 @@
+"""From sums to figures: rates, τ, acceptance, equal outputs and 95 % intervals of one set of prompts.
+
+Intervals are by the bootstrap: the same figures over prompts drawn again, with replacement, from those measured. τ is
+resampled over answers. Rates and speed-ups are resampled over groups, the prompts that ran together: at batch size 1
+single prompts. A mode and the baseline are drawn alike, group by group, so what disturbed both cancels.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from domino_jax.decoding.acceptance import accept_rates, full_histogram
+from domino_jax.decoding.settings import BASELINE
+from domino_jax.evals.lanes import ModeRun
+from domino_jax.evals.run_info import RunInfo
+
+LEVEL = 0.95
+RESAMPLES = 2000
+SEED = 0
+
+Interval = list[float] | None
+
+
+def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> dict[str, dict[str, Any]]:
+    """By mode the figures of one set of prompts, speed-ups and intervals among them."""
+    baseline = runs[BASELINE] if BASELINE in runs else None
+    judged = info.references and not info.simulated
+    widths = {BASELINE: 1, **info.round_widths}
+    modes = {mode: _mode_figures(run, widths[mode], batch_size) for mode, run in runs.items()}
+    speedups = {"speedup": "tokens_per_second", "speedup_end_to_end": "output_tokens_per_second"}
+    for mode, figures in modes.items():
+        for name, rate in speedups.items():
+            figures[name] = ratio(figures[rate], modes[BASELINE][rate]) if baseline else None
+        figures["drafts_per_round"] = info.drafts_per_round[mode] if mode != BASELINE else None
+        figures["intervals"] = intervals(runs[mode], baseline if mode != BASELINE else None)
+        figures["answers_right"] = runs[mode].answers_right if judged else None
+    return modes
+
+
+def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
+    clock, histogram = run.clock, full_histogram(run.histogram, width)
+    plain, conditional = accept_rates(histogram)
+    means = [emitted / rounds for emitted, rounds in zip(run.emitted, run.rounds, strict=True) if rounds]
+    return {
+        "answers": run.answers,
+        "tokens": run.tokens,
+        "decode_tokens": clock.decode_tokens,
+        "seconds": clock.decode_seconds,
+        "tokens_per_second": ratio(clock.decode_tokens, clock.decode_seconds),
+        "output_tokens_per_second": ratio(run.tokens, clock.prefill_seconds + clock.decode_seconds),
+        "milliseconds_per_token": ratio(clock.decode_seconds * 1e3, clock.decode_tokens),
+        # Nobody counts the steps of a batch whose rows end and are replaced one by one.
+        "milliseconds_per_step": ratio(clock.decode_seconds * 1e3, run.steps) if batch_size == 1 else None,
+        "prefill_seconds": clock.prefill_seconds,
+        "compile_seconds": clock.compile_seconds,
+        "rounds": sum(histogram.values()),
+        "tau_pooled": ratio(sum(run.emitted), sum(run.rounds)),
+        "tau_per_prompt": ratio(sum(means), len(means)),
+        "accept_histogram": histogram,
+        "accept_rate_by_position": plain,
+        "conditional_accept_rate_by_position": conditional,
+        "stopped": run.stopped,
+        "distinct_answers": len(run.digests),
+    }
+
+
+def identical_outputs(runs: Mapping[str, ModeRun]) -> dict[str, dict[str, Any]]:
+    """By mode that was compared with the baseline: how many answers are equal, and what the others are."""
+    return {
+        mode: {
+            "same": run.compared - run.diverged,
+            "of": run.compared,
+            "near_ties": run.near_ties,
+            "violations": run.diverged - run.near_ties,
+            "first_divergences": list(run.first_divergences),
+        }
+        for mode, run in runs.items()
+        if run.compared is not None
+    }
+
+
+def averages(tasks: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, float | None]]:
+    """By mode the mean over tasks of speed-up and τ, as the paper's tables have it; each task weighs the same."""
+    means = {}
+    for mode in next(iter(tasks.values()), {}):
+        means[mode] = {}
+        for key in ("speedup", "tau_pooled", "tau_per_prompt"):
+            values = [figures[mode][key] for figures in tasks.values()]
+            means[mode][key] = None if None in values else sum(values) / len(values)
+    return means
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    """None where there is nothing to divide by."""
+    return above / below if above is not None and below else None
+
+
+# ---------------------------------------------------------------------------------------------------- intervals
+
+
+def intervals(run: ModeRun, baseline: ModeRun | None) -> dict[str, Interval]:
+    """[low, high] of tau_pooled, tau_per_prompt, tokens_per_second and speedup; None where nothing can be drawn."""
+    emitted, rounds = np.asarray(run.emitted, float), np.asarray(run.rounds, float)
+    drafted = rounds > 0
+    means = np.divide(emitted, rounds, out=np.zeros_like(emitted), where=drafted)
+    emitted, rounds, means, drafted = resampled_sums(emitted, rounds, means, drafted)
+    groups = [run.group_tokens, run.group_seconds]
+    if baseline:
+        groups += [baseline.group_tokens, baseline.group_seconds]
+    tokens, seconds, *plain = resampled_sums(*groups)
+    return {
+        "tau_pooled": ratio_interval(emitted, rounds),
+        "tau_per_prompt": ratio_interval(means, drafted),
+        "tokens_per_second": ratio_interval(tokens, seconds),
+        "speedup": ratio_interval(tokens * plain[1], seconds * plain[0]) if baseline else None,
+    }
+
+
+def resampled_sums(*columns: np.ndarray) -> np.ndarray:
+    """Sums float64 [K, RESAMPLES] over the N values of K columns, rows drawn with replacement; [K, 0] for N < 2."""
+    values = np.stack(columns, axis=1).astype(float)
+    count, random = len(values), np.random.default_rng(SEED)
+    if count < 2:
+        return np.empty((len(columns), 0))
+    return np.stack([values[random.integers(count, size=count)].sum(axis=0) for _ in range(RESAMPLES)], axis=1)
+
+
+def ratio_interval(above: np.ndarray, below: np.ndarray) -> Interval:
+    """The interval of above / below over the draws that have one: not those without a round or a measurable time."""
+    fine = below > 0
+    if not fine.any():
+        return None
+    tail = 100 * (1 - LEVEL) / 2
+    return np.percentile(above[fine] / below[fine], [tail, 100 - tail]).tolist()

@@ -1,0 +1,125 @@
+"""summary.py: figures of hand-made runs, to the digit; the width of intervals, and what cancels in them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from domino_jax.decoding.acceptance import accept_histogram, accept_rates
+from domino_jax.decoding.generate import Clock
+from domino_jax.decoding.settings import TreeSettings
+from domino_jax.evals.summary import averages, figures_of, identical_outputs, intervals, ratio_interval, resampled_sums
+from tests.helpers.report_runs import FAST, INFO, PLAIN, answer, info_with, run_of, two_runs
+
+
+def figures(runs=None, info=INFO, batch_size=1):
+    return figures_of(runs or two_runs(), info, batch_size)
+
+
+def test_tau_counts_rounds_and_not_the_token_of_the_prefill():
+    domino = figures()["domino"]
+    assert (domino["rounds"], domino["tau_pooled"], domino["tau_per_prompt"]) == (6, 13 / 6, (8 / 4 + 5 / 2) / 2)
+    plain = figures()["autoregressive"]
+    assert plain["tau_pooled"] is plain["tau_per_prompt"] is plain["drafts_per_round"] is None
+    assert plain["accept_histogram"] == {} and plain["accept_rate_by_position"] == []
+
+
+def test_rates_leave_out_prefill_and_compilation_and_speedups_are_over_plain_decoding():
+    modes = figures()
+    plain, domino = modes["autoregressive"], modes["domino"]
+    assert (plain["tokens_per_second"], domino["tokens_per_second"]) == (0.5, 2.0)
+    assert (plain["speedup"], domino["speedup"], domino["milliseconds_per_token"]) == (1.0, 4.0, 500.0)
+    assert (domino["prefill_seconds"], domino["compile_seconds"]) == (0.75, 4.0)
+    assert (domino["tokens"], domino["decode_tokens"]) == (15, 13)
+    alone = figures({"domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))})["domino"]
+    assert alone["speedup"] is alone["speedup_end_to_end"] is None
+
+
+def test_the_end_to_end_speedup_is_of_all_tokens_over_the_time_with_prefills():
+    modes = figures()
+    assert modes["autoregressive"]["output_tokens_per_second"] == 15 / 26.5
+    assert modes["domino"]["output_tokens_per_second"] == 15 / 7.25
+    assert modes["domino"]["speedup_end_to_end"] == pytest.approx(26.5 / 7.25)
+
+
+def test_a_round_verifies_the_drafts_of_a_chain_and_the_nodes_of_a_tree_without_its_root():
+    info = info_with(modes=("domino", "tree"), num_drafts=2, tree=TreeSettings(nodes=8, lanes=4, candidates=8))
+    run = run_of([answer(4, [1, 2])], Clock(decode_seconds=1.0))
+    found = figures({"domino": run, "tree": run}, info)
+    assert {mode: one["drafts_per_round"] for mode, one in found.items()} == {"domino": 2, "tree": 7}
+
+
+def test_histogram_and_acceptance_by_position():
+    histogram = accept_histogram(FAST, 4)
+    assert histogram == {"1": 3, "2": 1, "3": 0, "4": 2}
+    assert accept_rates(histogram) == ([3 / 6, 2 / 6, 2 / 6], [3 / 6, 2 / 3, 2 / 2])
+    assert accept_rates({"1": 5, "2": 0, "3": 0}) == ([0.0, 0.0], [0.0, None])  # a position that no round reached
+
+
+def test_nobody_counts_the_steps_of_a_batch_whose_rows_are_replaced():
+    assert figures()["autoregressive"]["milliseconds_per_step"] == 2000.0
+    assert figures(batch_size=2)["autoregressive"]["milliseconds_per_step"] is None
+
+
+def test_divergences_are_counted_as_near_ties_or_violations():
+    divergences = [{"prompt": 0, "near_tie": True}, {"prompt": 1, "near_tie": False}]
+    counts = {"same": 0, "of": 2, "near_ties": 1, "violations": 1, "first_divergences": divergences}
+    assert identical_outputs(two_runs(divergences)) == {"domino": counts}
+
+
+def test_equal_answers_count_once_and_without_checkers_none_is_right():
+    run = run_of([answer(5), answer(5), answer(6)], Clock(decode_seconds=1.0))
+    [found] = figures({"autoregressive": run}, dataclasses.replace(INFO, references=0)).values()
+    assert found["distinct_answers"] == 2 and found["answers_right"] is None
+    assert figures()["domino"]["answers_right"] == 1
+
+
+def test_tasks_weigh_alike_in_the_average():
+    other = {
+        "autoregressive": run_of(PLAIN, Clock(decode_seconds=26.0)),
+        "domino": run_of(FAST, Clock(decode_seconds=13.0)),
+    }
+    average = averages({"gsm8k": figures(), "mbpp": figures(other)})
+    assert average["domino"]["speedup"] == 3.0 and average["domino"]["tau_pooled"] == 13 / 6
+    assert average["autoregressive"]["tau_pooled"] is None
+
+
+# --------------------------------------------------------------------------------------------------- intervals
+
+
+def groups_of(lengths, seconds):
+    """One group an answer: rounds of `lengths`, a second count each."""
+    answers = [answer(1 + sum(accepts), accepts) for accepts in lengths]
+    run = run_of(answers, Clock())
+    run.group_seconds[:] = type(run.group_seconds)("d", seconds)
+    return run
+
+
+def test_prompts_that_are_all_alike_leave_no_doubt():
+    found = intervals(groups_of([[2, 4]] * 5, [3.0] * 5), groups_of([[6]] * 5, [6.0] * 5))
+    assert found == {
+        "tau_pooled": [3.0, 3.0],
+        "tau_per_prompt": [3.0, 3.0],
+        "tokens_per_second": [2.0, 2.0],
+        "speedup": [2.0, 2.0],
+    }
+
+
+def test_the_width_is_that_of_the_normal_law():
+    values = np.random.default_rng(1).normal(5.0, 1.0, 400)
+    low, high = ratio_interval(*resampled_sums(values, np.ones(400)))
+    assert (low, high) == pytest.approx((values.mean() - 1.96 / 20, values.mean() + 1.96 / 20), abs=0.02)
+
+
+def test_what_disturbs_both_modes_of_a_group_cancels_in_the_speedup():
+    noise = [1.0, 5.0, 2.0, 9.0]
+    fast, slow = groups_of([[4]] * 4, noise), groups_of([[4]] * 4, [3 * spent for spent in noise])
+    found = intervals(fast, slow)
+    assert found["speedup"] == pytest.approx([3.0, 3.0])
+    assert found["tokens_per_second"][1] > 2 * found["tokens_per_second"][0]
+
+
+def test_one_prompt_or_no_round_gives_no_interval():
+    assert intervals(groups_of([[2]], [1.0]), None)["tau_pooled"] is None
+    plain = intervals(groups_of([[], []], [1.0, 1.0]), None)
+    assert (plain["tau_pooled"], plain["speedup"]) == (None, None)

@@ -1,0 +1,69 @@
+"""Hand-made runs of two modes, and the report of them."""
+
+import dataclasses
+
+from domino_jax.decoding.generate import Clock, Generation
+from domino_jax.evals.lanes import ModeRun
+from domino_jax.evals.report import build_report
+from domino_jax.evals.round_times import StepBounds
+from domino_jax.evals.run_info import PromptSource, RunInfo
+from tests.helpers.decoding_models import decode_settings_of, random_models
+
+SETTINGS = decode_settings_of(("autoregressive", "backbone", "domino"), max_new_tokens=16, cache_length=64)
+INFO = RunInfo(
+    SETTINGS,
+    "TARGET",
+    "DRAFTER",
+    PromptSource("PROMPTS"),
+    settings=SETTINGS,
+    drafter_config=random_models(3).drafter.config,
+    prompts=2,
+    references=2,
+)
+
+
+def answer(tokens, accepts=(), reason="length") -> Generation:
+    return Generation(list(range(tokens)), list(accepts), reason)
+
+
+PLAIN = [answer(9), answer(6, reason="stop")]
+FAST = [answer(9, [4, 1, 1, 2]), answer(6, [4, 1], "stop")]
+
+
+def run_of(answers, clock, right=0, found=None) -> ModeRun:
+    """One group an answer, with equal shares of the time."""
+    run = ModeRun(answers_right=right)
+    for one in answers:
+        run.add([one])
+        share = {name: value / len(answers) for name, value in vars(clock).items()}
+        run.add_group(Clock(**{**share, "decode_tokens": len(one.token_ids) - 1}))
+    if found is not None:
+        run.add_comparison(len(answers), found)
+    return run
+
+
+def two_runs(found=()) -> dict[str, ModeRun]:
+    """13 tokens after the first ones. Plain: 26 s, 2 s a token. Domino: rounds of 4, 1, 1, 2 and of 4, 1; 6.5 s."""
+    plain = run_of(PLAIN, Clock(0.5, 26.0, 3.0, 13), right=2)
+    fast = run_of(FAST, Clock(0.75, 6.5, 4.0, 13), right=1, found=list(found))
+    return {"autoregressive": plain, "domino": fast}
+
+
+SPLIT = {
+    "autoregressive": {"round": 0.005},
+    "domino": {
+        **{"draft": 0.001, "head": 0.002, "verify": 0.003, "other": 0.0005, "round": 0.0065, "commit": 0.0004},
+        "without_head": 0.0045,
+    },
+}
+# An autoregressive step of two_runs takes 2 s.
+BOUNDS = StepBounds(bare=1.6, bytes=3_000, bandwidth=2_000.0)
+
+
+def report_of(runs=None, info=INFO, **changes) -> dict:
+    return build_report(runs or two_runs(), info, **{"split": SPLIT, "step": BOUNDS, **changes})
+
+
+def info_with(**settings) -> RunInfo:
+    changed = dataclasses.replace(SETTINGS, **settings)
+    return dataclasses.replace(INFO, requested=changed, settings=changed)
