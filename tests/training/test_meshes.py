@@ -11,23 +11,13 @@ import pytest
 
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
-from tests.helpers.mesh_run import TOTAL, run
 
-RUNS = {
-    "one": {"mesh": [1, 1, 1]},
-    "data": {"mesh": [8, 1, 1], "steps": 6},
-    "fsdp": {"mesh": [1, 8, 1], "steps": 6},
-    # Two key/value heads do not divide by four: they lie whole.
-    "tensor": {"mesh": [1, 2, 4], "steps": 3},
-    "cube in pieces": {
-        "mesh": [2, 2, 2],
-        "steps": 3,
-        "accumulate": 2,
-        "remat": True,
-        "attention_blocks": 2,
-        "slice_blocks": 2,
-    },
-}
+PLAIN = {"one": {"mesh": [1, 1, 1]}, "one, D-PACE": {"mesh": [1, 1, 1], "steps": 3, "dpace_alpha": 0.5}}
+# Two key/value heads do not divide by four: they lie whole.
+MESHES = {"data": [4, 1, 1], "fsdp": [1, 4, 1], "tensor": [1, 1, 4]}
+PIECES = {"accumulate": 2, "remat": True, "attention_blocks": 2, "slice_blocks": 2, "dpace_alpha": 0.5}
+RUNS = PLAIN | {name: {"mesh": mesh, "steps": 3} for name, mesh in MESHES.items()}
+RUNS["cube in pieces"] = {"mesh": [2, 2, 2], "steps": 2, **PIECES}
 
 
 @functools.lru_cache
@@ -40,13 +30,15 @@ def measured():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", ["data", "fsdp", "tensor", "cube in pieces"])
-def test_losses_and_gradients_agree_across_meshes(name):
-    ours = np.array(measured()[name]["steps"])
-    plain = np.array(measured()["one"]["steps"])
-    assert len(ours) == RUNS[name]["steps"] and len(plain) == TOTAL
-    np.testing.assert_allclose(ours[:, 0], plain[: len(ours), 0], rtol=1e-5)
-    np.testing.assert_allclose(ours[:3, 1], plain[:3, 1], rtol=1e-5)
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("data", "one"), ("fsdp", "one"), ("tensor", "one"), ("cube in pieces", "one, D-PACE")],
+)
+def test_losses_and_gradients_agree_across_meshes(name, plain):
+    """Loss and gradient norm of some steps, each step's parameters coming from the one before."""
+    ours = measured()[name]["steps"]
+    assert len(ours) >= 2
+    np.testing.assert_allclose(ours, measured()[plain]["steps"][: len(ours)], rtol=1e-5)
 
 
 def test_the_state_is_split_over_fsdp_and_tensor_and_not_over_data():
@@ -57,13 +49,6 @@ def test_the_state_is_split_over_fsdp_and_tensor_and_not_over_data():
 def test_the_loss_falls_so_that_the_runs_compare_something():
     losses = np.array(measured()["one"]["steps"])[:, 0]
     assert losses[-1] < losses[0] - 0.5
-
-
-def test_a_step_in_pieces_equals_the_plain_one():
-    """Loss and gradient norm of two steps, the second one's parameters coming from the first."""
-    pieces = {"accumulate": 4, "remat": True, "attention_blocks": 2, "slice_blocks": 2}
-    ours, plain = (run((1, 1, 1), steps=2, dpace_alpha=0.5, **choices)["steps"] for choices in (pieces, {}))
-    np.testing.assert_allclose(ours, plain, rtol=1e-5)
 
 
 def test_a_mesh_that_does_not_use_all_devices_is_refused():

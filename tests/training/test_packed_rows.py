@@ -21,7 +21,7 @@ ANCHORS = ((3, 9), (2, 6))  # 9 of the first row: its block runs over the border
 @functools.lru_cache
 def models(shift):
     target = tiny_target(tied=False)
-    return target, tiny_drafter(target.config, shift, 1, layers=2)
+    return target, tiny_drafter(target.config, shift, 1, layers=1)
 
 
 def rows():
