@@ -11,6 +11,7 @@ docs/compile_decode.md. Needs requirements-compile.txt. No figure is a measureme
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from benchmarks import compile_decode_tables, compiler_text, hbm_traffic
-from domino_jax.decoding.loop import DecodeState, prefill
+from domino_jax.decoding.loop import DecodeState, Prompts, prefill
 from domino_jax.decoding.propose import draft_base, roll_out_head
 from domino_jax.decoding.rounds import autoregressive_round, speculative_round
 from domino_jax.decoding.sampling import request_keys
@@ -35,6 +36,7 @@ from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
+from domino_jax.models.cache import slots_of
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import dry_run
 from domino_jax.training import compiled, topologies
@@ -113,16 +115,17 @@ def array(mesh: Mesh, *shape: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
 
 
-def state_on(mesh: Mesh, models: Models) -> DecodeState:
-    """Shapes of the state of one request."""
-
-    def start(models, prompts, ones):
-        keys = request_keys(jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32))
-        shape = {"cache_slots": SLOTS, "buffer": BUFFER, "sampling": GREEDY}
-        return prefill(models, prompts, ones, ones, keys, ones, **shape)
-
-    state = jax.eval_shape(start, models, array(mesh, 1, 16), array(mesh, 1))
+def state_on(mesh: Mesh, models: Models, slots: int = SLOTS, rows: int = 1) -> DecodeState:
+    """Shapes of the state of some requests with caches of `slots` slots."""
+    start = functools.partial(prefill, slots=slots, buffer=BUFFER, sampling=GREEDY)
+    state = jax.eval_shape(start, models, prompts_on(mesh, rows, 16), array(mesh, 1))
     return placed(state, sharding.decode_layout(mesh, state))
+
+
+def prompts_on(mesh: Mesh, rows: int, tokens: int) -> Prompts:
+    numbers = array(mesh, rows)
+    keys = jax.eval_shape(request_keys, numbers, numbers).dtype
+    return Prompts(array(mesh, rows, tokens), numbers, numbers, array(mesh, rows, dtype=keys))
 
 
 def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
@@ -165,8 +168,8 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     """A lower bound on the bytes of main memory that a program moves on one chip.
 
     Each weight that it multiplies with counts once per program, however often the program uses it; so does the whole
-    cache (all 4,096 slots are read, whatever the length), and the rows that it must write. The embedding does not count
-    (a few rows of it are read) unless it is the lm_head too, and activations do not count.
+    cache (all its slots are read), and the rows that it must write. The embedding does not count (a few rows of it are
+    read) unless it is the lm_head too, and activations do not count.
     """
     per_chip = device_bytes
     target = models.target_params
@@ -176,12 +179,13 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     cache, context = per_chip(state.target_cache), per_chip(state.draft_cache)
     backbone, head = per_chip(models.drafter_params["backbone"]), per_chip(models.drafter_params["head"])
     fusion = fusion_bytes(models)
-    found = {"step": weights + cache + cache // SLOTS}
-    found |= {f"verify{rows}": weights + cache + rows * cache // SLOTS for rows in (17, 64)}
+    slots = slots_of(state.target_cache)
+    found = {"step": weights + cache + cache // slots}
+    found |= {f"verify{rows}": weights + cache + rows * cache // slots for rows in (17, 64)}
     found["draft"] = backbone - fusion + vocabulary + context
     found["head"] = head
     # The lm_head serves verify and draft alike, and at least one row of context is written.
-    found["round"] = found["verify17"] + backbone + context + context // SLOTS + head
+    found["round"] = found["verify17"] + backbone + context + context // slots + head
     return found
 
 
@@ -199,9 +203,9 @@ def devices_of(chip: str, tensor: int) -> list[jax.Device]:
 
 
 def compile_program(mesh: Mesh, function, arguments) -> jax.stages.Compiled:
-    """A program as it runs in decoding; a head and a tree give nothing that could lie where their argument 1 does."""
+    """A program as it runs in decoding; these give nothing that could be stored where their argument 1 is."""
     layout = sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
-    donated = () if function.__name__.startswith(("head", "tree")) else (1,)
+    donated = () if function.__name__.startswith(("head", "tree", "prefill")) else (1,)
     return jax.jit(function, donate_argnums=donated, out_shardings=layout).lower(*arguments).compile()
 
 

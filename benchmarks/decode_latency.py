@@ -106,7 +106,7 @@ def measure(choices: argparse.Namespace) -> dict[str, float]:
     """Median seconds of every part."""
     loading.use_exact_matmuls(choices.dtype)
     models = models_of(choices.size, choices.dtype, choices.layers, choices.head)
-    shape = {"cache_slots": choices.slots, "max_new_tokens": choices.slots // 4}
+    shape = {"cache_slots": choices.slots, "smallest_cache": choices.slots, "max_new_tokens": choices.slots // 4}
     temperature, top_k, top_p, min_p = choices.sampling
     sampling = SamplingParams(temperature, int(top_k), top_p, min_p)
     shape |= {"simulated_tau": choices.tau, "sampling": sampling}

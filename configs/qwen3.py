@@ -140,7 +140,7 @@ def _decode() -> config_dict.ConfigDict:
     decode.seed = 0
     decode.batch_size = 1  # requests decoded together; a row that finishes makes room for the next prompt
     decode.dtype = "bfloat16"
-    decode.cache_length = 4096
+    decode.cache_length = 4096  # a limit: the caches follow the text, and a prompt that needs more slots is refused
     # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     decode.parity = "near_tie"

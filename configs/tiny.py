@@ -70,7 +70,7 @@ def get_config():
 
     config.regenerate.num_prompts = 1_200
     config.regenerate.batch_size = 32
-    config.regenerate.max_new_tokens = 128  # cuts one answer in ninety; shorter caches make the others faster
+    config.regenerate.max_new_tokens = 128  # cuts one answer in ninety
     config.regenerate.temperature = 0.0  # the tasks have one right answer
     config.regenerate.top_k = 0
     config.regenerate.top_p = 1.0

@@ -16,6 +16,7 @@ from typing import Any
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
 from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import (
     BASELINE,
@@ -97,13 +98,24 @@ class Decoder:
         return [Answer(self._text(answer.token_ids), **dataclasses.asdict(answer)) for answer in answers]
 
     def stream(
-        self, prompt: Prompt, *, mode: str | None = None, chunk_rounds: int = 1, **sampling
+        self,
+        prompt: Prompt,
+        *,
+        mode: str | None = None,
+        chunk_rounds: int = 1,
+        clock: Clock | None = None,
+        **sampling,
     ) -> Iterator[TextPiece]:
-        """The answer while it is generated: one piece for every `chunk_rounds` rounds; arguments as in `generate`."""
+        """The answer while it is generated: one piece for every `chunk_rounds` rounds; arguments as in `generate`.
+
+        Args:
+            clock: counts on the seconds of prefill, decoding and compilation with every piece.
+        """
         ids = self.encode(prompt, "the prompt")
         text = TextStream(self.tokenizer)
-        mode = mode or self.default_mode
-        for piece in self.generator.stream(self.models, ids, mode, chunk_rounds, self._request(0, **sampling)):
+        request = self._request(0, **sampling)
+        pieces = self.generator.stream(self.models, ids, mode or self.default_mode, chunk_rounds, request, clock)
+        for piece in pieces:
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
             yield TextPiece(shown, **dataclasses.asdict(piece))
 
@@ -133,7 +145,7 @@ class LoadSettings:
     """What `load` takes by name.
 
     dtype: float32 (texts equal except at verified near ties) or bfloat16.
-    cache_length: slots of the caches; a prompt, its answer and one block must fit.
+    cache_length: the most slots that the caches may have; a prompt, its answer and one block must fit.
     max_new_tokens: the most that a call may ask for; at most half of the cache and of the target's positions.
     batch_size: prompts of `generate` in flight at a time.
     thinking: for the chat template.

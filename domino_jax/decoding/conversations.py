@@ -16,7 +16,6 @@ from domino_jax.runtime.errors import DataError
 SORTED_BATCHES = 32
 # Tokens a template may put between a prompt and its answer once that is history (an empty think block less or more).
 HISTORY_SLACK = 16
-SMALLEST_CACHE = 128
 ROLES = ("system", "user", "assistant")
 
 
@@ -75,10 +74,7 @@ def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[
 
 
 class Answerer:
-    """Generators by cache size, so that short prompts do not pay for the attention over a long cache.
-
-    A drafter in `models` makes the answers faster and does not change them.
-    """
+    """Answers batches of conversations with a target; a drafter in `models` makes that faster and changes no answer."""
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class Answerer:
         self.mode = BASELINE if models.drafter is None else DRAFT
         self.seconds = 0.0  # spent generating so far, compilation left out
         self.limit = models.target.config.max_position_embeddings
-        self.generators: dict[tuple[int, bool], Generator] = {}
+        self.generators: dict[bool, Generator] = {}  # with and without the drafter
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """The same with and without a drafter: whether a turn is answered must not depend on it."""
@@ -124,17 +120,21 @@ class Answerer:
         return self.models if self.drafts(longest) else Models(self.models.target, self.models.target_params)
 
     def generator(self, longest: int) -> Generator:
-        """The one whose cache, a power of two, holds prompts of this length, their answers and a block of drafts."""
+        """The one that answers prompts of this length; its caches may have all positions of the target and a block."""
         drafts = self.drafts(longest)
-        models = self.models_for(longest)
-        block = models.drafter.config.num_drafts if drafts else 0
-        slots = max(SMALLEST_CACHE, 1 << (longest + self.max_new_tokens + block).bit_length())
-        if (slots, drafts) not in self.generators:
+        if drafts not in self.generators:
+            models = self.models_for(longest)
+            block = models.drafter.config.block_size + 1 if drafts else 1
             settings = GeneratorSettings(
-                slots, self.max_new_tokens, self.batch_size, self.sampling, self.seed, stop_ids=tuple(self.stop_ids)
+                cache_slots=self.limit + block,
+                max_new_tokens=self.max_new_tokens,
+                batch_size=self.batch_size,
+                sampling=self.sampling,
+                seed=self.seed,
+                stop_ids=tuple(self.stop_ids),
             )
-            self.generators[slots, drafts] = new_generator(models, settings)
-        return self.generators[slots, drafts]
+            self.generators[drafts] = new_generator(models, settings)
+        return self.generators[drafts]
 
     def answer(self, conversations: Sequence[Conversation]) -> list[Generation]:
         prompts = [one.prompt for one in conversations]

@@ -1,7 +1,7 @@
-"""Prompts in, answers out: compiled programs by shape, and a queue of prompts over the rows of a batch."""
+"""Prompts in, answers out: a queue of prompts over the rows of a batch, whose caches follow the longest row."""
 
 import dataclasses
-import time
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,26 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.limits import Limits
-from domino_jax.decoding.loop import DecodeState, prefill, put_row, run_rounds
+from domino_jax.decoding.loop import DecodeState, Prompts, put_row
+from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.rounds import autoregressive_round, speculative_round
 from domino_jax.decoding.sampling import RowSampling, SamplingKind, request_keys
-from domino_jax.decoding.settings import (
-    BACKBONE,
-    BASELINE,
-    DOMINO,
-    MODES,
-    TREE,
-    DraftSettings,
-    GeneratorSettings,
-    canonical_mode,
-)
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.decoding.settings import GeneratorSettings, canonical_mode
 from domino_jax.drafters.pair import Models
-from domino_jax.models import sharding
-from domino_jax.runtime.errors import DominoError
+from domino_jax.models.cache import resize, slots_of
 
-SMALLEST_BUCKET = 16
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
 
@@ -55,16 +43,6 @@ class Piece:
     finish_reason: str | None
 
 
-@dataclasses.dataclass
-class Clock:
-    """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's."""
-
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    compile_seconds: float = 0.0
-    decode_tokens: int = 0
-
-
 class Generated(NamedTuple):
     answers: list[Generation]
     clock: Clock
@@ -72,30 +50,28 @@ class Generated(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Batch:
-    """What all dispatches of one call share. kind: of all its requests, so that one program serves them."""
+    """What all dispatches of one call share.
+
+    kind: of all its requests, so that one program serves them.  least: slots that its caches have at all times.
+    """
 
     models: Models
     mode: str
     plain: bool
     kind: SamplingKind | None
+    least: int
     clock: Clock
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Generator:
-    """Generates for any number of prompts with fixed shapes: one compiled program per prompt-length bucket and mode.
+class Generator(Programs):
+    """Generates for any number of prompts with fixed shapes: one compiled program per mode and size of the caches.
 
-    Made by `new_generator`. It holds no parameters: every call gets the models, whose shapes and dtypes never change.
+    The caches have as many slots as the longest row that is not done needs (`Programs.slots`). They grow and shrink
+    between dispatches.
 
-    drafter: of the models' drafter, None for plain decoding.  stop_ids: int32, never empty.
-    compiled: programs by what they differ in, filled as they are needed.
+    Made by `new_generator`.
     """
-
-    settings: GeneratorSettings
-    drafter: DrafterConfig | None
-    limits: Limits
-    stop_ids: jax.Array
-    compiled: dict[tuple, jax.stages.Compiled]
 
     # ------------------------------------------------------------------------------------------- whole answers
 
@@ -118,49 +94,71 @@ class Generator:
         """
         self.check_mode(mode)
         requests = self._requests(prompts, requests)
-        batch = _Batch(models, mode, self._plain(mode), self._sampling_kind(requests), Clock())
+        batch = self._batch(models, mode, prompts, requests)
         answers: list[Generation | None] = [None] * len(prompts)
         waiting = deque(range(len(prompts)))
-        first = [waiting.popleft() for _ in range(min(self.settings.batch_size, len(waiting)))]
-        rows: list[int | None] = [*first, *[None] * (self.settings.batch_size - len(first))]
-        if first:
-            state = self._start(batch, [prompts[index] for index in first], [requests[index] for index in first])
-        while any(index is not None for index in rows):
+        rows: list[int | None] = [None] * self.settings.batch_size  # the prompt that each row answers
+        lengths, state = np.zeros(len(rows), np.int32), None
+        # A round emits at least one token per unfinished row, so this many rounds always suffice.
+        most = POLLED_ROUNDS if between else self.settings.max_new_tokens
+        while waiting or any(index is not None for index in rows):
+            free = [slot for slot, index in enumerate(rows) if index is None][: len(waiting)]
+            for slot in free:
+                rows[slot] = waiting.popleft()
+                lengths[slot] = len(prompts[rows[slot]])
+            longest = max(int(lengths[slot]) for slot, index in enumerate(rows) if index is not None)
+            if state is None:
+                first = [rows[slot] for slot in free]
+                state = self._start(batch, [prompts[index] for index in first], [requests[index] for index in first])
+                free = []
+            state = self._fit(batch, state, longest)
+            for slot in free:
+                state = self._admit(batch, state, slot, prompts[rows[slot]], requests[rows[slot]])
             idle = sum(index is None for index in rows) if waiting else len(rows) - 1
-            # A round emits at least one token per unfinished row, so this many rounds always suffice.
-            most = POLLED_ROUNDS if between else self.settings.max_new_tokens
-            state = self.advance(models, state, mode, most, idle, batch.clock)
+            state = self.advance(models, state, mode, most, idle, clock=batch.clock)
             if between:
                 between(sum(answer is not None for answer in answers))
-            done, columns = jax.device_get((state.done, (state.tokens, state.counts, state.accepts, state.rounds)))
+            columns = (state.tokens, state.counts, state.accepts, state.rounds)
+            done, lengths, columns = jax.device_get((state.done, state.lengths, columns))
+            lengths = np.array(lengths)
             for slot, index in enumerate(rows):
-                if index is None or not done[slot]:
-                    continue
-                answers[index] = collect([column[slot] for column in columns], self.stop_ids)
-                batch.clock.decode_tokens += len(answers[index].token_ids) - 1
-                rows[slot] = waiting.popleft() if waiting else None
-                if rows[slot] is not None:
-                    state = self._admit(batch, state, slot, prompts[rows[slot]], requests[rows[slot]])
+                if index is not None and done[slot]:
+                    answers[index] = collect([column[slot] for column in columns], self.stop_ids)
+                    batch.clock.decode_tokens += len(answers[index].token_ids) - 1
+                    rows[slot] = None
         return Generated(answers, batch.clock)
 
     def stream(
-        self, models: Models, prompt: Sequence[int], mode: str, chunk_rounds: int = 1, request: int | Request = 0
+        self,
+        models: Models,
+        prompt: Sequence[int],
+        mode: str,
+        chunk_rounds: int = 1,
+        request: int | Request = 0,
+        clock: Clock | None = None,
     ) -> Iterator[Piece]:
-        """One answer piece by piece: the same compiled round, `chunk_rounds` of it per dispatch and host read."""
+        """One answer piece by piece: the same compiled round, up to `chunk_rounds` of it per dispatch and host read.
+
+        Args:
+            clock: counts on with every piece.
+        """
         self.check_mode(mode)
         requests = self._requests([prompt], [request])
-        state = self.start(models, [prompt], requests, self._plain(mode), rows=1)
+        batch = self._batch(models, mode, [prompt], requests, clock)
+        state = self._start(batch, [prompt], requests, rows=1)
         tokens, rounds = 0, 0
         while True:
             columns = (state.tokens, state.counts, state.accepts, state.rounds, state.done)
             *row, done = (column[0] for column in jax.device_get(columns))
             whole = collect(row, self.stop_ids)
             reason = whole.finish_reason if done else None
+            batch.clock.decode_tokens += len(whole.token_ids) - max(tokens, 1)
             yield Piece(whole.token_ids[tokens:], whole.accept_lengths[rounds:], reason)
             if done:
                 return
             tokens, rounds = len(whole.token_ids), len(whole.accept_lengths)
-            state = self.advance(models, state, mode, chunk_rounds)
+            state = self._fit(batch, state, len(prompt) + tokens - 1)
+            state = self.advance(models, state, mode, chunk_rounds, clock=batch.clock)
 
     # --------------------------------------------------------------------------------------------- one dispatch
 
@@ -174,10 +172,13 @@ class Generator:
     ) -> DecodeState:
         """Prefills one batch of `rows` (batch_size); rows without a prompt are done once they have a single token.
 
+        The caches have room for the whole answers and a block of any mode.
+
         plain: leave out the drafter's context, which autoregressive decoding does not need.
         """
         requests = [self.request(request) for request in requests]
-        batch = _Batch(models, "", plain, self._sampling_kind(requests), Clock())
+        least = self._slots_of_answers(prompts, requests)
+        batch = _Batch(models, "", plain, self._sampling_kind(requests), least, Clock())
         return self._start(batch, prompts, requests, rows)
 
     def advance(
@@ -187,46 +188,36 @@ class Generator:
         mode: str,
         max_rounds: int,
         idle: int | None = None,
+        longest: int | None = None,
         clock: Clock | None = None,
     ) -> DecodeState:
-        """Runs up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated."""
-        rows = state.done.shape[0]
+        """Runs up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated.
+
+        Args:
+            longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
+        """
+        rows, slots = state.done.shape[0], slots_of(state.target_cache)
         idle = rows - 1 if idle is None else idle
-        arguments = (models, state, self.stop_ids, np.int32(max_rounds), np.int32(idle))
-        key = (canonical_mode(mode), rows, _kind(state.sampling))
-        result, seconds = self._run(clock or Clock(), key, self.rounds(mode), arguments, donate=(1,))
+        longest = slots - self.block_rows(mode) if longest is None else longest
+        arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
+        key = (canonical_mode(mode), rows, slots, _kind(state.sampling))
+        result, seconds = self.run(clock or Clock(), key, self.rounds(mode), arguments, donate=(1,))
         if clock:
             clock.decode_seconds += seconds
         return result
 
-    def rounds(self, mode: str) -> Callable[..., DecodeState]:
-        """The unjitted program of a mode: (models, state, stop_ids, max_rounds, idle) → state after them."""
-        drafting, settings = self.drafting(mode), self.settings
-
-        def rounds(models, state, stop_ids, max_rounds, idle=None):
-            def one_round(state):
-                if mode == BASELINE:
-                    width = drafting.width(models.drafter.config) + 1 if settings.fixed_shape else None
-                    return autoregressive_round(models, state, stop_ids, settings.sampling, width)
-                choices = {"isolated": settings.fixed_shape, "simulated_tau": settings.simulated_tau}
-                return speculative_round(models, state, stop_ids, settings.sampling, drafting, **choices)
-
-            return run_rounds(one_round, state, max_rounds, idle)
-
-        return rounds
-
-    def drafting(self, mode: str) -> DraftSettings:
-        """How rounds of a mode draft."""
-        has_head = self.drafter is not None and self.drafter.has_head
-        tree = self.settings.drafting.tree if mode == TREE else None
-        return dataclasses.replace(self.settings.drafting, use_head=has_head and mode != BACKBONE, tree=tree)
-
-    def prefill(self, models, prompts, lengths, limits, keys, stop_ids, sampling=None) -> DecodeState:
-        """The unjitted program that starts a batch (loop.prefill)."""
-        settings = self.settings
-        shape = {"cache_slots": settings.cache_slots, "buffer": settings.max_new_tokens}
-        sampling = sampling or settings.sampling
-        return prefill(models, prompts, lengths, limits, keys, stop_ids, sampling=sampling, **shape)
+    def _batch(
+        self,
+        models: Models,
+        mode: str,
+        prompts: Sequence[Sequence[int]],
+        requests: Sequence[Request],
+        clock: Clock | None = None,
+    ) -> _Batch:
+        # Sums over more slots may round otherwise, and modes reach a length after different numbers of rounds. So in
+        # fixed shape the caches keep one size, which does not depend on the mode.
+        least = self._slots_of_answers(prompts, requests) if self.settings.fixed_shape and prompts else 0
+        return _Batch(models, mode, self.plain(mode), self._sampling_kind(requests), least, clock or Clock())
 
     def _start(self, batch: _Batch, prompts, requests: list[Request], rows: int | None = None) -> DecodeState:
         missing = (rows or self.settings.batch_size) - len(prompts)
@@ -244,40 +235,47 @@ class Generator:
         models = batch.models
         if batch.plain:
             models = Models(models.target, models.target_params)
-        arguments = (models, padded, lengths, limits, keys, self.stop_ids, sampling)
-        key = ("prefill", len(tokens), bucket, batch.plain, _kind(sampling))
-        state, seconds = self._run(batch.clock, key, self.prefill, arguments)
+        slots = max(batch.least, self.slots(bucket))
+        arguments = (models, Prompts(padded, lengths, limits, keys, sampling), self.stop_ids)
+        key = ("prefill", len(tokens), bucket, slots, batch.plain, _kind(sampling))
+        state, seconds = self.run(batch.clock, key, functools.partial(self.prefill, slots=slots), arguments)
         batch.clock.prefill_seconds += seconds
         return state
+
+    def _fit(self, batch: _Batch, state: DecodeState, longest: int) -> DecodeState:
+        """The state with caches that hold rows of `longest` tokens and a block; the one passed in is used up.
+
+        Layer by layer, so that no more than one layer is there twice.
+        """
+        slots = max(batch.least, self.slots(longest + self.block_rows(batch.mode)))
+        if slots == slots_of(state.target_cache):
+            return state
+
+        def fit(layer):
+            key = ("resize", layer[0].shape, layer[0].dtype, slots)
+            resized, seconds = self.run(batch.clock, key, functools.partial(resize, slots=slots), (layer,))
+            batch.clock.decode_seconds += seconds
+            for rows in layer:
+                rows.delete()
+            return resized
+
+        caches = (tuple(map(fit, cache)) for cache in (state.target_cache, state.draft_cache))
+        return state.replace(**dict(zip(("target_cache", "draft_cache"), caches, strict=True)))
 
     def _admit(
         self, batch: _Batch, state: DecodeState, slot: int, prompt: Sequence[int], request: Request
     ) -> DecodeState:
         """The state with a new prompt in place of the row `slot`, which is done; the state passed in is donated."""
         row = self._start(batch, [prompt], [request], rows=1)
-        key = ("admit", batch.plain, _kind(row.sampling))
-        state, seconds = self._run(batch.clock, key, put_row, (state, row, np.int32(slot)), donate=(0,))
+        key = ("admit", slots_of(state.target_cache), slots_of(row.target_cache), batch.plain, _kind(row.sampling))
+        state, seconds = self.run(batch.clock, key, put_row, (state, row, np.int32(slot)), donate=(0,))
         batch.clock.prefill_seconds += seconds
         return state
 
-    def _run(self, clock: Clock, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
-        """(result, seconds) of the program stored under `key`, which is compiled first if need be."""
-        mesh = jax.sharding.get_mesh()
-        if not mesh.empty:
-            arguments = (arguments[0], *sharding.replicate(mesh, arguments[1:]))
-        if key not in self.compiled:
-            begin = time.perf_counter()
-            layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
-            program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
-            self.compiled[key] = program.lower(*arguments).compile()
-            clock.compile_seconds += time.perf_counter() - begin
-        begin = time.perf_counter()
-        result = jax.block_until_ready(self.compiled[key](*arguments))
-        return result, time.perf_counter() - begin
-
-    def bucket(self, length: int) -> int:
-        """The next power of two, at most the cache."""
-        return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), self.settings.cache_slots)
+    def _slots_of_answers(self, prompts: Sequence[Sequence[int]], requests: Sequence[Request]) -> int:
+        """The size that holds every prompt with its whole answer and a block of any mode."""
+        pairs = zip(prompts, requests, strict=True)
+        return self.slots(max(len(prompt) + one.max_new_tokens for prompt, one in pairs) + self.limits.block_rows)
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -302,25 +300,6 @@ class Generator:
     def check_prompt(self, prompt: Sequence[int], name: str, request: int | Request = 0) -> None:
         """Raises DataError for a prompt that cannot be answered (limits.py)."""
         self.limits.check_prompt(prompt, self.request(request).max_new_tokens, name)
-
-    def check_mode(self, mode: str) -> None:
-        """Raises DominoError for a mode that does not exist, or that this drafter or these settings do not have."""
-        if mode not in MODES:
-            raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
-        if mode == TREE and self.settings.drafting.tree is None:
-            raise DominoError(
-                "mode 'tree' needs the tree's shape, and none was given; load the drafter with tree=TreeSettings(…)."
-            )
-        if mode != BASELINE and self.drafter is None:
-            raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
-        if mode == DOMINO and not self.drafter.has_head:
-            raise DominoError(
-                "mode 'domino' needs a drafter with a Domino head, but this one is plain DFlash; use mode 'draft'."
-            )
-
-    def _plain(self, mode: str) -> bool:
-        # In fixed shape plain decoding starts from the very cache that a round would start from.
-        return mode == BASELINE and not self.settings.fixed_shape
 
 
 def new_generator(models: Models, settings: GeneratorSettings) -> Generator:

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 
 from domino_jax.decoding.sampling import RowSampling, Sampling, choose
 from domino_jax.drafters.pair import Models
-from domino_jax.models.cache import Cache
+from domino_jax.models.cache import Cache, resize
+
+# Tokens, of all rows together, that one pass of a prefill takes; longer prompts go through in chunks. 4,096 rows keep a
+# matrix unit busy, and what a pass of Qwen3-8B holds beside weights and caches is about 1 GB.
+PREFILL_TOKENS = 4096
+SMALLEST_CHUNK = 64
 
 
 @flax.struct.dataclass
@@ -37,6 +42,21 @@ class DecodeState:
     accepts: jax.Array
     rounds: jax.Array
     done: jax.Array
+    sampling: RowSampling | None = None
+
+
+@flax.struct.dataclass
+class Prompts:
+    """What a batch of prompts is started from. Letters: B rows, P tokens of the longest row, or more.
+
+    tokens: int32 [B, P], right-padded.  lengths: int32 [B], true ones, at least 1.
+    limits, keys: of DecodeState.  sampling: of each row; None where all sample as the generator does.
+    """
+
+    tokens: jax.Array
+    lengths: jax.Array
+    limits: jax.Array
+    keys: jax.Array
     sampling: RowSampling | None = None
 
 
@@ -73,68 +93,109 @@ def record_round(state: DecodeState, kept: jax.Array) -> DecodeState:
 
 
 def prefill(
-    models: Models,
-    prompts: jax.Array,
-    lengths: jax.Array,
-    limits: jax.Array,
-    keys: jax.Array,
-    stop_ids: jax.Array,
-    *,
-    cache_slots: int,
-    buffer: int,
-    sampling: Sampling,
+    models: Models, prompts: Prompts, stop_ids: jax.Array, *, slots: int, buffer: int, sampling: Sampling
 ) -> DecodeState:
-    """Runs prompts int32 [B, P] (right-padded, true lengths int32 [B]) and emits each row's first token.
+    """Runs the prompts and emits each row's first token. The caches have `slots` ≥ P slots, the token buffer `buffer`.
 
     Padding writes rows after a prompt's end. They are past its length, so nothing reads them before they are
-    overwritten. Only the last true row goes through the lm_head. Attention runs over the P tokens and not over the
-    cache, a slice of queries at a time: over all of 448 slots a prefill of 16 × 256 rows took 1.6 × as long.
+    overwritten. Only the last true row goes through the lm_head. Attention runs over P slots, whatever the size of the
+    cache: over all of 448 slots a prefill of 16 × 256 rows took 1.6 × as long.
     """
-    batch, padded = prompts.shape
-    slots = jnp.broadcast_to(jnp.arange(padded), prompts.shape)
-    taps = models.drafter.config.target_layer_ids if models.drafter else ()
-    empty = models.target.init_cache(batch, cache_slots)
-    out = models.run_target(prompts, slots, cache=empty, slots=slots, tap_layers=taps, with_logits=False)
-    last = jnp.take_along_axis(out["hidden"], (lengths - 1)[:, None, None], axis=1)
-    first = choose(models.unembed(last), keys, lengths[:, None], sampling)
-    draft_cache = ()
-    if models.drafter:
-        empty = models.drafter.init_cache(batch, cache_slots)
-        draft_cache = models.extend_context(empty, out["features"], slots)
+    sampling = prompts.sampling or sampling
+    cache, context, last = read_prompts(models, prompts.tokens, prompts.lengths)
+    first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling)
+    zeros = jnp.zeros_like(prompts.lengths)
     state = DecodeState(
-        target_cache=out["cache"],
-        draft_cache=draft_cache,
-        lengths=lengths,
-        anchors=jnp.zeros_like(lengths),
-        keys=keys,
-        limits=limits,
-        tokens=jnp.zeros((batch, buffer), jnp.int32),
-        counts=jnp.zeros_like(lengths),
-        accepts=jnp.zeros((batch, buffer), jnp.int32),
-        rounds=jnp.zeros_like(lengths),
-        done=jnp.zeros_like(lengths, bool),
-        sampling=sampling if isinstance(sampling, RowSampling) else None,
+        target_cache=tuple(resize(layer, slots) for layer in cache),
+        draft_cache=tuple(resize(layer, slots) for layer in context),
+        lengths=prompts.lengths,
+        anchors=zeros,
+        keys=prompts.keys,
+        limits=prompts.limits,
+        tokens=jnp.zeros((len(zeros), buffer), jnp.int32),
+        counts=zeros,
+        accepts=jnp.zeros((len(zeros), buffer), jnp.int32),
+        rounds=zeros,
+        done=zeros.astype(bool),
+        sampling=prompts.sampling,
     )
-    return emit(state, first, jnp.ones_like(lengths), stop_ids)[0]
+    return emit(state, first, jnp.ones_like(zeros), stop_ids)[0]
+
+
+def read_prompts(models: Models, tokens: jax.Array, lengths: jax.Array) -> tuple[Cache, Cache, jax.Array]:
+    """(target's cache, drafter's cache or (), hidden states [B, 1, D] of the last true rows), caches of P slots.
+
+    Long prompts go through in chunks of equal size, so that memory grows with the caches only. A chunk reads the slots
+    that those before it have written. The last chunk ends at P, and may repeat some rows of the one before it.
+    """
+    batch, padded = tokens.shape
+    size = chunk_size(batch, padded)
+    drafter = models.drafter
+    taps = drafter.config.target_layer_ids if drafter else ()
+
+    def read(chunk, carry):
+        cache, context, last = carry
+        start = jnp.minimum(chunk * size, padded - size)
+        part = jax.lax.dynamic_slice_in_dim(tokens, start, size, axis=1)
+        slots = jnp.broadcast_to(start + jnp.arange(size), part.shape)
+        out = models.run_target(part, slots, cache=cache, slots=slots, tap_layers=taps, with_logits=False)
+        place = (lengths - 1 - start)[:, None, None]
+        here = jnp.take_along_axis(out["hidden"], jnp.clip(place, 0, size - 1), axis=1)
+        if drafter:
+            context = models.extend_context(context, out["features"], slots)
+        return out["cache"], context, jnp.where((place >= 0) & (place < size), here, last)
+
+    context = drafter.init_cache(batch, padded) if drafter else ()
+    last = jnp.zeros((batch, 1, models.target.config.hidden_size), models.target.dtype)
+    empty = (models.target.init_cache(batch, padded), context, last)
+    if size == padded:
+        return read(0, empty)
+    return jax.lax.fori_loop(0, -(-lengths.max() // size), read, empty)
+
+
+def chunk_size(batch: int, padded: int) -> int:
+    """Tokens of each row that one pass of a prefill takes: a power of two, or all of them."""
+    size = 1 << (PREFILL_TOKENS // batch).bit_length() - 1 if batch <= PREFILL_TOKENS else 0
+    return min(padded, max(size, SMALLEST_CHUNK))
 
 
 def run_rounds(
-    round_: Callable[[Any], Any], state: DecodeState, max_rounds: jax.Array, idle: jax.Array | None = None
+    round_: Callable[[Any], Any],
+    state: DecodeState,
+    max_rounds: jax.Array,
+    idle: jax.Array | None = None,
+    longest: jax.Array | None = None,
 ) -> DecodeState:
-    """Applies `round_` for `max_rounds` rounds, or until more than `idle` rows are done: one loop, no host read.
+    """Applies `round_` up to `max_rounds` times in one loop, without a host read. The limits are traced int32 scalars.
 
-    Both are traced int32 scalars. idle None is B - 1: until all rows are done. With the number of rows that are free
-    already the loop ends as soon as one more is done, so that its slot can go to the next request.
+    Args:
+        idle: the loop ends when more rows than this are done; None is B - 1, until all are. With the number of rows
+            that are free already it ends as soon as one more is done, so that its slot can go to the next request.
+        longest: the loop ends when a row that is not done is longer than this, so that the caches can grow; None is
+            any length.
     """
     idle = state.done.shape[0] - 1 if idle is None else idle
 
     def unfinished(carry):
         count, state = carry
-        return (count < max_rounds) & (state.done.sum() <= idle)
+        more = (count < max_rounds) & (state.done.sum() <= idle)
+        return more if longest is None else more & (longest_row(state) <= longest)
 
     return jax.lax.while_loop(unfinished, lambda carry: (carry[0] + 1, round_(carry[1])), (jnp.int32(0), state))[1]
 
 
+def longest_row(state: DecodeState) -> jax.Array:
+    """The largest committed length of the rows that are not done; 0 when all are."""
+    return jnp.where(state.done, 0, state.lengths).max()
+
+
 def put_row(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
-    """The state with the batch of one in `row` at place `slot` (traced int32): a new request where one has ended."""
-    return jax.tree.map(lambda rows, one: rows.at[slot].set(one[0]), state, row)
+    """The state with the batch of one in `row` at place `slot` (traced int32): a new request where one has ended.
+
+    The row's caches may have fewer slots. Those after them keep rows of the last request, past the new one's length.
+    """
+
+    def put(rows: jax.Array, one: jax.Array) -> jax.Array:
+        return rows.at[(slot, *map(slice, one.shape[1:]))].set(one[0])
+
+    return jax.tree.map(put, state, row)

@@ -207,7 +207,9 @@ def parity_problem(parity: str, tree: TreeSettings | None) -> Problem | None:
 class GeneratorSettings:
     """What a generator is made for.
 
-    cache_slots: rows of the key/value caches; prompt, answer and one block must fit.
+    cache_slots: the most slots that the key/value caches may have; prompt, answer and one block must fit.
+    smallest_cache: slots of the caches of short texts. They grow by doubling, to cache_slots at most. Fewer slots cost
+        less to read; each size is a separate program for every mode.
     max_new_tokens: size of the token buffer, the most that an answer may have.
     batch_size: rows decoded together; when one ends, the next prompt takes its place.
     sampling, seed: of requests that set none.
@@ -227,6 +229,7 @@ class GeneratorSettings:
     stop_ids: tuple[int, ...] = ()
     fixed_shape: bool = False
     simulated_tau: float | None = None
+    smallest_cache: int = 256
 
     def block_rows(self, drafter: "DrafterConfig | None") -> int:
         """Cache rows that a round writes after the committed length: the block, or the anchor and the drafts."""

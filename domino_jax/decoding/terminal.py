@@ -1,13 +1,12 @@
 """One prompt or a chat at a terminal, with the text shown as it is committed."""
 
-import itertools
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import rich.console
 import rich.text
 
 from domino_jax.decoding.api import Decoder, Prompt, TextPiece
+from domino_jax.decoding.programs import Clock
 from domino_jax.runtime.errors import DataError
 
 # Alternating, so that the eye sees how much text came at once.
@@ -21,33 +20,28 @@ def show(decoder: Decoder, prompt: Prompt, mode: str, console: rich.console.Cons
 
     On a terminal the text of consecutive dispatches has alternating colours; elsewhere it is plain.
     """
-    # Programs are compiled outside of the reported time.
-    for _ in itertools.islice(decoder.stream(prompt, mode=mode, chunk_rounds=CHUNK_ROUNDS, **sampling), 2):
-        pass
-    pieces, text = [], []
-    begin = time.perf_counter()
-    first = begin
-    for number, piece in enumerate(decoder.stream(prompt, mode=mode, chunk_rounds=CHUNK_ROUNDS, **sampling)):
-        first = first if number else time.perf_counter()
+    pieces, text, clock = [], [], Clock()
+    stream = decoder.stream(prompt, mode=mode, chunk_rounds=CHUNK_ROUNDS, clock=clock, **sampling)
+    for number, piece in enumerate(stream):
         style = COLOURS[number % len(COLOURS)] if console.is_terminal else ""
         console.print(rich.text.Text(piece.text, style=style), end="", soft_wrap=True)
         pieces.append(piece)
         text.append(piece.text)
     console.print()
-    line = summary(pieces, first - begin, time.perf_counter() - first)
+    line = summary(pieces, clock)
     console.print(line, highlight=False, style="dim", soft_wrap=True)
     return "".join(text)
 
 
-def summary(pieces: Iterable[TextPiece], prefill: float, seconds: float) -> str:
+def summary(pieces: Sequence[TextPiece], clock: Clock) -> str:
     """Tokens, rounds, τ and speed in one line; the first token comes from the prefill and is not in the rate."""
-    pieces = list(pieces)
     tokens = sum(len(piece.token_ids) for piece in pieces)
     rounds = [length for piece in pieces for length in piece.accept_lengths]
-    speed = f", {(tokens - 1) / seconds:,.0f} tokens/s" if tokens > 1 and seconds > 0 else ""
+    seconds = clock.decode_seconds
+    speed = f", {clock.decode_tokens / seconds:,.0f} tokens/s" if clock.decode_tokens and seconds > 0 else ""
     tau = f" in {len(rounds)} rounds, τ {sum(rounds) / len(rounds):.2f}" if rounds else ""
     ended = {"stop": "a stop id", "length": "the limit"}[pieces[-1].finish_reason]
-    return f"{tokens} tokens{tau}{speed}, prefill {prefill * 1e3:,.0f} ms, ended by {ended}"
+    return f"{tokens} tokens{tau}{speed}, prefill {clock.prefill_seconds * 1e3:,.0f} ms, ended by {ended}"
 
 
 def chat(

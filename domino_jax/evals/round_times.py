@@ -14,7 +14,7 @@ from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.decoding.loop import DecodeState, emit, record_round
 from domino_jax.decoding.propose import draft_base, draft_positions, roll_out_head
 from domino_jax.decoding.sampling import Sampling, choose
-from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT, DraftSettings
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT, LARGEST, DraftSettings
 from domino_jax.decoding.verify import accept_chain, verify
 from domino_jax.drafters.pair import Models
 
@@ -79,7 +79,8 @@ def round_stopwatch(models: Models, generator: Generator, live: DecodeState, mod
 
     def seconds(turns: int) -> float:
         clock = Clock()
-        endless_generator.advance(models, jax.tree.map(jnp.copy, live), mode, turns, clock=clock)
+        # Rounds past the end of the caches cost the same, and their text is of no interest.
+        endless_generator.advance(models, jax.tree.map(jnp.copy, live), mode, turns, longest=LARGEST, clock=clock)
         return clock.decode_seconds
 
     return seconds

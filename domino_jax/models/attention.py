@@ -70,7 +70,7 @@ def _sums(weights: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("bkqs,bksh->bkqh", weights, v, preferred_element_type=jnp.float32)
 
 
-def attend_prompts(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def attend_prompts(q: jax.Array, k: jax.Array, v: jax.Array, first: int | jax.Array = 0) -> jax.Array:
     """`attend_causal` of the prompts of a prefill, in slices whose scores are PREFILL_SCORES in all, or fewer.
 
     Whole, the scores of one Qwen3-8B layer over eight prompts of 4,096 tokens are 17 GB. Slices of fewer than 64
@@ -78,28 +78,34 @@ def attend_prompts(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """
     rows = PREFILL_SCORES // (q.shape[0] * q.shape[1] * k.shape[2])
     power_of_two = 1 << max(rows, 1).bit_length() - 1  # as the buckets of prompt lengths are, so no slice is short
-    return attend_causal(q, k, v, slice_rows=min(max(power_of_two, 64), 512))
+    return attend_causal(q, k, v, slice_rows=min(max(power_of_two, 64), 512), first=first)
 
 
 def attend_causal(
-    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None, slice_rows: int = 512
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    documents: jax.Array | None = None,
+    slice_rows: int = 512,
+    first: int | jax.Array = 0,
 ) -> jax.Array:
-    """Causal attention of whole rows, q [B, N, T, H] over k, v [B, K, T, H], `slice_rows` queries at a time.
+    """Causal attention of q [B, N, T, H] over k, v [B, K, S, H], `slice_rows` queries at a time.
 
-    The [N, T, T] scores of a long row would be the largest array of a training step; a slice of them is made, used and
+    The [N, T, S] scores of a long row would be the largest array of a training step; a slice of them is made, used and
     dropped. Equal to `attend` with `causal_mask`.
 
     Args:
-        documents: int32 [B, T] of packed rows: a query reads keys of its own document only.
+        documents: int32 [B, T] of packed rows: a query reads keys of its own document only. S is T then.
+        first: the place of the first query among the keys, a scalar; the queries follow one another.
     """
-    length = q.shape[2]
-    index = jnp.arange(length)
+    length, keys = q.shape[2], k.shape[2]
+    index = first + jnp.arange(length)
     if length <= slice_rows:
-        return attend(q, k, v, causal_mask(index, length, documents, documents))
+        return attend(q, k, v, causal_mask(index, keys, documents, documents))
 
     def one(part):
         rows, index, own = part
-        return attend(rows, k, v, causal_mask(index, length, own, documents))
+        return attend(rows, k, v, causal_mask(index, keys, own, documents))
 
     own = None if documents is None else cut(documents, 1, slice_rows)
     return joined(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), own)), 2, length)

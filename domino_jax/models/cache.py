@@ -21,6 +21,21 @@ def init_cache(layers: int, batch: int, slots: int, kv_heads: int, head_dim: int
     return tuple((jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(layers))
 
 
+def slots_of(cache: Cache) -> int:
+    """S, the same for all layers."""
+    return cache[0][0].shape[2]
+
+
+def resize(layer: LayerCache, slots: int) -> LayerCache:
+    """The layer with `slots` slots: zeros after the rows it has, or only the first ones of these."""
+
+    def one(rows: jax.Array) -> jax.Array:
+        added = [(0, slots - rows.shape[2] if axis == 2 else 0, 0) for axis in range(4)]
+        return jax.lax.pad(rows, jnp.zeros((), rows.dtype), added)
+
+    return one(layer[0]), one(layer[1])
+
+
 def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> LayerCache:
     """Writes k, v [B, K, T, H] at `slots` int32 [B, T], which are consecutive: slots[:, 0] and the T - 1 after it.
 

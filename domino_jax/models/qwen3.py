@@ -117,8 +117,8 @@ class Qwen3(nn.Module):
         Args:
             positions: int32 [B, T], absolute, for the rotation; 0..T-1 when absent.
             mask: bool [B, T, S]; over the T tokens themselves without a cache, over all slots with one. When absent,
-              attention is causal over the T tokens themselves and its scores are never made whole; a cache must then be
-              empty.
+              attention is causal and its scores are never made whole: over the T tokens themselves, or with a cache
+              over its slots up to each token's own. All rows must then have the same slots.
             cache: per layer (k, v) [B, K, S, H]; the block's rows are written at `slots` int32 [B, T], which follow one
               another, before attention reads it.
             documents: int32 [B, T] of packed rows, without a cache: a token reads its own document only.
@@ -166,6 +166,10 @@ def _attention(mask: Mask | None, documents: jax.Array | None, layer_cache, slot
 
     def over_cache(q, k, v):
         written = append(layer_cache, k, v, slots)
-        return attend_prompts(q, k, v) if mask is None else attend(q, *written, mask), written
+        if mask is not None:
+            return attend(q, *written, mask), written
+        if k.shape[2] == written[0].shape[2]:  # a whole prompt: attention need not wait for the cache
+            return attend_prompts(q, k, v), written
+        return attend_prompts(q, *written, first=slots[0, 0]), written
 
     return over_tokens if layer_cache is None else over_cache

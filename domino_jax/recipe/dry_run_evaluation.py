@@ -1,5 +1,6 @@
 """What an evaluation while training needs: its programs compiled from shapes, on the layout that they decode with."""
 
+import functools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.loop import DecodeState
+from domino_jax.decoding.loop import DecodeState, Prompts
 from domino_jax.decoding.sampling import request_keys
 from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO
 from domino_jax.drafters.drafter import Drafter
@@ -63,7 +64,8 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
 def compile_programs(
     models: Models, generator: Generator, mesh: Mesh
 ) -> tuple[dict[str, jax.stages.Compiled], DecodeState]:
-    """mode → the program of its rounds, and PREFILL, of the longest prompts that fit the cache; the state of both."""
+    """mode → the program of its rounds over the largest caches, and PREFILL, of the longest prompts that fit them; the
+    state of both."""
     rows = generator.settings.batch_size
     longest = generator.settings.cache_slots - generator.settings.max_new_tokens - generator.limits.block_rows
 
@@ -71,14 +73,16 @@ def compile_programs(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
 
     keys = jax.eval_shape(lambda: request_keys(np.zeros(rows, np.int32), np.zeros(rows, np.int32))).dtype
-    prompts, numbers, stop_ids = whole((rows, generator.bucket(longest))), whole((rows,)), whole((1,))
-    start = (models, prompts, numbers, numbers, whole((rows,), keys), stop_ids)
+    numbers, stop_ids = whole((rows,)), whole((1,))
+    prompts = Prompts(whole((rows, generator.bucket(longest))), numbers, numbers, whole((rows,), keys))
+    start = (models, prompts, stop_ids)
 
-    state = jax.eval_shape(generator.prefill, *start)
+    prefill = functools.partial(generator.prefill, slots=generator.settings.cache_slots)
+    state = jax.eval_shape(prefill, *start)
     places = sharding.decode_layout(mesh, state)
     state = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state, places)
     modes = MODES if generator.drafter.has_head else MODES[:2]
-    made = {PREFILL: jax.jit(generator.prefill, out_shardings=places).lower(*start).compile()}
+    made = {PREFILL: jax.jit(prefill, out_shardings=places).lower(*start).compile()}
     for mode in modes:
         program = jax.jit(generator.rounds(mode), donate_argnums=(1,), out_shardings=places)
         made[mode] = program.lower(models, state, stop_ids, whole(()), whole(())).compile()

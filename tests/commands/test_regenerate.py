@@ -195,13 +195,12 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
     )
 
 
-def test_the_drafter_runs_with_its_head_and_its_cache_holds_a_block(target):
+def test_the_drafter_runs_with_its_head_and_a_prompt_up_to_the_targets_last_position(target):
     models = regenerate.load_models(target, str(GOLDEN / "drafter"))
     answerer = conversations.Answerer(models, target.stop_ids, 2, 12, SamplingParams(), 0)
     assert answerer.mode == "draft"
-    longest = 128 - 12 - models.drafter.config.num_drafts
-    assert [answerer.generator(size).settings.cache_slots for size in (longest - 1, longest)] == [128, 256]
-    answerer.generator(longest - 1).check_prompt([1] * (longest - 1), "a prompt that just fits")
+    longest = target.model.config.max_position_embeddings - 12
+    answerer.generator(longest).check_prompt([1] * longest, "a prompt that just fits")
 
 
 def test_a_missing_drafter_is_reported(target, tmp_path, capsys):

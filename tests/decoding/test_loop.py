@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.loop import DecodeState, emit, record_round, run_rounds
+from domino_jax.decoding.loop import DecodeState, Prompts, emit, record_round, run_rounds
 from domino_jax.decoding.propose import draft_base
 from domino_jax.decoding.settings import SamplingParams
 from domino_jax.decoding.verify import verify
@@ -77,6 +77,17 @@ def test_rounds_run_until_every_row_is_done():
     state = make_state(counts=jnp.array([2, 2]), done=jnp.array([False, False]))
     assert run_rounds(one, state, jnp.int32(10)).counts.tolist() == [5, 5]
     assert run_rounds(one, state, jnp.int32(1)).counts.tolist() == [3, 3]
+
+
+def test_rounds_end_before_a_row_that_goes_on_is_longer_than_allowed():
+    """The first row is done and may be of any length; the second grows by two."""
+
+    def one(state):
+        return state.replace(lengths=state.lengths + jnp.array([0, 2]))
+
+    state = make_state(counts=jnp.array([2, 2]), done=jnp.array([True, False]), lengths=jnp.array([90, 5]))
+    for longest, reached in [(4, 5), (5, 7), (6, 7), (7, 9), (50, 25)]:
+        assert run_rounds(one, state, jnp.int32(10), longest=jnp.int32(longest)).lengths.tolist() == [90, reached]
 
 
 @functools.lru_cache
@@ -218,13 +229,11 @@ def primitives(jaxpr) -> list[str]:
 
 def program(mode, sampling):
     made = make_generator(random_models(), sampling=sampling)
-    state = jax.eval_shape(made.prefill, made.models, *started_shapes(made))
-    return jax.make_jaxpr(made.rounds(mode))(made.models, state, made.stop_ids, np.int32(9))
-
-
-def started_shapes(made):
     keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 1)
-    return np.zeros((1, 16), np.int32), np.ones(1, np.int32), np.ones(1, np.int32), keys, made.stop_ids, None
+    prompts = Prompts(np.zeros((1, 16), np.int32), np.ones(1, np.int32), np.ones(1, np.int32), keys)
+    prefill = functools.partial(made.prefill, slots=64)
+    state = jax.eval_shape(prefill, made.models, prompts, made.stop_ids)
+    return jax.make_jaxpr(made.rounds(mode))(made.models, state, made.stop_ids, np.int32(9))
 
 
 @pytest.mark.parametrize("mode", ["autoregressive", "backbone", "domino"])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.decoding.loop import prefill
+from domino_jax.decoding.loop import Prompts, prefill
 from domino_jax.decoding.sampling import request_keys
 from domino_jax.decoding.settings import SamplingParams
 from domino_jax.drafters.config import DrafterConfig
@@ -92,9 +92,9 @@ def as_wide_as_qwen3_8b(vocab: int = 1_024) -> Models:
 
 
 def prefill_lowered(models: Models, batch: int):
-    def run(models, prompts, ones):
-        shape = {"cache_slots": PROMPT + 64, "buffer": 32, "sampling": SamplingParams()}
-        return prefill(models, prompts, ones, ones, request_keys(0, ones), ones[:1], **shape)
+    def run(models, tokens, ones):
+        prompts = Prompts(tokens, ones, ones, request_keys(0, ones))
+        return prefill(models, prompts, ones[:1], slots=PROMPT, buffer=32, sampling=SamplingParams())
 
     ids = jax.ShapeDtypeStruct((batch, PROMPT), jnp.int32), jax.ShapeDtypeStruct((batch,), jnp.int32)
     return jax.jit(run).lower(models, *ids)

@@ -1,0 +1,132 @@
+"""The programs that decode: one for each mode and size of the caches, compiled when it is first used."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import jax
+
+from domino_jax.decoding.limits import Limits
+from domino_jax.decoding.loop import DecodeState, Prompts, prefill, run_rounds
+from domino_jax.decoding.rounds import autoregressive_round, speculative_round
+from domino_jax.decoding.settings import (
+    BACKBONE,
+    BASELINE,
+    DOMINO,
+    MODES,
+    TREE,
+    DraftSettings,
+    GeneratorSettings,
+)
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.pair import Models
+from domino_jax.models import sharding
+from domino_jax.runtime.errors import DominoError
+
+SMALLEST_BUCKET = 16
+
+
+@dataclasses.dataclass
+class Clock:
+    """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's."""
+
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    decode_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Programs:
+    """Programs of fixed shapes for the models and settings of a generator.
+
+    They hold no parameters: every call gets the models, whose shapes and dtypes never change.
+
+    drafter: of the models' drafter, None for plain decoding.  stop_ids: int32, never empty.
+    compiled: by what they differ in, filled as they are needed.
+    """
+
+    settings: GeneratorSettings
+    drafter: DrafterConfig | None
+    limits: Limits
+    stop_ids: jax.Array
+    compiled: dict[tuple, jax.stages.Compiled]
+
+    def rounds(self, mode: str) -> Callable[..., DecodeState]:
+        """The unjitted program of a mode: (models, state, stop_ids, max_rounds, idle, longest) → state after them."""
+        drafting, settings = self.drafting(mode), self.settings
+
+        def rounds(models, state, stop_ids, max_rounds, idle=None, longest=None):
+            def one_round(state):
+                if mode == BASELINE:
+                    width = drafting.width(models.drafter.config) + 1 if settings.fixed_shape else None
+                    return autoregressive_round(models, state, stop_ids, settings.sampling, width)
+                choices = {"isolated": settings.fixed_shape, "simulated_tau": settings.simulated_tau}
+                return speculative_round(models, state, stop_ids, settings.sampling, drafting, **choices)
+
+            return run_rounds(one_round, state, max_rounds, idle, longest)
+
+        return rounds
+
+    def drafting(self, mode: str) -> DraftSettings:
+        """How rounds of a mode draft."""
+        has_head = self.drafter is not None and self.drafter.has_head
+        tree = self.settings.drafting.tree if mode == TREE else None
+        return dataclasses.replace(self.settings.drafting, use_head=has_head and mode != BACKBONE, tree=tree)
+
+    def block_rows(self, mode: str) -> int:
+        """Slots after the committed ones that a round of a mode writes."""
+        if self.plain(mode):
+            return 2  # cache.append writes a block of one as two
+        return dataclasses.replace(self.settings, drafting=self.drafting(mode)).block_rows(self.drafter)
+
+    def prefill(self, models: Models, prompts: Prompts, stop_ids: jax.Array, slots: int) -> DecodeState:
+        """The unjitted program that starts a batch (loop.prefill); `slots` is static."""
+        shape = {"slots": slots, "buffer": self.settings.max_new_tokens}
+        return prefill(models, prompts, stop_ids, sampling=self.settings.sampling, **shape)
+
+    def run(self, clock: Clock, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
+        """(result, seconds) of the program stored under `key`, which is compiled first if need be."""
+        mesh = jax.sharding.get_mesh()
+        if not mesh.empty:
+            arguments = (arguments[0], *sharding.replicate(mesh, arguments[1:]))
+        if key not in self.compiled:
+            begin = time.perf_counter()
+            layout = None if mesh.empty else sharding.decode_layout(mesh, jax.eval_shape(function, *arguments))
+            program = jax.jit(function, donate_argnums=donate, out_shardings=layout)
+            self.compiled[key] = program.lower(*arguments).compile()
+            clock.compile_seconds += time.perf_counter() - begin
+        begin = time.perf_counter()
+        result = jax.block_until_ready(self.compiled[key](*arguments))
+        return result, time.perf_counter() - begin
+
+    def bucket(self, length: int) -> int:
+        """The length to which prompts are padded: the next power of two, at most the largest cache."""
+        return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), self.settings.cache_slots)
+
+    def slots(self, rows: int) -> int:
+        """The size of caches that hold so many rows: the next power of two from smallest_cache on, at most cache_slots.
+
+        At least as large as the bucket of a prompt that it holds.
+        """
+        rows = max(rows, self.settings.smallest_cache, SMALLEST_BUCKET)
+        return min(1 << (rows - 1).bit_length(), self.settings.cache_slots)
+
+    def check_mode(self, mode: str) -> None:
+        """Raises DominoError for a mode that does not exist, or that this drafter or these settings do not have."""
+        if mode not in MODES:
+            raise DominoError(f"mode {mode!r} is not one of {', '.join(MODES)}.")
+        if mode == TREE and self.settings.drafting.tree is None:
+            raise DominoError(
+                "mode 'tree' needs the tree's shape, and none was given; load the drafter with tree=TreeSettings(…)."
+            )
+        if mode != BASELINE and self.drafter is None:
+            raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
+        if mode == DOMINO and not self.drafter.has_head:
+            raise DominoError(
+                "mode 'domino' needs a drafter with a Domino head, but this one is plain DFlash; use mode 'draft'."
+            )
+
+    def plain(self, mode: str) -> bool:
+        """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has that of a draft."""
+        return mode == BASELINE and not self.settings.fixed_shape

@@ -1,0 +1,132 @@
+"""The caches follow the longest row that goes on: the same texts whatever their sizes, and no more than texts need."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import SamplingParams, TreeSettings
+from domino_jax.models.cache import init_cache, resize, slots_of
+from tests.helpers.decoding_models import SmallGenerator, make_generator, random_models, random_prompts, texts
+
+WARM = SamplingParams(1.0)
+MODES = ("autoregressive", "draft", "tree")
+WHOLE = 128
+TREE = TreeSettings(nodes=12, lanes=3, candidates=8)
+# One short and one long text, and prompts around a size: 16 less the rows of a block, and 17.
+PROMPTS = [
+    *random_prompts(4),
+    *random_prompts(2, 30, 40, seed=1),
+    *random_prompts(1, 14, 14),
+    *random_prompts(1, 17, 17),
+]
+LIMITS = (40, 7, 60, 1, 12, 3, 40, 25)
+REQUESTS = [Request(index, max_new_tokens=limit) for index, limit in enumerate(LIMITS)]
+
+
+@functools.lru_cache
+def generator(smallest: int, batch: int = 1, **choices) -> SmallGenerator:
+    shape = {"cache_slots": WHOLE, "max_new_tokens": 60, "smallest_cache": smallest, "batch_size": batch}
+    tree = None if "fixed_shape" in choices else TREE
+    return make_generator(random_models(), **shape, sampling=WARM, tree=tree, **choices)
+
+
+def sizes(made: SmallGenerator, mode: str) -> set[int]:
+    """Slots of the caches that a mode's rounds have run over."""
+    return {key[2] for key in made.compiled if key[0] == mode}
+
+
+@functools.lru_cache
+def expected(mode: str) -> list:
+    """The answers of a cache that always has all slots, each prompt alone."""
+    return [
+        generator(WHOLE).generate([prompt], mode, [request])[0]
+        for prompt, request in zip(PROMPTS, REQUESTS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("smallest", [16, 64])
+@pytest.mark.parametrize("mode", MODES)
+def test_answers_are_the_same_with_any_sizes(mode, smallest):
+    """Alone, and five at a time where rows of different length grow, end and are used again."""
+    alone = generator(smallest)
+    for index, request in enumerate(REQUESTS):
+        assert alone.generate([PROMPTS[index]], mode, [request]) == [expected(mode)[index]]
+    assert texts(generator(smallest, batch=3).generate(PROMPTS, mode, REQUESTS)) == texts(expected(mode))
+    assert sizes(alone, mode) == {16: {16, 32, 64, 128}, 64: {64, 128}}[smallest]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stream_that_outgrows_its_caches_is_the_answer(mode):
+    made = generator(16)
+    pieces = list(made.stream(PROMPTS[2], mode, 3, REQUESTS[2]))
+    assert sum((piece.token_ids for piece in pieces), []) == expected(mode)[2].token_ids
+    assert sum((piece.accept_lengths for piece in pieces), []) == expected(mode)[2].accept_lengths
+
+
+def visited(made: SmallGenerator, monkeypatch, *call) -> list[int]:
+    """The sizes of the caches over which dispatches of rounds ran, in order."""
+    seen = []
+    advance = type(made.generator).advance
+
+    def watch(self, models, state, *rest, **more):
+        seen.append(slots_of(state.target_cache))
+        assert not state.draft_cache or slots_of(state.draft_cache) == seen[-1]
+        return advance(self, models, state, *rest, **more)
+
+    monkeypatch.setattr(type(made.generator), "advance", watch)
+    made.generate(*call)
+    return seen
+
+
+def test_the_caches_grow_by_doubling_and_shrink_when_the_long_row_is_done(monkeypatch):
+    """A prompt of 40 with 4 new tokens, then three of 5 with 20; the last 3 tokens need 32 slots."""
+    prompts = [*random_prompts(1, 40, 40), *random_prompts(3, 5, 5)]
+    requests = [Request(0, max_new_tokens=4), *(Request(index, max_new_tokens=25) for index in (1, 2, 3))]
+    seen = visited(generator(16, batch=2), monkeypatch, prompts, "draft", requests)
+    assert seen[0] == 64 and 16 in seen and seen[-1] == 32 and max(seen) == 64
+
+
+def test_a_short_answer_compiles_no_more_than_a_prefill_and_its_rounds():
+    made = make_generator(random_models(), cache_slots=8_192, max_new_tokens=16)
+    made.generate([[7, 8]], "draft")
+    assert [key[0] for key in made.compiled] == ["prefill", "draft"]
+    assert sizes(made, "draft") == {256}
+
+
+def test_sizes_are_powers_of_two_from_the_smallest_to_the_limit():
+    made = make_generator(random_models(), cache_slots=448, smallest_cache=96)
+    assert [made.slots(rows) for rows in (1, 128, 129, 256, 257, 448)] == [128, 128, 256, 256, 448, 448]
+    assert make_generator(random_models(), smallest_cache=1).slots(3) == 16  # a prompt is padded to 16
+
+
+def test_a_resized_cache_keeps_its_rows():
+    [layer] = init_cache(1, 2, 3, 2, 4)
+    layer = tuple(part + np.arange(3).reshape(1, 1, 3, 1) + 1 for part in layer)
+    for slots in (2, 3, 5):
+        for part in resize(layer, slots):
+            assert part.shape == (2, 2, slots, 4)
+            assert part[1, 1, :, 3].tolist() == [1, 2, 3, 0, 0][:slots]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_in_fixed_shape_caches_keep_one_size_that_no_mode_decides(batch, monkeypatch):
+    """Sums over more slots may round otherwise, and a draft reaches a length in fewer rounds than plain decoding."""
+    made = generator(16, batch, fixed_shape=True)
+    for mode in ("autoregressive", "draft"):
+        with monkeypatch.context() as patch:
+            assert set(visited(made, patch, PROMPTS, mode, REQUESTS)) == {WHOLE}
+    plain, fast = (texts(made.generate(PROMPTS, mode, REQUESTS)) for mode in ("autoregressive", "draft"))
+    assert plain == fast == texts(expected("draft"))
+
+
+def test_growing_uses_the_old_caches_up():
+    made = generator(16)
+    state = made.start([[7, 8]], [0], rows=1)
+    leaves = jax.tree.leaves((state.target_cache, state.draft_cache))
+    batch = made._batch(made.models, "draft", [[7, 8]], [made.request(0)])
+    shrunk = made._fit(batch, state, 2)
+    assert slots_of(shrunk.target_cache) == slots_of(shrunk.draft_cache) == 16
+    assert all(leaf.is_deleted() for leaf in leaves)
