@@ -11,7 +11,7 @@ from domino_jax.runtime.errors import DataError, DominoError
 class Limits:
     """The limits of one generator.
 
-    vocab: rows of the target's embedding.  max_new_tokens: of the token buffer.  cache_slots: of the caches.
+    vocab: rows of the target's embedding.  max_new_tokens: of the token buffer.  cache_slots: of the largest caches.
     block_rows: cache rows that a round writes after the committed ones.
     positions: the smaller max_position_embeddings of target and drafter.  model: whose that is.
     """

@@ -5,7 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from domino_jax.decoding import loop
 from domino_jax.decoding.loop import Prompts, prefill
 from domino_jax.decoding.sampling import request_keys
 from domino_jax.decoding.settings import SamplingParams
@@ -61,6 +63,49 @@ def test_a_prefill_in_slices_leaves_the_state_of_a_prefill_in_one(monkeypatch):
         np.testing.assert_allclose(two, one, atol=2e-5)
 
 
+LONG = [*random_prompts(1, 150, 150), *random_prompts(1, 64, 64), *random_prompts(1, 7, 7)]
+
+
+@pytest.mark.parametrize("window", [None, 24], ids=["full", "window of 24"])
+def test_a_prefill_in_chunks_leaves_the_state_and_the_answers_of_one_pass(monkeypatch, window):
+    """Prompts of 150, 64 and 7 tokens in chunks of 64: the end of a chunk, and a window shorter than one. The caches'
+    limit of 200 is no multiple of 64, so the last chunk overlaps the one before it."""
+    kinds = {} if window is None else {"layer_types": ("sliding_attention",), "sliding_window": window}
+    models, states, answers = random_models(**kinds), [], []
+    for tokens in (2**20, 1):
+        monkeypatch.setattr(loop, "PREFILL_TOKENS", tokens)
+        made = make_generator(models, cache_slots=200, batch_size=3, sampling=SamplingParams(1.0))
+        states.append(made.start(LONG, range(3)))
+        answers.append(made.generate(LONG, "draft"))
+    whole, chunked = states
+    assert answers[0] == answers[1]
+    assert (whole.anchors == chunked.anchors).all()
+    for one, two in zip(jax.tree.leaves(caches(whole)), jax.tree.leaves(caches(chunked)), strict=True):
+        for row, prompt in enumerate(LONG):
+            np.testing.assert_allclose(two[row, :, : len(prompt)], one[row, :, : len(prompt)], atol=2e-5)
+
+
+def caches(state):
+    return state.target_cache, state.draft_cache
+
+
+@pytest.mark.parametrize(
+    ("batch", "padded", "size"),
+    [(1, 4_096, 4_096), (1, 32_768, 4_096), (8, 32_768, 512), (12, 448, 256), (32, 256, 128), (2_000, 16, 16)],
+)
+def test_a_chunk_has_4096_tokens_of_all_rows_together_and_64_of_each_or_more(batch, padded, size):
+    assert loop.chunk_size(batch, padded) == size
+
+
+def test_padding_past_the_longest_prompt_is_not_read_chunk_by_chunk(monkeypatch):
+    """The number of passes is a value of the program and not of its shape: 64 of 256 padded tokens are one pass."""
+    monkeypatch.setattr(loop, "PREFILL_TOKENS", 1)
+    models = random_models()
+    run = jax.jit(lambda lengths: loop.read_prompts(models, jnp.zeros((1, 256), jnp.int32), lengths)[0])
+    written = [np.asarray(run(jnp.array([length]))[0][0]).any(axis=(0, 1, 3)).sum() for length in (64, 65)]
+    assert written == [64, 128]
+
+
 def shapes_of(tree):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
@@ -104,6 +149,18 @@ def test_a_prefill_of_4096_tokens_of_qwen3_8bs_widths_needs_little_besides_its_r
     """All scores of one layer are 2.1 GB and their exponentials as much again; in slices 0.27 GB each."""
     lowered = prefill_lowered(as_wide_as_qwen3_8b(), batch=1)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 1.1e9
+
+
+def test_a_prefill_of_many_tokens_needs_what_one_of_its_chunks_does():
+    """Two prompts of 4,096 tokens: caches, one chunk, and no features or activations of all tokens."""
+
+    def temporaries() -> int:
+        return prefill_lowered(as_wide_as_qwen3_8b(), batch=2).compile().memory_analysis().temp_size_in_bytes
+
+    chunked = temporaries()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "PREFILL_TOKENS", 2 * PROMPT)
+        assert chunked < 0.75 * temporaries()
 
 
 def test_attention_of_eight_prompts_of_4096_tokens_needs_what_that_of_one_does():
