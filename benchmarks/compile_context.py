@@ -50,9 +50,10 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
         with mock.patch.object(loop, "PREFILL_TOKENS", SLOTS[-1] * PROMPTS[-1]):
             return prefill_in_chunks(models, prompts, stop)
 
-    for rows, slots in itertools.product(ROWS, SLOTS):
-        state = state_on(mesh, models, slots, rows)
+    sizes = [(slots, rows, state_on(mesh, models, slots, rows)) for rows, slots in itertools.product(ROWS, SLOTS)]
+    for slots, rows, state in sizes:
         found[f"step {slots} {rows}"] = (step, (plain, state.replace(draft_cache=()), stop))
+    for slots, rows, state in sizes:
         found[f"round {slots} {rows}"] = (round_, (models, state, stop))
     for rows in PROMPTS:
         prompts = prompts_on(mesh, rows, SLOTS[-1])
@@ -77,7 +78,7 @@ power of two (`decode.cache_length` is only their limit), so the bytes of a pass
 head's vocabulary matrix once per corrected draft; that alone keeps it above its bound.
 """
 HEADER = (
-    "| chip | tp | rows | slots | peak GB (a round) | step: bound / moved GB | moved ÷ bound "
+    "| chip | tp | rows | slots | peak GB | step: bound / moved GB | moved ÷ bound "
     "| round: bound / moved GB | moved ÷ bound | round ÷ step |\n|---|---:|---:|---:|---:|---|---:|---|---:|---:|"
 )
 PREFILL = """\
@@ -93,13 +94,15 @@ def row(label: str, found: Mapping, rows: int, slots: int) -> str:
     made, memory = compile_decode_tables.compiled_parts(found), topologies.CHIPS[chip].memory
     step, whole = (made.get(f"{name} {slots} {rows}") for name in ("step", "round"))
     cells = [chip, tensor, str(rows), f"{slots:,}"]
-    if not step or not whole or whole["peak"] > memory:
-        return "| " + " | ".join([*cells, "does not fit", *["–"] * 5]) + " |"
-    cells.append(f"{whole['peak'] / GB:.1f} of {memory / GB:.0f}")
+    peak = max(part["peak"] for part in (step, whole) if part) if step or whole else memory + 1
+    cells.append(f"{peak / GB:.1f} of {memory / GB:.0f}" if peak <= memory else "does not fit")
     for name, part in (("step", step), ("round", whole)):
         must = found["must"][f"{name} {slots} {rows}"]
-        cells += [f"{must / GB:.2f} / {part['traffic'] / GB:.2f}", f"{part['traffic'] / must:.2f}"]
-    return "| " + " | ".join([*cells, f"{whole['traffic'] / step['traffic']:.2f}"]) + " |"
+        shown = part and peak <= memory
+        cells += [f"{must / GB:.2f} / {part['traffic'] / GB:.2f}", f"{part['traffic'] / must:.2f}"] if shown else "––"
+    both = step and whole and peak <= memory
+    cells.append(f"{whole['traffic'] / step['traffic']:.2f}" if both else "–")
+    return "| " + " | ".join(cells) + " |"
 
 
 def prefill_row(label: str, found: Mapping, rows: int) -> str:
