@@ -105,6 +105,7 @@ def test_texts_on_other_meshes_are_those_of_one_device(name):
 def test_weights_are_split_over_tensor_the_cache_over_both_axes_and_the_head_is_whole():
     found = measured()["tied"]
     assert found["split"] > 10 and (found["cache"], found["head_split"]) == (1 / 4, 0)
+    assert found["sizes"] == [16, 32]  # the caches have grown
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
 
 With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment the devices are those of several
 processes. Prints one JSON object: name → {mode: texts, "split": leaves of the parameters that no device holds whole,
-"cache": share of the target's cache on one device}. Two names are for something else: EVALUATION and COMMAND.
+"sizes": slots of the caches of plain decoding, "cache": share of the target's cache on one device}. Two names are for something else: EVALUATION and COMMAND.
 """
 
 import json
@@ -67,6 +67,7 @@ def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) ->
             **found,
             "split": count_split(leaves),
             "head_split": count_split(models.drafter_params["head"]),
+            "sizes": sorted({key[2] for key in made.compiled if key[0] == MODES[0]}),
             "cache": keys.addressable_shards[0].data.size / keys.size,
         }
 
