@@ -4,7 +4,8 @@
 
 With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment the devices are those of several
 processes. Prints one JSON object: name → {mode: texts, "split": leaves of the parameters that no device holds whole,
-"sizes": slots of the caches of plain decoding, "cache": share of the target's cache on one device}. Two names are for something else: EVALUATION and COMMAND.
+"sizes": slots of the caches of plain decoding, "cache": share of the target's cache on one device}. Two names are for
+something else: EVALUATION and COMMAND.
 """
 
 import json
