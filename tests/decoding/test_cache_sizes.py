@@ -15,9 +15,9 @@ WARM = SamplingParams(1.0)
 MODES = ("autoregressive", "draft", "tree")
 WHOLE = 128
 TREE = TreeSettings(nodes=12, lanes=3, candidates=8)
-# Short and long ones, and one just below and one just above a size.
-PROMPTS = [*random_prompts(2), *random_prompts(2, 30, 40), *random_prompts(1, 14, 14), *random_prompts(1, 17, 17)]
-LIMITS = (40, 7, 60, 1, 12, 3)
+# Short ones, one just below and one just above a size, and long ones.
+PROMPTS = [*random_prompts(2), *random_prompts(1, 14, 14), *random_prompts(1, 17, 17), *random_prompts(2, 30, 40)]
+LIMITS = (40, 7, 12, 3, 60, 1)
 REQUESTS = [Request(index, max_new_tokens=limit) for index, limit in enumerate(LIMITS)]
 
 
@@ -34,32 +34,30 @@ def sizes(made: SmallGenerator, mode: str) -> set[int]:
 
 
 @functools.lru_cache
-def expected(mode: str) -> list:
-    """The answers of a cache that always has all slots, each prompt alone."""
-    return [
-        generator(WHOLE).generate([prompt], mode, [request])[0]
-        for prompt, request in zip(PROMPTS, REQUESTS, strict=True)
-    ]
+def expected(mode: str) -> list[list[int]]:
+    """The texts with caches that always have all slots."""
+    return texts(generator(WHOLE, batch=3).generate(PROMPTS, mode, REQUESTS))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_answers_are_the_same_with_any_sizes(mode):
-    """Alone, and three at a time where rows of different length grow, end and are used again."""
-    alone = generator(16)
-    for index, request in enumerate(REQUESTS):
-        assert alone.generate([PROMPTS[index]], mode, [request]) == [expected(mode)[index]]
-    assert {32, 64} < sizes(alone, mode)
+def test_texts_are_the_same_with_any_sizes(mode):
+    """Three rows at a time: rows of different length grow, end and are used again."""
     for smallest in (16, 64):
-        together = generator(smallest, batch=3).generate(PROMPTS, mode, REQUESTS)
-        assert texts(together) == texts(expected(mode))
+        made = generator(smallest, batch=3)
+        assert texts(made.generate(PROMPTS, mode, REQUESTS)) == expected(mode)
+        assert {64, 128} >= sizes(made, mode) - {16, 32} >= {64}
+    assert sizes(generator(16, batch=3), mode) & {16, 32}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stream_that_outgrows_its_caches_is_the_answer(mode):
+    """A prompt of more than 30 tokens and 60 new ones."""
     made = generator(16)
-    pieces = list(made.stream(PROMPTS[2], mode, 3, REQUESTS[2]))
-    assert sum((piece.token_ids for piece in pieces), []) == expected(mode)[2].token_ids
-    assert sum((piece.accept_lengths for piece in pieces), []) == expected(mode)[2].accept_lengths
+    pieces = list(made.stream(PROMPTS[4], mode, 3, REQUESTS[4]))
+    assert sum((piece.token_ids for piece in pieces), []) == expected(mode)[4]
+    assert len(sizes(made, mode)) > 1
+    rounds = sum((piece.accept_lengths for piece in pieces), [])
+    assert sum(rounds) == (0 if mode == "autoregressive" else 59)
 
 
 def visited(made: SmallGenerator, monkeypatch, *call) -> list[int]:
@@ -115,7 +113,7 @@ def test_in_fixed_shape_caches_keep_one_size_that_no_mode_decides(batch, monkeyp
         with monkeypatch.context() as patch:
             assert set(visited(made, patch, PROMPTS, mode, REQUESTS)) == {WHOLE}
     plain, fast = (texts(made.generate(PROMPTS, mode, REQUESTS)) for mode in ("autoregressive", "draft"))
-    assert plain == fast == texts(expected("draft"))
+    assert plain == fast == expected("draft")
 
 
 def test_growing_uses_the_old_caches_up():
