@@ -25,12 +25,10 @@ def test_what_is_swept_is_what_replays_by_hand_give(monkeypatch, capsys, drafter
     monkeypatch.setattr(
         tree_sweep, "tables", lambda *arguments: found.update(zip(("trees", "chain"), arguments, strict=True))
     )
-    settings = decode_settings_of(
-        ("draft", "tree"), max_new_tokens=16, cache_length=96, tree=TreeSettings(temperature=0.8)
-    )
+    settings = decode_settings_of(("draft", "tree"), max_new_tokens=16, cache_length=96, tree=TreeSettings())
     tree_sweep.show(models, (), settings, prompts)
     assert capsys.readouterr().out.startswith(f"chain: τ {found['chain']:.3f}, ")
-    trees = [TreeSettings(nodes, 4, 64, beta, temperature=0.8) for nodes in (4, 12) for beta in (0.0, -0.5)]
+    trees = [TreeSettings(nodes, 4, 64, beta) for nodes in (4, 12) for beta in (0.0, -0.5)]
     assert list(found["trees"]) == trees
     answers = make_generator(models, **SHAPE).generate(prompts, "draft")
     made = make_generator(models, tree=dataclasses.replace(trees[0], nodes=2), **SHAPE)
@@ -56,9 +54,8 @@ def rows_file(tmp_path, count: int):
 @pytest.mark.parametrize(("there", "asked", "wanted"), [(3, 2, 4), (1, 0, 2)])
 def test_too_few_prompts_are_refused_before_anything_is_loaded(tmp_path, there, asked, wanted):
     config = GOLDEN.parents[1] / "configs" / "tiny.py"
-    values = {"prompts": rows_file(tmp_path, there), "num_prompts": asked}
     argv = ["sweep", f"--config={config}", "--config.target.path=./nowhere"]
-    argv += [f"--config.decode.{name}={value}" for name, value in values.items()]
+    argv += [f"--config.eval.prompts={rows_file(tmp_path, there)}", f"--config.decode.num_prompts={asked}"]
     with pytest.raises(DominoError, match=f"has {there} prompts, and the sweep reads {wanted}, .* or name a longer"):
         tree_sweep.main(cli.parse(argv, ("config",)))
 
