@@ -32,7 +32,7 @@ def generators(limits: list[int]) -> tuple[Models, dict[int, Generator], list[li
     config = tiny.get_config()
     config.decode.modes = MODES
     loaded = loading.load_target(config.target.path, config.decode.dtype)
-    models = loading.load_models(loaded, config.drafter.path, MODES)
+    models = loading.load_models(loaded, config.drafter.path)
     made = {}
     for limit in limits:
         config.decode.cache_length = limit

@@ -105,7 +105,7 @@ class Programs:
         return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), self.settings.cache_slots)
 
     def slots(self, rows: int) -> int:
-        """The size of caches that hold so many rows: the next power of two from smallest_cache on, at most cache_slots.
+        """The slots of caches that hold `rows` rows: a power of two, smallest_cache or more, at most cache_slots.
 
         At least as large as the bucket of a prompt that it holds.
         """

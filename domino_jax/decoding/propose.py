@@ -11,24 +11,13 @@ from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.sharding import constrain
 
-# Folded into a request's key where drafts draw separate noise; no absolute position reaches it.
-OWN_NOISE = 2**31 - 1
-
 
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:
     """Draft tokens int32 [B, M], and the draft cache with the block's rows after the committed length."""
     z, base, cache = draft_base(models, state, settings.num_drafts, settings.use_head)
     if settings.use_head:
         return roll_out_head(models, state, z, base, sampling, settings), cache
-    keys = draft_keys(state, settings)
-    return choose(base, keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
-
-
-def draft_keys(state: DecodeState, settings: DraftSettings) -> jax.Array:
-    """Keys [B] of the drafts' noise: those of the requests, or independent ones."""
-    if not settings.own_noise:
-        return state.keys
-    return jax.vmap(lambda key: jax.random.fold_in(key, OWN_NOISE))(state.keys)
+    return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
@@ -73,7 +62,7 @@ def roll_out_head(
     target's noise at its absolute position.
     """
     prefix = min(models.drafter.config.pure_draft_prefix_len, base.shape[1])
-    keys, positions = draft_keys(state, settings), draft_positions(state, base.shape[1])
+    keys, positions = state.keys, draft_positions(state, base.shape[1])
     first = choose(base[:, :prefix], keys, positions[:, :prefix], sampling, settings.scale)
     consumed = jnp.concatenate([state.anchors[:, None], first], axis=1)  # [B, 1 + prefix]
     hidden = jnp.zeros((z.shape[0], models.drafter.config.gru_hidden_dim), jnp.float32)

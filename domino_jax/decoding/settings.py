@@ -144,14 +144,12 @@ class DraftSettings:
     use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
     scale: the constant c of argmax(c·log q + g) at temperature > 0, for chains: 1 shares the target's noise at full
         weight, inf is the greedy draft.
-    own_noise: draws the draft's noise independently of the target's: a plain sampled draft, for comparison.
     num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None.
     tree: draft a tree instead of a chain.
     """
 
     use_head: bool = True
     scale: float = math.inf
-    own_noise: bool = False
     num_drafts: int | None = None
     tree: TreeSettings | None = None
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import draft_base, draft_keys, draft_positions
+from domino_jax.decoding.propose import draft_base, draft_positions
 from domino_jax.decoding.sampling import Sampling, position_noise, process_logits
 from domino_jax.decoding.settings import DraftSettings
 from domino_jax.drafters.pair import Models
@@ -88,7 +88,7 @@ def roll_out_lanes(
     noise = None
     if settings.tree.coupled and not sampling.greedy:
         positions = draft_positions(state, base.shape[1])
-        rows = position_noise(draft_keys(state, settings), positions, base.shape[-1])
+        rows = position_noise(state.keys, positions, base.shape[-1])
         noise = jnp.take_along_axis(rows, candidates.tokens, axis=2)
     return grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise)
 

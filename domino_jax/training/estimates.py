@@ -194,7 +194,7 @@ def run_length(
 
 
 def run_hours(flops: float, device_kind: str, devices: int) -> float | None:
-    """Hours that so many operations take at UTILISATION of the peak; None where the peak is not known."""
+    """Hours that `flops` operations take at UTILISATION of the peak; None where the peak is unknown."""
     peak = peak_flops(device_kind)
     return flops / (peak * devices * UTILISATION) / 3600 if peak else None
 

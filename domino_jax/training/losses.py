@@ -151,27 +151,18 @@ def sliced_sums(
         base, final, target = logits_of(*inputs)
         return jax.vmap(lambda b, f, y, t: block_sums(b, f, y, settings, t))(base, final, labels, target)
 
-    needed = labels.label_weights.max((0, 2)) > 0
-    return jax.tree.map(jnp.sum, in_slices(sums_of_slice, (inputs, labels), settings.slice_blocks, needed))
+    return jax.tree.map(jnp.sum, in_slices(sums_of_slice, (inputs, labels), settings.slice_blocks))
 
 
-def in_slices(function: Callable[..., Any], arrays: Any, size: int, needed: jax.Array) -> Any:
+def in_slices(function: Callable[..., Any], arrays: Any, size: int) -> Any:
     """The sum of function(*slice) over slices of `size` along axis 1, each recomputed in the backward pass.
 
-    Args:
-        needed: bool, as long as axis 1: where it is False the function must return zero, as it must for the zeros that
-            fill the last slice. A slice that needs nothing is skipped, forward and backward.
+    Zeros fill the last slice, so the function must return zero for them (blocks of weight zero).
     """
-    if size >= len(needed):
-        return jax.checkpoint(function)(*arrays)
-    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *arrays))
-
-    @jax.checkpoint
-    def where_needed(needed, *part):
-        return jax.lax.cond(needed, function, lambda *_: zero, *part)
-
-    parts = jax.tree.map(lambda x: cut(x, 1, size), arrays)
-    return scan_sum(where_needed, (cut(needed, 0, size).any(1), *parts))
+    function = jax.checkpoint(function)
+    if size >= jax.tree.leaves(arrays)[0].shape[1]:
+        return function(*arrays)
+    return scan_sum(function, jax.tree.map(lambda x: cut(x, 1, size), arrays))
 
 
 def scan_sum(function: Callable[..., Any], parts: Any) -> Any:

@@ -209,7 +209,7 @@ def supervised_logprob(
         logits = target.apply({"params": params}, hidden, method="unembed")
         return -jnp.sum(weights * cross_entropy(logits, labels), axis=1)
 
-    return in_slices(score, (hidden, labels, weights), size, weights.max(0) > 0), weights.sum(axis=1)
+    return in_slices(score, (hidden, labels, weights), size), weights.sum(axis=1)
 
 
 # ------------------------------------------------------------------------------------------------------ report

@@ -152,10 +152,3 @@ def test_a_simulated_acceptance_length_is_kept(tau, lengths):
     rounds = answer.accept_lengths[:-1]  # the last one is cut by the limit
     assert set(rounds) == lengths
     assert np.mean(rounds) == pytest.approx(tau, abs=1 / len(rounds))
-
-
-def test_a_draft_with_noise_of_its_own_changes_no_token_and_agrees_less():
-    apart = generator(3, own_noise=True)
-    one, two = apart.generate(PROMPTS, "domino"), generator(3).generate(PROMPTS, "domino")
-    assert texts(one) == texts(two)
-    assert sum(len(answer.accept_lengths) for answer in one) > sum(len(answer.accept_lengths) for answer in two)

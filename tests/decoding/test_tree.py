@@ -60,9 +60,9 @@ def test_one_lane_drafts_the_chain(kind):
 
 @functools.lru_cache
 def drafted_warm(use_head: bool):
-    """Coupled with noise, top-k and top-p on, few lanes and candidates; with the head, or with noise of its own."""
+    """Coupled with noise, top-k and top-p on, few lanes and candidates; with the head or without."""
     tree = TreeSettings(12, 4, 8, -0.2, draft_scale=0.5)
-    settings = DraftSettings(use_head, 0.5, own_noise=not use_head, num_drafts=3, tree=tree)
+    settings = DraftSettings(use_head, 0.5, num_drafts=3, tree=tree)
     return drafted(random_models(4), started(), SamplingParams(0.8, top_k=20, top_p=0.9), settings)
 
 

@@ -247,20 +247,6 @@ def test_slices_agree_with_the_whole_in_loss_metrics_and_gradients(kind, size):
     assert abs(whole_gradients[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("kind", CHOICES)
-def test_slices_without_a_label_are_neither_computed_nor_differentiated(kind):
-    """The last three of seven blocks have no label in any row and hold NaN, which any use would spread."""
-    weights = WEIGHTS.at[:, 4:].set(0.0)
-    (loss, metrics), gradients = sliced(2, CHOICES[kind], HIDDEN.at[:, 4:].set(jnp.nan), weights)
-    (whole_loss, whole_metrics), whole_gradients = sliced(1000, CHOICES[kind], HIDDEN, weights)
-    np.testing.assert_allclose(loss, whole_loss, rtol=1e-6)
-    for name in METRICS:
-        np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-6, err_msg=name)
-    for ours, whole in zip(gradients, whole_gradients, strict=True):
-        np.testing.assert_allclose(ours, whole, atol=1e-6)
-    assert (gradients[1][:, 4:] == 0.0).all() and abs(gradients[1]).max() > 1e-3
-
-
 def test_sums_of_two_halves_add_up_to_the_whole():
     base = HIDDEN @ MATRIX
     whole, left, right = (
