@@ -132,7 +132,7 @@ def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
 def _time_split(parts: Mapping[str, float], step: float | None) -> dict[str, Any]:
     """Milliseconds, of seconds; None for what was not timed apart."""
     timed = sum(parts[name] for name in TIMED) if parts.keys() >= set(TIMED) else None
-    saved = parts["round"] - parts["without_head"] if "without_head" in parts else None
+    saved = max(0.0, parts["round"] - parts["without_head"]) if "without_head" in parts else None  # may be all noise
     return {
         "unit": "milliseconds per round",
         **{name: parts[name] * 1e3 if name in parts else None for name in SPLIT},

@@ -49,7 +49,8 @@ def round_split(
     }
     # The head's cost is the difference of two rounds.
     whole = {*modes, *((BACKBONE,) if with_head else ())}
-    timed |= {mode: round_stopwatch(models, generator, live, mode) for mode in sorted(whole)}
+    # Named apart from the parts, because `draft` is both a part and a mode.
+    timed |= {_round_of(mode): round_stopwatch(models, generator, live, mode) for mode in sorted(whole)}
     seconds = turn_seconds(timed, repeats)
     return {mode: _split(mode, seconds, mode in with_head) for mode in modes}
 
@@ -86,14 +87,19 @@ def round_stopwatch(models: Models, generator: Generator, live: DecodeState, mod
     return seconds
 
 
+def _round_of(mode: str) -> str:
+    return f"round of {mode}"
+
+
 def _split(mode: str, seconds: Mapping[str, float], with_head: bool) -> dict[str, float]:
     if mode not in CHAINS:
-        return {"round": seconds[mode]}
+        return {"round": seconds[_round_of(mode)]}
     parts = {name: seconds[name] for name in ("draft", "verify", "commit")}
     parts["head"] = seconds["head"] if with_head else 0.0
-    rest = seconds[mode] - parts["draft"] - parts["head"] - parts["verify"]
-    without = {"without_head": seconds[BACKBONE]} if with_head else {}
-    return {**parts, "other": max(0.0, rest), "round": seconds[mode], **without}
+    whole = seconds[_round_of(mode)]
+    rest = whole - parts["draft"] - parts["head"] - parts["verify"]
+    without = {"without_head": seconds[_round_of(BACKBONE)]} if with_head else {}
+    return {**parts, "other": max(0.0, rest), "round": whole, **without}
 
 
 def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:

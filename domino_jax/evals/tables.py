@@ -142,7 +142,7 @@ def _round_note(mode: str, figures: Mapping[str, Any]) -> str:
     if split["loop_overhead"] is not None:
         note += f"; {split['loop_overhead']:.2f} × the sum of its parts"
     if split["head_share"] is not None:
-        note += f"; the head costs {split['round'] - split['without_head']:.2f} ms, {split['head_share']:.0%} of it"
+        note += f"; the head costs {split['head_share'] * split['round']:.2f} ms, {split['head_share']:.0%} of it"
     note += f". It verifies {figures['drafts_per_round']:g} drafts"
     if figures["break_even_tau"] is not None:
         note += f" and pays off from τ {figures['break_even_tau']:.2f} on: a plain step takes {split['step']:.2f} ms"

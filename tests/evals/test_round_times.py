@@ -39,6 +39,15 @@ def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
     assert int(state.counts[0]) == 1 and not state.done.any()
 
 
+def test_the_part_draft_and_the_mode_draft_are_timed_apart(timed, monkeypatch):
+    generator, state, _, _ = timed
+    monkeypatch.setattr(
+        round_times, "turn_seconds", lambda timed, _: {name: 1.0 if "round" in name else 0.2 for name in timed}
+    )
+    split = round_times.round_split(generator.models, generator.generator, state, ("draft",))["draft"]
+    assert split["draft"] == 0.2 and split["round"] == 1.0 and split["other"] == pytest.approx(0.4)
+
+
 def test_a_steps_bytes_are_its_weights_and_the_cache(timed):
     """Untied: the embedding is a look-up, the lm_head [32, 64] counts; the cache has 2 layers × 2 × [2, 64, 16]."""
     generator, _, _, bounds = timed
@@ -72,7 +81,8 @@ def test_a_turn_costs_what_more_turns_cost_beyond_one():
 
 
 def test_other_is_what_the_parts_leave_of_the_round():
-    seconds = {"draft": 1.0, "head": 2.0, "verify": 4.0, "commit": 0.5, "domino": 8.0, "backbone": 6.0}
+    seconds = {"draft": 1.0, "head": 2.0, "verify": 4.0, "commit": 0.5}
+    seconds |= {"round of domino": 8.0, "round of backbone": 6.0}
     split = round_times._split("domino", seconds, True)
     assert (split["other"], split["round"], split["without_head"]) == (1.0, 8.0, 6.0)
     assert round_times._split("backbone", seconds, False)["other"] == 1.0
