@@ -10,57 +10,58 @@ the device is measured in the same run. The texts mean nothing: the speed-up is 
 """
 
 import argparse
+import concurrent.futures
 import datetime
 import json
+import os
 import pathlib
 import time
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.compile_decode import must_move
-from domino_jax.decoding.generate import new_generator
+from benchmarks.compile_decode import fusion_bytes, must_move
+from benchmarks.random_models import decoding_models, state_of
+from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams, TreeSettings
+from domino_jax.decoding.settings import (
+    BACKBONE,
+    BASELINE,
+    DOMINO,
+    TREE,
+    DraftSettings,
+    GeneratorSettings,
+    SamplingParams,
+    TreeSettings,
+)
 from domino_jax.decoding.tree import propose_tree
 from domino_jax.decoding.verify import verify
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.evals.round_times import copy_stopwatch, round_split, turn_seconds
-from domino_jax.models.qwen3 import Qwen3
+from domino_jax.drafters.pair import Models
+from domino_jax.evals.round_times import (
+    copy_stopwatch,
+    endless,
+    round_of,
+    round_stopwatch,
+    round_stopwatches,
+    turn_seconds,
+)
 from domino_jax.training import topologies
-from domino_jax.weights import loading, random_weights
+from domino_jax.training.estimates import device_bytes
+from domino_jax.weights import loading
 
-ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
 # By JAX's device_kind: the topology whose data sheet holds the bandwidth.
 KINDS = {"H200": "h200", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6": "v6e", "TPU v4": "v4"}
 GREEDY = SamplingParams()
+NAMES = {round_of(BASELINE): "step", round_of(DOMINO): "round", round_of(BACKBONE): "round_without_head"}
+COMPILING = 8  # programs that are compiled at a time
+
+Stopwatch = Callable[[int], float]  # turns → seconds
 
 
-def models_of(size: str, dtype: str, layers: int, head: tuple[int, int]) -> random_weights.Models:
-    """Random target and drafter of a public size ("tiny": the shape of assets/tiny_qwen3); head: ranks E and U."""
-    folder = ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}")
-    config = loading.read_target_config(folder)
-    target = Qwen3(config, np.dtype(dtype))
-    shapes = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-    params = random_weights.random_params(shapes, dtype)
-    drafter = DrafterConfig.for_target(
-        config,
-        num_layers=layers,
-        target_layer_ids=None,
-        block_size=16,
-        projector="domino",
-        shift_label=True,
-        pure_draft_prefix_len=1,
-        emb_dim=head[0],
-        gru_hidden_dim=head[1],
-    )
-    loaded = loading.LoadedTarget(size, target, params, None, ())
-    return random_weights.random_drafter(loaded, drafter)
-
-
-def stopwatch(part, carry_of, models, state):
-    """turns → seconds of a jitted loop that runs part(models, state, carry) → carry so often."""
+def stopwatch(part, carry_of, models: Models, state: DecodeState) -> Stopwatch:
+    """The time of a jitted loop that runs part(models, state, carry) → carry so often."""
 
     @jax.jit
     def program(models, state, turns):
@@ -74,7 +75,7 @@ def stopwatch(part, carry_of, models, state):
     return seconds
 
 
-def checked(models, state: DecodeState, rows: int):
+def checked(models: Models, state: DecodeState, rows: int) -> Stopwatch:
     """verify of `rows` rows and its choices, as a round uses them."""
 
     def part(models, state: DecodeState, carry):
@@ -85,14 +86,14 @@ def checked(models, state: DecodeState, rows: int):
         return jnp.argmax(out.logits, -1).astype(jnp.int32) + kept, out.cache
 
     def begin(state):
-        return jnp.broadcast_to(state.anchors[:, None], (1, rows)), state.target_cache
+        return jnp.broadcast_to(state.anchors[:, None], (len(state.anchors), rows)), state.target_cache
 
     return stopwatch(part, begin, models, state)
 
 
-def proposed(models, state: DecodeState, nodes: int):
-    """A tree of `nodes` nodes: backbone, candidates, head and all."""
-    settings = DraftSettings(scale=float("inf"), tree=TreeSettings(nodes=nodes))
+def proposed(models: Models, state: DecodeState, tree: TreeSettings) -> Stopwatch:
+    """A tree: backbone, candidates, head and all."""
+    settings = DraftSettings(scale=float("inf"), tree=tree)
 
     def part(models, state: DecodeState, carry):
         anchors, cache = carry
@@ -102,44 +103,74 @@ def proposed(models, state: DecodeState, nodes: int):
     return stopwatch(part, lambda state: (state.anchors, state.draft_cache), models, state)
 
 
-def measure(choices: argparse.Namespace) -> dict[str, float]:
-    """Median seconds of every part."""
+def chain_stopwatches(models: Models, generator: Generator, state: DecodeState) -> dict[str, Stopwatch]:
+    """A step, a round with and without the head, and a round's parts but for verify, which has its own widths."""
+    timed = round_stopwatches(models, generator, state, (BASELINE, DOMINO))
+    return {NAMES.get(name, name): seconds for name, seconds in timed.items() if name != "verify"}
+
+
+def tree_stopwatches(
+    models: Models, settings: GeneratorSettings, state: DecodeState, trees: list[TreeSettings]
+) -> dict[str, Stopwatch]:
+    """The proposal and the whole round of each tree."""
+    timed = {f"propose_tree({tree.nodes})": proposed(models, state, tree) for tree in trees}
+    for tree in trees:
+        drafting = DraftSettings(tree=tree)
+        generator = new_generator(models, GeneratorSettings(**{**vars(settings), "drafting": drafting}))
+        timed[f"round_tree({tree.nodes})"] = round_stopwatch(models, generator, endless(state), TREE)
+    return timed
+
+
+def median_seconds(timed: Mapping[str, Stopwatch], repeats: int) -> dict[str, float]:
+    """turn_seconds, after one call of each in threads: compilers work outside of Python's lock."""
+    with concurrent.futures.ThreadPoolExecutor(min(COMPILING, os.cpu_count() or 1)) as threads:
+        list(threads.map(lambda seconds: seconds(1), timed.values()))
+    return turn_seconds(timed, repeats)
+
+
+def rate(amount: float, seconds: float) -> float | None:
+    return amount / seconds if seconds else None  # None: too fast to be timed
+
+
+def measure(choices: argparse.Namespace) -> dict:
+    """Median seconds of every part, the bytes that each must move, and the copy's bytes per second."""
     loading.use_exact_matmuls(choices.dtype)
-    models = models_of(choices.size, choices.dtype, choices.layers, choices.head)
-    shape = {"cache_slots": choices.slots, "smallest_cache": choices.slots, "max_new_tokens": choices.slots // 4}
+    models = decoding_models(choices.size, choices.dtype, choices.layers, choices.head)
     temperature, top_k, top_p, min_p = choices.sampling
-    sampling = SamplingParams(temperature, int(top_k), top_p, min_p)
-    shape |= {"simulated_tau": choices.tau, "sampling": sampling}
-    generator = new_generator(models, GeneratorSettings(**shape))
-    state = generator.start(models, [list(range(choices.slots // 4))], [0])
-    timed = {f"verify({rows})": checked(models, state, rows) for rows in sorted({17, *choices.widths})}
-    timed |= {f"propose_tree({nodes})": proposed(models, state, nodes) for nodes in choices.widths}
-    chain = round_split(models, generator, state, ("autoregressive", "domino"), choices.repeats)
-    split = chain["domino"]
-    seconds = {"step": chain["autoregressive"]["round"]}
-    seconds |= {name: split[name] for name in ("draft", "head", "commit", "round")}
-    seconds["round_without_head"] = split["without_head"]
-    seconds |= turn_seconds(timed, choices.repeats)
-    for nodes in choices.widths:
-        drafting = DraftSettings(tree=TreeSettings(nodes=nodes))
-        tree = new_generator(models, GeneratorSettings(**shape, drafting=drafting))
-        seconds[f"round_tree({nodes})"] = round_split(models, tree, state, ("tree",), choices.repeats)["tree"]["round"]
-    return {"seconds": seconds, "must": must_bytes(models, state, seconds)}
+    settings = GeneratorSettings(
+        cache_slots=choices.slots,
+        smallest_cache=choices.slots,
+        max_new_tokens=choices.slots // 4,
+        simulated_tau=choices.tau,
+        sampling=SamplingParams(temperature, int(top_k), top_p, min_p),
+    )
+    generator = new_generator(models, settings)
+    state = state_of(models, generator, 1, choices.slots, choices.slots // 4)
+    copy, copied = copy_stopwatch(choices.copy_megabytes)
+    timed = {"copy": copy} | chain_stopwatches(models, generator, state)
+    timed |= {f"verify({rows})": checked(models, state, rows) for rows in sorted({17, *choices.widths})}
+    timed |= tree_stopwatches(models, settings, state, [TreeSettings(nodes=nodes) for nodes in choices.trees])
+    seconds = median_seconds(timed, choices.repeats)
+    bandwidth = rate(copied, seconds.pop("copy"))
+    return {"seconds": seconds, "must": must_bytes(models, state, seconds), "copy_bytes_per_second": bandwidth}
 
 
-def must_bytes(models, state: DecodeState, names) -> dict[str, int]:
+def must_bytes(models: Models, state: DecodeState, names) -> dict[str, int]:
     """Bytes that a part must move (compile_decode.must_move); verify of more rows differs by the rows it writes."""
     found = must_move(models, state)
     row = (found["verify64"] - found["verify17"]) // 47
-    widths = {name: int(name[7:-1]) for name in names if name.startswith("verify(")}
-    found |= {name: found["step"] + (rows - 1) * row for name, rows in widths.items()}
+    for name in names:
+        rows = int(name.split("(")[1][:-1]) if name.endswith(")") else 0
+        if name.startswith("verify("):
+            found[name] = found["step"] + (rows - 1) * row
+        elif name.startswith("round_tree("):
+            found[name] = found["round"] + (rows - 17) * row
+    backbone = models.drafter_params["backbone"]
+    context = [
+        backbone[name]["self_attn"][part] for name in backbone if "layer" in name for part in ("k_proj", "v_proj")
+    ]
+    found["commit"] = fusion_bytes(models) + device_bytes(context)
     return {name: found[name] for name in names if name in found}
-
-
-def copy_bandwidth(megabytes: int, repeats: int) -> float:
-    """Bytes/s that the device reads and writes together when it copies."""
-    timed, copied = copy_stopwatch(megabytes)
-    return copied / turn_seconds({"copy": timed}, repeats)["copy"]
 
 
 def report(choices: argparse.Namespace) -> dict:
@@ -148,15 +179,14 @@ def report(choices: argparse.Namespace) -> dict:
     made = measure(choices)
     kind = next((name for part, name in KINDS.items() if part in device.device_kind), None)
     sheet = topologies.CHIPS[kind].bandwidth if kind else None
-    copied = copy_bandwidth(choices.copy_megabytes, choices.repeats)
-    parts = {}
+    copied, parts = made["copy_bytes_per_second"], {}
     for name, seconds in made["seconds"].items():
         must = made["must"].get(name)
         parts[name] = {
             "milliseconds": seconds * 1e3,
             "must_bytes": must,
             "limit_milliseconds": must / sheet * 1e3 if must and sheet else None,
-            "copy_limit_milliseconds": must / copied * 1e3 if must else None,
+            "copy_limit_milliseconds": must / copied * 1e3 if must and copied else None,
         }
     seconds = made["seconds"]
     return {
@@ -195,13 +225,14 @@ def markdown(found: dict) -> str:
 
 def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="8b", help="tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b")
+    parser.add_argument("--size", default="8b", help="small, tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--tau", type=float, default=7.17, help="acceptance length to force")
     numbers = (("slots", 4096), ("layers", 5), ("repeats", 7), ("copy-megabytes", 1024))
     for name, default in numbers:
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--widths", type=int, nargs="*", default=[16, 32, 64, 128], help="rows of verify and of trees")
+    parser.add_argument("--widths", type=int, nargs="*", default=[16, 32, 64, 128], help="rows of verify")
+    parser.add_argument("--trees", type=int, nargs="*", help="nodes of trees; without it the same as --widths")
     parser.add_argument("--head", type=int, nargs=2, default=[256, 1024], help="emb_dim and gru_hidden_dim")
     kept = ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P")
     parser.add_argument("--sampling", type=float, nargs=4, default=[0, 0, 1, 0], metavar=kept, help="greedy by default")
@@ -212,6 +243,7 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
         tiny = {"size": "tiny", "dtype": "float32", "slots": 512, "layers": 2, "repeats": 3, "copy_megabytes": 64}
         for name, value in (tiny | {"widths": [16], "head": [32, 64]}).items():
             setattr(choices, name, value)
+    choices.trees = choices.widths if choices.trees is None else choices.trees
     return choices
 
 

@@ -1,7 +1,7 @@
 """One training step at a model shape with random weights: medians over repeated steps, on whatever device is present.
 
-    python benchmarks/train_step.py --size=8b --rows=2 --length=768            # a GPU or TPU
-    python benchmarks/train_step.py --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
+    python -m benchmarks.train_step --size=8b --rows=2 --length=768            # a GPU or TPU
+    python -m benchmarks.train_step --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
 
 Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
 alternating, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/training/estimates.py).
@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.random_models import drafter_config, target_config, target_shapes
 from domino_jax.drafters import blocks
-from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
@@ -32,29 +32,11 @@ from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
 from domino_jax.training.step import drafter_sums, label_blocks, make_train_step, target_pass
 from domino_jax.weights import loading
+from domino_jax.weights.random_weights import random_params
 
-ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
+PARTS = ("whole", "without_target")
 LAMBDA = 0.5
 RATE = 6e-4  # the learning rate
-
-
-def shapes(size: str) -> Qwen3Config:
-    folder = ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}")
-    return loading.read_target_config(folder)
-
-
-def drafter_of(target: Qwen3Config, choices: argparse.Namespace) -> Drafter:
-    head = {"pure_draft_prefix_len": 1, "emb_dim": 256, "gru_hidden_dim": 1024} if choices.head else {}
-    config = DrafterConfig.for_target(
-        target,
-        num_layers=choices.layers,
-        target_layer_ids=None,
-        block_size=choices.block,
-        projector="domino" if choices.head else "dflash",
-        shift_label=choices.head,
-        **head,
-    )
-    return Drafter(config, np.dtype(choices.dtype), choices.attention_slice or None, choices.remat)
 
 
 def random_batch(target: Qwen3Config, rows: int, length: int) -> dict[str, np.ndarray]:
@@ -80,66 +62,65 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: Lo
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         updates = jax.tree.map(lambda update: RATE * update, updates)
-        return state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state), loss
+        state = state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+        return state, {"loss": loss}
 
     return jax.jit(step, donate_argnums=0)
 
 
 def measure(choices: argparse.Namespace) -> dict:
-    """Median seconds of both steps, alternating, after a first round that compiles."""
+    """Seconds of the steps of choices.parts, alternating, after a first round that compiles."""
     loading.use_exact_matmuls(choices.dtype)
-    config = shapes(choices.size)
-    target, drafter = Qwen3(config, np.dtype(choices.dtype)), drafter_of(config, choices)
-    schedule = learning_rate(RATE, 10_000, 0.04)
-    optimizer = make_optimizer("adamw")
-    settings = LossSettings(slice_blocks=choices.loss_slice)
     mesh = sharding.make_mesh(1, -1, 1)
     sharding.check_rows(mesh, choices.rows)
-
-    def weights(key):
-        params = target.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
-        return jax.tree.map(lambda leaf: leaf.astype(choices.dtype), params)
-
-    def place(make, *inputs):
-        places = sharding.param_shardings(mesh, jax.eval_shape(make, *inputs), config.num_key_value_heads)
-        return jax.jit(make, out_shardings=places)(*inputs), places
-
-    key = jax.random.key(0)
+    target = Qwen3(target_config(choices.size), np.dtype(choices.dtype))
+    head = (256, 1024) if choices.head else None
+    config = drafter_config(target.config, choices.layers, choices.block, head)
+    drafter = Drafter(config, np.dtype(choices.dtype), choices.attention_slice or None, choices.remat)
     with jax.set_mesh(mesh):
-        params, _ = place(weights, key)
-        state, places = place(lambda key: init_state(drafter, optimizer, key), key)
-        other = jax.tree.map(jnp.copy, state)
-        batch = sharding.global_batch(mesh, random_batch(config, choices.rows, choices.length))
+        seconds, loss = time_steps(mesh, target, drafter, choices)
+    return {"seconds": seconds, "target": target.config, "drafter": config, "loss": loss}
+
+
+def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespace) -> tuple[dict, float]:
+    """({part: [seconds]}, the last loss); the parts have a state each."""
+    optimizer, settings = make_optimizer("adamw"), LossSettings(slice_blocks=choices.loss_slice)
+    heads, key = target.config.num_key_value_heads, jax.random.key(0)
+    params = random_params(target_shapes(target), choices.dtype, sharding.placement(mesh, heads))
+    start = functools.partial(init_state, drafter, optimizer)
+    places = sharding.param_shardings(mesh, jax.eval_shape(start, key), heads)
+    batch = sharding.global_batch(mesh, random_batch(target.config, choices.rows, choices.length))
+    whole = make_train_step(
+        target,
+        drafter,
+        optimizer,
+        num_anchors=choices.anchors,
+        learning_rate=learning_rate(RATE, 10_000, 0.04),
+        curriculum=lambda step: jnp.float32(LAMBDA),
+        settings=settings,
+        shardings=(places, sharding.replicated(mesh)),
+    )
+    steps = {"whole": lambda state: whole(state, params, batch, key)}
+    if "without_target" in choices.parts:
         taps = drafter.config.target_layer_ids
         features = jax.jit(lambda params, batch: target_pass(target, params, batch, taps)[0])(params, batch)
-        whole = make_train_step(
-            target,
-            drafter,
-            optimizer,
-            num_anchors=choices.anchors,
-            learning_rate=schedule,
-            curriculum=lambda step: jnp.float32(LAMBDA),
-            settings=settings,
-            shardings=(places, sharding.replicated(mesh)),
-        )
         bare = step_without_target(target, drafter, optimizer, settings, choices.anchors)
-        seconds: dict[str, list[float]] = {"whole": [], "without_target": []}
-        for turn in range(choices.steps + 1):
+        steps["without_target"] = lambda state: bare(state, params, batch, features, key)
+    states = {part: jax.jit(start, out_shardings=places)(key) for part in choices.parts}
+    seconds: dict[str, list[float]] = {part: [] for part in choices.parts}
+    for turn in range(choices.steps + 1):
+        for part in choices.parts:
             begin = time.perf_counter()
-            state, metrics = whole(state, params, batch, key)
-            jax.block_until_ready((state, metrics))
-            between = time.perf_counter()
-            other, loss = bare(other, params, batch, features, key)
-            jax.block_until_ready((other, loss))
+            states[part], metrics = steps[part](states[part])
+            jax.block_until_ready((states[part], metrics))
             if turn:  # the first one compiles
-                seconds["whole"].append(between - begin)
-                seconds["without_target"].append(time.perf_counter() - between)
-    return {"seconds": seconds, "target": config, "drafter": drafter.config, "loss": float(metrics["loss"])}
+                seconds[part].append(time.perf_counter() - begin)
+    return seconds, float(metrics["loss"])
 
 
 def report(choices: argparse.Namespace, measured: dict) -> dict:
     kind = jax.devices()[0].device_kind
-    peak = estimates.peak_flops(kind)
+    peak = choices.peak_tflops * 1e12 if choices.peak_tflops else estimates.peak_flops(kind)
     count = functools.partial(
         estimates.step_flops, measured["target"], measured["drafter"], length=choices.length, anchors=choices.anchors
     )
@@ -159,18 +140,24 @@ def report(choices: argparse.Namespace, measured: dict) -> dict:
     return out
 
 
-def main() -> None:
+def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", default="8b", help="tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b")
+    parser.add_argument("--size", default="8b", help="small, tiny, 0.6b, 1.7b, 4b, 8b, 14b or 32b")
     for name, default in (("rows", 2), ("length", 768), ("anchors", 256), ("block", 16), ("layers", 5), ("steps", 10)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--loss-slice", type=int, default=64, help="anchor blocks of a row whose logits live at once")
     parser.add_argument("--attention-slice", type=int, default=0, help="the same for attention scores; 0: all")
     parser.add_argument("--remat", action="store_true")
     parser.add_argument("--no-head", dest="head", action="store_false", help="a plain DFlash drafter")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what to time")
+    parser.add_argument("--peak-tflops", type=float, help="of one device, where its data sheet is not known here")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
-    choices = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    choices = parsed()
     found = report(choices, measure(choices))
     text = json.dumps(found, indent=2, default=str)
     print(text)

@@ -37,9 +37,16 @@ def round_split(
     A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
     one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
     """
-    live = endless(state)
-    with_head = {mode for mode in modes if mode in CHAINS and generator.drafting(mode).use_head}
-    parts = {}
+    with_head = _with_head(generator, modes)
+    seconds = turn_seconds(round_stopwatches(models, generator, state, modes), repeats)
+    return {mode: _split(mode, seconds, mode in with_head) for mode in modes}
+
+
+def round_stopwatches(
+    models: Models, generator: Generator, state: DecodeState, modes: Sequence[str]
+) -> dict[str, Callable[[int], float]]:
+    """What round_split times, as turns → seconds: parts of a chain by name, whole rounds by round_of."""
+    live, with_head, parts = endless(state), _with_head(generator, modes), {}
     if set(modes) & set(CHAINS):
         parts = _parts(state.sampling or generator.settings.sampling, generator.drafting(DRAFT))
     timed = {
@@ -50,9 +57,12 @@ def round_split(
     # The head's cost is the difference of two rounds.
     whole = {*modes, *((BACKBONE,) if with_head else ())}
     # Named apart from the parts, because `draft` is both a part and a mode.
-    timed |= {_round_of(mode): round_stopwatch(models, generator, live, mode) for mode in sorted(whole)}
-    seconds = turn_seconds(timed, repeats)
-    return {mode: _split(mode, seconds, mode in with_head) for mode in modes}
+    return timed | {round_of(mode): round_stopwatch(models, generator, live, mode) for mode in sorted(whole)}
+
+
+def _with_head(generator: Generator, modes: Sequence[str]) -> set[str]:
+    """The chains among the modes that draft with a head."""
+    return {mode for mode in modes if mode in CHAINS and generator.drafting(mode).use_head}
 
 
 def endless(state: DecodeState) -> DecodeState:
@@ -87,18 +97,19 @@ def round_stopwatch(models: Models, generator: Generator, live: DecodeState, mod
     return seconds
 
 
-def _round_of(mode: str) -> str:
+def round_of(mode: str) -> str:
+    """The name of a mode's whole round, or step, among round_stopwatches."""
     return f"round of {mode}"
 
 
 def _split(mode: str, seconds: Mapping[str, float], with_head: bool) -> dict[str, float]:
     if mode not in CHAINS:
-        return {"round": seconds[_round_of(mode)]}
+        return {"round": seconds[round_of(mode)]}
     parts = {name: seconds[name] for name in ("draft", "verify", "commit")}
     parts["head"] = seconds["head"] if with_head else 0.0
-    whole = seconds[_round_of(mode)]
+    whole = seconds[round_of(mode)]
     rest = whole - parts["draft"] - parts["head"] - parts["verify"]
-    without = {"without_head": seconds[_round_of(BACKBONE)]} if with_head else {}
+    without = {"without_head": seconds[round_of(BACKBONE)]} if with_head else {}
     return {**parts, "other": max(0.0, rest), "round": whole, **without}
 
 
@@ -219,6 +230,18 @@ def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
         return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.optimization_barrier(x + 1), x)
 
     return _stopwatch(jax.jit(copies), x), 2 * x.nbytes
+
+
+def product_stopwatch(size: int) -> tuple[Callable[[int], float], int]:
+    """turns → seconds of that many square bfloat16 products of `size` rows, and the FLOPs of one of them."""
+    # Values whose powers keep their size; of zeros a product is faster, because it needs less power.
+    a, x = (jax.random.normal(jax.random.key(seed), (size, size)).astype(jnp.bfloat16) for seed in range(2))
+    a = (a * size**-0.5).astype(jnp.bfloat16)
+
+    def products(a, x, turns):
+        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.dot(a, x), x)
+
+    return _stopwatch(jax.jit(products), a, x), 2 * size**3
 
 
 def step_bytes(models: Models, state: DecodeState) -> int:
