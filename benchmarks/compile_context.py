@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh
 
 from benchmarks import compile_decode, compile_decode_tables
-from benchmarks.compile_decode import BUFFER, DRAFTING, GREEDY, array, prompts_on, state_on
+from benchmarks.compile_decode import BUFFER, GREEDY, array, drafting, prompts_on, state_on
 from domino_jax.decoding import loop
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.rounds import autoregressive_round, speculative_round
@@ -41,7 +41,7 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
         return autoregressive_round(models, state, stop, GREEDY)
 
     def round_(models, state, stop):
-        return speculative_round(models, state, stop, GREEDY, DRAFTING)
+        return speculative_round(models, state, stop, GREEDY, drafting())
 
     def prefill_in_chunks(models, prompts, stop):
         return loop.prefill(models, prompts, stop, slots=SLOTS[-1], buffer=BUFFER, sampling=GREEDY)
@@ -67,15 +67,16 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     mesh, found = jax.sharding.get_mesh(), {}
     for rows, slots in itertools.product(ROWS, SLOTS):
         must = compile_decode.must_move(models, state_on(mesh, models, slots, rows))
-        found |= {f"{name} {slots} {rows}": must[name] for name in ("step", "round")}
+        parts = {"step": must["step"], "round": must[compile_decode_tables.ROUND]}
+        found |= {f"{name} {slots} {rows}": part for name, part in parts.items()}
     return found
 
 
 INTRODUCTION = """\
 `python -m benchmarks.compile_context --folder=/tmp/compile_context` ({date}, jax {jax}; compilers' figures, none is a
 measurement). Qwen3-8B, words as above, per chip. The caches have as many **slots** as the longest live row needs, a
-power of two (`decode.cache_length` is only their limit), so the bytes of a pass follow the text. A round reads the
-head's vocabulary matrix once per corrected draft; that alone keeps it above its bound.
+power of two (`decode.cache_length` is only their limit), so the bytes of a pass follow the text. The head of a round
+corrects 64 candidates per slot.
 """
 HEADER = (
     "| chip | tp | rows | slots | peak GB | step: bound / moved GB | moved ÷ bound "

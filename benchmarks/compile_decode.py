@@ -2,10 +2,11 @@
 
     python -m benchmarks.compile_decode --folder=/tmp/compile_decode [--only=8b]
 
-Compiles the decode programs (an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round) from
-shapes alone, at batch 1 and a cache of 4,096 slots in bfloat16, for every entry, each in a separate process; keeps one
-JSON per entry in --folder, so that it can be stopped and started again; then rewrites its part of
-docs/compile_decode.md. Needs requirements-compile.txt. No figure is a measurement.
+Compiles the decode programs (an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round; head and
+round with few candidates and over the whole vocabulary) from shapes alone, at batch 1 and a cache of 4,096 slots in
+bfloat16, for every entry, each in a separate process; keeps one JSON per entry in --folder, so that it can be stopped
+and started again; then rewrites its part of docs/compile_decode.md. Needs requirements-compile.txt. No figure is a
+measurement.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from domino_jax.decoding.sampling import request_keys
 from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.decoding.verify import verify
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.drafter import Drafter, init_drafter_params, rows_together
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.cache import slots_of
@@ -49,19 +50,29 @@ ENTRIES = (
     ("8b", "h200", 1),
     ("8b", "v5p", 4),
     ("8b", "v5p", 4, "split"),
+    ("8b", "v5p", 8),
     ("0.6b", "h200", 1),
     ("0.6b", "v5p", 1),
     ("8b", "v6e", 1),
     ("8b", "v5e", 8),
     ("4b", "h200", 1),
     ("4b", "v5p", 1),
+    ("4b", "v6e", 1),
+    ("4b", "v5p", 4),
+    ("4b", "v5p", 8),
 )
 # Eight chips of each kind, of which an entry takes the first 1, 4 or 8.
 SLICES = {"v5p": "v5p:2x2x2", "v5e": "v5e:2x4", "v6e": "v6e:2x4", "h200": "h200"}
 CACHES = {"h200": 50 * 2**20}  # bytes of L2, by the data sheet
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16
-PROGRAMS = 6
-GREEDY, DRAFTING = SamplingParams(), DraftSettings(scale=float("inf"))
+CANDIDATES = (64, 16, 256)  # of a head, the recipes' first
+PROGRAMS = 7 + len(CANDIDATES)
+GREEDY = SamplingParams()
+
+
+def drafting(candidates: int = CANDIDATES[0]) -> DraftSettings:
+    """A greedy chain; 0 candidates: the whole vocabulary."""
+    return DraftSettings(scale=float("inf"), head_candidates=candidates)
 
 
 def name(entry: tuple) -> str:
@@ -104,7 +115,7 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None, split_head: bool
 
         return jax.tree_util.tree_map_with_path(one, tree)
 
-    return Models(target, laid_out(dry_run.target_shapes(target, mesh)), drafter, laid_out(shapes))
+    return Models(target, laid_out(dry_run.target_shapes(target, mesh)), drafter, rows_together(laid_out(shapes)))
 
 
 def placed(shapes, places, dtype=None):
@@ -129,7 +140,11 @@ def prompts_on(mesh: Mesh, rows: int, tokens: int) -> Prompts:
 
 
 def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
-    """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse."""
+    """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse.
+
+    head and round correct the whole vocabulary; a number after their name is that of the candidates. They are called as
+    their programs are: the compilers' files are found by it.
+    """
     state, plain = state_on(mesh, models), Models(models.target, models.target_params)
     bare = state.replace(draft_cache=())
     config, stop = models.drafter.config, array(mesh, 1)
@@ -143,25 +158,37 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
     def draft(models, cache, state):
         return draft_base(models, state.replace(draft_cache=cache))
 
-    def head(models, drafted, state):
-        return roll_out_head(models, state, *drafted, GREEDY, DRAFTING)
+    def head(candidates):
+        def roll_out(models, drafted, state):
+            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates))
+
+        return roll_out
 
     def check(models, cache, tokens, lengths):
         out = verify(models, cache, tokens, lengths, tap_layers=taps)
         return jnp.argmax(out.logits, -1), out.features, out.cache
 
-    def round_(models, state, stop):
-        return speculative_round(models, state, stop, GREEDY, DRAFTING)
+    def round_of(candidates):
+        def whole_round(models, state, stop):
+            return speculative_round(models, state, stop, GREEDY, drafting(candidates))
+
+        return whole_round
 
     narrow = bare.replace(target_cache=())
-    return {
+    rows = {width: array(mesh, 1, width) for width in (17, 64)}
+    found = {
         "step": (step, (plain, bare, stop)),
-        "round": (round_, (models, state, stop)),
-        "verify17": (check, (models, state.target_cache, array(mesh, 1, 17), state.lengths)),
-        "verify64": (check, (models, state.target_cache, array(mesh, 1, 64), state.lengths)),
-        "head": (head, (models, (z, base), narrow)),
+        f"round{CANDIDATES[0]}": (round_of(CANDIDATES[0]), (models, state, stop)),
+        **{f"head{count}": (head(count), (models, (z, base), narrow)) for count in CANDIDATES},
+        "head": (head(0), (models, (z, base), narrow)),
+        "round": (round_of(0), (models, state, stop)),
+        **{f"verify{width}": (check, (models, state.target_cache, rows[width], state.lengths)) for width in rows},
         "draft": (draft, (models, state.draft_cache, narrow)),
     }
+    for label, (function, _) in found.items():
+        if label.startswith(("head", "round")):
+            function.__name__ = label
+    return found
 
 
 def must_move(models: Models, state: DecodeState) -> dict[str, int]:
@@ -169,7 +196,8 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
 
     Each weight that it multiplies with counts once per program, however often the program uses it; so does the whole
     cache (all its slots are read), and the rows that it must write. The embedding does not count (a few rows of it are
-    read) unless it is the lm_head too, and activations do not count.
+    read) unless it is the lm_head too, and activations do not count, but for the base logits from which a head alone
+    picks its candidates.
     """
     per_chip = device_bytes
     target = models.target_params
@@ -186,6 +214,12 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     found["head"] = head
     # The lm_head serves verify and draft alike, and at least one row of context is written.
     found["round"] = found["verify17"] + backbone + context + context // slots + head
+    config = models.drafter.config
+    sequential = head - per_chip(models.drafter_params["head"]["up"])
+    for count in CANDIDATES:
+        rows = (config.num_drafts - config.pure_draft_prefix_len) * count * 2 * config.emb_dim
+        found[f"head{count}"] = 4 * config.num_drafts * config.vocab_size + sequential + rows
+        found[f"round{count}"] = found["round"] - head + sequential + rows
     return found
 
 
@@ -266,8 +300,8 @@ def wrapped(listed: str) -> str:
 
 
 def add_launches(found: dict, label: str, program: jax.stages.Compiled) -> None:
-    """For "round" on a GPU: its kernels, copies and command buffers."""
-    listed = thunks(label) if label == "round" else None
+    """For rounds on a GPU: kernels, copies and command buffers."""
+    listed = thunks(label) if label == compile_decode_tables.ROUND else None
     if listed:
         found["launches"] = compiler_text.launches(wrapped(listed), trips=BLOCK - 1)
 

@@ -12,24 +12,28 @@ BEGIN, END = "<!-- compile_decode: begin -->", "<!-- compile_decode: end -->"
 TAU = {"4b": 7.17, "8b": 7.33}
 GB = 1e9
 
+ROUND = "round64"  # with the recipes' candidates
+COUNTS = ("", "16", "64", "256")  # of candidates, after "head" or "round"; "" is the whole vocabulary
+
 # Ratios of bytes moved that the project aims to stay below: (words, part, divisor, limit).
 GOALS = (
     ("a step moves at most 1.15 × its lower bound", "step", "must", 1.15),
-    ("a round moves at most 1.45 × a step", "round", "step", 1.45),
+    ("a round moves at most 1.45 × a step", ROUND, "step", 1.45),
 )
 
 INTRODUCTION = """\
 `python -m benchmarks.compile_decode --folder=/tmp/compile_decode` ({date}, jax {jax}, the TPU and CUDA compilers of
 that release). **These are compilers' figures; none is a measurement.** Batch 1, bfloat16, caches of 4,096 slots, five
-draft layers, blocks of 16 (verify 17); tp is `mesh.tensor`. The head is whole on every chip but for `split head`
-(`decode.mesh.split_head`). All figures are per chip:
+draft layers, blocks of 16 (verify 17); tp is `mesh.tensor`. The head corrects 64 candidates per slot
+(`decode.head_candidates`). It is whole on every chip but for `split head` (`decode.mesh.split_head`). All figures are
+per chip:
 
 - **bound**: a lower bound on the bytes of main memory. Each weight that a program multiplies with counts once, however
   often the program uses it; the whole cache is read; new rows are written. The embedding counts only where it is the
   lm_head too.
 - **moved**: bytes to and from main memory, counted in the program's text, loop bodies as often as they run
-  (`benchmarks/hbm_traffic.py`). The head reads its vocabulary matrix once per corrected draft, 15 times
-  per round, so a round moves more than its bound wherever the chip cannot keep that matrix.
+  (`benchmarks/hbm_traffic.py`). The matrices of the head's GRU are read once per draft, 16 times per round, so a round
+  moves more than its bound wherever the chip cannot keep them.
 - **accessed**: the compiler's own count. It includes data prefetched into vector memory once per copy and once per use,
   and a whole table where one row is gathered, but it counts a loop's body once. The compiler for GPUs reports none (–).
 - **data sheet ms**: moved bytes at the data sheet's bandwidth. **compiler's ms**: the compiler's own estimate, which
@@ -54,7 +58,7 @@ def row(label: str, found: Mapping) -> str:
     """One line. Cells of a program that is not compiled yet are empty; a refused program is marked."""
     size, chip, _ = label.split("-")
     must, kept, device = found["must"], compiled_parts(found), topologies.CHIPS[chip]
-    step, whole = (kept.get(part) for part in ("step", "round"))
+    step, whole = (kept.get(part) for part in ("step", ROUND))
     peak = f"{whole['peak'] / GB:.1f} of {device.memory / GB:.0f}" if whole else ""
     if len(kept) < len(found["programs"]) or (whole and whole["peak"] > device.memory):
         peak += " **does not fit**"
@@ -65,7 +69,7 @@ def row(label: str, found: Mapping) -> str:
         cells[6] = f"{step['traffic'] / device.bandwidth * 1e3:.2f}"
         cells[7] = f"{step['seconds'] * 1e3:.2f}" if step["seconds"] else "–"
     if whole:
-        cells[8] = of_three(must["round"], whole)
+        cells[8] = of_three(must[ROUND], whole)
     if step and whole:
         ratio = whole["traffic"] / step["traffic"]
         cells[9], cells[11] = f"{ratio:.2f}", f"{TAU.get(size, TAU['8b']) / ratio:.1f}"
@@ -87,7 +91,8 @@ def of_three(bound: int, made: Mapping) -> str:
 
 
 PARTS_HEADER = (
-    "| size | chip | tp | verify 17: bound / moved / accessed GB | draft | head |\n|---|---|---:|---|---|---|"
+    "| size | chip | tp | verify 17: bound / moved / accessed GB | draft | head, 64 candidates |\n"
+    "|---|---|---:|---|---|---|"
 )
 
 
@@ -98,7 +103,26 @@ def parts_row(label: str, found: Mapping) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-PARTS = ("verify17", "draft", "head")
+PARTS = ("verify17", "draft", "head64")
+
+
+CANDIDATES = """\
+Candidates: GB moved by the head and by a round when the head corrects the whole vocabulary, as with
+`decode.head_candidates=0`, or few candidates.
+"""
+CANDIDATES_HEADER = (
+    "| size | chip | tp | head: all, 16, 64, 256 candidates | round: all, 64 | round ÷ step: all, 64 |\n"
+    "|---|---|---:|---|---|---|"
+)
+
+
+def candidates_row(label: str, found: Mapping) -> str:
+    moved = {part: made["traffic"] / GB for part, made in compiled_parts(found).items()}
+    heads = [moved.get(f"head{count}") for count in COUNTS]
+    rounds = [moved.get(part) for part in ("round", ROUND)]
+    ratios = [size and moved.get("step") and size / moved["step"] for size in rounds]
+    shown = (", ".join(f"{size:.2f}" if size else "–" for size in sizes) for sizes in (heads, rounds, ratios))
+    return "| " + " | ".join([*places(label), *shown]) + " |"
 
 
 def gpu_lines(found: Mapping[str, Mapping]) -> list[str]:
@@ -127,11 +151,11 @@ def cache_rows(found: Mapping[str, Mapping]) -> list[str]:
     lines = []
     for label, entry in found.items():
         moved = {part: made.get("beyond_cache") for part, made in entry["programs"].items()}
-        if not all(moved.get(part) for part in ("step", "verify17", "verify64", "round")):
+        if not all(moved.get(part) for part in ("step", "verify17", "verify64", ROUND)):
             continue
         size, chip, _ = label.split("-")
-        of_must = [f"{moved[part] / entry['must'][part]:.2f}" for part in ("step", "verify17", "round")]
-        steps, wider = moved["round"] / moved["step"], moved["verify64"] / moved["verify17"]
+        of_must = [f"{moved[part] / entry['must'][part]:.2f}" for part in ("step", "verify17", ROUND)]
+        steps, wider = moved[ROUND] / moved["step"], moved["verify64"] / moved["verify17"]
         against = [f"{steps:.2f}", f"{wider:.2f}", f"{TAU.get(size, TAU['8b']) / steps:.1f}"]
         lines.append("| " + " | ".join([size.upper(), chip, *of_must, *against]) + " |")
     if not lines:
@@ -166,6 +190,7 @@ def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
     lines = [INTRODUCTION.format(date=", ".join(sorted(dates)), jax=", ".join(sorted(versions))), HEADER]
     lines += [row(label, entry) for label, entry in found.items()]
     lines += ["", PARTS_HEADER, *(parts_row(label, entry) for label, entry in found.items()), ""]
+    lines += [CANDIDATES, CANDIDATES_HEADER, *(candidates_row(label, entry) for label, entry in found.items()), ""]
     lines += [*goal_lines(found, GOALS), *cache_rows(found), *gpu_lines(found), ""]
     if missing:
         lines.append(f"Not compiled yet, or not all of it: {', '.join(missing)}.")

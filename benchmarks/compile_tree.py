@@ -64,8 +64,7 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
     def round_tree64(models, state, stop):
         return speculative_round(models, state, stop, GREEDY, drafting(64))
 
-    whole, arguments = chain["round"]
-    whole.__name__ = "round"
+    _, arguments = chain["round"]
     return found | {"round_tree64": (round_tree64, arguments), "round": chain["round"]}
 
 

@@ -152,6 +152,7 @@ class LoadSettings:
     draft_scale: c of drafts that share the target's noise (docs/equality.md).  num_drafts: tokens drafted a round.
         None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size and temperature, else
         a greedy draft of all that the block gives.
+    head_candidates: tokens per slot that the head of a chain corrects; 0: the whole vocabulary.
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
         where a tree was faster than a chain, else none.
     temperature: of calls that name none.
@@ -164,6 +165,7 @@ class LoadSettings:
     thinking: bool = False
     draft_scale: float | None = None
     num_drafts: int | None = None
+    head_candidates: int = 0
     tree: TreeSettings | None = None
     temperature: float = 0.0
 
@@ -174,7 +176,7 @@ class LoadSettings:
             scale = tuning.draft_scale if tuning else math.inf
         if tuning and num_drafts is None and tree is None:
             num_drafts, tree = tuning.num_drafts, tuning.tree if tuning.mode == TREE else None
-        return DraftSettings(scale=scale, num_drafts=num_drafts, tree=tree)
+        return DraftSettings(scale=scale, num_drafts=num_drafts, tree=tree, head_candidates=self.head_candidates)
 
 
 def load(target: str, drafter: str | None = None, settings: LoadSettings | None = None, **changes: Any) -> Decoder:

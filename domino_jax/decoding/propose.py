@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from domino_jax.decoding.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.sampling import Sampling, choose
+from domino_jax.decoding.sampling import Sampling, choose, choose_with, reads_noise
 from domino_jax.decoding.settings import DraftSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache
@@ -57,28 +58,37 @@ def roll_out_head(
 ) -> jax.Array:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
-    The hidden half of the head's first matrix is taken for all slots before the loop; the loop carries the GRU state
-    and the last token. Draft i sees the state after the anchor and drafts 1..i-1, and shares the
-    target's noise at its absolute position.
+    The hidden half of the head's first matrix is taken for all slots before the loop, and so are the candidates' rows
+    of its last one; the loop carries the GRU state and the last token. Draft i sees the state after the anchor and
+    drafts 1..i-1, and shares the target's noise at its absolute position.
     """
     prefix = min(models.drafter.config.pure_draft_prefix_len, base.shape[1])
-    keys, positions = state.keys, draft_positions(state, base.shape[1])
-    first = choose(base[:, :prefix], keys, positions[:, :prefix], sampling, settings.scale)
+    candidates = pick_candidates(base, settings.head_candidates)
+    if reads_noise(sampling, settings.scale):
+        candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
+    corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
+    first = settle(jax.tree.map(lambda column: column[:, :prefix], candidates), sampling, settings.scale)
     consumed = jnp.concatenate([state.anchors[:, None], first], axis=1)  # [B, 1 + prefix]
-    hidden = jnp.zeros((z.shape[0], models.drafter.config.gru_hidden_dim), jnp.float32)
+    hidden = models.head_start(z.shape[0])
     for index in range(prefix):
         hidden = models.head_step(hidden, consumed[:, index])
 
     def correct(carry, slot):
         hidden, token = carry
-        half, base_logits, position = slot
+        half, choices, rows = slot
         hidden = models.head_step(hidden, token)
-        logits = base_logits + models.residual(half, hidden)
-        token = choose(logits[:, None], keys, position[:, None], sampling, settings.scale)[:, 0]
+        if rows is None:
+            change = models.residual(half, hidden)[:, None]
+        else:
+            change = models.residual_of(half[:, None], hidden[:, None], rows)
+        choices = jax.tree.map(lambda column: column[:, None], choices)
+        choices = choices._replace(logits=choices.logits + change)
+        token = settle(choices, sampling, settings.scale)[:, 0]
         return (hidden, token), token
 
-    halves = models.head_hidden_half(z[:, prefix:])
-    slots = (halves.swapaxes(0, 1), base[:, prefix:].swapaxes(0, 1), positions[:, prefix:].T)
+    rows = None if corrected.tokens is None else models.head_rows(corrected.tokens)
+    slots = (models.head_hidden_half(z[:, prefix:]), corrected, rows)
+    slots = jax.tree.map(lambda column: column.swapaxes(0, 1), slots)
     # A GPU's command buffer ends at a loop; unrolled, all drafts fit into one. Elsewhere a loop compiles faster and
     # runs as fast.
     _, rest = jax.lax.platform_dependent(
@@ -88,3 +98,11 @@ def roll_out_head(
         default=lambda start, slots: jax.lax.scan(correct, start, slots),
     )
     return jnp.concatenate([first, rest.T], axis=1)
+
+
+def settle(candidates: Candidates, sampling: Sampling, scale: float) -> jax.Array:
+    """The draft at each slot, int32 [B, M]: argmax(scale · log p + g) over the candidates."""
+    places = choose_with(candidates.logits, candidates.noise, sampling, scale)
+    if candidates.tokens is None:
+        return places
+    return jnp.take_along_axis(candidates.tokens, places[:, :, None], axis=-1)[:, :, 0]

@@ -188,12 +188,28 @@ def choose(
         depths: int32 [B, T] for the nodes of a tree: node t stands at positions[depths[t]], and nodes of one depth
             share one row of noise; positions are then [B, M+1].
     """
-    if params.greedy or math.isinf(scale):
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    values = process_logits(logits, params)
-    log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
+    if not reads_noise(params, scale):
+        return choose_with(logits, None, params, scale)
     noise = position_noise(keys, positions, logits.shape[-1])
     if depths is not None:
         noise = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
+    return choose_with(logits, noise, params, scale)
+
+
+def reads_noise(params: Sampling, scale: float) -> bool:
+    """Whether a choice with the constant `scale` depends on the noise."""
+    return not (params.greedy or math.isinf(scale))
+
+
+def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, scale: float = 1.0) -> jax.Array:
+    """`choose` with the noise at hand: the place of the best of Q logits [B, T, Q], int32 [B, T].
+
+    Args:
+        noise: float32 [B, T, Q], None where the choice reads none.
+    """
+    if noise is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    values = process_logits(logits, params)
+    log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
     values = jnp.where(params.columns()[0] > 0, scale * log_p + noise, values)
     return jnp.argmax(values, axis=-1).astype(jnp.int32)

@@ -146,12 +146,15 @@ class DraftSettings:
         weight, inf is the greedy draft.
     num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None.
     tree: draft a tree instead of a chain.
+    head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0: the whole
+        vocabulary. Drafters without a head do not read it.
     """
 
     use_head: bool = True
     scale: float = math.inf
     num_drafts: int | None = None
     tree: TreeSettings | None = None
+    head_candidates: int = 0
 
     def width(self, config: "DrafterConfig") -> int:
         """Drafts of a round; of a tree, those of its longest path."""
@@ -174,6 +177,13 @@ class DraftSettings:
             change = f"but {tree.lanes} lanes of {depth} drafts and the anchor are {most}; lower it or raise tree.lanes"
             return Problem("tree.nodes", tree.nodes, change)
         return None
+
+
+def candidates_problem(name: str, count: int, vocab: int) -> Problem | None:
+    """More candidates than there are tokens, or fewer than none."""
+    if count < 0:
+        return Problem(name, count, "set it to 0 (the whole vocabulary) or more")
+    return Problem(name, count, f"but the vocabulary has {vocab} tokens; lower it") if count > vocab else None
 
 
 def cache_problem(tree: TreeSettings, cache_slots: int, max_new_tokens: int) -> Problem | None:
@@ -246,13 +256,14 @@ class GeneratorSettings:
         if tree and drafter:
             problems += [
                 tree.problem(),
-                tree.candidates > vocab
-                and Problem("tree.candidates", tree.candidates, f"but the vocabulary has {vocab} tokens; lower it"),
+                candidates_problem("tree.candidates", tree.candidates, vocab),
                 cache_problem(tree, self.cache_slots, self.max_new_tokens),
                 parity_problem("fixed_shape" if self.fixed_shape else "near_tie", tree),
             ]
         if drafter:
             problems.append(self.drafting.problem(drafter.block_size, drafter.num_drafts))
+        if drafter and drafter.has_head:
+            problems.append(candidates_problem("head_candidates", self.drafting.head_candidates, vocab))
         for problem in filter(None, problems):
             raise DominoError(f"decode.{problem}")
 
@@ -275,6 +286,7 @@ class DecodeSettings:
     min_p: float
     seed: int
     num_drafts: int
+    head_candidates: int
     parity: str
     simulate_tau: float
     ignore_eos: bool
@@ -292,7 +304,12 @@ class DecodeSettings:
 
     @property
     def drafting(self) -> DraftSettings:
-        return DraftSettings(scale=self.draft_scale, num_drafts=self.num_drafts or None, tree=self.tree)
+        return DraftSettings(
+            scale=self.draft_scale,
+            num_drafts=self.num_drafts or None,
+            tree=self.tree,
+            head_candidates=self.head_candidates,
+        )
 
     def generator(self, target_stop_ids: Sequence[int], batch_size: int | None = None) -> GeneratorSettings:
         """What a generator needs to know.

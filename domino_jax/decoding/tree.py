@@ -15,16 +15,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from domino_jax.decoding.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import draft_base, draft_positions
-from domino_jax.decoding.sampling import Sampling, position_noise, process_logits
+from domino_jax.decoding.sampling import Sampling, process_logits
 from domino_jax.decoding.settings import DraftSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
 
 ROOT = -1  # as the parent of a ledger's node
-CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first; a TPU's lanes
 
 
 class Tree(NamedTuple):
@@ -39,18 +39,6 @@ class Tree(NamedTuple):
     depths: jax.Array
     parents: jax.Array
     ancestors: jax.Array
-
-
-class Candidates(NamedTuple):
-    """The candidates at each depth: the Q tokens with the largest base logits, best first.
-
-    tokens: int32 [B, M, Q].  logits: float32 [B, M, Q], divided by `_divisor`.
-    tail: float32 [B, M], the log-sum-exp of all other logits.
-    """
-
-    tokens: jax.Array
-    logits: jax.Array
-    tail: jax.Array
 
 
 class Ledger(NamedTuple):
@@ -84,13 +72,13 @@ def roll_out_lanes(
     models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
 ) -> Ledger:
     """The counterpart of roll_out_head: from z [B, M, D] and base logits float32 [B, M, V] the nodes to choose from."""
-    candidates = pick_candidates(base, settings.tree.candidates, _divisor(sampling))
-    noise = None
+    candidates = pick_candidates(base, settings.tree.candidates)
     if settings.tree.coupled and not sampling.greedy:
-        positions = draft_positions(state, base.shape[1])
-        rows = position_noise(state.keys, positions, base.shape[-1])
-        noise = jnp.take_along_axis(rows, candidates.tokens, axis=2)
-    return grow_lanes(models, state.anchors, z, candidates, sampling, settings, noise)
+        candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
+    divisor = _divisor(sampling)
+    candidates = candidates._replace(logits=candidates.logits / divisor)
+    rest = log_rest(base / divisor, candidates.logits)
+    return grow_lanes(models, state.anchors, z, candidates, rest, sampling, settings)
 
 
 def _divisor(sampling: Sampling) -> jax.Array:
@@ -99,34 +87,12 @@ def _divisor(sampling: Sampling) -> jax.Array:
     return jnp.where(temperature > 0, temperature, 1.0)
 
 
-def pick_candidates(base: jax.Array, count: int, divisor: jax.Array) -> Candidates:
-    """The `count` likeliest tokens at each depth, from base logits float32 [B, M, V]; ties keep the lowest ids."""
-    base = base / divisor
-    logits, tokens = largest(base, count)
+def log_rest(base: Logits, candidates: jax.Array) -> jax.Array:
+    """The log-sum-exp float32 [B, M] of the logits [B, M, V] that are not among the candidates' [B, M, Q]."""
     total = jax.nn.logsumexp(base, axis=-1)
     # The share of the candidates may round to all of the mass or more.
-    inside = jnp.minimum(jax.nn.logsumexp(logits, axis=-1) - total, -1e-7)
-    return Candidates(tokens, logits, total + jnp.log1p(-jnp.exp(inside)))
-
-
-def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """jax.lax.top_k of values [..., V], without sorting a vocabulary, as compilers for TPUs and GPUs would.
-
-    The `count` chunks with the largest maxima hold them all: a value elsewhere is less than each of these, or equal and
-    later.
-    """
-    chunks = -(-values.shape[-1] // CHUNK)
-    if chunks <= 2 * count:
-        return jax.lax.top_k(values, count)
-    widths = [(0, 0)] * (values.ndim - 1) + [(0, chunks * CHUNK - values.shape[-1])]
-    parts = jnp.pad(values, widths, constant_values=-jnp.inf).reshape(*values.shape[:-1], chunks, CHUNK)
-    best = jnp.sort(jax.lax.top_k(parts.max(axis=-1), count)[1], axis=-1)  # in their order, for ties
-    # Without the barrier XLA:CPU computes them again for the gather: 16 rows of 49,152 took 7.4 ms instead of 1.2, and
-    # top_k 1.5 (of 151,936: 1.8 and 21).
-    best = jax.lax.optimization_barrier(best)
-    few = jnp.take_along_axis(parts, best[..., None], axis=-2).reshape(*values.shape[:-1], count * CHUNK)
-    found, places = jax.lax.top_k(few, count)
-    return found, jnp.take_along_axis(best, places // CHUNK, axis=-1) * CHUNK + places % CHUNK
+    inside = jnp.minimum(jax.nn.logsumexp(candidates, axis=-1) - total, -1e-7)
+    return total + jnp.log1p(-jnp.exp(inside))
 
 
 def grow_lanes(
@@ -134,27 +100,28 @@ def grow_lanes(
     anchors: jax.Array,
     z: jax.Array,
     candidates: Candidates,
+    rest: jax.Array,
     sampling: Sampling,
     settings: DraftSettings,
-    noise: jax.Array | None = None,
 ) -> Ledger:
     """Follows the W likeliest paths depth by depth, each with a separate state of the head.
 
     Args:
         z: [B, M, D], the backbone's hidden states, one per depth.
-        noise: float32 [B, M, Q] of the candidates, where the tree is coupled with the target's choice.
+        candidates: their logits divided by `_divisor`; with noise where the tree is coupled with the target's choice.
+        rest: log_rest of the other logits, float32 [B, M].
 
     One scan over the depths, unrolled where the chain's rollout is, for the same reason (propose.py); unrolled
     elsewhere, four depths took a third longer to compile.
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
     prefix = models.drafter.config.pure_draft_prefix_len
-    per_depth = {"tokens": candidates.tokens, "logits": candidates.logits, "tail": candidates.tail, "noise": noise}
+    per_depth = {**candidates._asdict(), "rest": rest}
     hidden = None
     if settings.use_head:
         per_depth["half"] = models.head_hidden_half(z)
-        per_depth["columns"] = models.head_columns(candidates.tokens)
-        start = jnp.zeros((batch, lanes, models.drafter.config.gru_hidden_dim), jnp.float32)
+        per_depth["rows"] = models.head_rows(candidates.tokens)
+        start = models.head_start(batch, lanes)
         hidden = models.head_step(start, jnp.broadcast_to(anchors[:, None], (batch, lanes)))
 
     def deepen(carry, at):
@@ -162,10 +129,10 @@ def grow_lanes(
         depth, here = at
         logits = here["logits"][:, None]  # [B, 1 or W, Q]
         if settings.use_head:
-            change = models.residual_of(here["half"][:, None], hidden, here["columns"])
+            change = models.residual_of(here["half"][:, None], hidden, here["rows"])
             logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
-        shared = None if noise is None else here["noise"][:, None]
-        edges = edge_scores(logits, here["tail"][:, None, None], shared, sampling, settings)
+        shared = None if here["noise"] is None else here["noise"][:, None]
+        edges = edge_scores(logits, here["rest"][:, None, None], shared, sampling, settings)
         scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
         lane, place = best // count, best % count
         tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
@@ -188,13 +155,13 @@ def grow_lanes(
 
 
 def edge_scores(
-    logits: jax.Array, tail: jax.Array, noise: jax.Array | None, sampling: Sampling, settings: DraftSettings
+    logits: jax.Array, rest: jax.Array, noise: jax.Array | None, sampling: Sampling, settings: DraftSettings
 ) -> jax.Array:
     """How likely each candidate [B, W, Q] is to be the target's choice: log-probabilities, at most 0.
 
     Args:
-        logits: the candidates', divided by `_divisor`.  tail: log-sum-exp of what is no candidate, [B, 1, 1]; the
-            head's correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
+        logits: the candidates', divided by `_divisor`.  rest: log_rest of the other tokens, [B, 1, 1]; the head's
+            correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
         noise: the target's at this depth [B, 1, Q] (coupling), or None.
 
     The edges of top-k, top-p and min-p are the target's.
@@ -202,8 +169,8 @@ def edge_scores(
     if not sampling.greedy:
         inside = jnp.isfinite(process_logits(logits * _divisor(sampling), sampling))
         logits = jnp.where(inside, logits, -jnp.inf)
-        tail = jnp.where(inside.all(-1, keepdims=True), tail, -jnp.inf)
-    total = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1, keepdims=True), tail)
+        rest = jnp.where(inside.all(-1, keepdims=True), rest, -jnp.inf)
+    total = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1, keepdims=True), rest)
     log_q = jnp.minimum(logits - total, 0.0)
     if noise is None:
         return log_q

@@ -95,9 +95,9 @@ class DominoHead(nn.Module):
         self.down = SplitLinear(c.hidden_size, c.gru_hidden_dim, c.emb_dim, self.dtype)
         self.up = Linear(c.vocab_size, dtype=self.dtype, whole=self.whole, logits=True)
 
-    def initial_state(self, batch: int) -> jax.Array:
-        """h0 = 0, float32 [batch, U]."""
-        return jnp.zeros((batch, self.config.gru_hidden_dim), jnp.float32)
+    def initial_state(self, *batch: int) -> jax.Array:
+        """h0 = 0, float32 [*batch, U]."""
+        return jnp.zeros((*batch, self.config.gru_hidden_dim), jnp.float32)
 
     def step(self, state: jax.Array, x: jax.Array) -> jax.Array:
         """State [B, U] and one token's embedding [B, D] → the state after it (the drafting face)."""
@@ -122,15 +122,15 @@ class DominoHead(nn.Module):
         """hidden_half [..., E], state [..., U] → float32 residual logits [..., V]."""
         return self.up(jax.nn.silu(hidden_half + self.down.second(state)))
 
-    def columns(self, tokens: jax.Array) -> jax.Array:
-        """The columns of W2 of tokens [..., Q] → [..., E, Q]: all that `residual_of` reads of it."""
+    def rows(self, tokens: jax.Array) -> jax.Array:
+        """Of W2 transposed, the rows of tokens [..., Q] → [..., Q, E]: all that `residual_of` reads of it."""
         kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
-        return jnp.moveaxis(jnp.take(kernel, tokens, axis=1), 0, -2)
+        return jnp.take(kernel.T, tokens, axis=0)
 
-    def residual_of(self, hidden_half: jax.Array, state: jax.Array, columns: jax.Array) -> jax.Array:
-        """As `residual`, for a few tokens: states [..., W, U], their `columns` [..., E, Q] → float32 [..., W, Q]."""
+    def residual_of(self, hidden_half: jax.Array, state: jax.Array, rows: jax.Array) -> jax.Array:
+        """As `residual`, for a few tokens: states [..., W, U], their `rows` [..., Q, E] → float32 [..., W, Q]."""
         inner = jax.nn.silu(hidden_half + self.down.second(state))
-        return jnp.matmul(inner, columns, preferred_element_type=jnp.float32)
+        return jnp.einsum("...we,...qe->...wq", inner, rows, preferred_element_type=jnp.float32)
 
     def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
         """Teacher-forced residual: z [B, T, D] and embeddings x [B, T, D] whose prefix through t is known at slot t."""

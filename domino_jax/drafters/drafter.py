@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
 
 from domino_jax.drafters.backbone import Backbone, slots_read, training_attention
 from domino_jax.drafters.blocks import slot_positions, states_per_slot
@@ -85,12 +86,15 @@ class Drafter(nn.Module):
         """The head's correction, float32 [..., V]."""
         return self.head.residual(hidden_half, state)
 
-    def residual_of(self, hidden_half: jax.Array, state: jax.Array, columns: jax.Array) -> jax.Array:
-        """The correction of a few tokens, float32 [..., W, Q], from their `head_columns`."""
-        return self.head.residual_of(hidden_half, state, columns)
+    def residual_of(self, hidden_half: jax.Array, state: jax.Array, rows: jax.Array) -> jax.Array:
+        """The correction of a few tokens, float32 [..., W, Q], from their `head_rows`."""
+        return self.head.residual_of(hidden_half, state, rows)
 
-    def head_columns(self, tokens: jax.Array) -> jax.Array:
-        return self.head.columns(tokens)
+    def head_rows(self, tokens: jax.Array) -> jax.Array:
+        return self.head.rows(tokens)
+
+    def head_start(self, *batch: int) -> jax.Array:
+        return self.head.initial_state(*batch)
 
     def head_hidden_half(self, z: Hidden) -> jax.Array:
         return self.head.hidden_half(z)
@@ -139,3 +143,26 @@ def init_drafter_params(drafter: Drafter, key: jax.Array) -> dict:
     features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
     block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
     return drafter.init(key, features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), block)["params"]
+
+
+def rows_together(params: dict) -> dict:
+    """A drafter's parameters as decoding stores them: the numbers of a token in the head's last matrix side by side.
+
+    The shape stays [E, V]; the order in an accelerator's memory is that of [V, E], of which a draft reads the rows of
+    its candidates (DominoHead.rows). From the usual order the compiler for TPUs copies the whole matrix into this one
+    in every round. On a CPU nothing changes.
+
+    Args:
+        params: arrays, or shapes with their shardings.
+    """
+    if "head" not in params:
+        return params
+    kernel = params["head"]["up"]["kernel"]
+    if any(device.platform == "cpu" for device in kernel.sharding.device_set):
+        return params
+    stored = Format(Layout(major_to_minor=(1, 0)), kernel.sharding)
+    if isinstance(kernel, jax.ShapeDtypeStruct):
+        kernel = jax.ShapeDtypeStruct(kernel.shape, kernel.dtype, sharding=stored)
+    else:
+        kernel = jax.device_put(kernel, stored)
+    return {**params, "head": {**params["head"], "up": {"kernel": kernel}}}

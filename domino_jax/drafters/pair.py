@@ -40,8 +40,12 @@ class Models:
     def head_hidden_half(self, z: jax.Array) -> jax.Array:
         return self._drafter(Drafter.head_hidden_half, z)
 
-    def head_columns(self, tokens: jax.Array) -> jax.Array:
-        return self._drafter(Drafter.head_columns, tokens)
+    def head_rows(self, tokens: jax.Array) -> jax.Array:
+        return self._drafter(Drafter.head_rows, tokens)
+
+    def head_start(self, *batch: int) -> jax.Array:
+        """The head's state float32 [*batch, U] before any token."""
+        return self._drafter(Drafter.head_start, *batch)
 
     def residual(self, *args: Any) -> jax.Array:
         return self._drafter(Drafter.residual, *args)

@@ -120,12 +120,14 @@ def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Me
 
 
 def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
-    """Greedy decoding as evaluations do it, with the number of drafts that a latency run verifies."""
+    """Greedy decoding as evaluations do it, with the drafts and the head's candidates of a latency run."""
     settings = GeneratorSettings(
         cache_slots=config.decode.cache_length,
         max_new_tokens=config.decode.max_new_tokens,
         batch_size=config.eval.batch_size,
-        drafting=DraftSettings(num_drafts=config.decode.num_drafts or None),
+        drafting=DraftSettings(
+            num_drafts=config.decode.num_drafts or None, head_candidates=config.decode.head_candidates
+        ),
         stop_ids=tuple(stop_ids),
     )
     return new_generator(models, settings)

@@ -151,7 +151,7 @@ LEAST = {
     0: (
         *("seed", "drafter.pure_draft_prefix_len", "drafter.mask_token_id", "data.held_out", "preflight.rows"),
         *("eval.every", "regenerate.num_prompts", "decode.seed", "decode.num_prompts", "decode.num_drafts"),
-        *("decode.cores", "train.lambda_decay_ratio", "train.hang_seconds"),
+        *("decode.head_candidates", "decode.cores", "train.lambda_decay_ratio", "train.hang_seconds"),
     ),
     1: (
         *("drafter.num_layers", "drafter.gru_hidden_dim", "drafter.emb_dim", "train.steps", "train.batch_size"),

@@ -40,6 +40,7 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
     generator = builders.evaluation_generator(config, models, ())
     with jax.set_mesh(layout.mesh):
         programs, cache = compile_programs(models, generator, layout.mesh)
+    read = round_bytes(models, cache, generator.settings.drafting.head_candidates)
     memory = {mode: compiled.memory(program) for mode, program in programs.items()}
     texts = {mode: program.as_text() for mode, program in programs.items()}
     # The training state and the target, placed for the training step, stay in memory.
@@ -55,7 +56,7 @@ def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, stat
         "resident_bytes_per_chip": resident,
         "temporary_bytes_per_chip": max(entry["temporary"] for entry in memory.values()),
         "peak_bytes_per_chip": resident + max(entry["peak"] for entry in memory.values()),
-        "bytes_per_round": {mode: count for mode, count in round_bytes(models, cache).items() if mode in programs},
+        "bytes_per_round": {mode: count for mode, count in read.items() if mode in programs},
         "weight_gathers_in_loop": gathers,
         "collectives": {mode: compiled.collectives(text) for mode, text in texts.items()},
     }
@@ -89,11 +90,11 @@ def compile_programs(
     return made, state
 
 
-def round_bytes(models: Models, state: DecodeState) -> dict[str, int]:
+def round_bytes(models: Models, state: DecodeState, head_candidates: int = 0) -> dict[str, int]:
     """mode → bytes of weights and of full caches that a device reads in a round.
 
     A drafted round reads the lm_head twice, for the base logits and to verify. The Domino head is read once for each
-    draft that it corrects.
+    draft that it corrects, of its vocabulary matrix the rows of the candidates (0: all of them).
     """
     target, drafter = models.target_params, models.drafter_params
     tied = models.target.config.tie_word_embeddings
@@ -102,7 +103,13 @@ def round_bytes(models: Models, state: DecodeState) -> dict[str, int]:
     lm_head = read["embed_tokens" if tied else "lm_head"]
     backbone = plain + device_bytes((lm_head, drafter["backbone"], state.draft_cache))
     config = models.drafter.config
-    head = (config.block_size - config.suffix_start) * device_bytes(drafter["head"]) if config.has_head else 0
+    head = 0
+    if config.has_head:
+        vocabulary = device_bytes(drafter["head"]["up"])
+        rows = state.done.shape[0] * head_candidates
+        part = min(rows / config.vocab_size, 1) if head_candidates else 1
+        each = device_bytes(drafter["head"]) - round((1 - part) * vocabulary)
+        head = (config.block_size - config.suffix_start) * each
     return {BASELINE: plain, BACKBONE: backbone, DOMINO: backbone + head}
 
 

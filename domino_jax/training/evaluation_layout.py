@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.drafter import Drafter, rows_together
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 
@@ -41,7 +41,7 @@ class EvaluationLayout:
 
     def drafter_params(self, params: Any) -> Any:
         """The same for the drafter's, float32; matrices come in the type that their products cast them to."""
-        return _moved(params, self._drafter, np.dtype(self.drafter.dtype))
+        return rows_together(_moved(params, self._drafter, np.dtype(self.drafter.dtype)))
 
 
 def _moved(params: Any, place: Callable, matrices: np.dtype | None) -> Any:

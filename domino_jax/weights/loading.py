@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.drafters.drafter import Drafter, DrafterConfig
+from domino_jax.drafters.drafter import Drafter, DrafterConfig, rows_together
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
@@ -132,7 +132,7 @@ def load_models(
     dtype = np.dtype(loaded.model.dtype)
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
     drafter = Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head)
-    return Models(loaded.model, loaded.params, drafter, params)
+    return Models(loaded.model, loaded.params, drafter, rows_together(params))
 
 
 def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:

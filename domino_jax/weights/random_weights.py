@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
+from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params, rows_together
 from domino_jax.drafters.pair import Models
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3
@@ -43,7 +43,8 @@ def random_drafter(
     """The target with a drafter of `config` and random weights; split_head as for load_models."""
     drafter = Drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None and not split_head)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    return Models(loaded.model, loaded.params, drafter, random_params(shapes, loaded.model.dtype, sharding))
+    params = random_params(shapes, loaded.model.dtype, sharding)
+    return Models(loaded.model, loaded.params, drafter, rows_together(params))
 
 
 def random_params(shapes: Any, dtype: Any, sharding: Sharding = None) -> Any:

@@ -1,11 +1,13 @@
 """Decoding compiled for devices that are not here: bounds, launches, and the tables."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from benchmarks import compile_decode, compile_decode_tables, compiler_text
+from domino_jax.drafters.drafter import rows_together
 from domino_jax.models import sharding
 
 
@@ -53,6 +55,33 @@ def test_what_a_step_must_move_is_every_weight_it_multiplies_with_and_the_cache(
     assert must["head"] == head
     parts = must["verify17"] + must["draft"] + must["head"]
     assert max(must["verify17"], must["draft"], must["head"]) < must["round"] < parts, "the lm_head counts once"
+    vocabulary, rows = 2 * 256 * 151_936, 15 * 64 * 2 * 256
+    assert must["head64"] == head - vocabulary + rows + 4 * 16 * 151_936  # the base logits of 16 drafts
+    assert must["round64"] == must["round"] - vocabulary + rows
+
+
+def test_the_programs_of_an_entry_are_counted_and_named_as_the_compilers_files():
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+    made = compile_decode.programs(mesh, compile_decode.models_on(mesh, "0.6b", layers=3))
+    assert len(made) == compile_decode.PROGRAMS and compile_decode_tables.ROUND in made
+    assert {f"head{count}" for count in compile_decode_tables.COUNTS} < set(made)
+    for label, (function, arguments) in made.items():
+        if label.startswith(("head", "round")):
+            assert function.__name__ == label
+        if label.startswith("head"):
+            assert jax.eval_shape(function, *arguments).shape == (1, 16)
+
+
+def test_the_head_of_an_absent_chip_has_the_numbers_of_a_token_side_by_side(monkeypatch):
+    """The order [V, E] of a matrix [E, V]; on a CPU it stays as it is."""
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+    models = compile_decode.models_on(mesh, "0.6b", layers=3)
+    assert rows_together(models.drafter_params) is models.drafter_params
+    kernel = models.drafter_params["head"]["up"]["kernel"]
+    monkeypatch.setattr(type(kernel.sharding), "device_set", {SimpleNamespace(platform="tpu")})
+    stored = rows_together(models.drafter_params)["head"]["up"]["kernel"]
+    assert stored.format.layout.major_to_minor == (1, 0)
+    assert (stored.shape, stored.sharding) == (kernel.shape, kernel.sharding)
 
 
 def test_the_entries_cover_every_size_and_chip():
@@ -69,8 +98,9 @@ def program(traffic: float, **others) -> dict:
 
 
 def entry() -> dict:
-    sizes = {"step": 4e9, "round": 6e9, "verify17": 4e9, "verify64": 5e9, "draft": 1e9, "head": 1e9}
-    must = dict.fromkeys(("step", "verify17", "draft", "head"), 4e9) | {"round": 5e9}
+    sizes = {"step": 4e9, "round64": 6e9, "verify17": 4e9, "verify64": 5e9, "draft": 1e9, "head64": 1e9}
+    sizes |= {"round": 8e9, "head": 2e9, "head16": 0.5e9}
+    must = dict.fromkeys(("step", "verify17", "draft", "head64"), 4e9) | {"round64": 5e9}
     programs = {name: program(size) for name, size in sizes.items()}
     return {"date": "2026-11-21", "jax": "0.10.2", "must": must, "programs": programs}
 
@@ -82,12 +112,14 @@ def test_the_rows_of_the_tables():
     ]
     parts = cells(compile_decode_tables.parts_row("8b-v5p-tp4", entry()))
     assert parts[3:] == ["4.00 / 4.00 / 9.00", "4.00 / 1.00 / 9.00", "4.00 / 1.00 / 9.00"]
+    heads = cells(compile_decode_tables.candidates_row("8b-v5p-tp4", entry()))
+    assert heads[3:] == ["2.00, 0.50, 1.00, –", "8.00, 6.00", "2.00, 1.50"]
     assert compile_decode_tables.places("8b-v5p-tp4split") == ["8B", "v5p", "4, split head"]
 
 
 def test_a_model_that_is_larger_than_the_chip_is_marked():
     found = entry()
-    found["programs"]["round"]["peak"] = 17e9
+    found["programs"]["round64"]["peak"] = 17e9
     assert "17.0 of 16 **does not fit**" in compile_decode_tables.row("8b-v5e-tp1", found)
     found["programs"] = {name: {"error": "RESOURCE_EXHAUSTED"} for name in found["programs"]}
     assert "**does not fit**" in compile_decode_tables.row("8b-v5e-tp1", found)

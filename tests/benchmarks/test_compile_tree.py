@@ -5,12 +5,10 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from benchmarks import compile_decode, compile_decode_tables, compile_tree, compile_tree_tables
 from domino_jax.decoding.propose import draft_base
 from domino_jax.decoding.rounds import speculative_round
-from domino_jax.decoding.tree import CHUNK, largest
 from domino_jax.models import sharding
 from tests.benchmarks.test_compile_decode import cells
 from tests.helpers.decoding_models import make_generator, random_models
@@ -78,19 +76,6 @@ def test_cycles_of_a_loop_count_in_every_turn():
     )
     assert compile_tree.turned_cycles(text, trips=16) == 7 + 16 * 10
     assert compile_tree.turned_cycles("ENTRY %main () -> s32[] {\n}", trips=16) is None
-
-
-@pytest.mark.parametrize("size", [3 * CHUNK, 9 * CHUNK + 5])
-def test_the_largest_are_found_without_a_sort_of_all(size):
-    """Few distinct values, so that ties decide, and whole chunks of -inf; three candidates of two rows."""
-    values = np.random.default_rng(size).integers(0, 30, (2, 1, size)).astype(np.float32)
-    values[0, 0, CHUNK:] = -np.inf
-    values[1, 0, : 2 * CHUNK] = -np.inf
-    expected = jax.lax.top_k(values, 3)
-    for ours, theirs in zip(largest(jnp.asarray(values), 3), expected, strict=True):
-        assert ours.tolist() == theirs.tolist()
-    none = jnp.full((1, size), -jnp.inf)
-    assert largest(none, 3)[1].tolist() == [[0, 1, 2]]
 
 
 # ----------------------------------------------------------------------------------------------------- the tables

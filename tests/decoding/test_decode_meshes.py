@@ -122,6 +122,11 @@ def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
     assert found["domino"] == found["tree"] == on_one_device()
 
 
+@pytest.mark.parametrize("name", [*FAST, "split_head"])
+def test_few_candidates_change_no_text_on_a_mesh_with_a_whole_and_with_a_split_head(name):
+    assert measured()[name]["candidates"] == on_one_device(name == "tied")
+
+
 @pytest.mark.slow
 def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
     """Those of golden.json: without a mesh the command gives them too (test_decode_command.py)."""

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.decoding.candidates import pick_candidates
 from domino_jax.decoding.propose import draft_base, propose
 from domino_jax.decoding.settings import DraftSettings, SamplingParams, TreeSettings
-from domino_jax.decoding.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, pick_candidates, propose_tree
+from domino_jax.decoding.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, log_rest, propose_tree
 from domino_jax.decoding.verify import accept_tree, verify
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import keep_path
@@ -155,10 +156,11 @@ def test_a_tree_may_be_deeper_than_the_chain_beside_it():
 
 
 def test_scores_are_log_probabilities_over_the_vocabulary_though_only_candidates_are_scored():
-    """The tail stands for the rest: without it the candidates' probabilities would add up to 1."""
+    """Without the rest the candidates' probabilities would add up to 1."""
     base = jnp.array(np.random.default_rng(0).normal(0, 2, (1, 3, VOCAB)), jnp.float32)
-    few = pick_candidates(base, 4, jnp.float32(1.0))
-    scores = edge_scores(few.logits[:, 1, None], few.tail[:, 1, None, None], None, GREEDY, DraftSettings())
+    few = pick_candidates(base, 4)
+    rest = log_rest(base, few.logits)
+    scores = edge_scores(few.logits[:, 1, None], rest[:, 1, None, None], None, GREEDY, DraftSettings())
     expected = jax.nn.log_softmax(base[0, 1])[few.tokens[0, 1]]
     np.testing.assert_allclose(scores[0, 0], expected, atol=1e-5)
     assert few.tokens[0, 1].tolist() == np.argsort(-np.asarray(base[0, 1]), kind="stable")[:4].tolist()

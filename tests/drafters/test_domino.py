@@ -127,6 +127,19 @@ def test_residual_is_the_low_rank_product_of_z_first_and_state_second():
     np.testing.assert_allclose(head.apply(params, z, x), expected, atol=1e-5)
 
 
+def test_the_residual_of_a_few_tokens_is_that_of_the_whole_vocabulary():
+    """Two states over one slot, five tokens."""
+    head, params = head_alone()
+    z, x = random_blocks(blocks=2)
+    states = head.apply(params, x, method="prefix_states")[:, 0]
+    half = head.apply(params, z[:1, 0], method="hidden_half")
+    tokens = jnp.array([7, 0, 79, 7, 3])
+    rows = head.apply(params, tokens, method="rows")
+    assert rows.shape == (5, 6)
+    few = head.apply(params, half, states, rows, method="residual_of")
+    np.testing.assert_allclose(few, head.apply(params, half, states, method="residual")[:, tokens], atol=1e-5)
+
+
 @pytest.mark.parametrize("shift_label, prefix, start", [(True, 1, 1), (True, 0, 0), (False, 1, 2), (False, 0, 1)])
 def test_suffix_start(shift_label, prefix, start):
     assert tiny_drafter(tiny_target().config, shift_label, prefix).config.suffix_start == start

@@ -3,9 +3,9 @@
     JAX_NUM_CPU_DEVICES=8 python -m tests.helpers.decode_mesh_run '{"name": [2, 4], ...}'
 
 With JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID in the environment the devices are those of several
-processes. Prints one JSON object: name → {mode: texts, "split": leaves of the parameters that no device holds whole,
-"sizes": slots of the caches of plain decoding, "cache": share of the target's cache on one device}. Two names are for
-something else: EVALUATION and COMMAND.
+processes. Prints one JSON object: name → {mode: texts, "candidates": texts of chains with few candidates, "split":
+leaves of the parameters that no device holds whole, "sizes": slots of the caches of plain decoding, "cache": share of
+the target's cache on one device}. Two names are for something else: EVALUATION and COMMAND.
 """
 
 import json
@@ -31,6 +31,7 @@ from tests.helpers.decoding_models import make_generator, random_models, random_
 PROMPTS = random_prompts(11)
 MODES = ("autoregressive", "domino", "tree")
 TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
+CANDIDATES = 5  # of the chains in "candidates"
 EVALUATION = "evaluation"  # the name under which meshes (data, fsdp, tensor) are for the trainer's evaluation
 COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
 
@@ -61,6 +62,8 @@ def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) ->
         made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), tree=TREE, smallest_cache=16)
         modes = MODES[1:] if split_head else MODES
         found = {mode: texts(made.generate(PROMPTS, mode)) for mode in modes}
+        few = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), head_candidates=CANDIDATES)
+        found["candidates"] = texts(few.generate(PROMPTS, "domino"))
         state = made.start(PROMPTS[:8], range(8))
         keys = state.target_cache[0][0]
         leaves = jax.tree.leaves((models.target_params, models.drafter_params))

@@ -38,7 +38,7 @@ train.num_anchors checkpoint.every checkpoint.keep eval.batch_size eval.num_prom
 decode.max_new_tokens decode.tree.candidates decode.tree.lanes decode.mesh.data regenerate.batch_size
 regenerate.max_new_tokens mesh.data mesh.fsdp""".split()
 FROM_ZERO = """drafter.mask_token_id drafter.pure_draft_prefix_len seed data.held_out preflight.rows eval.every
-decode.seed decode.top_k decode.num_drafts decode.num_prompts decode.tree.depth
+decode.seed decode.top_k decode.head_candidates decode.num_drafts decode.num_prompts decode.tree.depth
 regenerate.num_prompts regenerate.top_k""".split()
 BAD = [
     *((key, 0) for key in COUNTS),

@@ -34,10 +34,11 @@ GATHERS = """
 
 @functools.lru_cache
 def found() -> dict:
-    """Of two layers on one device, two prompts at a time."""
+    """Of two layers on one device, two prompts at a time, five candidates for the head."""
     config = qwen3.get_config("unused")
     config.target.dtype = "float32"
     config.decode.cache_length, config.decode.max_new_tokens, config.eval.batch_size = 64, 16, 2
+    config.decode.head_candidates = 5
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     models = random_models()
     optimizer = make_optimizer(config.train.optimizer)
@@ -70,7 +71,8 @@ def test_a_drafted_round_reads_both_models_and_the_head_for_each_corrected_draft
     weights = found()["expected"][0] - (0 if target.tie_word_embeddings else lm_head)
     assert read["autoregressive"] == weights + cache[target]
     assert read["backbone"] == read["autoregressive"] + lm_head + backbone + cache[drafter]
-    assert read["domino"] == read["backbone"] + (drafter.block_size - drafter.suffix_start) * head
+    unread = (64 - 2 * 5) * 4 * drafter.emb_dim  # rows of the head's vocabulary that are no candidates of two prompts
+    assert read["domino"] == read["backbone"] + (drafter.block_size - drafter.suffix_start) * (head - unread)
 
 
 def test_gathers_of_whole_matrices_in_loops_are_counted():
