@@ -165,7 +165,7 @@ class LoadSettings:
     thinking: bool = False
     draft_scale: float | None = None
     num_drafts: int | None = None
-    head_candidates: int = 0
+    head_candidates: int = 64
     tree: TreeSettings | None = None
     temperature: float = 0.0
 

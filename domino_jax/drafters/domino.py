@@ -101,7 +101,9 @@ class DominoHead(nn.Module):
 
     def step(self, state: jax.Array, x: jax.Array) -> jax.Array:
         """State [B, U] and one token's embedding [B, D] → the state after it (the drafting face)."""
-        return self.gru.advance(state, self.gru.input_gates(x))
+        # Without the barrier the compiler for GPUs computes all earlier states again from their gates in every step of
+        # an unrolled loop: 0.15 GB of 0.71 that a head of 64 candidates moved at Qwen3-8B.
+        return jax.lax.optimization_barrier(self.gru.advance(state, self.gru.input_gates(x)))
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t (the teacher-forced face)."""
