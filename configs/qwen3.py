@@ -148,8 +148,8 @@ def _decode() -> config_dict.ConfigDict:
     # share the target's noise, for a device, dtype, batch size and sampling. It stores them with the drafter, and
     # decode reads there what is left open here.
     decode.num_drafts = 0  # tokens drafted and verified; 0: tuned, else all that the drafter's block gives
-    # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, of which
-    # a matrix is then read once per draft (docs/compile_decode.md).
+    # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
+    # matrix is then read once per draft (docs/compile_decode.md).
     decode.head_candidates = 64
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)
     # Rows of the verifying pass, the anchor included. Absent: nodes, lanes, candidates and beta as tuned, else 64 nodes
