@@ -153,8 +153,8 @@ def fit_to_drafter(
     drafts = at_most("decode.num_drafts", settings.num_drafts, most, reason)
     settings = dataclasses.replace(settings, num_drafts=drafts)
     if drafter.has_head:
-        reason = f"the vocabulary has {drafter.vocab_size} tokens"
-        count = at_most("decode.head_candidates", settings.head_candidates, drafter.vocab_size, reason)
+        vocabulary = f"the vocabulary has {drafter.vocab_size} tokens"
+        count = at_most("decode.head_candidates", settings.head_candidates, drafter.vocab_size, vocabulary)
         settings = dataclasses.replace(settings, head_candidates=count)
     if settings.tree:
         depth = at_most("decode.tree.depth", settings.tree.depth, most, reason)

@@ -78,7 +78,7 @@ def test_the_head_of_an_absent_chip_has_the_numbers_of_a_token_side_by_side(monk
     models = compile_decode.models_on(mesh, "0.6b", layers=3)
     assert rows_together(models.drafter_params) is models.drafter_params
     kernel = models.drafter_params["head"]["up"]["kernel"]
-    monkeypatch.setattr(type(kernel.sharding), "device_set", {SimpleNamespace(platform="tpu")})
+    monkeypatch.setattr(type(kernel.sharding), "device_set", [SimpleNamespace(platform="tpu")])
     stored = rows_together(models.drafter_params)["head"]["up"]["kernel"]
     assert stored.format.layout.major_to_minor == (1, 0)
     assert (stored.shape, stored.sharding) == (kernel.shape, kernel.sharding)
