@@ -54,6 +54,8 @@ def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     chunks = -(-values.shape[-1] // CHUNK)
     if chunks <= 2 * count:
         return jax.lax.top_k(values, count)
+    # Without the barrier the compiler for TPUs cuts the lm_head into chunks instead, and copies it for that in a round.
+    values = jax.lax.optimization_barrier(values)
     widths = [(0, 0)] * (values.ndim - 1) + [(0, chunks * CHUNK - values.shape[-1])]
     parts = jnp.pad(values, widths, constant_values=-jnp.inf).reshape(*values.shape[:-1], chunks, CHUNK)
     best = jnp.sort(jax.lax.top_k(parts.max(axis=-1), count)[1], axis=-1)  # in their order, for ties
