@@ -160,9 +160,12 @@ def rows_together(params: dict) -> dict:
     kernel = params["head"]["up"]["kernel"]
     if any(device.platform == "cpu" for device in kernel.sharding.device_set):
         return params
-    stored = Format(Layout(major_to_minor=(1, 0)), kernel.sharding)
-    if isinstance(kernel, jax.ShapeDtypeStruct):
-        kernel = jax.ShapeDtypeStruct(kernel.shape, kernel.dtype, sharding=stored)
-    else:
-        kernel = jax.device_put(kernel, stored)
-    return {**params, "head": {**params["head"], "up": {"kernel": kernel}}}
+    return {**params, "head": {**params["head"], "up": {"kernel": transposed_in_memory(kernel)}}}
+
+
+def transposed_in_memory(matrix: jax.Array | jax.ShapeDtypeStruct) -> jax.Array | jax.ShapeDtypeStruct:
+    """The same matrix with the numbers of a column side by side in memory."""
+    stored = Format(Layout(major_to_minor=(1, 0)), matrix.sharding)
+    if isinstance(matrix, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(matrix.shape, matrix.dtype, sharding=stored)
+    return jax.device_put(matrix, stored)

@@ -19,7 +19,7 @@ from domino_jax.decoding.api import Decoder, prompt_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings, decode_settings, supported_modes
 from domino_jax.decoding.terminal import chat, show
-from domino_jax.drafters.drafter import Drafter, DrafterConfig
+from domino_jax.drafters.drafter import Drafter, DrafterConfig, rows_together
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
@@ -215,7 +215,7 @@ def decode_trained(
     if needs_drafter(requested.modes):
         drafter = Drafter(drafter_config, np.dtype(requested.dtype))
         rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
-        models = Models(target.model, target.params, drafter, rounded)
+        models = Models(target.model, target.params, drafter, rows_together(rounded))
         settings, notes = fit_to_drafter(requested, drafter_config, ())
         print(*notes, sep="\n", end="\n" * bool(notes))
         path = f"{os.fspath(output).rpartition('/')[0]}/export"

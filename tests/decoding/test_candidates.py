@@ -1,6 +1,7 @@
 """candidates.py: a chain whose head corrects few tokens per slot drafts the best of them and changes no text."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from domino_jax.decoding.candidates import CHUNK, largest
 from domino_jax.decoding.propose import draft_base, roll_out_head
 from domino_jax.decoding.sampling import RowSampling
 from domino_jax.decoding.settings import DraftSettings, SamplingParams
+from domino_jax.drafters.drafter import transposed_in_memory
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import (
     DRAFTERS,
@@ -89,6 +91,23 @@ def test_few_candidates_change_no_token(case):
     choices = {"head_candidates": 3, **choices}
     made = make_generator(random_models(4), sampling=sampling, batch_size=batch, **choices)
     check_lossless(made, random_prompts(12), ("autoregressive", "domino"))
+
+
+def test_a_head_that_is_stored_by_tokens_drafts_the_same():
+    """As accelerators store it; the program takes the matrix in that order."""
+    models, prompts = random_models(4), random_prompts(3)
+    head = models.drafter_params["head"]
+    stored = {**head, "up": {"kernel": transposed_in_memory(head["up"]["kernel"])}}
+    others = models.replace(drafter_params={**models.drafter_params, "head": stored})
+    usual, other = (make_generator(each, head_candidates=5, batch_size=2) for each in (models, others))
+    assert other.generate(prompts, "domino") == usual.generate(prompts, "domino")
+    orders = [_order_of_the_last_matrix(each) for each in (usual, other)]
+    assert orders == ["f32[8,64]{1,0}", "f32[8,64]{0,1}"]
+
+
+def _order_of_the_last_matrix(made) -> str:
+    [program] = [program for key, program in made.compiled.items() if key[0] == "draft"]
+    return re.search(r"f32\[8,64\]\{[01],[01]\}", program.as_text())[0]
 
 
 def test_a_trained_drafter_loses_little_with_a_quarter_of_the_vocabulary():
