@@ -180,15 +180,16 @@ def regenerate_rows(
 def own_batches(
     started: Sequence[Conversation], batch_size: int, done: set[str], processes: ProcessGroup
 ) -> Iterator[list[Conversation]]:
-    """The work of this process: every count-th batch, without the rows that have an answer.
+    """The work of this process: every count-th batch, unless all its rows have an answer.
 
-    The batches are the same whatever is done already and however many processes there are, so a row is always computed
-    beside the same neighbours, and the rows are those of an uninterrupted run also where the arithmetic rounds.
+    The batches are the same whatever is done already and however many processes there are. So a row is always computed
+    beside the same neighbours, in a batch that shrinks when they end, and the rows are those of an uninterrupted run
+    also where the arithmetic rounds.
     """
     for number, batch in enumerate(batches(started, batch_size)):
-        missing = [conversation for conversation in batch if conversation.row["id"] not in done]
+        missing = any(conversation.row["id"] not in done for conversation in batch)
         if missing and number % processes.count == processes.index:
-            yield missing
+            yield batch
 
 
 def answer(
@@ -199,9 +200,9 @@ def answer(
     thinking: bool,
     done: set[str],
 ) -> None:
-    """Answers batch after batch into this process' file."""
+    """Answers batch after batch into this process' file; rows that have an answer are not written again."""
     processes, total = files.processes, len(files.ids)
-    missing = sum(len(batch) for batch in work)
+    missing = sum(one.row["id"] not in done for batch in work for one in batch)
     here = f", {missing} of them in this one of {processes.count} processes" if processes.count > 1 else ""
     tell(processes, f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
@@ -212,8 +213,9 @@ def answer(
             # Copies, so that a conversation's answers are freed once they are written.
             batch = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in batch]
             tokens += converse(batch, answerer, tokenizer, thinking)
-            rows.append(*(output_row(one, tokenizer) for one in batch))
-            progress.advance(len(batch), f"{tokens / answerer.seconds:,.0f} tokens/s")
+            fresh = [output_row(one, tokenizer) for one in batch if one.row["id"] not in done]
+            rows.append(*fresh)
+            progress.advance(len(fresh), f"{tokens / answerer.seconds:,.0f} tokens/s")
 
 
 def tell(processes: ProcessGroup, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Prompts in, answers out: a queue of prompts over the rows of a batch, whose caches follow the longest row."""
+"""Prompts in, answers out: a queue of prompts over the rows of a batch that follows what is left to do."""
 
 import dataclasses
 import functools
@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.limits import Limits
-from domino_jax.decoding.loop import DecodeState, Prompts, put_row
+from domino_jax.decoding.loop import DecodeState, Prompts, put_row, take_rows
 from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.sampling import RowSampling, SamplingKind, request_keys
 from domino_jax.decoding.settings import GeneratorSettings, canonical_mode
 from domino_jax.drafters.pair import Models
-from domino_jax.models.cache import resize, slots_of
+from domino_jax.models.cache import LayerCache, resize, slots_of
 
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
@@ -65,10 +65,10 @@ class _Batch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generator(Programs):
-    """Generates for any number of prompts with fixed shapes: one compiled program per mode and size of the caches.
+    """Generates for any number of prompts with fixed shapes: one compiled program per mode, rows and cache slots.
 
-    The caches have as many slots as the longest row that is not done needs (`Programs.slots`). They grow and shrink
-    between dispatches.
+    Between dispatches the caches grow and shrink to the slots that the longest unfinished row needs (`Programs.slots`),
+    and the batch shrinks to the rows that the requests left need (`Programs.batch_rows`).
 
     Made by `new_generator`.
     """
@@ -83,7 +83,7 @@ class Generator(Programs):
         requests: Sequence[int | Request] | None = None,
         between: Callable[[int], None] | None = None,
     ) -> Generated:
-        """Answers in the order of the prompts, `batch_size` of them in flight at a time, and the time they took.
+        """Answers in the order of the prompts, at most `batch_size` in flight at a time, and the time they took.
 
         Args:
             requests: for each prompt a Request, or only the id of its noise; the prompt's index when None.
@@ -97,11 +97,13 @@ class Generator(Programs):
         batch = self._batch(models, mode, prompts, requests)
         answers: list[Generation | None] = [None] * len(prompts)
         waiting = deque(range(len(prompts)))
-        rows: list[int | None] = [None] * self.settings.batch_size  # the prompt that each row answers
+        rows: list[int | None] = [None] * self.batch_rows(len(prompts))  # the prompt that each row answers
         lengths, state = np.zeros(len(rows), np.int32), None
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
         while waiting or any(index is not None for index in rows):
+            kept = self._kept(rows, len(waiting))
+            rows, lengths = [rows[slot] for slot in kept], lengths[kept]
             free = [slot for slot, index in enumerate(rows) if index is None][: len(waiting)]
             for slot in free:
                 rows[slot] = waiting.popleft()
@@ -109,12 +111,13 @@ class Generator(Programs):
             longest = max(int(lengths[slot]) for slot, index in enumerate(rows) if index is not None)
             if state is None:
                 first = [rows[slot] for slot in free]
-                state = self._start(batch, [prompts[index] for index in first], [requests[index] for index in first])
-                free = []
-            state = self._fit(batch, state, longest)
+                first = [prompts[index] for index in first], [requests[index] for index in first]
+                state, free = self._start(batch, *first, len(rows)), []
+            state = self._fit(batch, state, longest, kept)
             for slot in free:
                 state = self._admit(batch, state, slot, prompts[rows[slot]], requests[rows[slot]])
-            idle = sum(index is None for index in rows) if waiting else len(rows) - 1
+            # The dispatch ends when a request that waits can have a row, or a smaller batch holds the rest.
+            idle = 0 if waiting else len(rows) - self.smaller_batch(len(rows)) - 1
             state = self.advance(models, state, mode, most, idle, clock=batch.clock)
             if between:
                 between(sum(answer is not None for answer in answers))
@@ -157,7 +160,7 @@ class Generator(Programs):
             if done:
                 return
             tokens, rounds = len(whole.token_ids), len(whole.accept_lengths)
-            state = self._fit(batch, state, len(prompt) + tokens - 1)
+            state = self._fit(batch, state, len(prompt) + tokens - 1, [0])
             state = self.advance(models, state, mode, chunk_rounds, clock=batch.clock)
 
     # --------------------------------------------------------------------------------------------- one dispatch
@@ -242,25 +245,45 @@ class Generator(Programs):
         batch.clock.prefill_seconds += seconds
         return state
 
-    def _fit(self, batch: _Batch, state: DecodeState, longest: int) -> DecodeState:
-        """The state with caches that hold rows of `longest` tokens and a block; the one passed in is used up.
+    def _kept(self, rows: Sequence[int | None], waiting: int) -> list[int]:
+        """The slots of the rows that stay: all, or the unfinished ones and enough others to fill a smaller batch.
+
+        Args:
+            rows: the prompt of each unfinished row, None for the others.  waiting: prompts without a row.
+        """
+        unfinished = [slot for slot, index in enumerate(rows) if index is not None]
+        size = self.batch_rows(len(unfinished) + waiting)
+        if size >= len(rows):
+            return list(range(len(rows)))
+        return [*unfinished, *(slot for slot, index in enumerate(rows) if index is None)][:size]
+
+    def _fit(self, batch: _Batch, state: DecodeState, longest: int, kept: Sequence[int]) -> DecodeState:
+        """The rows `kept` with caches that hold `longest` tokens and a block; the state passed in is used up.
 
         Layer by layer, so that no more than one layer is there twice.
         """
         slots = max(batch.least, self.slots(longest + self.block_rows(batch.mode)))
-        if slots == slots_of(state.target_cache):
+        before, places = state.done.shape[0], np.array(kept, np.int32)
+        if (before, slots_of(state.target_cache)) == (len(kept), slots):
             return state
 
-        def fit(layer):
-            key = ("resize", layer[0].shape, layer[0].dtype, slots)
-            resized, seconds = self.run(batch.clock, key, functools.partial(resize, slots=slots), (layer,))
+        def run(key: tuple, function, part):
+            fitted, seconds = self.run(batch.clock, key, function, (part, places))
             batch.clock.decode_seconds += seconds
+            return fitted
+
+        def fit(layer):
+            key = ("resize", layer[0].shape, layer[0].dtype, len(kept), slots)
+            fitted = run(key, functools.partial(_fit_layer, slots=slots), layer)
             for rows in layer:
                 rows.delete()
-            return resized
+            return fitted
 
-        caches = (tuple(map(fit, cache)) for cache in (state.target_cache, state.draft_cache))
-        return state.replace(**dict(zip(("target_cache", "draft_cache"), caches, strict=True)))
+        target, draft = (tuple(map(fit, cache)) for cache in (state.target_cache, state.draft_cache))
+        state = state.replace(target_cache=(), draft_cache=())
+        if len(kept) < before:
+            state = run(("shrink", before, len(kept), _kind(state.sampling)), take_rows, state)
+        return state.replace(target_cache=target, draft_cache=draft)
 
     def _admit(
         self, batch: _Batch, state: DecodeState, slot: int, prompt: Sequence[int], request: Request
@@ -324,6 +347,12 @@ def collect(row: Sequence[Any], stop_ids: jax.Array) -> Generation:
     token_ids = [int(token) for token in tokens[:count]]
     stopped = bool(token_ids) and token_ids[-1] in np.asarray(stop_ids)
     return Generation(token_ids, [int(n) for n in accepts[:rounds]], "stop" if stopped else "length")
+
+
+def _fit_layer(layer: LayerCache, kept: jax.Array, slots: int) -> LayerCache:
+    if len(kept) < len(layer[0]):
+        layer = take_rows(layer, kept)
+    return resize(layer, slots)
 
 
 def _kind(sampling: RowSampling | None) -> tuple | None:

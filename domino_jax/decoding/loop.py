@@ -189,6 +189,11 @@ def longest_row(state: DecodeState) -> jax.Array:
     return jnp.where(state.done, 0, state.lengths).max()
 
 
+def take_rows(tree: Any, rows: jax.Array) -> Any:
+    """A state, or a part of one, of the rows at places int32 [R]; arrays [B, …] become [R, …]."""
+    return jax.tree.map(lambda leaf: leaf[rows], tree)
+
+
 def put_row(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
     """The state with the batch of one in `row` at place `slot` (traced int32): a new request where one has ended.
 

@@ -112,6 +112,23 @@ class Programs:
         rows = max(rows, self.settings.smallest_cache, SMALLEST_BUCKET)
         return min(1 << (rows - 1).bit_length(), self.settings.cache_slots)
 
+    def batch_rows(self, requests: int) -> int:
+        """The rows of the smallest batch that holds so many requests, or of the largest one."""
+        rows = self.settings.batch_size
+        while requests <= self.smaller_batch(rows) > 0:
+            rows = self.smaller_batch(rows)
+        return rows
+
+    def smaller_batch(self, rows: int) -> int:
+        """The rows of the next smaller batch, a quarter; 0 where there is none.
+
+        In fixed shape there is none, because sums over another number of rows may round otherwise. On a mesh the rows
+        of each batch are cut evenly.
+        """
+        mesh, quarter = jax.sharding.get_mesh(), rows // 4
+        uneven = not mesh.empty and quarter % sharding.row_shards(mesh)
+        return 0 if self.settings.fixed_shape or uneven else quarter
+
     def check_mode(self, mode: str) -> None:
         """Raises DominoError for a mode that does not exist, or that this drafter or these settings do not have."""
         if mode not in MODES:

@@ -121,6 +121,6 @@ def test_growing_uses_the_old_caches_up():
     state = made.start([[7, 8]], [0], rows=1)
     leaves = jax.tree.leaves((state.target_cache, state.draft_cache))
     batch = made._batch(made.models, "draft", [[7, 8]], [made.request(0)])
-    shrunk = made._fit(batch, state, 2)
+    shrunk = made._fit(batch, state, 2, [0])
     assert slots_of(shrunk.target_cache) == slots_of(shrunk.draft_cache) == 16
     assert all(leaf.is_deleted() for leaf in leaves)
