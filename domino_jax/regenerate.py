@@ -29,7 +29,8 @@ import rich.console
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
-from domino_jax.decoding.settings import SamplingParams
+from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams
+from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.drafters.pair import Models
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import checks as recipes
@@ -160,14 +161,7 @@ def regenerate_rows(
     batch_size, thinking = settings.batch_size, settings.thinking
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
-            models = Models(loaded.model, loaded.params)
-            if drafter_path is not None:
-                mesh = jax.sharding.get_mesh()
-                everywhere = None if mesh.empty else replicated(mesh)
-                models = load_models(loaded, drafter_path, everywhere)
-            answerer = Answerer(
-                models, loaded.stop_ids, batch_size, settings.max_new_tokens, settings.sampling, settings.seed
-            )
+            answerer = new_answerer(loaded, settings, drafter_path)
             started = [start_conversation(row, place, loaded.tokenizer, thinking) for place, row in enumerate(rows)]
             for conversation in started:
                 answerer.check(conversation)
@@ -175,6 +169,28 @@ def regenerate_rows(
             answer(work, files, answerer, loaded.tokenizer, thinking, done)
         files.finish()
     tell(processes, f"{files.output} holds {len(rows)} answers.")
+
+
+def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: str | None) -> Answerer:
+    """The target with a drafter, tuned as `domino_jax.tune` stored it for such batches, or without one."""
+    tuning = None
+    models = Models(loaded.model, loaded.params)
+    if drafter_path is not None:
+        setup = Setup(np.dtype(loaded.model.dtype).name, settings.batch_size, settings.sampling)
+        tuning = stored_tuning(drafter_path, setup)
+        mesh = jax.sharding.get_mesh()
+        everywhere = None if mesh.empty else replicated(mesh)
+        models = load_models(loaded, drafter_path, everywhere, tuning.block_size if tuning else 0)
+    generator_settings = GeneratorSettings(
+        cache_slots=loaded.model.config.max_position_embeddings,
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        sampling=settings.sampling,
+        seed=settings.seed,
+        drafting=tuning.chain if tuning else DraftSettings(),
+        stop_ids=tuple(loaded.stop_ids),
+    )
+    return Answerer(models, generator_settings)
 
 
 def own_batches(

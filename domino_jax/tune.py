@@ -4,10 +4,11 @@
     python -m domino_jax.tune --config=configs/qwen3_8b.py --config.drafter.path=DIR --prompts=FILE.jsonl \\
         --config.decode.temperature=1.0 --config.decode.batch_size=8 --config.decode.modes="('draft','tree')"
 
-Measures the width of the draft, with mode tree in decode.modes the shape of the tree, and at temperature > 0 how drafts
-share the target's noise (evals/tuning.py, docs/decoding.md). The text is the same each time; the speed is not. The
-result goes into <drafter>/decoding.json under device, dtype, batch size and sampling. `decode` and `domino_jax.load`
-read it there and use it wherever the recipe or the caller leaves the value open.
+Measures the width of the draft for batches of 1, 2, 4, … up to decode.batch_size rows, with mode tree in decode.modes
+the shape of the tree, and at temperature > 0 how drafts share the target's noise (evals/tuning.py, docs/decoding.md).
+The text is the same each time; the speed is not. The result goes into <drafter>/decoding.json under device, dtype,
+batch size and sampling. `decode`, `regenerate` and `domino_jax.load` read it there and use it wherever the recipe or
+the caller leaves the value open.
 """
 
 import dataclasses

@@ -150,8 +150,8 @@ class LoadSettings:
     batch_size: prompts of `generate` in flight at a time.
     thinking: for the chat template.
     draft_scale: c of drafts that share the target's noise (docs/equality.md).  num_drafts: tokens drafted a round.
-        None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size and temperature, else
-        a greedy draft of all that the block gives.
+        None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size and temperature, by
+        the rows of the batch, else a greedy draft of all that the block gives.
     head_candidates: tokens per slot that the head of a chain corrects; 0: the whole vocabulary.
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
         where a tree was faster than a chain, else none.
@@ -171,12 +171,13 @@ class LoadSettings:
 
     def drafting(self, tuning: Tuning | None) -> DraftSettings:
         """What is left open comes from the tuning."""
-        scale, num_drafts, tree = self.draft_scale, self.num_drafts, self.tree
+        scale = self.draft_scale
         if scale is None:
             scale = tuning.draft_scale if tuning else math.inf
-        if tuning and num_drafts is None and tree is None:
-            num_drafts, tree = tuning.num_drafts, tuning.tree if tuning.mode == TREE else None
-        return DraftSettings(scale=scale, num_drafts=num_drafts, tree=tree, head_candidates=self.head_candidates)
+        drafting = DraftSettings(scale=scale, num_drafts=self.num_drafts, tree=self.tree)
+        if tuning and self.num_drafts is None and self.tree is None:
+            drafting = dataclasses.replace(tuning.chain, scale=scale, tree=tuning.tree if tuning.mode == TREE else None)
+        return dataclasses.replace(drafting, head_candidates=self.head_candidates)
 
 
 def load(target: str, drafter: str | None = None, settings: LoadSettings | None = None, **changes: Any) -> Decoder:

@@ -7,7 +7,7 @@ from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import Generation, Generator, new_generator
-from domino_jax.decoding.settings import BASELINE, DRAFT, GeneratorSettings, SamplingParams
+from domino_jax.decoding.settings import BASELINE, DRAFT, GeneratorSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError
 
@@ -74,23 +74,15 @@ def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[
 
 
 class Answerer:
-    """Answers batches of conversations with a target; a drafter in `models` makes that faster and changes no answer."""
+    """Answers batches of conversations with a target; a drafter in `models` makes that faster and changes no answer.
 
-    def __init__(
-        self,
-        models: Models,
-        stop_ids: Sequence[int],
-        batch_size: int,
-        max_new_tokens: int,
-        sampling: SamplingParams,
-        seed: int,
-    ):
+    settings: of its generators, which get room for all positions of the target and a block instead of cache_slots.
+    """
+
+    def __init__(self, models: Models, settings: GeneratorSettings):
         self.models = models
-        self.stop_ids = stop_ids
-        self.batch_size = batch_size
-        self.max_new_tokens = max_new_tokens
-        self.sampling = sampling
-        self.seed = seed
+        self.settings = settings
+        self.max_new_tokens = settings.max_new_tokens
         self.mode = BASELINE if models.drafter is None else DRAFT
         self.seconds = 0.0  # spent generating so far, compilation left out
         self.limit = models.target.config.max_position_embeddings
@@ -120,19 +112,12 @@ class Answerer:
         return self.models if self.drafts(longest) else Models(self.models.target, self.models.target_params)
 
     def generator(self, longest: int) -> Generator:
-        """The one that answers prompts of this length; its caches may have all positions of the target and a block."""
+        """The one that answers prompts of this length."""
         drafts = self.drafts(longest)
         if drafts not in self.generators:
             models = self.models_for(longest)
             block = models.drafter.config.block_size + 1 if drafts else 1
-            settings = GeneratorSettings(
-                cache_slots=self.limit + block,
-                max_new_tokens=self.max_new_tokens,
-                batch_size=self.batch_size,
-                sampling=self.sampling,
-                seed=self.seed,
-                stop_ids=tuple(self.stop_ids),
-            )
+            settings = dataclasses.replace(self.settings, cache_slots=self.limit + block)
             self.generators[drafts] = new_generator(models, settings)
         return self.generators[drafts]
 

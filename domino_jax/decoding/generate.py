@@ -98,17 +98,19 @@ class Generator(Programs):
         answers: list[Generation | None] = [None] * len(prompts)
         waiting = deque(range(len(prompts)))
         rows: list[int | None] = [None] * self.batch_rows(len(prompts))  # the prompt that each row answers
-        lengths, state = np.zeros(len(rows), np.int32), None
+        lengths, rounds = np.zeros((2, len(rows)), np.int32)
+        state = None
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
         while waiting or any(index is not None for index in rows):
             kept = self._kept(rows, len(waiting))
-            rows, lengths = [rows[slot] for slot in kept], lengths[kept]
+            rows, lengths, rounds = [rows[slot] for slot in kept], lengths[kept], rounds[kept]
             free = [slot for slot, index in enumerate(rows) if index is None][: len(waiting)]
             for slot in free:
                 rows[slot] = waiting.popleft()
-                lengths[slot] = len(prompts[rows[slot]])
-            longest = max(int(lengths[slot]) for slot, index in enumerate(rows) if index is not None)
+                lengths[slot], rounds[slot] = len(prompts[rows[slot]]), 0
+            live = [slot for slot, index in enumerate(rows) if index is not None]
+            longest = int(lengths[live].max())
             if state is None:
                 first = [rows[slot] for slot in free]
                 first = [prompts[index] for index in first], [requests[index] for index in first]
@@ -123,11 +125,12 @@ class Generator(Programs):
                 between(sum(answer is not None for answer in answers))
             columns = (state.tokens, state.counts, state.accepts, state.rounds)
             done, lengths, columns = jax.device_get((state.done, state.lengths, columns))
-            lengths = np.array(lengths)
-            for slot, index in enumerate(rows):
-                if index is not None and done[slot]:
-                    answers[index] = collect([column[slot] for column in columns], self.stop_ids)
-                    batch.clock.decode_tokens += len(answers[index].token_ids) - 1
+            batch.clock.drafts += int((columns[-1] - rounds)[live].sum()) * self.verified_drafts(mode, len(rows))
+            lengths, rounds = np.array(lengths), np.array(columns[-1])
+            for slot in live:
+                if done[slot]:
+                    answers[rows[slot]] = collect([column[slot] for column in columns], self.stop_ids)
+                    batch.clock.decode_tokens += len(answers[rows[slot]].token_ids) - 1
                     rows[slot] = None
         return Generated(answers, batch.clock)
 

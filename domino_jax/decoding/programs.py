@@ -28,12 +28,16 @@ SMALLEST_BUCKET = 16
 
 @dataclasses.dataclass
 class Clock:
-    """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's."""
+    """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
+
+    drafts: that the rounds of the answers verified.
+    """
 
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     compile_seconds: float = 0.0
     decode_tokens: int = 0
+    drafts: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,9 +58,11 @@ class Programs:
 
     def rounds(self, mode: str) -> Callable[..., DecodeState]:
         """The unjitted program of a mode: (models, state, stop_ids, max_rounds, idle, longest) → state after them."""
-        drafting, settings = self.drafting(mode), self.settings
+        settings = self.settings
 
         def rounds(models, state, stop_ids, max_rounds, idle=None, longest=None):
+            drafting = self.drafting(mode, state.done.shape[0])
+
             def one_round(state):
                 if mode == BASELINE:
                     width = drafting.width(models.drafter.config) + 1 if settings.fixed_shape else None
@@ -68,11 +74,16 @@ class Programs:
 
         return rounds
 
-    def drafting(self, mode: str) -> DraftSettings:
-        """How rounds of a mode draft."""
+    def drafting(self, mode: str, rows: int | None = None) -> DraftSettings:
+        """How rounds of a mode draft: of a batch of `rows` rows, or of any batch when None."""
         has_head = self.drafter is not None and self.drafter.has_head
         tree = self.settings.drafting.tree if mode == TREE else None
-        return dataclasses.replace(self.settings.drafting, use_head=has_head and mode != BACKBONE, tree=tree)
+        drafting = dataclasses.replace(self.settings.drafting, use_head=has_head and mode != BACKBONE, tree=tree)
+        return drafting if rows is None else drafting.at(rows)
+
+    def verified_drafts(self, mode: str, rows: int) -> int:
+        """Drafts that a round of a mode verifies in each of `rows` rows."""
+        return 0 if mode == BASELINE else self.drafting(mode, rows).verified(self.drafter)
 
     def block_rows(self, mode: str) -> int:
         """Slots after the committed ones that a round of a mode writes."""
@@ -145,5 +156,10 @@ class Programs:
             )
 
     def plain(self, mode: str) -> bool:
-        """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has that of a draft."""
-        return mode == BASELINE and not self.settings.fixed_shape
+        """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has that of a draft.
+
+        So does a draft that is plain in a batch of any size.
+        """
+        if mode == BASELINE:
+            return not self.settings.fixed_shape
+        return self.drafting(mode).width(self.drafter) == 0

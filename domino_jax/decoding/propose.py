@@ -14,7 +14,12 @@ from domino_jax.models.sharding import constrain
 
 
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:
-    """Draft tokens int32 [B, M], and the draft cache with the block's rows after the committed length."""
+    """Draft tokens int32 [B, M], and the draft cache with the block's rows after the committed length.
+
+    Without drafts (num_drafts 0) nothing runs.
+    """
+    if settings.num_drafts == 0:
+        return jnp.zeros((len(state.anchors), 0), jnp.int32), state.draft_cache
     z, base, cache = draft_base(models, state, settings.num_drafts, settings.use_head)
     if settings.use_head:
         return roll_out_head(models, state, z, base, sampling, settings), cache

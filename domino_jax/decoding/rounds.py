@@ -58,7 +58,7 @@ def speculative_round(
         return tree_round(models, state, stop_ids, sampling, settings, simulated_tau=simulated_tau)[0]
     drafts, draft_cache = propose(models, state, sampling, settings)
     tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
-    taps = models.drafter.config.target_layer_ids
+    taps = models.drafter.config.target_layer_ids if draft_cache else ()
     out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=isolated)
     positions = draft_positions(state, tokens.shape[1])
     chosen = choose(out.logits, state.keys, positions, sampling)
@@ -122,10 +122,11 @@ def commit(
     """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
 
     out: features and cache with a chain's rows, at depths 0..M, right after the committed length.
+    draft_cache: () where no batch drafts.
     """
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
-    context = models.extend_context(draft_cache, out.features, positions - 1)
+    context = models.extend_context(draft_cache, out.features, positions - 1) if draft_cache else ()
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, kept = emit(state, chosen, accepted + 1, stop_ids)
     return record_round(state.replace(lengths=state.lengths + kept), kept)

@@ -144,7 +144,9 @@ class DraftSettings:
     use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
     scale: the constant c of argmax(c·log q + g) at temperature > 0, for chains: 1 shares the target's noise at full
         weight, inf is the greedy draft.
-    num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None.
+    num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None. 0 is a plain step.
+    widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain: a batch takes the first pair with
+        as many rows or more, else the last one.
     tree: draft a tree instead of a chain.
     head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0: the whole
         vocabulary. Drafters without a head do not read it.
@@ -155,17 +157,33 @@ class DraftSettings:
     num_drafts: int | None = None
     tree: TreeSettings | None = None
     head_candidates: int = 0
+    widths: tuple[tuple[int, int], ...] = ()
+
+    def at(self, rows: int) -> "DraftSettings":
+        """How a batch of `rows` rows drafts: with num_drafts alone."""
+        if self.tree or not self.widths:
+            return dataclasses.replace(self, widths=())
+        drafts = next((drafts for most, drafts in self.widths if rows <= most), self.widths[-1][1])
+        return dataclasses.replace(self, num_drafts=drafts, widths=())
 
     def width(self, config: "DrafterConfig") -> int:
-        """Drafts of a round; of a tree, those of its longest path."""
-        depth = self.tree.depth if self.tree else 0
-        return depth or self.num_drafts or config.num_drafts
+        """Drafts of a round, of the widest one where there are several; of a tree, those of its longest path."""
+        if self.tree and self.tree.depth:
+            return self.tree.depth
+        if self.widths and not self.tree:
+            return max(drafts for _, drafts in self.widths)
+        return config.num_drafts if self.num_drafts is None else self.num_drafts
+
+    def verified(self, config: "DrafterConfig") -> int:
+        """Drafts that a round verifies; of a tree, all nodes but the root."""
+        return self.tree.nodes - 1 if self.tree else self.width(config)
 
     def problem(self, block_size: int, block_drafts: int) -> Problem | None:
         """A width that a block of `block_size` slots, which gives `block_drafts` drafts, does not have."""
         change = f"but a block of {block_size} slots gives {block_drafts} drafts; lower it, or set 0"
-        if (self.num_drafts or 0) > block_drafts:
-            return Problem("num_drafts", self.num_drafts, change)
+        widest = max([self.num_drafts or 0, *(drafts for _, drafts in self.widths)])
+        if widest > block_drafts:
+            return Problem("num_drafts", widest, change)
         tree = self.tree
         if not tree:
             return None
@@ -272,7 +290,8 @@ class GeneratorSettings:
 class DecodeSettings:
     """The recipe's decode section as plain values; configs/qwen3.py describes them and has the defaults.
 
-    block_size, draft_scale: from a stored tuning; without one 0, the drafter's own, and infinity, a greedy draft.
+    block_size, draft_scale, widths: from a stored tuning; without one 0, the drafter's own block, infinity, a greedy
+        draft, and none, num_drafts for every batch.
     tree: None without the mode.
     """
 
@@ -296,6 +315,7 @@ class DecodeSettings:
     cores: int
     block_size: int = 0
     draft_scale: float = math.inf
+    widths: tuple[tuple[int, int], ...] = ()
     tree: TreeSettings | None = None
 
     @property
@@ -309,6 +329,8 @@ class DecodeSettings:
             num_drafts=self.num_drafts or None,
             tree=self.tree,
             head_candidates=self.head_candidates,
+            # In fixed shape all rounds have one width, that of plain steps.
+            widths=() if self.parity == "fixed_shape" else self.widths,
         )
 
     def generator(self, target_stop_ids: Sequence[int], batch_size: int | None = None) -> GeneratorSettings:
@@ -330,16 +352,19 @@ class DecodeSettings:
             simulated_tau=self.simulate_tau or None,
         )
 
+    def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
+        """How each mode drafts; modes that the drafter does not have are left out."""
+        modes = [mode for mode in supported_modes(self.modes, config.has_head) if mode != BASELINE]
+        return {mode: dataclasses.replace(self.drafting, tree=self.tree if mode == TREE else None) for mode in modes}
+
     def round_widths(self, config: "DrafterConfig") -> dict[str, int]:
-        """For each mode that drafts, the most tokens of a round; modes that the drafter does not have are left out."""
-        chain = DraftSettings(num_drafts=self.num_drafts or None)
-        drafting = [mode for mode in supported_modes(self.modes, config.has_head) if mode != BASELINE]
-        shapes = {mode: dataclasses.replace(chain, tree=self.tree if mode == TREE else None) for mode in drafting}
-        return {mode: shape.width(config) + 1 for mode, shape in shapes.items()}
+        """For each mode that drafts, the most tokens of a round."""
+        return {mode: drafting.width(config) + 1 for mode, drafting in self.draftings(config).items()}
 
     def as_json(self) -> dict[str, Any]:
         """JSON values; infinity becomes "inf"."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        values["widths"] = [list(pair) for pair in self.widths]
         tree = self.tree and dataclasses.asdict(self.tree)
         values["tree"] = tree and {**tree, "draft_scale": json_scale(self.tree.draft_scale)}
         return {**values, "draft_scale": json_scale(self.draft_scale)}
@@ -351,8 +376,10 @@ def json_scale(scale: float | None) -> float | str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """The fastest way to draft that `domino_jax.tune` found. mode: draft or tree, the faster one.
+    """The fastest way to draft that `domino_jax.tune` found. mode: draft or tree, the faster one in the largest batch.
 
+    num_drafts: of the fastest chain in the largest batch.
+    widths: pairs (rows, drafts) of the fastest chain by the rows of a batch, ascending; 0 drafts is a plain step.
     tree: its fastest shape within the same block; None where no tree was measured.
     """
 
@@ -361,16 +388,22 @@ class Tuning:
     num_drafts: int
     draft_scale: float
     tree: TreeSettings | None
+    widths: tuple[tuple[int, int], ...]
+
+    @property
+    def chain(self) -> DraftSettings:
+        return DraftSettings(scale=self.draft_scale, num_drafts=self.num_drafts, widths=self.widths)
 
 
 def decode_settings(decode, tuning: Tuning | None = None) -> DecodeSettings:
     """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default."""
-    names = {field.name for field in dataclasses.fields(DecodeSettings)} - {"block_size", "draft_scale", "tree"}
+    tuned = {"block_size", "draft_scale", "widths", "tree"}
+    names = {field.name for field in dataclasses.fields(DecodeSettings)} - tuned
     values = {name: tuple(decode[name]) if isinstance(decode[name], list | tuple) else decode[name] for name in names}
     if tuning:
         values["draft_scale"] = tuning.draft_scale
         if not decode.num_drafts:
-            values |= {"block_size": tuning.block_size, "num_drafts": tuning.num_drafts}
+            values |= {name: getattr(tuning, name) for name in ("block_size", "num_drafts", "widths")}
     # Without the mode a tree's rows must not count in how much cache a prompt needs.
     tree = tree_settings(decode.tree, tuning and tuning.tree) if TREE in decode.modes else None
     return DecodeSettings(**values, tree=tree)

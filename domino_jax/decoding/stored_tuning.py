@@ -1,8 +1,9 @@
 """What `domino_jax.tune` measured for a drafter, in <drafter>/decoding.json: one row per device and way to sample.
 
-{"tuned": [{"device": "cpu", "dtype": "float32", "batch_size": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
+{"tuned": [{"device": "cpu", "dtype": "float32", "batch_size": 2, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
             "min_p": 0.0, "mode": "draft", "block_size": 8, "num_drafts": 4, "draft_scale": "inf", "tree": null,
-            "prompts": 64, "measured": [{"mode": "draft", "num_drafts": 4, "tau": 3.1, …}, …]}]}
+            "widths": [[1, 8], [2, 4]], "prompts": 64,
+            "measured": [{"rows": 1, "mode": "draft", "num_drafts": 8, "tau": 3.1, "break_even_tau": 1.6, …}, …]}]}
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ FILE = "decoding.json"
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a tuning holds for. device: jax's device_kind."""
+    """What a tuning holds for. batch_size: of the largest batch.  device: jax's device_kind."""
 
     dtype: str
     batch_size: int
@@ -59,11 +60,15 @@ def tuned_settings(decode, drafter_path: str | None) -> DecodeSettings:
     settings = decode_settings(decode)
     if set(settings.modes) <= {BASELINE} or settings.simulate_tau:
         return settings
-    return decode_settings(decode, stored_tuning(drafter_path, Setup.of(settings)))
+    largest = max((settings.batch_size, *settings.concurrency))
+    return decode_settings(decode, stored_tuning(drafter_path, Setup.of(settings), largest))
 
 
-def stored_tuning(drafter_path: str | None, setup: Setup) -> Tuning | None:
-    """The tuning for this setup; None where none is stored.
+def stored_tuning(drafter_path: str | None, setup: Setup, largest: int = 0) -> Tuning | None:
+    """The tuning for this setup, perhaps with a larger batch_size; None where none is stored.
+
+    Args:
+        largest: rows that a tuning should reach, if there is one that does.
 
     Raises:
         DataError: a damaged file.
@@ -71,8 +76,10 @@ def stored_tuning(drafter_path: str | None, setup: Setup) -> Tuning | None:
     if not drafter_path:
         return None
     folder = hf.drafter_folder(drafter_path)
-    rows = [row for row in _rows(folder) if _matches(row, setup)]
-    return _tuning(folder, rows[0]) if rows else None
+    rows = [row for row in _rows(folder) if row["batch_size"] >= setup.batch_size]
+    rows = [row for row in rows if _matches(row, dataclasses.replace(setup, batch_size=row["batch_size"]))]
+    enough = [row for row in rows if row["batch_size"] >= largest] or rows
+    return _tuning(folder, min(enough, key=lambda row: row["batch_size"])) if enough else None
 
 
 def check_writable(folder: Path) -> None:
@@ -119,7 +126,8 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     raw = hf.read_json(folder, FILE, required=False)
     rows = raw.get("tuned", [])
     names = {"device", "dtype", "batch_size", *dataclasses.asdict(SamplingParams())}
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and names <= set(row) for row in rows):
+    whole = isinstance(rows, list) and all(isinstance(row, dict) and names <= set(row) for row in rows)
+    if not whole or not all(type(row["batch_size"]) is int for row in rows):
         raise _damaged(folder)
     return rows
 
@@ -130,15 +138,24 @@ def _tuning(folder: Path, row: Mapping[str, Any]) -> Tuning:
         if tree is not None:
             scale = tree["draft_scale"]
             tree = TreeSettings(**{**tree, "draft_scale": None if scale is None else float(scale)})
-        found = Tuning(row["mode"], row["block_size"], row["num_drafts"], float(row["draft_scale"]), tree)
+        widths = tuple((rows, drafts) for rows, drafts in row["widths"])
+        found = Tuning(row["mode"], row["block_size"], row["num_drafts"], float(row["draft_scale"]), tree, widths)
         counts = (found.block_size, found.num_drafts, *((tree.nodes, tree.lanes, tree.candidates) if tree else ()))
         fine = all(isinstance(count, int) and count >= 1 for count in counts) and found.draft_scale > 0
+        fine = fine and _fine_widths(widths, found.block_size)
         modes = (DRAFT, TREE) if tree else (DRAFT,)
         if not fine or found.mode not in modes or (tree and tree.problem()):
             raise ValueError("a value out of range")
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(folder) from error
     return found
+
+
+def _fine_widths(widths: tuple[tuple[int, int], ...], block_size: int) -> bool:
+    rows = [count for count, _ in widths]
+    whole = all(type(value) is int for pair in widths for value in pair)
+    rising = bool(rows) and whole and rows == sorted({*rows}) and rows[0] >= 1
+    return rising and all(0 <= drafts <= block_size for _, drafts in widths)
 
 
 def _damaged(folder: Path) -> DataError:

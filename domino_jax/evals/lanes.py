@@ -152,7 +152,7 @@ def record_rounds(lane: Lane, prompts: Sequence[Prompt], most: int) -> list[list
 
 
 def _one_round(generator: Generator, mode: str, models: Models, state: DecodeState, stop_ids: jax.Array):
-    settings, sampling = generator.drafting(mode), generator.settings.sampling
+    settings, sampling = generator.drafting(mode, state.done.shape[0]), generator.settings.sampling
     if mode == TREE:
         return tree_round(models, state, stop_ids, sampling, settings)
     drafts, _ = propose(models, state, state.sampling or sampling, settings)

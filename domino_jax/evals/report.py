@@ -13,9 +13,9 @@ Definitions, the same wherever a figure is shown:
   time_split       of a round, in milliseconds (round_times.py): draft + head + verify + other = round; commit is the
                    part of other that was timed too; head_share is what leaving the head out saves, as a share of the
                    round; loop_overhead is round / (draft + head + verify + commit); step is a plain step, timed
-                   alternately with the rounds
+                   alternately with the rounds; drafts: that the round verifies in each row of a full batch
   break_even_tau   round / step of time_split: the τ from which on a mode is faster than plain decoding
-  drafts_per_round drafts that a round verifies, the mean
+  drafts_per_round drafts that a round verifies, the mean over the rounds of all answers
   step_bounds      lower bounds of an autoregressive step (round_times.py): bare_step_ms is the target's pass in a
                    jitted loop without sampling and bookkeeping; bytes_at_copy_bandwidth_ms is the bytes of weights and
                    cache on a device over the bandwidth of a copy in the same run. Weights that fit into a processor's
@@ -88,7 +88,7 @@ def build_report(
     step_seconds = split[BASELINE]["round"] if BASELINE in split else None
     for mode, figures in modes.items():
         timed = split[mode] if mode in split and mode != BASELINE else None
-        figures["time_split"] = _time_split(timed, step_seconds) if timed else None
+        figures["time_split"] = _time_split(timed, step_seconds, info.drafts_per_round[mode]) if timed else None
         figures["break_even_tau"] = ratio(timed["round"], step_seconds) if timed else None
     by_task = {}
     for name, task_runs in (tasks or {}).items():
@@ -129,7 +129,7 @@ def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
     }
 
 
-def _time_split(parts: Mapping[str, float], step: float | None) -> dict[str, Any]:
+def _time_split(parts: Mapping[str, float], step: float | None, drafts: int) -> dict[str, Any]:
     """Milliseconds, of seconds; None for what was not timed apart."""
     timed = sum(parts[name] for name in TIMED) if parts.keys() >= set(TIMED) else None
     saved = max(0.0, parts["round"] - parts["without_head"]) if "without_head" in parts else None  # may be all noise
@@ -137,6 +137,7 @@ def _time_split(parts: Mapping[str, float], step: float | None) -> dict[str, Any
         "unit": "milliseconds per round",
         **{name: parts[name] * 1e3 if name in parts else None for name in SPLIT},
         "step": None if step is None else step * 1e3,
+        "drafts": drafts,
         "head_share": ratio(saved, parts["round"]),
         "loop_overhead": ratio(parts["round"], timed),
     }

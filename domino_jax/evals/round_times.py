@@ -14,7 +14,7 @@ from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.decoding.loop import DecodeState, emit, record_round
 from domino_jax.decoding.propose import draft_base, draft_positions, roll_out_head
 from domino_jax.decoding.sampling import Sampling, choose
-from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT, LARGEST, DraftSettings
+from domino_jax.decoding.settings import BACKBONE, DOMINO, DRAFT, LARGEST, DraftSettings
 from domino_jax.decoding.verify import accept_chain, verify
 from domino_jax.drafters.pair import Models
 
@@ -32,7 +32,7 @@ def round_split(
     draft: the backbone's pass and the base logits.  head: its rollout.  verify: the target's pass and its choices.
     commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and the
     loop itself.  round: the whole.  without_head (of drafts with a head): the whole, drafting from base logits alone.
-    Of mode tree only the whole round is timed, and of plain decoding the step.
+    Of mode tree and of chains without drafts only the whole round is timed, and of plain decoding the step.
 
     A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
     one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
@@ -47,15 +47,16 @@ def round_stopwatches(
 ) -> dict[str, Callable[[int], float]]:
     """What round_split times, as turns → seconds: parts of a chain by name, whole rounds by round_of."""
     live, with_head, parts = endless(state), _with_head(generator, modes), {}
-    if set(modes) & set(CHAINS):
-        parts = _parts(state.sampling or generator.settings.sampling, generator.drafting(DRAFT))
+    drafting = generator.drafting(DRAFT, state.done.shape[0])
+    if set(modes) & set(CHAINS) and drafting.num_drafts != 0:
+        parts = _parts(state.sampling or generator.settings.sampling, drafting)
     timed = {
         name: _stopwatch(jax.jit(program), models, live)
         for name, program in parts.items()
         if name != "head" or with_head
     }
     # The head's cost is the difference of two rounds.
-    whole = {*modes, *((BACKBONE,) if with_head else ())}
+    whole = {*modes, *((BACKBONE,) if with_head and parts else ())}
     # Named apart from the parts, because `draft` is both a part and a mode.
     return timed | {round_of(mode): round_stopwatch(models, generator, live, mode) for mode in sorted(whole)}
 
@@ -84,7 +85,7 @@ def _stopwatch(program: Callable, *arguments) -> Callable[[int], float]:
 
 def round_stopwatch(models: Models, generator: Generator, live: DecodeState, mode: str) -> Callable[[int], float]:
     """turns → seconds of that many rounds, or plain steps, by the program that generations run."""
-    if mode == BASELINE and not generator.settings.fixed_shape:
+    if generator.plain(mode):
         live = live.replace(draft_cache=())  # as plain generations start
     endless_generator = dataclasses.replace(generator, stop_ids=jnp.full_like(generator.stop_ids, -1))
 
@@ -103,7 +104,7 @@ def round_of(mode: str) -> str:
 
 
 def _split(mode: str, seconds: Mapping[str, float], with_head: bool) -> dict[str, float]:
-    if mode not in CHAINS:
+    if mode not in CHAINS or "verify" not in seconds:  # a tree, a plain step
         return {"round": seconds[round_of(mode)]}
     parts = {name: seconds[name] for name in ("draft", "verify", "commit")}
     parts["head"] = seconds["head"] if with_head else 0.0

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.decoding.settings import TREE, DecodeSettings
+from domino_jax.decoding.settings import DecodeSettings
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt, fingerprint
@@ -76,9 +76,10 @@ class RunInfo:
 
     @property
     def drafts_per_round(self) -> dict[str, int]:
-        """By drafting mode, the drafts that a round verifies; of a tree all nodes but the root."""
-        tree = self.settings.tree
-        return {mode: tree.nodes - 1 if mode == TREE else width - 1 for mode, width in self.round_widths.items()}
+        """By drafting mode, the drafts that a round of a full batch verifies."""
+        config, settings = self.drafter_config, self.settings
+        draftings = settings.draftings(config) if config else {}
+        return {mode: drafting.at(settings.batch_size).verified(config) for mode, drafting in draftings.items()}
 
     def origin(self) -> dict[str, Any]:
         """JSON values by section: where everything comes from. A folder is continued or shown for these alone."""

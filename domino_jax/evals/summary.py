@@ -32,7 +32,7 @@ def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> d
     for mode, figures in modes.items():
         for name, rate in speedups.items():
             figures[name] = ratio(figures[rate], modes[BASELINE][rate]) if baseline else None
-        figures["drafts_per_round"] = info.drafts_per_round[mode] if mode != BASELINE else None
+        figures["drafts_per_round"] = ratio(runs[mode].clock.drafts, figures["rounds"]) if mode != BASELINE else None
         figures["intervals"] = intervals(runs[mode], baseline if mode != BASELINE else None)
         figures["answers_right"] = runs[mode].answers_right if judged else None
     return modes

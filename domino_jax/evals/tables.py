@@ -63,7 +63,7 @@ def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
         "τ pooled": lambda mode, figures: figure(figures, "tau_pooled", ".2f"),
         "τ per prompt": lambda mode, figures: figure(figures, "tau_per_prompt", ".2f"),
         "break-even τ": lambda mode, figures: say(figures["break_even_tau"], ".2f"),
-        "drafts per round": lambda mode, figures: say(figures["drafts_per_round"], "g"),
+        "drafts per round": lambda mode, figures: say(figures["drafts_per_round"], ".3g"),
         "outputs identical": lambda mode, figures: say_identical(report["identical_outputs"], mode),
         "answers right": lambda mode, figures: _say_of(figures["answers_right"], prompts["checked"]),
         "answers distinct": lambda mode, figures: _say_of(figures["distinct_answers"], figures["answers"]),
@@ -143,7 +143,7 @@ def _round_note(mode: str, figures: Mapping[str, Any]) -> str:
         note += f"; {split['loop_overhead']:.2f} × the sum of its parts"
     if split["head_share"] is not None:
         note += f"; the head costs {split['head_share'] * split['round']:.2f} ms, {split['head_share']:.0%} of it"
-    note += f". It verifies {figures['drafts_per_round']:g} drafts"
+    note += f". It verifies {split['drafts']} drafts"
     if figures["break_even_tau"] is not None:
         note += f" and pays off from τ {figures['break_even_tau']:.2f} on: a plain step takes {split['step']:.2f} ms"
     return f"{note}."
@@ -201,11 +201,11 @@ def _rate(figures: Mapping[str, Any], position: int) -> str:
 
 
 def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
-    """Cells, heading first: a row for each batch size; for each mode tokens/s, speed-up and equal outputs there."""
+    """Cells, heading first: a row for each batch size; for each mode tokens/s, drafts per round, speed-up, equality."""
     modes = list(next(iter(concurrency.values()))["modes"])
     heading = ["rows together"]
     for mode in modes:
-        heading += [f"{mode}, tokens/s", *([] if mode == BASELINE else ["speed-up", "identical"])]
+        heading += [f"{mode}, tokens/s", *([] if mode == BASELINE else ["drafts", "speed-up", "identical"])]
     rows = [heading]
     for size, level in concurrency.items():
         cells = [size]
@@ -213,6 +213,7 @@ def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
             figures = level["modes"][mode]
             cells.append(say(figures["tokens_per_second"], ",.0f"))
             if mode != BASELINE:
+                cells.append(say(figures["drafts_per_round"], ".3g"))
                 cells += [say(figures["speedup"], ".2f", " ×"), say_identical(level["identical_outputs"], mode)]
         rows.append(cells)
     return rows

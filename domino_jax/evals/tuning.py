@@ -4,14 +4,17 @@ Coupling: at temperature > 0 a draft is argmax(c·log q + g), with a large c the
 with the target's noise g. Which c is best depends on how well q fits p, so prompts are decoded with several.
 
 Width: a wider round emits more tokens and takes longer. How many more depends on the drafter and the prompts, and is
-recorded on a few of them; how much longer depends on the device, and is timed. The product is the expected rate. Trees
-are not decoded one by one: all nodes that lanes meet are recorded once, and every size and beta is replayed over them
-(trees.py). Of each size the lanes and the beta with the highest τ are timed.
+recorded on a few of them; how much longer depends on the device and the rows of a batch, and is timed for batches of 1,
+2, 4, … rows. The product is the expected rate. A width of 0 is a plain step, which extends the drafter's context too,
+so that a smaller batch can draft again. Trees are timed in the largest batch. They are not decoded one by one: all
+nodes that lanes meet are recorded once, and every size and beta is replayed over them (trees.py). Of each size the
+lanes and the beta with the highest τ are timed.
 """
 
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +36,8 @@ from domino_jax.decoding.settings import (
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
+from domino_jax.evals.summary import ratio
+from domino_jax.evals.tables import say
 from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import shortened
@@ -65,17 +70,23 @@ class Shape:
         """The tree `base` in this shape, None for a chain."""
         if not self.nodes:
             return None
-        return dataclasses.replace(base, nodes=self.nodes, lanes=self.lanes, beta=self.beta, depth=0)
+        return dataclasses.replace(base, nodes=self.nodes, lanes=self.lanes, beta=self.beta, depth=self.num_drafts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """tau: expected tokens of a round, from recorded acceptance.  milliseconds: of a round, median."""
+    """One shape in batches of `rows` rows.
+
+    tau: expected tokens of a round, from recorded acceptance.  milliseconds: of a round, median.
+    break_even_tau: a round's time over that of a step of plain decoding.
+    """
 
     shape: Shape
+    rows: int
     tau: float
     milliseconds: float
     tokens_per_second: float
+    break_even_tau: float | None
 
     def as_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
@@ -90,7 +101,7 @@ def chain_mode(modes: Sequence[str]) -> str:
 def tune(
     models: Models, settings: GeneratorSettings, mode: str, prompts: Sequence[Sequence[int]]
 ) -> tuple[Tuning, list[Timed]]:
-    """The fastest way to draft, and all shapes that were timed, fastest first. Prints what it measures.
+    """The fastest way to draft by the rows of a batch, and all that was timed, fastest first. Prints what it measures.
 
     Args:
         settings: with the tree to start from, or none to leave trees out.
@@ -100,24 +111,51 @@ def tune(
         for kind in (mode, TREE) if settings.drafting.tree else (mode,):
             settings = dataclasses.replace(settings, drafting=best_coupling(models, settings, kind, prompts))
     timed = measure_shapes(models, settings, mode, prompts[:PROBES])
-    rows = [
-        (one.shape.name, f"{one.tau:.2f}", f"{one.milliseconds:.2f}", f"{one.tokens_per_second:,.0f}") for one in timed
-    ]
-    heading = f"expected rate by shape, acceptance recorded on {len(prompts[:PROBES])} prompts"
-    show_table(heading, ("round", "τ", "ms a round", "tokens/s"), rows)
-    best = timed[0].shape
-    # One block serves chains and trees.
-    shapes = [one.shape for one in timed if one.shape.block_size == best.block_size]
-    chain = next(shape for shape in shapes if not shape.nodes)
-    trees = [shape.tree(settings.drafting.tree) for shape in shapes if shape.nodes]
-    tuning = Tuning(
-        mode=TREE if best.nodes else DRAFT,
-        block_size=best.block_size,
-        num_drafts=chain.num_drafts,
-        draft_scale=settings.drafting.scale,
+    show_timed(timed, len(prompts[:PROBES]))
+    return choose_shapes(timed, settings.drafting), timed
+
+
+def choose_shapes(timed: Sequence[Timed], drafting: DraftSettings) -> Tuning:
+    """The fastest chain for every number of rows, and the fastest tree.
+
+    All batches, chains and trees have one block: the one whose fastest shapes have the highest rates, in the geometric
+    mean over the numbers of rows.
+
+    Args:
+        timed: fastest first.
+    """
+    best: dict[tuple[int, int], Timed] = {}
+    for one in timed:
+        best.setdefault((one.shape.block_size, one.rows), one)
+    logs = Counter()
+    for (block, _), one in best.items():
+        logs[block] += math.log(max(one.tokens_per_second, 1e-9))
+    [(block, _)] = logs.most_common(1)
+    widths: dict[int, int] = {}
+    for one in timed:
+        if one.shape.block_size == block and not one.shape.nodes:
+            widths.setdefault(one.rows, one.shape.num_drafts)
+    largest = max(widths)
+    shapes = [one.shape for one in timed if (one.shape.block_size, one.rows) == (block, largest)]
+    trees = [shape.tree(drafting.tree) for shape in shapes if shape.nodes]
+    return Tuning(
+        mode=TREE if shapes[0].nodes else DRAFT,
+        block_size=block,
+        num_drafts=next(shape.num_drafts for shape in shapes if shape.num_drafts and not shape.nodes),
+        draft_scale=drafting.scale,
         tree=trees[0] if trees else None,
+        widths=tuple(sorted(widths.items())),
     )
-    return tuning, timed
+
+
+def show_timed(timed: Sequence[Timed], prompts: int) -> None:
+    """Prints a row for each shape: the smallest batch first, and of a batch the fastest shape first."""
+    rows = []
+    for one in sorted(timed, key=lambda one: one.rows):
+        figures = (f"{one.tau:.2f}", say(one.break_even_tau, ".2f"), f"{one.milliseconds:.2f}")
+        rows.append((f"{one.rows} × {one.shape.name}", *figures, f"{one.tokens_per_second:,.0f}"))
+    heading = f"expected rate by rows and shape, acceptance recorded on {prompts} prompts"
+    show_table(heading, ("rows × round", "τ", "break-even τ", "ms a round", "tokens/s"), rows)
 
 
 # ------------------------------------------------------------------------------------------------------ coupling
@@ -171,13 +209,13 @@ def measure_couplings(
 
 
 def chains_of(config: DrafterConfig, mode: str) -> list[list[Shape]]:
-    """For each block size (the drafter's own and its half) four chains, the widest first."""
+    """For each block size (the drafter's own and its half) four chains, the widest first, and a plain step."""
     chains = []
     for block in (config.block_size, config.block_size // 2):
         if block >= max(2, config.suffix_start + 1):
             whole = dataclasses.replace(config, block_size=block).num_drafts
             widths = [whole, *(2**power for power in range(8, -1, -1) if 2**power < whole)]
-            chains.append([Shape(mode, block, width) for width in widths[:4]])
+            chains.append([Shape(mode, block, width) for width in (*widths[:4], 0)])
     return chains
 
 
@@ -201,32 +239,57 @@ def trees_of(settings: GeneratorSettings, widest: Shape) -> dict[int, list[Shape
     return trees
 
 
+def batch_sizes(largest: int) -> list[int]:
+    """1, 2, 4, … up to `largest`, which is the last one."""
+    return [*(2**power for power in range((largest - 1).bit_length())), largest]
+
+
 def measure_shapes(
     models: Models, settings: GeneratorSettings, mode: str, prompts: Sequence[Sequence[int]]
 ) -> list[Timed]:
-    """All chains, and of every size of tree the best, on the same prompts and timed alternately; fastest first."""
-    tau, stopwatches = {}, {}
+    """Chains of all widths in batches of all sizes, and of every size of tree the best in the largest; fastest first.
+
+    All shapes of a batch are timed alternately.
+    """
+    tau, narrowed = {}, {}
     for chains in chains_of(models.drafter.config, mode):
-        drafter = models.drafter.clone(config=shortened(models.drafter.config, chains[0].block_size))
-        narrowed = models.replace(drafter=drafter)
-        widest = _generator(narrowed, settings, chains[0])
-        answers = widest.generate(narrowed, prompts, mode).answers
+        block = chains[0].block_size
+        drafter = models.drafter.clone(config=shortened(models.drafter.config, block))
+        narrowed[block] = models.replace(drafter=drafter)
+        answers = _generator(narrowed[block], settings, chains[0]).generate(narrowed[block], prompts, mode).answers
         rates = accept_rates(accept_histogram(answers, chains[0].num_drafts + 1))[0]
-        expected = {shape: 1 + math.fsum(rates[: shape.num_drafts]) for shape in chains}
-        expected[chains[0]] = tau_pooled(answers)
-        expected |= _best_trees(narrowed, settings, prompts, answers, chains[0])
-        first = prompts[: settings.batch_size]
-        live = endless(widest.start(narrowed, first, range(len(first))))
-        for shape in expected:
-            generator = _generator(narrowed, settings, shape)
-            stopwatches[shape] = round_stopwatch(narrowed, generator, live, shape.mode)
-        tau |= expected
+        tau |= {shape: 1 + math.fsum(rates[: shape.num_drafts]) for shape in chains}
+        tau[chains[0]] = tau_pooled(answers)
+        tau |= _best_trees(narrowed[block], settings, prompts, answers, chains[0])
+    timed = []
+    for rows in batch_sizes(settings.batch_size):
+        shapes = {shape: value for shape, value in tau.items() if rows == settings.batch_size or not shape.nodes}
+        timed += _time_shapes(narrowed, settings, shapes, prompts, rows)
+    return sorted(timed, key=lambda one: -one.tokens_per_second)
+
+
+def _time_shapes(
+    narrowed: Mapping[int, Models],
+    settings: GeneratorSettings,
+    tau: Mapping[Shape, float],
+    prompts: Sequence[Sequence[int]],
+    rows: int,
+) -> list[Timed]:
+    """The shapes in `tau` and a plain step, in a batch of `rows` rows; `narrowed` are the models by block size."""
+    stopwatches, live = {}, None
+    for shape in tau:
+        models = narrowed[shape.block_size]
+        generator = _generator(models, settings, shape, rows)
+        if live is None:  # blocks of any size have the same context
+            live = endless(generator.start(models, prompts[:rows], range(len(prompts[:rows])), rows=rows))
+            stopwatches[BASELINE] = round_stopwatch(models, generator, live, BASELINE)
+        stopwatches[shape] = round_stopwatch(models, generator, live, shape.mode)
     seconds = turn_seconds(stopwatches, REPEATS)
-    timed = [
-        Timed(shape, tau[shape], spent * 1e3, settings.batch_size * tau[shape] / max(spent, 1e-9))
+    step = seconds.pop(BASELINE)
+    return [
+        Timed(shape, rows, tau[shape], spent * 1e3, rows * tau[shape] / max(spent, 1e-9), ratio(spent, step))
         for shape, spent in seconds.items()
     ]
-    return sorted(timed, key=lambda one: -one.tokens_per_second)
 
 
 def _best_trees(
@@ -250,9 +313,13 @@ def _best_trees(
     return best
 
 
-def _generator(models: Models, settings: GeneratorSettings, shape: Shape) -> Generator:
-    tree = shape.tree(settings.drafting.tree)
-    drafting = dataclasses.replace(settings.drafting, num_drafts=shape.num_drafts, tree=tree)
+def _generator(models: Models, settings: GeneratorSettings, shape: Shape, rows: int = 0) -> Generator:
+    """One that drafts in this shape; its plain steps, of batches of `rows` rows, extend the drafter's context."""
+    drafts = shape.num_drafts or models.drafter.config.num_drafts
+    widths = () if shape.num_drafts else ((rows, 0), (rows + 1, drafts))
+    drafting = dataclasses.replace(
+        settings.drafting, num_drafts=drafts, tree=shape.tree(settings.drafting.tree), widths=widths
+    )
     return new_generator(models, dataclasses.replace(settings, drafting=drafting))
 
 

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import fcntl
 import json
+import shutil
 import threading
 
 import pytest
@@ -13,7 +14,9 @@ from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
-from domino_jax.decoding.settings import SamplingParams
+from domino_jax.decoding.conversations import start_conversation
+from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams, Tuning
+from domino_jax.decoding.stored_tuning import Setup, store_tuning
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_target, read_target_identity, target_identity
@@ -43,8 +46,8 @@ def shared(monkeypatch, generators):
     """Lets every run use the generators of the runs before it that had the same settings."""
     make = conversations.Answerer.__init__
 
-    def init(self, models, *settings):
-        make(self, models, *settings)
+    def init(self, models, settings):
+        make(self, models, settings)
         drafter = models.drafter.config if models.drafter is not None else None
         self.generators = generators.setdefault((id(models.target_params), drafter, settings), {})
 
@@ -140,6 +143,9 @@ def test_every_turn_is_answered_with_the_generated_history(target, shared, tmp_p
     history = f"{before}{two['messages'][1]['content']}|)U(return x|)A("
     assert two["token_ids"][: len(history)] == list(history.encode())
     assert two["loss_mask"][-12:] == [1] * 12
+    together = tmp_path / "together.jsonl"
+    answer_all(chat, prompts, together, dataclasses.replace(SETTINGS, batch_size=8))  # two rows, then one of two
+    assert rows_of(together) == rows_of(path)
     # The first answer is supervised only if the history repeats it token for token.
     supervised = [token for token, bit in zip(two["token_ids"], two["loss_mask"], strict=True) if bit]
     assert supervised in (one["token_ids"][-12:] + two["token_ids"][-12:], two["token_ids"][-12:])
@@ -197,10 +203,40 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
 
 def test_the_drafter_runs_with_its_head_and_a_prompt_up_to_the_targets_last_position(target):
     models = regenerate.load_models(target, str(GOLDEN / "drafter"))
-    answerer = conversations.Answerer(models, target.stop_ids, 2, 12, SamplingParams(), 0)
+    answerer = conversations.Answerer(models, GeneratorSettings(0, 12, batch_size=2))
     assert answerer.mode == "draft"
     longest = target.model.config.max_position_embeddings - 12
     answerer.generator(longest).check_prompt([1] * longest, "a prompt that just fits")
+
+
+def test_a_drafter_drafts_as_it_was_tuned_for_such_batches(target, tmp_path):
+    shutil.copytree(GOLDEN / "drafter", tmp_path / "drafter")
+    settings = dataclasses.replace(SETTINGS, sampling=SamplingParams(1.0))
+    tuning = Tuning("draft", 3, 2, 1.5, None, ((1, 2), (4, 0)))
+    store_tuning(tmp_path / "drafter", Setup("float32", 4, settings.sampling), tuning, 8)
+    answerer = regenerate.new_answerer(target, settings, str(tmp_path / "drafter"))
+    assert (answerer.settings.drafting, answerer.models.drafter.config.block_size) == (tuning.chain, 3)
+    answerer = regenerate.new_answerer(target, SETTINGS, str(tmp_path / "drafter"))
+    assert answerer.settings.drafting == DraftSettings()
+
+
+def test_a_batch_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(
+    target, rows_file, monkeypatch
+):
+    whole = rows_file.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    batch = regenerate.batches([start_conversation(row, 0, None, False) for row in PROMPTS], SETTINGS.batch_size)
+    first, second = (one.row["id"] for one in next(batch))
+    rows_file.write_bytes(b"".join(line for line in lines if json.loads(line)["id"] != second))
+    answered = []
+    answer = conversations.Answerer.answer
+    monkeypatch.setattr(
+        conversations.Answerer,
+        "answer",
+        lambda self, asked: answered.append([one.row["id"] for one in asked]) or answer(self, asked),
+    )
+    answer_all(target, PROMPTS, rows_file, SETTINGS)
+    assert answered == [[first, second]] and rows_file.read_bytes() == whole
 
 
 def test_a_missing_drafter_is_reported(target, tmp_path, capsys):

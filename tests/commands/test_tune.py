@@ -31,10 +31,13 @@ def test_the_command_stores_what_decode_then_uses(tmp_path, monkeypatch):
     # This target is nearly sure at T = 1: drafts that share no noise are best (docs/trees.md).
     assert (row["temperature"], row["prompts"], row["draft_scale"], row["dtype"]) == (1.0, 4, "inf", "float32")
     assert {shape["nodes"] for shape in row["measured"]} == {0, 16}
+    assert [size for size, _ in row["widths"]] == [1] and {shape["rows"] for shape in row["measured"]} == {1}
+    assert all(shape["break_even_tau"] > 0 for shape in row["measured"] if shape["num_drafts"])
     config = tiny.get_config()
     config.decode.update({"temperature": 1.0, "num_drafts": 0, "modes": ("domino",)})
     settings = tuned_settings(config.decode, str(tmp_path / "drafter"))
     assert (settings.block_size, settings.num_drafts) == (row["block_size"], row["num_drafts"])
+    assert [list(pair) for pair in settings.widths] == row["widths"]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from tests.helpers.paths import ASSETS
 
 GREEDY, WARM = Setup("float32", 1, SamplingParams()), Setup("float32", 1, SamplingParams(1.0))
 TREE = TreeSettings(nodes=20, lanes=8, candidates=32, beta=-0.2, draft_scale=3.0, spread=2.0)
-CHAIN = Tuning("draft", 8, 5, 2.0, None)
-PLANTED = Tuning("tree", 4, 3, math.inf, TREE)
+CHAIN = Tuning("draft", 8, 5, 2.0, None, ((1, 5),))
+PLANTED = Tuning("tree", 4, 3, math.inf, TREE, ((1, 3), (2, 0)))
 
 
 def test_a_tuning_is_found_for_its_own_setup_only(tmp_path):
@@ -51,6 +51,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_and_after_the_measure
     [
         {"num_drafts": "5"},
         {"num_drafts": 0},
+        {"widths": 5},
+        {"widths": []},
+        {"widths": [[1, 5], [1, 4]]},
+        {"widths": [[2, 5], [1, 4]]},
+        {"widths": [[0, 5]]},
+        {"widths": [[1, 9]]},
+        {"widths": [[1, True]]},
+        {"widths": [[1, -1]]},
+        {"widths": [[1, 2, 3]]},
+        {"batch_size": "1"},
         {"draft_scale": "x"},
         {"draft_scale": -1.0},
         {"mode": "tree"},
@@ -67,6 +77,23 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, change):
     path.write_text(json.dumps({"tuned": [{**row, **change}]}))
     with pytest.raises(DataError, match=r"decoding\.json is damaged; remove it, or tune again"):
         stored_tuning(str(tmp_path), GREEDY)
+
+
+def test_a_tuning_of_larger_batches_serves_smaller_ones_unless_they_have_their_own(tmp_path):
+    """Tuned for 1, 8 and 32 rows."""
+    tunings_by_size = {size: dataclasses.replace(CHAIN, widths=((1, 5), (size, 2))) for size in (8, 32)}
+    for size, tuning in {1: CHAIN, **tunings_by_size}.items():
+        store_tuning(tmp_path, dataclasses.replace(GREEDY, batch_size=size), tuning, 8)
+
+    def found(batch_size, largest=0):
+        tuning = stored_tuning(str(tmp_path), dataclasses.replace(GREEDY, batch_size=batch_size), largest)
+        return tuning and tuning.widths[-1][0]
+
+    assert [found(size) for size in (1, 2, 8, 9, 32, 33)] == [1, 8, 8, 32, 32, None]
+    assert (found(1, 16), found(1, 32), found(1, 64), found(8, 64)) == (32, 32, 1, 8)  # of concurrency
+    config = qwen3.get_config("none").decode
+    config.update({"dtype": "float32", "modes": ("draft",), "concurrency": (1, 32)})
+    assert tuned_settings(config, str(tmp_path)).widths == ((1, 5), (32, 2))
 
 
 @pytest.mark.parametrize("text", ['{"tuned": 3}', '{"tuned": [{"draft_scale": 1}]}', "[]"])
@@ -93,6 +120,9 @@ def test_decode_takes_the_tuning_except_for_what_the_recipe_sets(tmp_path):
     assert widths() == (8, 5, 2.0)
     assert widths(temperature=1.0) == (4, 3, math.inf)
     assert widths(num_drafts=2) == (0, 2, 2.0)
+    assert settings_of(tmp_path).drafting.widths == ((1, 5),)
+    assert settings_of(tmp_path, num_drafts=2).drafting.widths == ()
+    assert settings_of(tmp_path, parity="fixed_shape").drafting.widths == ()
     assert widths(folder=None) == widths(simulate_tau=2.0) == (0, 0, math.inf)
     assert widths(modes=("autoregressive",), folder="/there/is/nothing") == (0, 0, math.inf)
 
@@ -109,6 +139,7 @@ def test_what_a_report_holds_of_the_settings_is_json(tmp_path):
     values = settings_of(tmp_path, temperature=1.0).as_json()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert values["draft_scale"] == values["tree"]["draft_scale"] == "inf"
+    assert values["widths"] == [[1, 3], [2, 0]]
 
 
 def test_the_python_apis_defaults_are_those_of_the_recipes():
@@ -125,8 +156,8 @@ def test_the_python_api_uses_the_tuning_unless_the_caller_says_otherwise(tmp_pat
     drafter = tmp_path / "drafter"
     shutil.copytree(ASSETS / "tiny_domino", drafter)
     tree = dataclasses.replace(TREE, nodes=9, lanes=4, draft_scale=None, spread=1.0)
-    store_tuning(drafter, GREEDY, Tuning("tree", 4, 3, math.inf, tree), 8)
-    store_tuning(drafter, WARM, Tuning("draft", 4, 2, 1.5, None), 8)
+    store_tuning(drafter, GREEDY, Tuning("tree", 4, 3, math.inf, tree, ((1, 3),)), 8)
+    store_tuning(drafter, WARM, Tuning("draft", 4, 2, 1.5, None, ((1, 2),)), 8)
 
     def loaded(**changes):
         sizes = {"dtype": "float32", "cache_length": 128, "max_new_tokens": 16}

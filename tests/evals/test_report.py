@@ -121,7 +121,7 @@ def test_markdown_and_console_state_the_same_figures():
     for text in (printed(report), page):
         for words in (*figures, note, "end-to-end speed-up", "3.66 ×"):
             assert words in text
-    assert "| break-even τ | – | 1.30 |" in page and "| drafts per round | – | 3 |" in page
+    assert "| break-even τ | – | 1.30 |" in page and "| drafts per round | – | 2.5 |" in page
     assert "| domino | 0.50 (0.50) | 0.33 (0.67) | 0.33 (1.00) |" in page
     assert "![accept lengths](plots/accept_lengths.png)" in page
 

@@ -42,11 +42,16 @@ def test_the_end_to_end_speedup_is_of_all_tokens_over_the_time_with_prefills():
     assert modes["domino"]["speedup_end_to_end"] == pytest.approx(26.5 / 7.25)
 
 
+def test_drafts_per_round_are_a_mean_over_rounds_of_any_width():
+    found = figures()
+    assert (found["domino"]["drafts_per_round"], found["autoregressive"]["drafts_per_round"]) == (2.5, None)
+
+
 def test_a_round_verifies_the_drafts_of_a_chain_and_the_nodes_of_a_tree_without_its_root():
-    info = info_with(modes=("domino", "tree"), num_drafts=2, tree=TreeSettings(nodes=8, lanes=4, candidates=8))
-    run = run_of([answer(4, [1, 2])], Clock(decode_seconds=1.0))
-    found = figures({"domino": run, "tree": run}, info)
-    assert {mode: one["drafts_per_round"] for mode, one in found.items()} == {"domino": 2, "tree": 7}
+    tree = TreeSettings(nodes=8, lanes=4, candidates=8)
+    info = info_with(modes=("domino", "tree"), num_drafts=2, tree=tree, widths=((1, 1), (2, 0)))
+    assert info.drafts_per_round == {"domino": 1, "tree": 7}
+    assert info.round_widths == {"domino": 2, "tree": 3}
 
 
 def test_histogram_and_acceptance_by_position():

@@ -84,7 +84,7 @@ def test_a_simulated_tables_caption_says_so_first():
 
 def test_throughput_has_a_row_for_each_number_of_rows():
     def mode(speed, gain):
-        return {"tokens_per_second": speed, "speedup": gain}
+        return {"tokens_per_second": speed, "speedup": gain, "drafts_per_round": 2.504}
 
     identical = {"domino": {"same": 3, "of": 4, "near_ties": 1, "violations": 0}}
     level = {
@@ -92,8 +92,8 @@ def test_throughput_has_a_row_for_each_number_of_rows():
         "identical_outputs": identical,
     }
     assert concurrency_rows({"8": level}) == [
-        ["rows together", "autoregressive, tokens/s", "domino, tokens/s", "speed-up", "identical"],
-        ["8", "1,235", "2,469", "2.00 ×", "3 of 4 (1 near ties)"],
+        ["rows together", "autoregressive, tokens/s", "domino, tokens/s", "drafts", "speed-up", "identical"],
+        ["8", "1,235", "2,469", "2.5", "2.00 ×", "3 of 4 (1 near ties)"],
     ]
 
 

@@ -53,44 +53,71 @@ def test_the_best_coupling_is_taken(few, monkeypatch, capsys):
 
 def test_widths_halve_and_trees_fit():
     own, half = tuning.chains_of(random_models().drafter.config, "draft")
-    assert own == [Shape("draft", 4, 4), Shape("draft", 4, 2), Shape("draft", 4, 1)]
-    assert [shape.num_drafts for shape in half] == [2, 1]
+    assert own == [Shape("draft", 4, width) for width in (4, 2, 1, 0)]
+    assert [shape.num_drafts for shape in half] == [2, 1, 0]
     trees = tuning.trees_of(SETTINGS, own[0])
     assert {nodes: {shape.lanes for shape in shapes} for nodes, shapes in trees.items()} == {16: {4}}
     assert tuning.trees_of(SETTINGS, half[0]) == {}  # two drafts of four lanes are less than 15 nodes
     assert tuning.trees_of(dataclasses.replace(SETTINGS, drafting=DraftSettings()), own[0]) == {}
 
 
-def timed(mode, block, drafts, rate, nodes=0):
+def timed(mode, block, drafts, rate, nodes=0, rows=1):
     lanes, beta = (4, -0.2) if nodes else (0, 0.0)
-    return Timed(Shape(mode, block, drafts, nodes, lanes, beta), 2.0, 1.0, rate)
+    return Timed(Shape(mode, block, drafts, nodes, lanes, beta), rows, 2.0, 1.0, rate, 1.5)
 
 
-PLANTED = dataclasses.replace(TREE, nodes=32, beta=-0.2)
+PLANTED = dataclasses.replace(TREE, nodes=32, beta=-0.2, depth=4)
 
 
 @pytest.mark.parametrize(
     ("fastest", "expected"),
     [
-        (timed("draft", 4, 2, 9.0), Tuning("draft", 4, 2, math.inf, PLANTED)),
-        (timed("tree", 4, 4, 9.0, nodes=32), Tuning("tree", 4, 4, math.inf, PLANTED)),
-        (timed("draft", 2, 1, 9.0), Tuning("draft", 2, 1, math.inf, None)),  # no tree was measured in this block
+        (timed("draft", 4, 2, 9.0), Tuning("draft", 4, 2, math.inf, PLANTED, ((1, 2),))),
+        (timed("tree", 4, 4, 9.0, nodes=32), Tuning("tree", 4, 4, math.inf, PLANTED, ((1, 4),))),
+        # No tree was measured in this block.
+        (timed("draft", 2, 1, 9.0), Tuning("draft", 2, 1, math.inf, None, ((1, 1),))),
+        # A plain step is the fastest; where all rounds draft alike, two drafts are.
+        (timed("draft", 2, 0, 9.0), Tuning("draft", 2, 2, math.inf, None, ((1, 0),))),
     ],
 )
 def test_the_fastest_shape_decides_the_block_for_chains_and_trees(monkeypatch, capsys, fastest, expected):
     rest = [timed("draft", 4, 4, 8.0), timed("tree", 4, 4, 7.0, nodes=32), timed("draft", 2, 2, 6.0)]
     monkeypatch.setattr(tuning, "measure_shapes", lambda *_: [fastest, *rest])
     assert tuning.tune(random_models(), SETTINGS, "draft", [[1]])[0] == expected
-    assert fastest.shape.name in capsys.readouterr().out
+    assert f"1 × {fastest.shape.name}" in capsys.readouterr().out
+
+
+def test_every_number_of_rows_has_its_width_in_the_block_that_serves_all_best():
+    """Block 8 is far ahead for one row, block 4 a little for two; four rows are fastest without drafts."""
+    rates = {
+        **{(8, 8, 1): 9.0, (8, 4, 1): 8.0, (8, 0, 1): 3.0, (4, 4, 1): 5.0, (4, 0, 1): 3.0},
+        **{(8, 8, 2): 6.0, (8, 4, 2): 7.0, (8, 0, 2): 4.0, (4, 4, 2): 7.5, (4, 0, 2): 4.0},
+        **{(8, 8, 4): 4.0, (8, 4, 4): 5.0, (8, 0, 4): 6.0, (4, 4, 4): 5.5, (4, 0, 4): 6.0},
+    }
+    shapes = [timed("draft", block, drafts, rate, rows=rows) for (block, drafts, rows), rate in rates.items()]
+    found = tuning.choose_shapes(sorted(shapes, key=lambda one: -one.tokens_per_second), DraftSettings())
+    assert found == Tuning("draft", 8, 4, math.inf, None, ((1, 8), (2, 4), (4, 0)))
+
+
+def test_batches_double_up_to_the_largest():
+    assert [tuning.batch_sizes(largest) for largest in (1, 2, 6, 32)] == [
+        [1],
+        [1, 2],
+        [1, 2, 4, 6],
+        [1, 2, 4, 8, 16, 32],
+    ]
 
 
 def test_expected_tokens_grow_with_the_width_and_of_each_size_of_tree_the_best_is_timed(few, monkeypatch):
-    chains = [[Shape("draft", 4, width) for width in (4, 1)]]
+    chains = [[Shape("draft", 4, width) for width in (4, 1, 0)]]
     monkeypatch.setattr(tuning, "chains_of", lambda config, mode: chains)
     models, prompts = random_models(), random_prompts(3)
+    monkeypatch.setattr(tuning, "batch_sizes", lambda largest: [2, largest])
     found = tuning.measure_shapes(models, SETTINGS, "draft", prompts)
     tau = {(one.shape.num_drafts, one.shape.nodes): one.tau for one in found}
-    assert len(tau) == 3 and 1 < tau[1, 0] <= tau[4, 0] <= tau[4, 16]
+    assert len(tau) == 4 and 1 == tau[0, 0] < tau[1, 0] <= tau[4, 0] <= tau[4, 16]
+    assert len(found) == 7 and {one.rows for one in found if one.shape.nodes} == {4}
+    assert all(one.break_even_tau is None or one.break_even_tau >= 0 for one in found)
     [shape] = [one.shape for one in found if one.shape.nodes]
     drafting = DraftSettings(tree=shape.tree(TREE))
     looped = new_generator(models, dataclasses.replace(SETTINGS, drafting=drafting))
