@@ -26,9 +26,8 @@ from domino_jax.decoding.settings import (
     GeneratorSettings,
     SamplingParams,
     TreeSettings,
-    Tuning,
 )
-from domino_jax.decoding.stored_tuning import Setup, stored_tuning
+from domino_jax.decoding.stored_tuning import Setup, Tuning, stored_tuning
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError, DominoError

@@ -103,8 +103,8 @@ class Generator(Programs):
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
         while waiting or any(index is not None for index in rows):
-            kept = self._kept(rows, len(waiting))
-            rows, lengths, rounds = [rows[slot] for slot in kept], lengths[kept], rounds[kept]
+            keep = self._slots_to_keep(rows, len(waiting))
+            rows, lengths, rounds = [rows[slot] for slot in keep], lengths[keep], rounds[keep]
             free = [slot for slot, index in enumerate(rows) if index is None][: len(waiting)]
             for slot in free:
                 rows[slot] = waiting.popleft()
@@ -115,7 +115,7 @@ class Generator(Programs):
                 first = [rows[slot] for slot in free]
                 first = [prompts[index] for index in first], [requests[index] for index in first]
                 state, free = self._start(batch, *first, len(rows)), []
-            state = self._fit(batch, state, longest, kept)
+            state = self._fit(batch, state, longest, keep)
             for slot in free:
                 state = self._admit(batch, state, slot, prompts[rows[slot]], requests[rows[slot]])
             # The dispatch ends when a request that waits can have a row, or a smaller batch holds the rest.
@@ -248,7 +248,7 @@ class Generator(Programs):
         batch.clock.prefill_seconds += seconds
         return state
 
-    def _kept(self, rows: Sequence[int | None], waiting: int) -> list[int]:
+    def _slots_to_keep(self, rows: Sequence[int | None], waiting: int) -> list[int]:
         """The slots of the rows that stay: all, or the unfinished ones and enough others to fill a smaller batch.
 
         Args:
@@ -260,14 +260,14 @@ class Generator(Programs):
             return list(range(len(rows)))
         return [*unfinished, *(slot for slot, index in enumerate(rows) if index is None)][:size]
 
-    def _fit(self, batch: _Batch, state: DecodeState, longest: int, kept: Sequence[int]) -> DecodeState:
-        """The rows `kept` with caches that hold `longest` tokens and a block; the state passed in is used up.
+    def _fit(self, batch: _Batch, state: DecodeState, longest: int, keep: Sequence[int]) -> DecodeState:
+        """The rows `keep` with caches that hold `longest` tokens and a block; the state passed in is used up.
 
         Layer by layer, so that no more than one layer is there twice.
         """
         slots = max(batch.least, self.slots(longest + self.block_rows(batch.mode)))
-        before, places = state.done.shape[0], np.array(kept, np.int32)
-        if (before, slots_of(state.target_cache)) == (len(kept), slots):
+        before, places = state.done.shape[0], np.array(keep, np.int32)
+        if (before, slots_of(state.target_cache)) == (len(keep), slots):
             return state
 
         def run(key: tuple, function, part):
@@ -276,7 +276,7 @@ class Generator(Programs):
             return fitted
 
         def fit(layer):
-            key = ("resize", layer[0].shape, layer[0].dtype, len(kept), slots)
+            key = ("resize", layer[0].shape, layer[0].dtype, len(keep), slots)
             fitted = run(key, functools.partial(_fit_layer, slots=slots), layer)
             for rows in layer:
                 rows.delete()
@@ -284,8 +284,8 @@ class Generator(Programs):
 
         target, draft = (tuple(map(fit, cache)) for cache in (state.target_cache, state.draft_cache))
         state = state.replace(target_cache=(), draft_cache=())
-        if len(kept) < before:
-            state = run(("shrink", before, len(kept), _kind(state.sampling)), take_rows, state)
+        if len(keep) < before:
+            state = run(("shrink", before, len(keep), _kind(state.sampling)), take_rows, state)
         return state.replace(target_cache=target, draft_cache=draft)
 
     def _admit(
@@ -352,9 +352,9 @@ def collect(row: Sequence[Any], stop_ids: jax.Array) -> Generation:
     return Generation(token_ids, [int(n) for n in accepts[:rounds]], "stop" if stopped else "length")
 
 
-def _fit_layer(layer: LayerCache, kept: jax.Array, slots: int) -> LayerCache:
-    if len(kept) < len(layer[0]):
-        layer = take_rows(layer, kept)
+def _fit_layer(layer: LayerCache, keep: jax.Array, slots: int) -> LayerCache:
+    if len(keep) < len(layer[0]):
+        layer = take_rows(layer, keep)
     return resize(layer, slots)
 
 

@@ -124,7 +124,7 @@ class Programs:
         return min(1 << (rows - 1).bit_length(), self.settings.cache_slots)
 
     def batch_rows(self, requests: int) -> int:
-        """The rows of the smallest batch that holds so many requests, or of the largest one."""
+        """The rows of the smallest batch that holds this number of requests; of the largest where none does."""
         rows = self.settings.batch_size
         while requests <= self.smaller_batch(rows) > 0:
             rows = self.smaller_batch(rows)

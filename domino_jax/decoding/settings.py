@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from domino_jax.runtime.errors import DominoError
 
 if TYPE_CHECKING:
+    from domino_jax.decoding.stored_tuning import Tuning
     from domino_jax.drafters.config import DrafterConfig
 
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
@@ -145,8 +146,8 @@ class DraftSettings:
     scale: the constant c of argmax(c·log q + g) at temperature > 0, for chains: 1 shares the target's noise at full
         weight, inf is the greedy draft.
     num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None. 0 is a plain step.
-    widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain: a batch takes the first pair with
-        as many rows or more, else the last one.
+    widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain. A batch takes the first pair
+        whose rows are not fewer than its own, else the last pair.
     tree: draft a tree instead of a chain.
     head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0: the whole
         vocabulary. Drafters without a head do not read it.
@@ -291,7 +292,7 @@ class DecodeSettings:
     """The recipe's decode section as plain values; configs/qwen3.py describes them and has the defaults.
 
     block_size, draft_scale, widths: from a stored tuning; without one 0, the drafter's own block, infinity, a greedy
-        draft, and none, num_drafts for every batch.
+        draft, and none, num_drafts for every batch.  break_even: of that tuning, for the report.
     tree: None without the mode.
     """
 
@@ -316,6 +317,7 @@ class DecodeSettings:
     block_size: int = 0
     draft_scale: float = math.inf
     widths: tuple[tuple[int, int], ...] = ()
+    break_even: tuple[tuple[int, int, float | None], ...] = ()
     tree: TreeSettings | None = None
 
     @property
@@ -364,6 +366,7 @@ class DecodeSettings:
     def as_json(self) -> dict[str, Any]:
         """JSON values; infinity becomes "inf"."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        del values["break_even"]
         values["widths"] = [list(pair) for pair in self.widths]
         tree = self.tree and dataclasses.asdict(self.tree)
         values["tree"] = tree and {**tree, "draft_scale": json_scale(self.tree.draft_scale)}
@@ -374,36 +377,15 @@ def json_scale(scale: float | None) -> float | str | None:
     return str(scale) if scale is not None and math.isinf(scale) else scale
 
 
-@dataclasses.dataclass(frozen=True)
-class Tuning:
-    """The fastest way to draft that `domino_jax.tune` found. mode: draft or tree, the faster one in the largest batch.
-
-    num_drafts: of the fastest chain in the largest batch.
-    widths: pairs (rows, drafts) of the fastest chain by the rows of a batch, ascending; 0 drafts is a plain step.
-    tree: its fastest shape within the same block; None where no tree was measured.
-    """
-
-    mode: str
-    block_size: int
-    num_drafts: int
-    draft_scale: float
-    tree: TreeSettings | None
-    widths: tuple[tuple[int, int], ...]
-
-    @property
-    def chain(self) -> DraftSettings:
-        return DraftSettings(scale=self.draft_scale, num_drafts=self.num_drafts, widths=self.widths)
-
-
-def decode_settings(decode, tuning: Tuning | None = None) -> DecodeSettings:
+def decode_settings(decode, tuning: "Tuning | None" = None) -> DecodeSettings:
     """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default."""
-    tuned = {"block_size", "draft_scale", "widths", "tree"}
+    tuned = {"block_size", "draft_scale", "widths", "break_even", "tree"}
     names = {field.name for field in dataclasses.fields(DecodeSettings)} - tuned
     values = {name: tuple(decode[name]) if isinstance(decode[name], list | tuple) else decode[name] for name in names}
     if tuning:
         values["draft_scale"] = tuning.draft_scale
         if not decode.num_drafts:
-            values |= {name: getattr(tuning, name) for name in ("block_size", "num_drafts", "widths")}
+            values |= {name: getattr(tuning, name) for name in ("block_size", "num_drafts", "widths", "break_even")}
     # Without the mode a tree's rows must not count in how much cache a prompt needs.
     tree = tree_settings(decode.tree, tuning and tuning.tree) if TREE in decode.modes else None
     return DecodeSettings(**values, tree=tree)

@@ -20,9 +20,9 @@ from domino_jax.decoding.settings import (
     DRAFT,
     TREE,
     DecodeSettings,
+    DraftSettings,
     SamplingParams,
     TreeSettings,
-    Tuning,
     decode_settings,
     json_scale,
 )
@@ -31,6 +31,30 @@ from domino_jax.runtime.files import write_whole
 from domino_jax.weights import hf
 
 FILE = "decoding.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The fastest way to draft that `domino_jax.tune` found. mode: draft or tree, the faster one in the largest batch.
+
+    num_drafts: of the fastest chain in the largest batch.
+    tree: its fastest shape within the same block; None where no tree was measured.
+    widths: pairs (rows, drafts) of the fastest chain by the rows of a batch, ascending; 0 drafts is a plain step.
+    break_even: triples (rows, drafts, τ above which such rounds are faster than plain decoding) of the chains in this
+        block, as they were measured; None where a step was too fast to time.
+    """
+
+    mode: str
+    block_size: int
+    num_drafts: int
+    draft_scale: float
+    tree: TreeSettings | None
+    widths: tuple[tuple[int, int], ...]
+    break_even: tuple[tuple[int, int, float | None], ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def chain(self) -> DraftSettings:
+        return DraftSettings(scale=self.draft_scale, num_drafts=self.num_drafts, widths=self.widths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +131,7 @@ def store_tuning(
         "draft_scale": json_scale(tuning.draft_scale),
         "tree": tree and {**tree, "draft_scale": json_scale(tuning.tree.draft_scale)},
     }
+    del values["break_even"]  # read from what was measured
     row = {**setup.as_json(), **values, "prompts": prompts, "measured": list(measured)}
     rows = [*(other for other in _rows(folder) if not _matches(other, setup)), row]
     try:
@@ -136,10 +161,11 @@ def _tuning(folder: Path, row: Mapping[str, Any]) -> Tuning:
     try:
         tree = row["tree"]
         if tree is not None:
-            scale = tree["draft_scale"]
-            tree = TreeSettings(**{**tree, "draft_scale": None if scale is None else float(scale)})
+            constant = tree["draft_scale"]
+            tree = TreeSettings(**{**tree, "draft_scale": None if constant is None else float(constant)})
         widths = tuple((rows, drafts) for rows, drafts in row["widths"])
-        found = Tuning(row["mode"], row["block_size"], row["num_drafts"], float(row["draft_scale"]), tree, widths)
+        scale, break_even = float(row["draft_scale"]), _break_even(row)
+        found = Tuning(row["mode"], row["block_size"], row["num_drafts"], scale, tree, widths, break_even)
         counts = (found.block_size, found.num_drafts, *((tree.nodes, tree.lanes, tree.candidates) if tree else ()))
         fine = all(isinstance(count, int) and count >= 1 for count in counts) and found.draft_scale > 0
         fine = fine and _fine_widths(widths, found.block_size)
@@ -149,6 +175,14 @@ def _tuning(folder: Path, row: Mapping[str, Any]) -> Tuning:
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(folder) from error
     return found
+
+
+def _break_even(row: Mapping[str, Any]) -> tuple[tuple[int, int, float | None], ...]:
+    chains = [one for one in row["measured"] if (one["block_size"], one["nodes"]) == (row["block_size"], 0)]
+    found = tuple((one["rows"], one["num_drafts"], one["break_even_tau"]) for one in chains)
+    if not all(type(rows) is type(drafts) is int and type(tau) in (float, type(None)) for rows, drafts, tau in found):
+        raise ValueError("a value of the wrong kind")
+    return tuple(sorted(found))
 
 
 def _fine_widths(widths: tuple[tuple[int, int], ...], block_size: int) -> bool:

@@ -61,7 +61,7 @@ NO_TEXT = TextCodec(None, False)
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 TIMED = ("draft", "head", "verify", "commit")
 SPLIT = ("draft", "head", "verify", "other", "round", "commit", "without_head")
-FORMAT = 1  # of report.json and compare.json; a file of another one is refused
+FORMAT = 2  # of report.json and compare.json; a file of another one is refused
 
 
 def build_report(

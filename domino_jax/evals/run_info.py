@@ -131,7 +131,20 @@ class RunInfo:
             "block_size": choices.block_size if choices else None,
             "round_widths": widths,
             "verify_width": max(widths.values(), default=1),
+            "tuned_widths": self._tuned_widths(),
         }
+
+    def _tuned_widths(self) -> list[dict[str, Any]]:
+        """By the rows of a batch the drafts that were chosen, and the break-even τ of each number of drafts."""
+        by_rows: dict[int, dict[str, float | None]] = {}
+        for rows, drafts, tau in self.settings.break_even:
+            by_rows.setdefault(rows, {})[str(drafts)] = tau
+        chosen = dict(self.settings.drafting.widths)
+        return [
+            {"rows": rows, "drafts": chosen[rows], "break_even_tau": by_rows[rows]}
+            for rows in chosen
+            if rows in by_rows
+        ]
 
     def _coupling(self) -> dict[str, Any] | None:
         """c and spread of the trees in effect; None where no tree is coupled with the target's noise."""

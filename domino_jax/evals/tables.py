@@ -18,6 +18,7 @@ METHODS = {
     "tree": "Domino, tree",
 }
 NOTHING = "–"
+WIDTHS = "As `domino_jax.tune` measured it on this device; a batch drafts what is in brackets."
 POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
 
 
@@ -173,6 +174,8 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]
             parts.append((heading, POSITIONS, position_rows(modes, report["verify_width"])))
     if "tree" in report and report["tree"]:
         parts.append(("Trees", *acceptance_rows(report["tree"])))
+    if report["tuned_widths"]:
+        parts.append(("Break-even τ by rows and drafts", WIDTHS, width_rows(report["tuned_widths"])))
     if report["concurrency"]:
         parts.append(("Throughput by concurrency", "", concurrency_rows(report["concurrency"])))
     return parts
@@ -198,6 +201,17 @@ def _rate(figures: Mapping[str, Any], position: int) -> str:
         return NOTHING  # a deeper tree has more positions than this chain
     conditional = figures["conditional_accept_rate_by_position"][position]
     return f"{figures['accept_rate_by_position'][position]:.2f} ({say(conditional, '.2f')})"
+
+
+def width_rows(tuned: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Cells, heading first: a row for each batch size, a column for each number of drafts; in brackets the chosen."""
+    widths = sorted({int(drafts) for entry in tuned for drafts in entry["break_even_tau"]})
+    rows = [["rows together", *(f"{drafts} drafts" for drafts in widths)]]
+    for entry in tuned:
+        texts = {int(drafts): say(tau, ".2f") for drafts, tau in entry["break_even_tau"].items()}
+        texts[entry["drafts"]] = f"({texts[entry['drafts']]})"
+        rows.append([str(entry["rows"]), *(texts[drafts] for drafts in widths)])
+    return rows
 
 
 def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:

@@ -31,8 +31,8 @@ from domino_jax.decoding.settings import (
     DraftSettings,
     GeneratorSettings,
     TreeSettings,
-    Tuning,
 )
+from domino_jax.decoding.stored_tuning import Tuning
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds

@@ -10,8 +10,8 @@ import pytest
 import domino_jax
 from configs import qwen3
 from domino_jax.decoding import stored_tuning as tunings
-from domino_jax.decoding.settings import SamplingParams, TreeSettings, Tuning, decode_settings
-from domino_jax.decoding.stored_tuning import Setup, store_tuning, stored_tuning, tuned_settings
+from domino_jax.decoding.settings import SamplingParams, TreeSettings, decode_settings
+from domino_jax.decoding.stored_tuning import Setup, Tuning, store_tuning, stored_tuning, tuned_settings
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.paths import ASSETS
 
@@ -19,19 +19,25 @@ GREEDY, WARM = Setup("float32", 1, SamplingParams()), Setup("float32", 1, Sampli
 TREE = TreeSettings(nodes=20, lanes=8, candidates=32, beta=-0.2, draft_scale=3.0, spread=2.0)
 CHAIN = Tuning("draft", 8, 5, 2.0, None, ((1, 5),))
 PLANTED = Tuning("tree", 4, 3, math.inf, TREE, ((1, 3), (2, 0)))
+# Of the tuning's block two chains.
+MEASURED = [
+    {"rows": rows, "block_size": block, "num_drafts": 3, "nodes": nodes, "break_even_tau": tau}
+    for rows, block, nodes, tau in ((2, 4, 0, None), (1, 4, 0, 1.5), (1, 8, 0, 1.9), (1, 4, 16, 2.5))
+]
 
 
 def test_a_tuning_is_found_for_its_own_setup_only(tmp_path):
     store_tuning(tmp_path, WARM, PLANTED, 8)
     store_tuning(tmp_path, GREEDY, CHAIN, 8)
-    store_tuning(tmp_path, WARM, dataclasses.replace(PLANTED, num_drafts=2), 16, [{"tau": 3.5}])
+    store_tuning(tmp_path, WARM, dataclasses.replace(PLANTED, num_drafts=2), 16, MEASURED)
     found = [stored_tuning(str(tmp_path), setup) for setup in (GREEDY, WARM)]
     assert found == [CHAIN, dataclasses.replace(PLANTED, num_drafts=2)]
     others = {"dtype": "bfloat16", "batch_size": 8, "sampling": SamplingParams(0.9), "device": "TPU v5e"}
     for name, value in others.items():
         assert stored_tuning(str(tmp_path), dataclasses.replace(WARM, **{name: value})) is None
     rows = json.loads((tmp_path / "decoding.json").read_text())["tuned"]
-    assert [row["prompts"] for row in rows] == [8, 16] and rows[1]["measured"] == [{"tau": 3.5}]
+    assert [row["prompts"] for row in rows] == [8, 16] and rows[1]["measured"] == MEASURED
+    assert [tuning.break_even for tuning in found] == [(), ((1, 3, 1.5), (2, 3, None))]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_and_after_the_measurement(tmp_path, monkeypatch):
@@ -61,6 +67,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_and_after_the_measure
         {"widths": [[1, -1]]},
         {"widths": [[1, 2, 3]]},
         {"batch_size": "1"},
+        {"measured": [{"rows": 1, "block_size": 8, "nodes": 0}]},
+        {"measured": [{"rows": 1, "block_size": 8, "nodes": 0, "num_drafts": 5, "break_even_tau": "x"}]},
         {"draft_scale": "x"},
         {"draft_scale": -1.0},
         {"mode": "tree"},

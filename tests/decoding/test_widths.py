@@ -26,7 +26,7 @@ def generator(widths: tuple[tuple[int, int], ...] = (), batch: int = 8, **choice
     return make_generator(random_models(), **shape, sampling=WARM, widths=widths, **choices)
 
 
-def test_a_batch_takes_the_first_width_for_as_many_rows():
+def test_a_batch_takes_the_width_of_the_next_larger_measured_one():
     drafting = DraftSettings(num_drafts=3, widths=((1, 8), (4, 2), (8, 0)))
     assert [drafting.at(rows) for rows in (1, 2, 8, 99)] == [DraftSettings(num_drafts=n) for n in (8, 2, 0, 0)]
     assert drafting.width(random_models().drafter.config) == 8

@@ -13,6 +13,7 @@ from domino_jax.evals.tables import (
     notes_of,
     paper_table,
     position_rows,
+    sections,
     width_note,
 )
 from tests.helpers.report_runs import SPLIT, info_with, report_of, two_runs
@@ -80,6 +81,18 @@ def test_a_simulated_tables_caption_says_so_first():
     table = paper_table([report_of(info=info_with(simulate_tau=7.17))])
     assert table.caption.startswith("SIMULATED acceptance (τ forced to 7.17")
     assert "\\caption{SIMULATED acceptance ($\\tau$ forced to 7.17" in latex_table(table)
+
+
+def test_a_tuned_run_has_the_break_even_tau_of_every_width():
+    measured = ((1, 0, 1.02), (1, 4, 1.4), (1, 8, 1.61), (8, 0, 1.05), (8, 4, 2.25), (8, 8, None))
+    info = info_with(widths=((1, 8), (8, 0)), break_even=measured)
+    [section] = [part for part in sections(report_of(info=info)) if part[0].startswith("Break-even")]
+    assert section[2] == [
+        ["rows together", "0 drafts", "4 drafts", "8 drafts"],
+        ["1", "1.02", "1.40", "(1.61)"],
+        ["8", "(1.05)", "2.25", "–"],
+    ]
+    assert not any(part[0].startswith("Break-even") for part in sections(report_of()))
 
 
 def test_throughput_has_a_row_for_each_number_of_rows():
