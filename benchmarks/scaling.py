@@ -1,10 +1,10 @@
 """docs/scaling.md: what a training step costs on devices that are not present, one compilation per entry.
 
-    python benchmarks/scaling.py --folder=/tmp/scaling
+    python -m benchmarks.scaling --folder=/tmp/scaling
 
 Runs `train --dry_run` for every entry and keeps its dry_run.json in --folder, so that it can be stopped and started
-again; then writes docs/scaling.md from the stored entries. Some 50 minutes on one core; --only=8b compiles a part,
---effort=0 compiles as a run does (some three hours).
+again; then writes the tables of docs/scaling.md from the stored entries. Some 50 minutes on one core; --only=8b
+compiles a part, --effort=0 compiles as a run does (some three hours).
 """
 
 import argparse
@@ -18,6 +18,9 @@ import sys
 
 import jax
 
+from benchmarks.compile_decode_tables import put
+
+MARKS = ("<!-- scaling: begin -->", "<!-- scaling: end -->")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
 TOPOLOGIES = ("v5e:4x4", "v5p:4x4x4", "v6e:8x8", "v5e:16x16", "h200")
@@ -137,14 +140,14 @@ anchors, rows of 3,072 tokens, one row per chip, parameters and optimizer over a
 float32 master weights. The command that made it:
 
 ```
-python benchmarks/scaling.py --folder=/tmp/scaling
+python -m benchmarks.scaling --folder=/tmp/scaling
 ```
 
 - The compilers worked with their least effort (`--effort=-1`), which takes a quarter of the time. On Qwen3-0.6B,
   v5e:4x4, that gives a peak of 3.35 GB per chip where the effort of a run gives 3.25, and the same products.
 - **peak**: the compiler's own plan of a chip's memory.
-- **lean**: the operations that a row needs (`domino_jax/training/estimates.py`); the **program's** products count what
-  is computed again in the backward pass, and attention under the mask.
+- **lean**: the operations that a row needs (`domino_jax/training/estimates.py`); the **program's** products count
+  attention scores that are made again in the backward pass, and attention under the mask.
 - **data sheet ms**: the largest of three times at the data sheet's rates: the program's products at the chip's peak,
   the compiler's bytes at its memory bandwidth (it counts a loop's body once) and the collectives' bytes at its links.
   The part in brackets is the largest; **rows/s** follows from it.
@@ -165,7 +168,7 @@ def main() -> None:
     for entry in [] if arguments.write else entries():
         if arguments.only in name(entry) and not (arguments.folder / name(entry)).exists():
             compile_entry(entry, arguments.folder, arguments.effort)
-    (ROOT / "docs" / "scaling.md").write_text(document(arguments.folder))
+    put(ROOT / "docs" / "scaling.md", MARKS, document(arguments.folder))
 
 
 if __name__ == "__main__":

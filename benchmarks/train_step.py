@@ -27,10 +27,10 @@ from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training import estimates
-from domino_jax.training.losses import LossSettings, mixed_loss
+from domino_jax.training.losses import LossSettings, Objective
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
-from domino_jax.training.step import drafter_sums, label_blocks, make_train_step, target_pass
+from domino_jax.training.step import drafter_loss, label_blocks, make_train_step, target_pass
 from domino_jax.weights import loading
 from domino_jax.weights.random_weights import random_params
 
@@ -54,12 +54,12 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: Lo
     def step(state, target_params, batch, features, key):
         places = blocks.sample_anchors(key, batch["loss_mask"], batch["row_ids"], anchors)
         drawn = label_blocks(batch, *places, drafter.config, settings)
+        objective = Objective(settings, LAMBDA, drawn.labels.loss_weights.sum())
 
         def loss_of(params):
-            sums = drafter_sums(Models(target, target_params, drafter, params), features, batch, drawn, settings)
-            return mixed_loss(sums, LAMBDA, sums["weight"])
+            return drafter_loss(Models(target, target_params, drafter, params), features, batch, drawn, objective)
 
-        loss, gradients = jax.value_and_grad(loss_of)(state.params)
+        (loss, _), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         updates = jax.tree.map(lambda update: RATE * update, updates)
         state = state.replace(params=optax.apply_updates(state.params, updates), opt_state=opt_state)

@@ -10,6 +10,7 @@ from domino_jax.models.slices import cut, joined
 MASKED = -1e30
 # Attention scores of a prefill that live at once, 268 MB in float32.
 PREFILL_SCORES = 2**26
+PART_ROWS, ROW_PARTS = 512, 8  # of attend_row
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
@@ -95,20 +96,38 @@ def attend_causal(
     dropped. Equal to `attend` with `causal_mask`.
 
     Args:
-        documents: int32 [B, T] of packed rows: a query reads keys of its own document only. S is T then.
+        documents: int32 [B, S] of packed rows: a query reads keys of its own document only.
         first: the place of the first query among the keys, a scalar; the queries follow one another.
     """
     length, keys = q.shape[2], k.shape[2]
     index = first + jnp.arange(length)
+    own = None if documents is None else jax.lax.dynamic_slice_in_dim(documents, first, length, axis=1)
     if length <= slice_rows:
-        return attend(q, k, v, causal_mask(index, keys, documents, documents))
+        return attend(q, k, v, causal_mask(index, keys, own, documents))
 
     def one(part):
         rows, index, own = part
         return attend(rows, k, v, causal_mask(index, keys, own, documents))
 
-    own = None if documents is None else cut(documents, 1, slice_rows)
+    own = None if documents is None else cut(own, 1, slice_rows)
     return joined(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), own)), 2, length)
+
+
+def attend_row(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None) -> jax.Array:
+    """`attend_causal` of whole rows, T = S, in up to ROW_PARTS parts of queries, each over the keys up to its end.
+
+    Keys that are later than all queries of a part are not multiplied: of 3,072 tokens in six parts 0.58 of all pairs
+    remain, and half of them have to.
+    """
+    length = q.shape[2]
+    size = PART_ROWS * -(-length // (PART_ROWS * ROW_PARTS))
+
+    def part(start: int) -> jax.Array:
+        end = min(start + size, length)
+        before = None if documents is None else documents[:, :end]
+        return attend_causal(q[:, :, start:end], k[:, :, :end], v[:, :, :end], before, PART_ROWS, start)
+
+    return jnp.concatenate([part(start) for start in range(0, length, size)], axis=2)
 
 
 def causal_mask(

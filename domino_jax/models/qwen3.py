@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.models.attention import attend, attend_causal, attend_prompts
+from domino_jax.models.attention import attend, attend_prompts, attend_row
 from domino_jax.models.cache import Cache, append, init_cache
 from domino_jax.models.decoder_config import (
     DecoderConfig,
@@ -162,7 +162,7 @@ def _attention(mask: Mask | None, documents: jax.Array | None, layer_cache, slot
     """The attention function of one target layer: over its own rows, or over the cache with its rows written first."""
 
     def over_tokens(q, k, v):
-        return attend_causal(q, k, v, documents) if mask is None else attend(q, k, v, mask), None
+        return attend_row(q, k, v, documents) if mask is None else attend(q, k, v, mask), None
 
     def over_cache(q, k, v):
         written = append(layer_cache, k, v, slots)

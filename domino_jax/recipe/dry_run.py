@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from domino_jax.drafters.drafter import Drafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, cli
@@ -57,14 +58,10 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     drafter_config = builders.drafter_config_of(config.drafter, target_config)
     target = Qwen3(target_config, np.dtype(config.target.dtype))
     drafter = builders.drafter_of(drafter_config, config)
-    optimizer = make_optimizer(config.train.optimizer)
-    _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
-    step = builders.train_step_of(config.train, target, drafter, optimizer, mesh, state)
     params = target_shapes(target, mesh)
-    arguments = (state, params, batch_shapes(config, mesh), key_shape(mesh))
     with jax.set_mesh(mesh):
         begin = time.perf_counter()
-        traced = step.trace(*arguments)
+        traced, state = trace_step(config, target, drafter, mesh)
         lowered = traced.lower()
         traced_at = time.perf_counter()
         program = lowered.compile()
@@ -104,6 +101,14 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         chip = on_chip(judged, config.eval.every, found["floor_seconds"], topology)
         found["evaluation"] = judged | chip
     return found
+
+
+def trace_step(config, target: Qwen3, drafter: Drafter, mesh: Mesh) -> tuple[jax.stages.Traced, Any]:
+    """The step of this recipe as it is before a compiler sees it, and the shapes of its state."""
+    optimizer = make_optimizer(config.train.optimizer)
+    _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
+    step = builders.train_step_of(config.train, target, drafter, optimizer, mesh, state)
+    return step.trace(state, target_shapes(target, mesh), batch_shapes(config, mesh), key_shape(mesh)), state
 
 
 def measures(program: jax.stages.Compiled, found: dict[str, Any], topology: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "f32": 4, 
 def product_flops(jaxpr: Any) -> float:
     """FLOPs of all matrix products of a (closed) jaxpr over all devices, loops by their length, and of nothing else.
 
-    Work repeated in a backward pass counts again: this is what the program does, not what it has to.
+    Work repeated in a backward pass counts again: this is what the program does, not what it has to. Of branches the
+    most expensive counts: `jax.lax.platform_dependent` has one for each kind of device, and one of them runs.
     """
     jaxpr = jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr
     total = 0.0
@@ -26,7 +27,8 @@ def product_flops(jaxpr: Any) -> float:
         if equation.primitive.name == "dot_general":
             total += _dot_flops(equation)
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += times * sum(product_flops(inner) for inner in _inner(equation.params))
+        inner = [product_flops(inner) for inner in _inner(equation.params)]
+        total += times * (max(inner) if equation.primitive.name == "cond" else sum(inner))
     return total
 
 

@@ -1,10 +1,11 @@
 """The dual cross-entropy of Domino (arXiv 2605.29707) and its metrics, reduced in slices of anchor blocks.
 
-A slice is a few anchor blocks of every row. Its logits are made, reduced to additive sums and dropped, forward and
-backward, so the [A·G, V] array of a batch never lives.
+A slice is a few anchor blocks of every row. Its logits are made once, reduced to additive sums and to the gradient of
+the loss, and dropped, so the [A·G, V] array of a batch never lives.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from domino_jax.drafters.blocks import position_decay
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.models.shapes import Logits
-from domino_jax.models.slices import cut
+from domino_jax.models.slices import cut, joined
 
 # Guards against an empty batch, as in the public trainers: a block with a label weighs about 1, so 1e-6 moves nothing.
 EPSILON = 1e-6
@@ -135,41 +136,91 @@ def block_sums(
     return sums
 
 
-def sliced_sums(
-    logits_of: Callable[..., tuple[Logits, Logits, Logits | None]], inputs: Any, labels: Labels, settings: LossSettings
-) -> Sums:
-    """block_sums of all blocks, `settings.slice_blocks` of each row at a time, each slice rematerialised in backward.
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """What a step minimises: `mixed_loss`.
 
-    Slices are cut along the anchors and never along the rows: every device works on its own rows in every slice.
+    lambda_base: λ.  weight: of all labels of the step, which divides the losses; it is known before any forward pass.
+    """
+
+    settings: LossSettings
+    lambda_base: jax.Array
+    weight: jax.Array
+
+
+def sliced_loss(
+    logits_of: Callable[..., tuple[Logits, Logits, Logits | None]],
+    params: Any,
+    inputs: Any,
+    frozen: tuple[Labels, Any],
+    objective: Objective,
+) -> tuple[jax.Array, Sums]:
+    """(loss, block_sums) of all blocks, `settings.slice_blocks` of each row at a time.
+
+    When it is differentiated, the gradient of a slice is computed beside its logits, and the backward pass only
+    multiplies it by the cotangent of the loss. So the logits are made once, where a rematerialised slice makes them
+    twice. The sums are figures to report: no gradient flows through them.
+
+    Slices are cut along the anchors and never along the rows: every device works on its own rows in every slice. Zeros
+    fill the last slice, as blocks without a label.
 
     Args:
-        logits_of: maps a slice of every array of `inputs` to (base, final, target or None) logits [B, n, G, V].
-        inputs: tree of arrays [B, A, ...].
+        logits_of: (params, *slice of inputs, slice of states) → (base, final, target or None) logits [B, n, G, V].
+        params: the trained parameters that logits_of reads.
+        inputs: tuple of trees of arrays [B, A, ...], which depend on trained parameters.
+        frozen: the labels [B, A, G] and the states [B, A, ...] or None, which do not.
     """
+    size = min(objective.settings.slice_blocks, frozen[0].ids.shape[1])
 
-    def sums_of_slice(inputs, labels):
-        base, final, target = logits_of(*inputs)
-        return jax.vmap(lambda b, f, y, t: block_sums(b, f, y, settings, t))(base, final, labels, target)
+    def row_losses(params, inputs, labels, states):
+        base, final, target = logits_of(params, *inputs, states)
+        sums = jax.vmap(lambda b, f, y, t: block_sums(b, f, y, objective.settings, t))(base, final, labels, target)
+        return mixed_loss(sums, objective.lambda_base, objective.weight), sums
 
-    return jax.tree.map(jnp.sum, in_slices(sums_of_slice, (inputs, labels), settings.slice_blocks))
+    def parts(inputs):
+        return jax.tree.map(lambda x: cut(x, 1, size), (inputs, *frozen))
 
+    def total(rows):
+        return jax.tree.map(jnp.sum, rows)  # once, after the slices: rows are spread over devices
 
-def in_slices(function: Callable[..., Any], arrays: Any, size: int) -> Any:
-    """The sum of function(*slice) over slices of `size` along axis 1, each recomputed in the backward pass.
+    @jax.custom_vjp
+    def loss_of(params, inputs):
+        return total(scan_sum(functools.partial(row_losses, params), parts(inputs)))
 
-    Zeros fill the last slice, so the function must return zero for them (blocks of weight zero).
-    """
-    function = jax.checkpoint(function)
-    if size >= jax.tree.leaves(arrays)[0].shape[1]:
-        return function(*arrays)
-    return scan_sum(function, jax.tree.map(lambda x: cut(x, 1, size), arrays))
+    def with_gradients(params, inputs):
+        def of_slice(inputs, *frozen):
+            losses, pull_back, sums = jax.vjp(
+                lambda params, inputs: row_losses(params, inputs, *frozen), params, inputs, has_aux=True
+            )
+            of_params, of_inputs = pull_back(jnp.ones_like(losses))
+            return (losses, sums, of_params), of_inputs
+
+        (losses, sums, of_params), of_inputs = scan_sum_and_stack(of_slice, parts(inputs))
+        blocks = frozen[0].ids.shape[1]
+        return total((losses, sums)), (of_params, jax.tree.map(lambda x: joined(x, 1, blocks), of_inputs))
+
+    def backward(gradients, cotangents):
+        return jax.tree.map(lambda gradient: (cotangents[0] * gradient).astype(gradient.dtype), gradients)
+
+    loss_of.defvjp(with_gradients, backward)
+    return loss_of(params, inputs)
 
 
 def scan_sum(function: Callable[..., Any], parts: Any) -> Any:
     """The sum of function(*part), one part after the other; `parts` has them along axis 0 of every array."""
-    first = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
+    return scan_sum_and_stack(lambda *part: (function(*part), None), parts)[0]
+
+
+def scan_sum_and_stack(function: Callable[..., tuple[Any, Any]], parts: Any) -> tuple[Any, Any]:
+    """As scan_sum for a function with two results: the sum of the first ones and the second ones along axis 0."""
+    first, _ = jax.eval_shape(function, *jax.tree.map(lambda x: x[0], parts))
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
-    return jax.lax.scan(lambda total, part: (jax.tree.map(jnp.add, total, function(*part)), None), zero, parts)[0]
+
+    def add(total, part):
+        summed, stacked = function(*part)
+        return jax.tree.map(jnp.add, total, summed), stacked
+
+    return jax.lax.scan(add, zero, parts)
 
 
 def mixed_loss(sums: Sums, lambda_base: jax.Array, weight: jax.Array) -> jax.Array:

@@ -24,12 +24,13 @@ from domino_jax.data.rows import TrainingRows
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.sharding import batch_sharding, replicated, row_shards
+from domino_jax.models.slices import cut
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.progress import Progress
 from domino_jax.training.estimates import Plan, run_length
-from domino_jax.training.losses import cross_entropy, in_slices
+from domino_jax.training.losses import cross_entropy, scan_sum
 from domino_jax.weights.drafter import check_fits
 from domino_jax.weights.loading import LoadedTarget
 
@@ -209,7 +210,8 @@ def supervised_logprob(
         logits = target.apply({"params": params}, hidden, method="unembed")
         return -jnp.sum(weights * cross_entropy(logits, labels), axis=1)
 
-    return in_slices(score, (hidden, labels, weights), size), weights.sum(axis=1)
+    parts = (cut(x, 1, min(size, labels.shape[1])) for x in (hidden, labels, weights))
+    return scan_sum(score, tuple(parts)), weights.sum(axis=1)
 
 
 # ------------------------------------------------------------------------------------------------------ report

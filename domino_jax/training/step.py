@@ -20,11 +20,11 @@ from domino_jax.models.shapes import Features, Hidden
 from domino_jax.training.losses import (
     Labels,
     LossSettings,
+    Objective,
     Sums,
     loss_metrics,
-    mixed_loss,
     scan_sum,
-    sliced_sums,
+    sliced_loss,
     slot_weights,
 )
 from domino_jax.training.state import TrainState
@@ -79,15 +79,15 @@ def label_blocks(
     return DrawnBlocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, settings)))
 
 
-def drafter_sums(
+def drafter_loss(
     models: Models,
     features: Features,
     batch: Batch,
     drawn: DrawnBlocks,
-    settings: LossSettings,
+    objective: Objective,
     hidden: Hidden | None = None,
-) -> Sums:
-    """The loss sums of one batch for the blocks that were drawn.
+) -> tuple[jax.Array, Sums]:
+    """The loss of one batch for the blocks that were drawn, and its sums, through which no gradient flows.
 
     Args:
         features: of the target, [B, S, C·D].
@@ -104,14 +104,17 @@ def drafter_sums(
     prefix = models.embed(blocks.head_tokens(tokens, anchors, config.block_size))
     positions = batch["positions"] if "positions" in batch else None
     z, inner = drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, prefix, positions)
-    states = _states_before_labels(hidden, anchors, config) if settings.distill else None
+    states = _states_before_labels(hidden, anchors, config) if objective.settings.distill else None
+    # The GRU has run: with its weights here, zeros would be summed for them in every slice.
+    head = models.drafter_params["head"] if config.has_head else {}
+    head = {name: leaf for name, leaf in head.items() if name != "gru"}
 
-    def logits_of(z, inner, states):
+    def logits_of(params, z, inner, states):
         base = unembed(z)
-        final = corrected(drafter, models.drafter_params, base, inner)
+        final = corrected(drafter, {"head": params}, base, inner)
         return base, final, None if states is None else unembed(states)
 
-    return sliced_sums(logits_of, (z, inner, states), labels, settings)
+    return sliced_loss(logits_of, head, (z, inner), (labels, states), objective)
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
@@ -139,15 +142,14 @@ def batch_gradients(
     The batch goes through in `accumulate` micro-batches, one after the other. The divisor of the losses is known before
     any forward pass, so the gradients of the parts add up to that of the whole.
     """
-    weight = drawn.labels.loss_weights.sum()
+    objective = Objective(settings, lambda_base, drawn.labels.loss_weights.sum())
 
     def gradients_of_part(part, drawn):
         taps = models.drafter.config.target_layer_ids
         features, hidden = target_pass(models.target, models.target_params, part, taps, settings.distill > 0)
 
         def loss_of(params):
-            sums = drafter_sums(models.replace(drafter_params=params), features, part, drawn, settings, hidden)
-            return mixed_loss(sums, lambda_base, weight), sums
+            return drafter_loss(models.replace(drafter_params=params), features, part, drawn, objective, hidden)
 
         (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
         return sums, gradients

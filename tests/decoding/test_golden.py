@@ -11,7 +11,7 @@ from domino_jax.decoding.propose import propose
 from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.drafters.pair import Models
 from domino_jax.training.losses import LossSettings
-from domino_jax.training.step import drafter_sums, label_blocks, target_pass
+from domino_jax.training.step import label_blocks, target_pass
 from domino_jax.weights.drafter import drafter_table
 from tests.helpers.decoding_models import make_generator
 from tests.helpers.models import GOLDEN_SETS, dual_loss, load_golden, run_blocks
@@ -50,8 +50,7 @@ def loss_and_gradients(name):
 
         def loss_of(params):
             models = Models(target.module, target.params, drafter.module, params)
-            sums = drafter_sums(models, features, batch, drawn, settings)
-            return dual_loss(sums, share)
+            return dual_loss(models, features, batch, drawn, settings, share)
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)
 

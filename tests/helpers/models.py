@@ -12,9 +12,10 @@ from safetensors.numpy import load_file
 from domino_jax.drafters import blocks
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.training.losses import Sums, loss_metrics
-from domino_jax.training.step import corrected, target_pass
+from domino_jax.training.losses import LossSettings, Objective, loss_metrics
+from domino_jax.training.step import DrawnBlocks, corrected, drafter_loss, target_pass
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import load_target
 from tests.helpers.paths import GOLDEN
@@ -156,10 +157,11 @@ def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params
     return jax.device_get(out | {"features": features})
 
 
-def dual_loss(sums: Sums, share) -> tuple[jax.Array, dict[str, jax.Array]]:
+def dual_loss(models: Models, features, batch, drawn: DrawnBlocks, settings: LossSettings, share):
     """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
-    metrics = loss_metrics(sums, share)
-    return metrics["loss"], metrics
+    objective = Objective(settings, share, drawn.labels.loss_weights.sum())
+    loss, sums = drafter_loss(models, features, batch, drawn, objective)
+    return loss, loss_metrics(sums, share)
 
 
 class Golden(NamedTuple):

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from domino_jax.training import losses
+from domino_jax.training.compiled import product_flops
 from domino_jax.training.losses import (
     LossSettings,
+    Objective,
     accepted_lengths,
     cross_entropy,
     dpace_weights,
-    sliced_sums,
+    loss_metrics,
+    sliced_loss,
     total_variation,
 )
-from tests.helpers.models import dual_loss, tiny_drafter, tiny_target
+from tests.helpers.models import tiny_drafter, tiny_target
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
@@ -27,6 +30,12 @@ def block_sums(base, final, labels, weights, config, settings, target=None):
 
 def labelled(labels, weights, config, settings):
     return losses.Labels(labels, weights, losses.slot_weights(weights, config, settings))
+
+
+def dual_loss(sums, share):
+    """(loss, metrics) of a whole batch."""
+    metrics = loss_metrics(sums, share)
+    return metrics["loss"], metrics
 
 
 SHIFTED = tiny_drafter(tiny_target().config, True).config  # blocks of 4
@@ -220,31 +229,80 @@ CHOICES = {
 }
 
 
-def sliced(size, settings, hidden=HIDDEN, weights=WEIGHTS):
-    """(loss, metrics), gradients by matrix and hidden rows."""
+SHARE = 0.35  # λ
+
+
+def toy_logits(matrix, rows, states):
+    base = rows @ matrix
+    return base, base + jnp.tanh(base), jnp.sin(states)
+
+
+def whole_loss(settings):
+    """(matrix, hidden rows) → (loss, metrics) in one piece."""
 
     def loss_of(matrix, hidden):
-        def logits_of(rows):
-            base = rows @ matrix
-            return base, base + jnp.tanh(base), jnp.sin(base)
+        logits = toy_logits(matrix, hidden, HIDDEN @ MATRIX)
+        base, final, target = (x.reshape(-1, *x.shape[2:]) for x in logits)
+        labels, weights = (x.reshape(-1, x.shape[-1]) for x in (LABELS, WEIGHTS))
+        return dual_loss(block_sums(base, final, labels, weights, SHIFTED, settings, target), SHARE)
 
-        choice = dataclasses.replace(settings, slice_blocks=size)
-        return dual_loss(sliced_sums(logits_of, (hidden,), labelled(LABELS, weights, SHIFTED, choice), choice), 0.35)
-
-    return jax.device_get(jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True))(MATRIX, hidden))
+    return loss_of
 
 
-@pytest.mark.parametrize("size", [1, 3, 6])
+def loss_in_slices(settings):
+    """The same by sliced_loss."""
+    labels = labelled(LABELS, WEIGHTS, SHIFTED, settings)
+    objective = Objective(settings, SHARE, labels.loss_weights.sum())
+
+    def loss_of(matrix, hidden):
+        loss, sums = sliced_loss(toy_logits, matrix, (hidden,), (labels, HIDDEN @ MATRIX), objective)
+        return loss, loss_metrics(sums, SHARE)
+
+    return loss_of
+
+
+@functools.lru_cache
+def measured(make, settings):
+    """(loss, metrics), gradients by matrix and hidden rows."""
+    run = jax.jit(jax.value_and_grad(make(settings), argnums=(0, 1), has_aux=True))
+    return jax.device_get(run(MATRIX, HIDDEN))
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 1000])
 @pytest.mark.parametrize("kind", CHOICES)
 def test_slices_agree_with_the_whole_in_loss_metrics_and_gradients(kind, size):
-    (loss, metrics), gradients = sliced(size, CHOICES[kind])
-    (whole_loss, whole_metrics), whole_gradients = sliced(1000, CHOICES[kind])
-    np.testing.assert_allclose(loss, whole_loss, rtol=1e-6)
+    (loss, metrics), gradients = measured(loss_in_slices, dataclasses.replace(CHOICES[kind], slice_blocks=size))
+    (whole, whole_metrics), whole_gradients = measured(whole_loss, CHOICES[kind])
+    np.testing.assert_allclose(loss, whole, rtol=1e-6)
     for name in METRICS:
         np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-6, err_msg=name)
-    for ours, whole in zip(gradients, whole_gradients, strict=True):
-        np.testing.assert_allclose(ours, whole, atol=1e-6)
+    for ours, expected in zip(gradients, whole_gradients, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
     assert abs(whole_gradients[0]).max() > 1e-3
+
+
+def test_without_a_gradient_the_loss_and_the_metrics_are_the_same():
+    settings = dataclasses.replace(CHOICES["decay"], slice_blocks=3)
+    loss, metrics = jax.jit(loss_in_slices(settings))(MATRIX, HIDDEN)
+    (expected, expected_metrics), _ = measured(loss_in_slices, settings)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
+        {name: float(value) for name, value in expected_metrics.items()}
+    )
+
+
+def test_the_gradient_follows_the_factor_of_the_loss():
+    settings = dataclasses.replace(CHOICES["decay"], slice_blocks=3)
+    scaled = jax.grad(lambda matrix: -2.0 * loss_in_slices(settings)(matrix, HIDDEN)[0])(MATRIX)
+    np.testing.assert_allclose(scaled, -2.0 * measured(loss_in_slices, settings)[1][0], atol=1e-6)
+
+
+def test_the_logits_of_a_slice_are_made_once():
+    """Three products of the size of the logits: forward, onto the matrix and onto the hidden rows."""
+    settings = dataclasses.replace(CHOICES["decay"], slice_blocks=1)
+    gradients = jax.grad(loss_in_slices(settings), argnums=(0, 1), has_aux=True)
+    states = 2 * HIDDEN.size * MATRIX.shape[1]  # the toy's target logits, outside the loss
+    assert product_flops(jax.make_jaxpr(gradients)(MATRIX, HIDDEN)) == 3 * states + states
 
 
 def test_sums_of_two_halves_add_up_to_the_whole():

@@ -5,12 +5,15 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from domino_jax.drafters import blocks
 from domino_jax.drafters.pair import Models
-from domino_jax.models.attention import attend, attend_causal, causal_mask
+from domino_jax.models import attention
+from domino_jax.models.attention import attend, attend_causal, attend_row, causal_mask
+from domino_jax.training.compiled import product_flops
 from domino_jax.training.losses import LossSettings
-from domino_jax.training.step import drafter_sums, label_blocks, target_pass
+from domino_jax.training.step import label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 # Two rows of 11 and 9 tokens; in the packed row they start at 0 and 11, and four places of padding follow.
@@ -61,8 +64,8 @@ def jitted(shift, contiguous, attention_blocks):
         drawn = label_blocks(batch, anchors, jnp.ones(anchors.shape, bool), drafter.config, settings)
 
         def loss_of(params):
-            sums = drafter_sums(Models(target.module, target.params, module, params), features, batch, drawn, settings)
-            return dual_loss(sums, 0.3)
+            models = Models(target.module, target.params, module, params)
+            return dual_loss(models, features, batch, drawn, settings, 0.3)
 
         return jax.value_and_grad(loss_of, has_aux=True)(params)
 
@@ -139,10 +142,21 @@ def draw(length, heads=4, kv=2, width=8):
     return [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
 
 
-def test_causal_attention_in_slices_equals_one_dense_mask():
-    """21 rows in slices of 8, the last one short."""
+@pytest.mark.parametrize("packed", [False, True])
+def test_causal_attention_in_slices_equals_one_dense_mask(packed, monkeypatch):
+    """21 rows in slices of 8, the last one short; in parts of 4 with three slices of 2, the last one short."""
     q, k, v = draw(21)
-    documents = jnp.asarray([[1] * 9 + [2] * 12, [1] * 21], jnp.int32)
-    for own in (None, documents):
-        dense = attend(q, k, v, causal_mask(jnp.arange(21), 21, own, own))
-        np.testing.assert_allclose(attend_causal(q, k, v, own, slice_rows=8), dense, atol=1e-6)
+    documents = jnp.asarray([[1] * 9 + [2] * 12, [1] * 21], jnp.int32) if packed else None
+    dense = attend(q, k, v, causal_mask(jnp.arange(21), 21, documents, documents))
+    np.testing.assert_allclose(attend_causal(q, k, v, documents, slice_rows=8), dense, atol=1e-6)
+    for rows, parts in ((8, 8), (2, 4)):
+        monkeypatch.setattr(attention, "PART_ROWS", rows)
+        monkeypatch.setattr(attention, "ROW_PARTS", parts)
+        np.testing.assert_allclose(attend_row(q, k, v, documents), dense, atol=1e-6)
+
+
+def test_a_row_in_parts_multiplies_no_later_keys():
+    """Six parts of 512 queries over 512, 1,024, … 3,072 keys: 21 of 36 pairs of parts."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(3_072)]
+    whole, parts = (product_flops(jax.make_jaxpr(function)(*shapes)) for function in (attend_causal, attend_row))
+    assert parts / whole == pytest.approx(21 / 36)

@@ -16,7 +16,7 @@ from domino_jax.training.curriculum import lambda_base
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.state import init_state
-from domino_jax.training.step import drafter_sums, label_blocks, make_train_step, target_pass
+from domino_jax.training.step import label_blocks, make_train_step, target_pass
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 STEPS, ANCHORS = 80, 6
@@ -166,8 +166,7 @@ def gradient_function(head, contiguous, slice_blocks):
 
         def loss_of(params):
             models = Models(target.module, target.params, drafter.module, params)
-            sums = drafter_sums(models, features, batch, drawn, settings)
-            return dual_loss(sums, share)
+            return dual_loss(models, features, batch, drawn, settings, share)
 
         (_, metrics), tree = jax.value_and_grad(loss_of, has_aux=True)(params)
         return metrics, tree
@@ -253,8 +252,7 @@ def test_a_step_is_its_parts():
 
         def loss_of(params):
             models = Models(target.module, target.params, drafter.module, params)
-            sums = drafter_sums(models, features, batch, drawn, SETTINGS)
-            return dual_loss(sums, 1.0)[0]
+            return dual_loss(models, features, batch, drawn, SETTINGS, 1.0)[0]
 
         loss, gradients = jax.value_and_grad(loss_of)(state.params)
         updates, _ = optimizer().update(gradients, state.opt_state, state.params)
