@@ -30,6 +30,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import torch_domino
+from benchmarks.this_machine import cpu_name
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
@@ -179,12 +180,6 @@ def machine() -> str:
         f"{cpu_name()}: {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores for XLA, {torch.get_num_threads()} "
         f"torch threads, load average {os.getloadavg()[1]:.1f} while it ran; {versions}; {datetime.date.today()}."
     )
-
-
-def cpu_name() -> str:
-    info = pathlib.Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
 
 
 def main() -> None:
