@@ -54,7 +54,7 @@ def step_without_target(target: Qwen3, drafter: Drafter, optimizer, settings: Lo
     def step(state, target_params, batch, features, key):
         places = blocks.sample_anchors(key, batch["loss_mask"], batch["row_ids"], anchors)
         drawn = label_blocks(batch, *places, drafter.config, settings)
-        objective = Objective(settings, LAMBDA, drawn.labels.loss_weights.sum())
+        objective = Objective(settings, LAMBDA, drawn.labels.weight)
 
         def loss_of(params):
             return drafter_loss(Models(target, target_params, drafter, params), features, batch, drawn, objective)

@@ -142,7 +142,7 @@ def batch_gradients(
     The batch goes through in `accumulate` micro-batches, one after the other. The divisor of the losses is known before
     any forward pass, so the gradients of the parts add up to that of the whole.
     """
-    objective = Objective(settings, lambda_base, drawn.labels.loss_weights.sum())
+    objective = Objective(settings, lambda_base, drawn.labels.weight)
 
     def gradients_of_part(part, drawn):
         taps = models.drafter.config.target_layer_ids

@@ -159,7 +159,7 @@ def run_blocks(target: Model, drafter: Model, tokens, anchors, keep=None, params
 
 def dual_loss(models: Models, features, batch, drawn: DrawnBlocks, settings: LossSettings, share):
     """(loss, metrics) of a whole batch, as jax.value_and_grad(has_aux=True) wants them."""
-    objective = Objective(settings, share, drawn.labels.loss_weights.sum())
+    objective = Objective(settings, share, drawn.labels.weight)
     loss, sums = drafter_loss(models, features, batch, drawn, objective)
     return loss, loss_metrics(sums, share)
 
