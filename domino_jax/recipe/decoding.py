@@ -116,11 +116,16 @@ def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
 
 
 def read_file_rows(path: str, limit: int) -> list[dict[str, Any]]:
-    """Rows of a prompts file without the keys that only tasks have; limit 0: all."""
-    only_tasks = ("task", "next_turns")
-    return [
-        {key: value for key, value in row.items() if key not in only_tasks} for row in read_prompts(path, limit or None)
-    ]
+    """Rows of a prompts file, the rows of one task together, in the order in which tasks appear; limit 0: all.
+
+    A "task" that is a text names the row's task, by which the report is divided. "next_turns" is dropped.
+    """
+    rows = []
+    for row in read_prompts(path, limit or None):
+        dropped = ("next_turns",) if isinstance(row.get("task"), str) else ("next_turns", "task")
+        rows.append({key: value for key, value in row.items() if key not in dropped})
+    order = {task: place for place, task in enumerate(dict.fromkeys(row.get("task") for row in rows))}
+    return sorted(rows, key=lambda row: order[row.get("task")])
 
 
 # ------------------------------------------------------------------------------------------------ drafters
