@@ -14,6 +14,7 @@ import argparse
 import json
 import pathlib
 import random
+import re
 import statistics
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +124,8 @@ class Side:
         while left:
             queue = queue or random_.sample(list(templates), len(templates))
             prompt = Prompt(self.words, self.pieces, self.computed, random_)
-            text = capital(prompt.fill(queue.pop().replace("\\n", "\n"))).replace("\\n", "\n").replace(".m..", ".m.")
+            text = capital(prompt.fill(queue.pop().replace("\\n", "\n"))).replace("\\n", "\n")
+            text = re.sub(r"(\.[mC])\.\.", r"\1.", text)  # "p.m." and "D.C." at the end of a sentence
             tries += 1
             if tries > TRIES * count:
                 raise ValueError(f"{kind}: only {count - left} of {count} prompts are different enough; add templates")
