@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.compile_decode import fusion_bytes, must_move
+from benchmarks.compile_decode import CANDIDATES, fusion_bytes, must_move
 from benchmarks.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.loop import DecodeState
@@ -143,6 +143,7 @@ def measure(choices: argparse.Namespace) -> dict:
         max_new_tokens=choices.slots // 4,
         simulated_tau=choices.tau,
         sampling=SamplingParams(temperature, int(top_k), top_p, min_p),
+        drafting=DraftSettings(head_candidates=choices.candidates),
     )
     generator = new_generator(models, settings)
     state = state_of(models, generator, 1, choices.slots, choices.slots // 4)
@@ -152,12 +153,21 @@ def measure(choices: argparse.Namespace) -> dict:
     timed |= tree_stopwatches(models, settings, state, [TreeSettings(nodes=nodes) for nodes in choices.trees])
     seconds = median_seconds(timed, choices.repeats)
     bandwidth = rate(copied, seconds.pop("copy"))
-    return {"seconds": seconds, "must": must_bytes(models, state, seconds), "copy_bytes_per_second": bandwidth}
+    return {
+        "seconds": seconds,
+        "must": must_bytes(models, state, seconds, choices.candidates),
+        "copy_bytes_per_second": bandwidth,
+    }
 
 
-def must_bytes(models: Models, state: DecodeState, names) -> dict[str, int]:
-    """Bytes that a part must move (compile_decode.must_move); verify of more rows differs by the rows it writes."""
+def must_bytes(models: Models, state: DecodeState, names, candidates: int = CANDIDATES[0]) -> dict[str, int]:
+    """Bytes that a part must move (compile_decode.must_move); verify of more rows differs by the rows it writes.
+
+    candidates: of the head, one of CANDIDATES or 0.
+    """
     found = must_move(models, state)
+    if candidates:
+        found |= {part: found[f"{part}{candidates}"] for part in ("head", "round")}
     row = (found["verify64"] - found["verify17"]) // 47
     for name in names:
         rows = int(name.split("(")[1][:-1]) if name.endswith(")") else 0
@@ -233,6 +243,13 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 32, 64, 128], help="rows of verify")
     parser.add_argument("--trees", type=int, nargs="*", help="nodes of trees; without it the same as --widths")
+    parser.add_argument(
+        "--candidates",
+        type=int,
+        choices=(*CANDIDATES, 0),
+        default=CANDIDATES[0],
+        help="tokens per slot that the head corrects, as decode.head_candidates",
+    )
     parser.add_argument("--head", type=int, nargs=2, default=[256, 1024], help="emb_dim and gru_hidden_dim")
     kept = ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P")
     parser.add_argument("--sampling", type=float, nargs=4, default=[0, 0, 1, 0], metavar=kept, help="greedy by default")

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 
 from benchmarks import decode_latency, train_step
+from benchmarks.compile_decode import CANDIDATES
 from benchmarks.decode_latency import rate
 from benchmarks.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, DOMINO, GeneratorSettings
+from domino_jax.decoding.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings
 from domino_jax.evals.round_times import copy_stopwatch, endless, product_stopwatch, round_stopwatch
 from domino_jax.training import estimates
 
@@ -141,7 +142,8 @@ def steps_and_rounds(size: str, scale: Scale, sizes: dict[str, tuple[int, int]])
     """sizes: name → (rows, slots)."""
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
     most = max(slots for _, slots in sizes.values())
-    generator = new_generator(models, GeneratorSettings(most, 16, simulated_tau=TAUS[-1]))
+    drafting = DraftSettings(head_candidates=CANDIDATES[0])
+    generator = new_generator(models, GeneratorSettings(most, 16, simulated_tau=TAUS[-1], drafting=drafting))
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     stopwatches, must = {"copy": copy}, {}
     for name, (rows, slots) in sizes.items():
