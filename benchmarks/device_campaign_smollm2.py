@@ -7,6 +7,7 @@ continue where they were stopped. The trained drafter is left in files of less t
 import dataclasses
 import json
 import pathlib
+import runpy
 import shutil
 import subprocess
 import sys
@@ -59,8 +60,8 @@ class Pipeline:
 def answers(pipeline: Pipeline) -> dict[str, Any]:
     """The target answers the recipe's training prompts."""
     output = pipeline.place("answers.jsonl")
-    prompts = f"--prompts={pipeline.target.absolute() / 'prompts_train.jsonl'}"
-    seconds = pipeline.run("regenerate", prompts, f"--output={output}")
+    prompts = runpy.run_path(str(ROOT / pipeline.recipe))["get_config"]().data.train
+    seconds = pipeline.run("regenerate", f"--prompts={prompts}", f"--output={output}")
     rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     return {"seconds": seconds, "rows": len(rows), "tokens": sum(sum(row["loss_mask"]) for row in rows)}
 
@@ -86,8 +87,7 @@ def decoding(pipeline: Pipeline) -> dict[str, Any]:
     if not drafter.exists():
         raise DataError(f"{drafter} does not exist; run the phase smollm2-training first.")
     output = pipeline.place("decoded")
-    prompts = f"--prompts={pipeline.target.absolute() / 'prompts_heldout.jsonl'}"
-    seconds = pipeline.run("decode", prompts, f"--config.drafter.path={drafter}", f"--output={output}")
+    seconds = pipeline.run("decode", f"--config.drafter.path={drafter}", f"--output={output}")
     report = json.loads((output / "report.json").read_text(encoding="utf-8"))
     names = ("tokens_per_second", "speedup", "tau_pooled", "break_even_tau")
     modes = {
