@@ -22,9 +22,9 @@ GOALS = (
 )
 
 INTRODUCTION = """\
-`python -m benchmarks.compile_decode --folder=/tmp/compile_decode` ({date}, jax {jax}, the TPU and CUDA compilers of
-that release). **These are compilers' figures; none is a measurement.** Batch 1, bfloat16, caches of 4,096 slots, five
-draft layers, blocks of 16 (verify 17); tp is `mesh.tensor`. The head corrects 64 candidates per slot
+`python -m benchmarks.compile_decode --folder=/tmp/compile_decode` ({date}, jax {jax}, the TPU and
+CUDA compilers of that release). **These are compilers' figures; none is a measurement.** Batch 1, bfloat16, caches of
+4,096 slots, five draft layers, blocks of 16 (verify 17); tp is `mesh.tensor`. The head corrects 64 candidates per slot
 (`decode.head_candidates`). It is whole on every chip but for `split head` (`decode.mesh.split_head`). All figures are
 per chip:
 
