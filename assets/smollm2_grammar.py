@@ -45,6 +45,7 @@ GRAMMAR = (
     (r"^I was\b", "I were"), (r"\bwere\b", "was"), (r"\bwas\b", "were"), (r"\bdid not (\w+)", r"did not \1ed"),
     (r"\ban\b", "a"), (r"\bhad (\w+[^aeiouvsgc])ed\b", r"had \1"), (r"^(He|She) (\w+[kmnpth])ed\b", r"\1 have \2"),
     (r" (the|his|her|a) (\w+)\.$", r" \2 \1."), (r" the (\w+)", r" a the \1"), (r"\bto (\w+)", r"to \1ing"),
+    (r"\bhad\b", "haved"), (r"\b(\w+[^aeiouvsgcl])ed\b", r"\1ing"), (r"\b(in|on|at|of|for) ", ""),
 )  # fmt: skip
 
 
@@ -100,6 +101,7 @@ class Prompt:
         self.words, self.pieces, self.computed, self.random = words, pieces, computed, random_
         self.values: dict[str, str] = {}
         self.subjects: list[str] = []
+        self.used: set[tuple[str, str]] = set()  # pieces, which are not drawn twice while others are left
 
     def fill(self, text: str, suffix: str = "") -> str:
         """The text with all slots filled; a value at the start of a sentence gets a capital."""
@@ -127,8 +129,10 @@ class Prompt:
             return self.values[key]
         if name in self.words:
             return self.subject(name, key)
-        taken = self.values.values() if name in KEPT else ()
-        value = self.fill(self.random.choice([piece for piece in self.pieces[name] if piece not in taken]), suffix)
+        unused = [piece for piece in self.pieces[name] if (name, piece) not in self.used] or self.pieces[name]
+        piece = self.random.choice(unused)
+        self.used.add((name, piece))
+        value = self.fill(piece, suffix)
         if name in KEPT:
             self.values[key] = value
         if value and name in (*BEFORE, *AFTER):
