@@ -242,7 +242,7 @@ def test_the_first_line_names_the_phases_of_the_run(files):
     )
     config.data.regenerate = config.eval.final = True
     text = builders.describe_run(config)
-    assert text.startswith("this run: the target answers 1,200 prompts, then 8 steps of 2 rows, then ")
+    assert text.startswith("this run: the target answers 1,000 prompts, then 8 steps of 2 rows, then ")
     assert "then export, then 64 prompts decoded in 3 modes." in text
 
 
