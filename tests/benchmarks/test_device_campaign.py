@@ -260,7 +260,7 @@ def test_a_step_of_the_pipeline_names_the_one_that_is_missing(tmp_path):
         device_campaign_smollm2.decoding(pipeline)
 
 
-@pytest.mark.slow(minutes=3)
+@pytest.mark.slow(minutes=4)
 def test_the_pipeline_answers_trains_and_decodes(tmp_path):
     """With the tiny recipe and the shipped target, whose folder has the same files."""
     flags = ["regenerate.num_prompts=8", "regenerate.max_new_tokens=24", "train.steps=3", "train.log_every=1"]
