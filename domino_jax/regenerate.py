@@ -99,12 +99,20 @@ class AnswerSettings:
     sampling: SamplingParams
     seed: int
     thinking: bool
+    head_candidates: int = 0
 
 
 def settings_of(config) -> AnswerSettings:
     section = config.regenerate
     sampling = SamplingParams(section.temperature, section.top_k, section.top_p)
-    return AnswerSettings(section.batch_size, section.max_new_tokens, sampling, config.seed, config.data.thinking)
+    return AnswerSettings(
+        section.batch_size,
+        section.max_new_tokens,
+        sampling,
+        seed=config.seed,
+        thinking=config.data.thinking,
+        head_candidates=config.decode.head_candidates,
+    )
 
 
 @contextlib.contextmanager
@@ -181,13 +189,15 @@ def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: s
         mesh = jax.sharding.get_mesh()
         everywhere = None if mesh.empty else replicated(mesh)
         models = load_models(loaded, drafter_path, everywhere, tuning.block_size if tuning else 0)
+    drafting = tuning.chain if tuning else DraftSettings()
+    candidates = min(settings.head_candidates, loaded.model.config.vocab_size)
     generator_settings = GeneratorSettings(
         cache_slots=loaded.model.config.max_position_embeddings,
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size,
         sampling=settings.sampling,
         seed=settings.seed,
-        drafting=tuning.chain if tuning else DraftSettings(),
+        drafting=dataclasses.replace(drafting, head_candidates=candidates),
         stop_ids=tuple(loaded.stop_ids),
     )
     return Answerer(models, generator_settings)
