@@ -25,13 +25,12 @@ from configs import tiny
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, start_conversation
 from domino_jax.decoding.generate import Generator
-from domino_jax.drafters.pair import Models
-from domino_jax.regenerate import settings_of
+from domino_jax.regenerate import new_answerer, settings_of
 from domino_jax.weights import loading
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 MARKS = ("<!-- regeneration: begin -->", "<!-- regeneration: end -->")
-WAYS = (PLAIN, DRAFTED) = ("target alone", "with the drafter")
+PLAIN, DRAFTED = ("target alone", "with the drafter")
 
 
 @dataclasses.dataclass
@@ -94,16 +93,11 @@ class Run:
 def answerers(batch_size: int) -> tuple[dict[str, CountingAnswerer], loading.LoadedTarget]:
     """Way → its answerer, and the target."""
     config = tiny.get_config()
-    settings = settings_of(config)
+    settings = dataclasses.replace(settings_of(config), batch_size=batch_size)
     loaded = loading.load_target(config.target.path, config.target.dtype)
-    models = {PLAIN: Models(loaded.model, loaded.params), DRAFTED: loading.load_models(loaded, config.drafter.path)}
-    made = {
-        way: CountingAnswerer(
-            models[way], loaded.stop_ids, batch_size, settings.max_new_tokens, settings.sampling, settings.seed
-        )
-        for way in WAYS
-    }
-    return made, loaded
+    drafters = {PLAIN: None, DRAFTED: config.drafter.path}
+    made = {way: new_answerer(loaded, settings, drafter) for way, drafter in drafters.items()}
+    return {way: CountingAnswerer(one.models, one.settings) for way, one in made.items()}, loaded
 
 
 def conversations(loaded: loading.LoadedTarget, count: int, batch_size: int) -> list[list[Conversation]]:
