@@ -173,8 +173,8 @@ class LoadSettings:
         scale = self.draft_scale
         if scale is None:
             scale = tuning.draft_scale if tuning else math.inf
-        drafting = DraftSettings(scale=scale, num_drafts=self.num_drafts, tree=self.tree)
-        if tuning and self.num_drafts is None and self.tree is None:
+        drafting = DraftSettings(scale=scale, num_drafts=self.num_drafts or None, tree=self.tree)
+        if tuning and not self.num_drafts and self.tree is None:
             drafting = dataclasses.replace(tuning.chain, scale=scale, tree=tuning.tree if tuning.mode == TREE else None)
         return dataclasses.replace(drafting, head_candidates=self.head_candidates)
 

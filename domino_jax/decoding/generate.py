@@ -206,7 +206,7 @@ class Generator(Programs):
         idle = rows - 1 if idle is None else idle
         longest = slots - self.block_rows(mode) if longest is None else longest
         arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
-        key = (canonical_mode(mode), rows, slots, _kind(state.sampling))
+        key = (canonical_mode(mode), rows, slots, _kind(state.sampling), bool(state.draft_cache))
         result, seconds = self.run(clock or Clock(), key, self.rounds(mode), arguments, donate=(1,))
         if clock:
             clock.decode_seconds += seconds
@@ -293,7 +293,8 @@ class Generator(Programs):
     ) -> DecodeState:
         """The state with a new prompt in place of the row `slot`, which is done; the state passed in is donated."""
         row = self._start(batch, [prompt], [request], rows=1)
-        key = ("admit", slots_of(state.target_cache), slots_of(row.target_cache), batch.plain, _kind(row.sampling))
+        sizes = state.done.shape[0], slots_of(state.target_cache), slots_of(row.target_cache)
+        key = ("admit", *sizes, batch.plain, _kind(row.sampling))
         state, seconds = self.run(batch.clock, key, put_row, (state, row, np.int32(slot)), donate=(0,))
         batch.clock.prefill_seconds += seconds
         return state

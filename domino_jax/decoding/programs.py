@@ -30,7 +30,7 @@ SMALLEST_BUCKET = 16
 class Clock:
     """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
 
-    drafts: that the rounds of the answers verified.
+    drafts: that the rounds of whole answers verified; those of a stream are not counted.
     """
 
     prefill_seconds: float = 0.0

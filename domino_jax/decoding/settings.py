@@ -238,7 +238,7 @@ class GeneratorSettings:
     smallest_cache: slots of the caches of short texts. They grow by doubling, to cache_slots at most. Fewer slots cost
         less to read; each size is a separate program for every mode.
     max_new_tokens: size of the token buffer, the most that an answer may have.
-    batch_size: rows decoded together; when one ends, the next prompt takes its place.
+    batch_size: the most rows decoded together; when one ends, the next prompt takes its place.
     sampling, seed: of requests that set none.
     drafting: how to draft; the mode decides whether with the head and whether a tree.
     stop_ids: token ids that end an answer.

@@ -2,10 +2,9 @@
 
 import array
 import dataclasses
-import functools
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from domino_jax.decoding.generate import Clock, Generation, Generator
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import propose
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.rounds import speculative_round, tree_round
+from domino_jax.decoding.rounds import tree_round
 from domino_jax.decoding.settings import BASELINE, TREE
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt
@@ -135,15 +134,16 @@ def record_rounds(lane: Lane, prompts: Sequence[Prompt], most: int) -> list[list
 
     A measured run reads none of this; a recording is not timed. most: rounds of a prompt.
     """
-    one_round = jax.jit(functools.partial(_one_round, lane.generator, lane.mode))
+    one_round = _recorder(lane)
     recorded = []
     with Progress("record rounds", total=len(prompts)) as progress:
         for prompt in prompts:
-            state = lane.generator.start(lane.models, [prompt.token_ids], [prompt.request], rows=1)
+            plain = lane.generator.plain(lane.mode)
+            state = lane.generator.start(lane.models, [prompt.token_ids], [prompt.request], plain, rows=1)
             rounds = []
             while len(rounds) < most and not state.done[0]:
                 before = int(state.counts[0])
-                state, seen = one_round(lane.models, state, lane.generator.stop_ids)
+                state, seen = one_round(state)
                 emitted = jax.device_get(state.tokens)[0, before : int(state.counts[0])].tolist()
                 rounds.append((emitted, jax.device_get(seen)))
             recorded.append(rounds)
@@ -151,10 +151,17 @@ def record_rounds(lane: Lane, prompts: Sequence[Prompt], most: int) -> list[list
     return recorded
 
 
-def _one_round(generator: Generator, mode: str, models: Models, state: DecodeState, stop_ids: jax.Array):
-    settings, sampling = generator.drafting(mode, state.done.shape[0]), generator.settings.sampling
+def _recorder(lane: Lane) -> Callable[[DecodeState], tuple[DecodeState, Any]]:
+    """state → (state after one round, what it drafted). Of a chain only the draft is a program of its own."""
+    generator, models, mode = lane.generator, lane.models, lane.mode
+    settings, sampling = generator.drafting(mode, 1), generator.settings.sampling
     if mode == TREE:
-        return tree_round(models, state, stop_ids, sampling, settings)
-    drafts, _ = propose(models, state, state.sampling or sampling, settings)
-    isolated = generator.settings.fixed_shape
-    return speculative_round(models, state, stop_ids, sampling, settings, isolated=isolated), drafts
+        tree = jax.jit(lambda *of: tree_round(*of, sampling, settings))
+        return lambda state: tree(models, state, generator.stop_ids)
+    draft = jax.jit(lambda models, state: propose(models, state, state.sampling or sampling, settings)[0])
+
+    def chain(state: DecodeState) -> tuple[DecodeState, jax.Array]:
+        drafts = jax.block_until_ready(draft(models, state))  # before the round, which donates the state
+        return generator.advance(models, state, mode, 1), drafts
+
+    return chain

@@ -146,15 +146,16 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
 
     def commit(models, state, turns):
         tokens = _block(models, state, settings)
-        chosen, out = _verified(models, state, state.target_cache, tokens, sampling)
+        # Of the right size: what the features say does not change the time, and a pass of the target compiles slowly.
+        embedded = jnp.tile(models.embed(tokens), (1, 1, len(models.drafter.config.target_layer_ids)))
 
         def turn(_, carry):
             positions = draft_positions(_moved(carry, carry.counts), tokens.shape[1]) - 1
             # A trace of the state in the features; constants would be computed once, before the loop.
-            features = out.features + (1e-30 * carry.counts.sum()).astype(out.features.dtype)
+            features = embedded + (1e-30 * carry.counts.sum()).astype(embedded.dtype)
             context = models.extend_context(carry.draft_cache, features, positions)
-            accepted = accept_chain(tokens + carry.rounds[:, None], chosen)
-            carry, kept = emit(carry.replace(draft_cache=context), chosen, accepted + 1, jnp.array([-1]))
+            accepted = accept_chain(tokens + carry.rounds[:, None], tokens)
+            carry, kept = emit(carry.replace(draft_cache=context), tokens, accepted + 1, jnp.array([-1]))
             return record_round(carry, kept)
 
         # Without the target's cache, which would be copied on the way out.

@@ -209,8 +209,8 @@ def width_rows(tuned: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     rows = [["rows together", *(f"{drafts} drafts" for drafts in widths)]]
     for entry in tuned:
         texts = {int(drafts): say(tau, ".2f") for drafts, tau in entry["break_even_tau"].items()}
-        texts[entry["drafts"]] = f"({texts[entry['drafts']]})"
-        rows.append([str(entry["rows"]), *(texts[drafts] for drafts in widths)])
+        texts[entry["drafts"]] = f"({texts.get(entry['drafts'], NOTHING)})"
+        rows.append([str(entry["rows"]), *(texts.get(drafts, NOTHING) for drafts in widths)])
     return rows
 
 

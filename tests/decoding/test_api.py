@@ -8,7 +8,7 @@ import rich.console
 
 import domino_jax
 from domino_jax.decoding import terminal
-from domino_jax.decoding.api import TextPiece
+from domino_jax.decoding.api import LoadSettings, TextPiece
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.paths import ASSETS
@@ -53,6 +53,11 @@ def test_a_tree_that_is_no_shape_or_has_no_drafter_is_refused():
         domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), tree={"nodes": 16})
     with pytest.raises(DominoError, match="tree is given, but no drafter"):
         domino_jax.load(str(ASSETS / "tiny_qwen3"), tree=domino_jax.TreeSettings())
+
+
+def test_no_number_of_drafts_and_zero_are_all_that_the_block_gives():
+    settings = [LoadSettings(num_drafts=count).drafting(None) for count in (None, 0, 3)]
+    assert [drafting.num_drafts for drafting in settings] == [None, None, 3]
 
 
 def test_pieces_join_to_the_answer():

@@ -49,6 +49,15 @@ def visited(made: SmallGenerator, monkeypatch, *call) -> tuple[list[int], list[l
         return seen, texts(made.generate(*call))
 
 
+def test_a_prompt_is_admitted_to_a_batch_of_any_size(monkeypatch):
+    """All rows end together: eight are admitted to eight rows, and the seventeenth to the two that are left."""
+    prompts = PROMPTS[:1] * 17
+    requests = [Request(index, max_new_tokens=4) for index in range(17)]
+    sizes, found = visited(generator(), monkeypatch, prompts, "autoregressive", requests)
+    assert sorted(set(sizes)) == [2, 8]
+    assert found == texts(generator(1).generate(prompts, "autoregressive", requests))
+
+
 @pytest.mark.parametrize(
     ("mode", "samplings", "smallest_cache"), [*((mode, (None,), 64) for mode in MODES), ("draft", tuple(SAMPLINGS), 32)]
 )

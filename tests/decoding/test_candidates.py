@@ -118,7 +118,6 @@ def test_a_trained_drafter_loses_little_with_a_quarter_of_the_vocabulary():
         made = make_generator(models, cache_slots=128, max_new_tokens=48, batch_size=4, head_candidates=count)
         runs = check_lossless(made, prompts, ("autoregressive", "domino"))
         tau[count] = np.concatenate([answer.accept_lengths for answer in runs["domino"]]).mean()
-    print("τ by candidates:", tau)
     assert min(tau.values()) > 0.95 * tau[0] > 1.2
 
 

@@ -209,7 +209,7 @@ def test_one_program_per_bucket_and_none_after_warm_up():
     for length in (1, 17, 33):
         made.generate([[1] * length] * 3, "domino")
     prefills = {("prefill", rows, bucket, 64, False, None) for rows in (1, 2) for bucket in (16, 32, 64)}
-    assert set(made.compiled) == {*prefills, ("admit", 64, 64, False, None), ("draft", 2, 64, None)}
+    assert set(made.compiled) == {*prefills, ("admit", 2, 64, 64, False, None), ("draft", 2, 64, None, True)}
     with Compilations() as seen:
         clocks = [made.generator.generate(made.models, prompts, mode).clock for mode in ("domino", "draft")]
         made.generate(prompts[:3], "domino", [100, 7, 5])
@@ -232,4 +232,4 @@ def test_a_generation_is_one_dispatch_of_each_program():
         made.compiled[key] = lambda *arguments, key=key, program=program: calls.append(key) or program(*arguments)
     made.generate(random_prompts(8), "domino")
     made.compiled.update(programs)
-    assert calls == [("prefill", 8, 16, 64, False, None), ("draft", 8, 64, None)]
+    assert calls == [("prefill", 8, 16, 64, False, None), ("draft", 8, 64, None, True)]

@@ -103,3 +103,13 @@ def test_a_recording_is_the_run():
             assert [tree.parents[node] for node in tree.path[1:]] == tree.path[:-1]
             assert all(parent < node for node, parent in enumerate(tree.parents[1:], 1))
     assert len(record_rounds(lane, prompts, most=2)[0]) == 2
+
+
+def test_a_chain_that_is_tuned_to_plain_steps_is_recorded_as_it_ran():
+    made = make_generator(random_models(), batch_size=1, max_new_tokens=8, widths=((1, 0),))
+    [answer] = made.generate(PROMPTS[:1], "draft")
+    [rounds] = record_rounds(
+        Lane("draft", "draft", made.models, made.generator), [Prompt("0", tuple(PROMPTS[0]), 0)], 9
+    )
+    assert answer.token_ids[:1] + sum((emitted for emitted, _ in rounds), []) == answer.token_ids
+    assert {drafts.shape for _, drafts in rounds} == {(1, 0)}

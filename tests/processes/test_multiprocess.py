@@ -52,9 +52,11 @@ SLOW_EVALUATIONS = """
 import time
 from domino_jax.decoding.generate import Generator
 
-def advance(*args, advance=Generator.advance):
+whole = Generator.advance
+
+def advance(*args, **choices):
     time.sleep(2)
-    return advance(*args)
+    return whole(*args, **choices)
 
 Generator.advance = advance
 """

@@ -108,7 +108,7 @@ WAITS = f"{PROGRAM}\nif starts.read_text() == '+':\n    time.sleep(60)"
 
 def both_up(folder):
     logs = [folder / "logs" / f"rank-{rank}.log" for rank in (0, 1)]
-    wait_for(lambda: all(log.exists() and "up" in log.read_text() for log in logs), 30)
+    wait_for(lambda: all(log.exists() and "up" in log.read_text() for log in logs))
 
 
 @pytest.mark.parametrize("code", [0, 3])
