@@ -3,34 +3,21 @@
 import dataclasses
 from typing import Any
 
-from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
+from domino_jax.drafters.config_keys import (
+    DFLASH,
+    DOMINO,
+    DOMINO_NAMES,
+    boolean,
+    either,
+    integer,
+    refuse_variants,
+    shift_label,
+    sliding_window,
+)
+from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import DataError
 
-DOMINO = "domino"
-DFLASH = "dflash"
-_DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
-# Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
-_VARIANTS = {
-    "projector_type": (*_DOMINO_NAMES, DFLASH),
-    "causal": (),
-    "use_swa": (False,),
-    "swa_window_size": (),
-    "attention_value_scale": (1.0,),
-    "conv_kernel_size": (0,),
-    "conv_group_size": (0,),
-    "selector_rank": (0,),
-    "selector_top_k": (0,),
-    "markov_rank": (0,),
-    "enable_confidence_head": (False,),
-    "output_multiplier": (1.0,),
-    "input_embedding_scale": (1.0,),
-    "use_aux_hidden_state": (True,),
-    "norm_before_fc": (False,),
-    "fc_norm": (False,),
-}
-
-LARGEST = 2**31 - 1
 LARGEST_BLOCK = 4_096
 
 
@@ -89,12 +76,12 @@ class DrafterConfig(DecoderConfig):
         """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
         refuse_unsupported(raw)
         dflash = raw.get("dflash_config") or {}
-        _refuse_variants(raw, dflash)
-        projector = DOMINO if _either(raw, dflash, "projector_type") in _DOMINO_NAMES else DFLASH
-        shifted = _shift_label(raw, dflash)
+        refuse_variants(raw, dflash)
+        projector = DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else DFLASH
+        shifted = shift_label(raw, dflash)
         needed = ["block_size", "mask_token_id", "target_layer_ids"]
         needed += ["emb_dim"] if projector == DOMINO else []
-        values = {name: _either(raw, dflash, name) for name in needed}
+        values = {name: either(raw, dflash, name) for name in needed}
         missing = [name for name, value in values.items() if value is None]
         missing += ["shift_label"] if projector == DOMINO and shifted is None else []
         missing += [] if raw.get("num_target_layers") is not None else ["num_target_layers"]
@@ -104,21 +91,21 @@ class DrafterConfig(DecoderConfig):
                 f"dflash_config;"
                 " these are never guessed: add the values it was trained with."
             )
-        emb_dim = _integer("emb_dim", values.get("emb_dim") or 0)
+        emb_dim = integer("emb_dim", values.get("emb_dim") or 0)
         config = cls(
             **read_decoder_fields(raw),
-            num_target_layers=_integer("num_target_layers", raw["num_target_layers"]),
-            block_size=_integer("block_size", values["block_size"]),
-            mask_token_id=_integer("mask_token_id", values["mask_token_id"]),
-            target_layer_ids=tuple(_integer("target_layer_ids", index) for index in values["target_layer_ids"]),
+            num_target_layers=integer("num_target_layers", raw["num_target_layers"]),
+            block_size=integer("block_size", values["block_size"]),
+            mask_token_id=integer("mask_token_id", values["mask_token_id"]),
+            target_layer_ids=tuple(integer("target_layer_ids", index) for index in values["target_layer_ids"]),
             projector=projector,
             shift_label=bool(shifted),
-            pure_draft_prefix_len=_integer("pure_draft_prefix_len", _either(raw, dflash, "pure_draft_prefix_len") or 0),
+            pure_draft_prefix_len=integer("pure_draft_prefix_len", either(raw, dflash, "pure_draft_prefix_len") or 0),
             emb_dim=emb_dim,
-            gru_hidden_dim=_integer("gru_hidden_dim", _either(raw, dflash, "gru_hidden_dim") or emb_dim),
+            gru_hidden_dim=integer("gru_hidden_dim", either(raw, dflash, "gru_hidden_dim") or emb_dim),
             layer_types=tuple(raw.get("layer_types") or ()),
-            sliding_window=_sliding_window(raw),
-            is_causal=_boolean(raw, dflash, "is_causal"),
+            sliding_window=sliding_window(raw),
+            is_causal=boolean(raw, dflash, "is_causal"),
         )
         config.check()
         return config
@@ -248,12 +235,6 @@ class DrafterConfig(DecoderConfig):
                 raise DataError(f"drafter config: {message}.")
 
 
-def _integer(name: str, value: Any) -> int:
-    if type(value) is not int or abs(value) > LARGEST:
-        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an integer up to {LARGEST}.")
-    return value
-
-
 def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
     """The public rule for new drafters: L//2 for one, else round(1 + i·(L-4)/(n-1))."""
     if draft_layers == 1:
@@ -265,52 +246,3 @@ def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:
             " set drafter.target_layer_ids or use fewer layers."
         )
     return ids
-
-
-def _either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
-    """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
-    found = [place[name] for place in (raw, nested) if place.get(name) is not None]
-    if len(found) == 2 and found[0] != found[1]:
-        raise DataError(
-            f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in "
-            f"dflash_config; make them equal."
-        )
-    return found[0] if found else None
-
-
-def _boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | None:
-    """As _either, for a key that is true or false."""
-    value = _either(raw, nested, name)
-    if value is not None and not isinstance(value, bool):
-        raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
-    return value
-
-
-def _shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
-    """shift_label, which speculators and vLLM spell sample_from_anchor; None without either."""
-    ours, theirs = (_boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
-    if None not in (ours, theirs) and ours != theirs:
-        raise DataError(
-            f"the drafter's config.json gives shift_label {ours} and sample_from_anchor {theirs}, which mean the same:"
-            " slot k predicts the token after its own. Make them equal."
-        )
-    return theirs if ours is None else ours
-
-
-def _refuse_variants(raw: dict[str, Any], nested: dict[str, Any]) -> None:
-    """Raises DataError for a drafter of the same tensors, or nearly, that computes something else."""
-    refuse_values(raw, _VARIANTS)
-    refuse_values(nested, _VARIANTS, "dflash_config.")
-    refuse_unsupported(nested, "dflash_config.")
-    for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
-        value = _either(raw, nested, name)
-        if value is not None and value != raw.get(own):
-            raise DataError(
-                f"the drafter's config.json has {name} {quote(value)} and {own} {quote(raw.get(own))}; a drafter with"
-                " another vocabulary or width than its target is not supported."
-            )
-
-
-def _sliding_window(raw: dict[str, Any]) -> int | None:
-    """The window, when it is in use."""
-    return int(raw["sliding_window"]) if raw.get("use_sliding_window") and raw.get("sliding_window") else None

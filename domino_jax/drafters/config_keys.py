@@ -1,0 +1,85 @@
+"""Single keys of a drafter's config.json: at the top level, in dflash_config, or in both places when they agree."""
+
+from typing import Any
+
+from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
+from domino_jax.runtime.errors import DataError, quote
+
+DOMINO = "domino"
+DFLASH = "dflash"
+DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
+# Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
+_VARIANTS = {
+    "projector_type": (*DOMINO_NAMES, DFLASH),
+    "causal": (),
+    "use_swa": (False,),
+    "swa_window_size": (),
+    "attention_value_scale": (1.0,),
+    "conv_kernel_size": (0,),
+    "conv_group_size": (0,),
+    "selector_rank": (0,),
+    "selector_top_k": (0,),
+    "markov_rank": (0,),
+    "enable_confidence_head": (False,),
+    "output_multiplier": (1.0,),
+    "input_embedding_scale": (1.0,),
+    "use_aux_hidden_state": (True,),
+    "norm_before_fc": (False,),
+    "fc_norm": (False,),
+}
+LARGEST = 2**31 - 1
+
+
+def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
+    """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
+    found = [place[name] for place in (raw, nested) if place.get(name) is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        raise DataError(
+            f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in "
+            f"dflash_config; make them equal."
+        )
+    return found[0] if found else None
+
+
+def boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | None:
+    """As `either`, for a key that is true or false."""
+    value = either(raw, nested, name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
+    return value
+
+
+def integer(name: str, value: Any) -> int:
+    if type(value) is not int or abs(value) > LARGEST:
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an integer up to {LARGEST}.")
+    return value
+
+
+def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
+    """shift_label, which speculators and vLLM spell sample_from_anchor; None without either."""
+    ours, theirs = (boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
+    if None not in (ours, theirs) and ours != theirs:
+        raise DataError(
+            f"the drafter's config.json gives shift_label {ours} and sample_from_anchor {theirs}, which mean the same:"
+            " slot k predicts the token after its own. Make them equal."
+        )
+    return theirs if ours is None else ours
+
+
+def refuse_variants(raw: dict[str, Any], nested: dict[str, Any]) -> None:
+    """Raises DataError for a drafter of the same tensors, or nearly, that computes something else."""
+    refuse_values(raw, _VARIANTS)
+    refuse_values(nested, _VARIANTS, "dflash_config.")
+    refuse_unsupported(nested, "dflash_config.")
+    for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+        value = either(raw, nested, name)
+        if value is not None and value != raw.get(own):
+            raise DataError(
+                f"the drafter's config.json has {name} {quote(value)} and {own} {quote(raw.get(own))}; a drafter with"
+                " another vocabulary or width than its target is not supported."
+            )
+
+
+def sliding_window(raw: dict[str, Any]) -> int | None:
+    """The window, when it is in use."""
+    return int(raw["sliding_window"]) if raw.get("use_sliding_window") and raw.get("sliding_window") else None
