@@ -1,11 +1,12 @@
-"""The same weights four ways in one process, alternating: transformers and torch against this package.
+"""The same weights in several loops of one process, alternating: transformers and torch against this package.
 
     pip install -r requirements.txt torch            # the CPU build will do
     python -m benchmarks.against_transformers                                       # the shipped tiny models
     python -m benchmarks.against_transformers --target=DIR --drafter=DIR --prompts=ROWS.jsonl --output=section.md
 
-1. transformers' own `generate`: greedy, with its cache.   2. the draft-and-verify loop of Domino written plainly over
-transformers and torch modules (torch_domino.py).   3. our autoregressive loop.   4. our Domino loop.
+1. transformers' own `generate`: greedy, with its cache.   2. the same with its prompt-lookup decoding, where --lookup
+says how many tokens it drafts.   3. the draft-and-verify loop of Domino written plainly over transformers and torch
+modules (torch_domino.py).   4. our autoregressive loop.   5. our Domino loop.
 
 Float32, greedy, batch 1, from the prompt's ids to the answer's. Every repetition runs every prompt through all four, in
 an order that rotates with each prompt, so that a noisy machine disturbs them alike; a figure is the median of the
@@ -19,6 +20,7 @@ import argparse
 import dataclasses
 import datetime
 import importlib.metadata
+import operator
 import os
 import pathlib
 import statistics
@@ -39,14 +41,15 @@ from domino_jax.weights import loading
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "assets"
-GENERATE, TORCH_DOMINO, OUR_PLAIN, OUR_DOMINO = LOOPS = (
+GENERATE, LOOKUP, TORCH_DOMINO, OUR_PLAIN, OUR_DOMINO = (
     "transformers generate",
+    "transformers prompt lookup",
     "Domino, plain torch",
     "ours, autoregressive",
     "ours, Domino",
 )
 PAUSE = 0.03  # seconds between two loops: an OpenMP pool spins for a moment after its last work
-PAIRS = ((OUR_PLAIN, GENERATE), (OUR_DOMINO, TORCH_DOMINO))  # like against like
+PAIRS = ((OUR_PLAIN, GENERATE), (OUR_DOMINO, TORCH_DOMINO), (OUR_DOMINO, LOOKUP))  # like against like
 
 
 @dataclasses.dataclass
@@ -75,7 +78,7 @@ class Measured:
         return sum(lengths) / len(lengths)
 
 
-def four_loops(choices: argparse.Namespace) -> tuple[dict[str, Callable], list[list[int]]]:
+def loops_of(choices: argparse.Namespace) -> tuple[dict[str, Callable], list[list[int]]]:
     """{name: prompt ids → (new tokens, tokens per round)} and the prompts."""
     loaded = loading.load_target(choices.target, "float32")
     models = loading.load_models(loaded, choices.drafter)
@@ -95,13 +98,16 @@ def four_loops(choices: argparse.Namespace) -> tuple[dict[str, Callable], list[l
 
         return run
 
-    loops = (
-        lambda prompt: (torch_domino.plain_generate(target, prompt, limit, stops), []),
-        lambda prompt: torch_domino.domino_generate(target, drafter, prompt, limit, stops),
-        ours("autoregressive"),
-        ours("domino"),
-    )
-    return dict(zip(LOOPS, loops, strict=True)), prompts
+    loops = {
+        GENERATE: lambda prompt: (torch_domino.plain_generate(target, prompt, limit, stops), []),
+        LOOKUP: lambda prompt: (torch_domino.plain_generate(target, prompt, limit, stops, choices.lookup), []),
+        TORCH_DOMINO: lambda prompt: torch_domino.domino_generate(target, drafter, prompt, limit, stops),
+        OUR_PLAIN: ours("autoregressive"),
+        OUR_DOMINO: ours("domino"),
+    }
+    if not choices.lookup:
+        del loops[LOOKUP]
+    return loops, prompts
 
 
 def measure(loops: dict[str, Callable], prompts: list[list[int]], repetitions: int) -> Measured:
@@ -114,8 +120,9 @@ def measure(loops: dict[str, Callable], prompts: list[list[int]], repetitions: i
     seconds, cpu_seconds = ({name: [0.0] * repetitions for name in loops} for _ in range(2))
     for repetition in range(repetitions):
         for index, prompt in enumerate(prompts):
-            turn = (repetition + index) % len(LOOPS)
-            for name in LOOPS[turn:] + LOOPS[:turn]:
+            names = list(loops)
+            turn = (repetition + index) % len(names)
+            for name in names[turn:] + names[:turn]:
                 time.sleep(PAUSE)
                 begin, cpu_begin = time.perf_counter(), time.process_time()
                 loops[name](prompt)
@@ -130,7 +137,7 @@ def report(choices: argparse.Namespace, measured: Measured, prompts: list[list[i
     """The Markdown section."""
     reference = measured.tokens[GENERATE]
     count = sum(map(len, reference))
-    same = {name: sum(a == b for a, b in zip(measured.tokens[name], reference, strict=True)) for name in LOOPS}
+    same = {name: sum(map(operator.eq, found, reference)) for name, found in measured.tokens.items()}
     lines = [
         f"### {choices.name}",
         "",
@@ -143,7 +150,7 @@ def report(choices: argparse.Namespace, measured: Measured, prompts: list[list[i
         "| loop | ms per token | CPU ms | against transformers generate | τ | same tokens as generate | first pass |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for name in LOOPS:
+    for name in measured.tokens:
         ratio, low, high = measured.ratio(name, GENERATE)
         tokens = sum(map(len, measured.tokens[name]))
         wall, cpu = (statistics.median(times[name]) / tokens for times in (measured.seconds, measured.cpu_seconds))
@@ -153,6 +160,8 @@ def report(choices: argparse.Namespace, measured: Measured, prompts: list[list[i
         lines.append(f"| {name} | {times} | {tau} | {equal} |")
     lines.append("")
     for name, against in PAIRS:
+        if against not in measured.tokens:
+            continue
         ratio, low, high = measured.ratio(name, against)
         lines.append(
             f"- {name} against {against}: {ratio:.2f} × ({low:.2f} to {high:.2f}), "
@@ -164,7 +173,7 @@ def report(choices: argparse.Namespace, measured: Measured, prompts: list[list[i
 def flags(choices: argparse.Namespace) -> str:
     named = {"target": choices.target, "drafter": choices.drafter, "prompts": choices.prompts}
     own = "" if choices.tiny else "".join(f" --{key}={shown(value)}" for key, value in named.items())
-    numbers = ("num_prompts", "max_new_tokens", "repetitions", "threads")
+    numbers = ("num_prompts", "max_new_tokens", "repetitions", "threads", "lookup")
     return own + "".join(f" --{key}={getattr(choices, key)}" for key in numbers)
 
 
@@ -191,6 +200,7 @@ def main() -> None:
     parser.add_argument("--max_new_tokens", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="cores for both sides; 0: all")
+    parser.add_argument("--lookup", type=int, default=0, help="drafts of transformers' prompt lookup; 0: without it")
     parser.add_argument("--name", default="", help="the section's heading; the target's folder when absent")
     parser.add_argument("--output", type=pathlib.Path, help="Markdown file to write as well")
     choices = parser.parse_args()
@@ -200,7 +210,7 @@ def main() -> None:
     if choices.threads:  # before XLA starts one thread per core that it finds
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: choices.threads])
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    loops, prompts = four_loops(choices)
+    loops, prompts = loops_of(choices)
     text = report(choices, measure(loops, prompts, choices.repetitions), prompts)
     print(text)
     if choices.output:

@@ -119,12 +119,18 @@ class TorchDrafter(nn.Module):
 
 
 @torch.inference_mode()
-def plain_generate(target, prompt: list[int], max_new_tokens: int, stop_ids: tuple[int, ...]) -> list[int]:
-    """transformers' own greedy generate with its cache: the new tokens, a stop id included."""
+def plain_generate(
+    target, prompt: list[int], max_new_tokens: int, stop_ids: tuple[int, ...], lookup: int | None = None
+) -> list[int]:
+    """transformers' own greedy generate with its cache: the new tokens, a stop id included.
+
+    lookup: its prompt-lookup decoding, with so many drafts copied from the text so far.
+    """
     ids = torch.tensor([prompt])
     settings = GenerationConfig(
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=list(stop_ids), pad_token_id=stop_ids[0]
     )
+    settings.prompt_lookup_num_tokens = lookup
     out = target.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
     return out[0, len(prompt) :].tolist()
 

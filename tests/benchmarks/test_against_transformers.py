@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 PAIR, NEW = "tied_shift", 24
 
 
-def test_both_torch_loops_give_the_golden_tokens_and_the_domino_loop_the_golden_rounds():
+def test_all_torch_loops_give_the_golden_tokens_and_the_domino_loop_the_golden_rounds():
     from benchmarks import torch_domino
 
     torch.set_num_threads(1)  # more would wait for each other on a busy machine
@@ -19,7 +19,8 @@ def test_both_torch_loops_give_the_golden_tokens_and_the_domino_loop_the_golden_
     for case in load_golden(PAIR).figures["generate"][1:4:2]:
         theirs = torch_domino.plain_generate(target, case["prompt"], NEW, (257,))
         tokens, accepts = torch_domino.domino_generate(target, drafter, case["prompt"], NEW, (257,))
-        assert theirs == tokens == case["output"][:NEW]
+        looked_up = torch_domino.plain_generate(target, case["prompt"], NEW, (257,), lookup=3)
+        assert theirs == looked_up == tokens == case["output"][:NEW]
         *whole, last = accepts  # the last round is cut to what was asked for
         assert whole == case["accept_lengths"][: len(whole)] and last <= case["accept_lengths"][len(whole)]
         assert max(accepts) > 2
