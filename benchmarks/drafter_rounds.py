@@ -33,16 +33,20 @@ STEP = "step"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A candidate: draft layers, tapped target layers, block size, and (emb_dim, gru_hidden_dim) of the head or ()."""
+    """A candidate: draft layers, their hidden units (0: the target's), tapped target layers, block size, and the head's
+    (emb_dim, gru_hidden_dim) or ().
+    """
 
     layers: int
+    hidden: int
     taps: int
     block: int
     head: tuple[int, int] | tuple[()]
 
     @property
     def name(self) -> str:
-        return f"{self.layers} | {self.taps} | {self.block} | {'×'.join(map(str, self.head)) or 'none'}"
+        head = "×".join(map(str, self.head)) or "none"
+        return f"{self.layers} | {self.hidden or 'all'} | {self.taps} | {self.block} | {head}"
 
     def config(self, target) -> DrafterConfig:
         """The config of a drafter of this shape; taps are spread over the target as the public rule spreads them."""
@@ -53,6 +57,7 @@ class Shape:
         return DrafterConfig.for_target(
             target,
             num_layers=self.layers,
+            intermediate_size=self.hidden or target.intermediate_size,
             target_layer_ids=tuple(last * place // self.taps for place in range(1, self.taps + 1)),
             block_size=self.block,
             projector="domino" if self.head else "dflash",
@@ -85,11 +90,11 @@ def table(seconds: Mapping[str, float], sizes: Mapping[str, int], rows: int) -> 
     lines = [
         f"A plain step of {rows} row{'s' if rows > 1 else ''}: {seconds[STEP] * 1e3:.1f} ms.",
         "",
-        "| layers | taps | block | head | round, ms | break-even τ | largest τ | MB in bfloat16 |",
-        "|---:|---:|---:|---|---:|---:|---:|---:|",
+        "| layers | hidden units | taps | block | head | round, ms | break-even τ | largest τ | MB in bfloat16 |",
+        "|---:|---:|---:|---:|---|---:|---:|---:|---:|",
     ]
     for name, size in sizes.items():
-        block = int(name.split("|")[2])
+        block = int(name.split("|")[3])
         spent = seconds[name]
         lines.append(f"| {name} | {spent * 1e3:.1f} | {spent / seconds[STEP]:.2f} | {block + 1} | {size / 1e6:.1f} |")
     return "\n".join(lines)
@@ -106,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/smollm2_135m.py")
     parser.add_argument("--layers", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--hidden", type=int, nargs="*", default=[0], help="units of a layer; 0: as many as the target")
     parser.add_argument("--taps", type=int, nargs="*", default=[3])
     parser.add_argument("--blocks", type=int, nargs="*", default=[4, 6, 8])
     parser.add_argument("--heads", type=head_of, nargs="*", default=[(), (64, 128)], help="none or EMB_DIMxGRU")
@@ -117,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     choices = parser.parse_args(argv)
     recipe = runpy.run_path(choices.config)["get_config"]()
     logging.set_verbosity(logging.ERROR)
-    shapes = [Shape(*one) for one in itertools.product(choices.layers, choices.taps, choices.blocks, choices.heads)]
+    grid = (choices.layers, choices.hidden, choices.taps, choices.blocks, choices.heads)
+    shapes = [Shape(*one) for one in itertools.product(*grid)]
     with kept_to(choices.cores):
         loaded = loading.load_target(recipe.target.path, recipe.decode.dtype)
         seconds, sizes = measure(loaded, shapes, choices.candidates, choices.rows, choices.repeats)

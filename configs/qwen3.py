@@ -38,6 +38,7 @@ def _drafter() -> config_dict.ConfigDict:
     drafter.path = config_dict.placeholder(str)  # decode: a Hugging Face folder or a train workdir
     drafter.projector = "domino"  # or dflash: the backbone alone
     drafter.num_layers = 5
+    drafter.intermediate_size = config_dict.placeholder(int)  # absent: the target's; a smaller one buys layers
     drafter.block_size = 16
     drafter.gru_hidden_dim = 1024
     drafter.emb_dim = 256

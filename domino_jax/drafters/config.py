@@ -114,7 +114,7 @@ class DrafterConfig(DecoderConfig):
     def for_target(
         cls, target: Qwen3Config, *, num_layers: int, target_layer_ids=None, mask_token_id: int | None = None, **choices
     ) -> "DrafterConfig":
-        """A new drafter of `num_layers` layers with the target's widths; `choices` are the remaining fields.
+        """A new drafter of `num_layers` layers with the target's widths, where `choices` of other fields give no other.
 
         Args:
             target_layer_ids: None for the public rule (default_layer_ids).
@@ -126,11 +126,10 @@ class DrafterConfig(DecoderConfig):
         shared["num_hidden_layers"] = num_layers
         config = cls(
             # A drafter is Qwen3-like whatever its target: its public layout has norms on queries and keys, no biases.
-            **{**shared, "attention_bias": False, "qk_norm": True},
+            **{**shared, "attention_bias": False, "qk_norm": True, **choices},
             num_target_layers=target.num_hidden_layers,
             target_layer_ids=tuple(ids),
             mask_token_id=target.vocab_size - 1 if mask_token_id is None else mask_token_id,
-            **choices,
         )
         config.check()
         return config

@@ -48,6 +48,7 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = 
     return DrafterConfig.for_target(
         target,
         num_layers=choices.num_layers,
+        intermediate_size=choices.intermediate_size or target.intermediate_size,
         target_layer_ids=choices.target_layer_ids,
         block_size=choices.block_size,
         mask_token_id=choices.mask_token_id if mask_token_id is None else mask_token_id,

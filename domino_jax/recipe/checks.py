@@ -154,7 +154,14 @@ LEAST = {
         *("decode.head_candidates", "decode.cores", "train.lambda_decay_ratio", "train.hang_seconds"),
     ),
     1: (
-        *("drafter.num_layers", "drafter.gru_hidden_dim", "drafter.emb_dim", "train.steps", "train.batch_size"),
+        *(
+            "drafter.num_layers",
+            "drafter.intermediate_size",
+            "drafter.gru_hidden_dim",
+            "drafter.emb_dim",
+            "train.steps",
+            "train.batch_size",
+        ),
         *("train.log_every", "train.num_anchors", "checkpoint.every", "checkpoint.keep"),
         *("eval.batch_size", "eval.num_prompts", "decode.batch_size", "decode.max_new_tokens"),
         *("regenerate.batch_size", "regenerate.max_new_tokens"),

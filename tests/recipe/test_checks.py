@@ -33,10 +33,10 @@ def test_a_sound_recipe_passes(command):
 
 
 NAN, INF = float("nan"), float("inf")
-COUNTS = """drafter.num_layers drafter.gru_hidden_dim drafter.emb_dim train.steps train.batch_size train.log_every
-train.num_anchors checkpoint.every checkpoint.keep eval.batch_size eval.num_prompts decode.batch_size
-decode.max_new_tokens decode.tree.candidates decode.tree.lanes decode.mesh.data regenerate.batch_size
-regenerate.max_new_tokens mesh.data mesh.fsdp""".split()
+COUNTS = """drafter.num_layers drafter.intermediate_size drafter.gru_hidden_dim drafter.emb_dim train.steps
+train.batch_size train.log_every train.num_anchors checkpoint.every checkpoint.keep eval.batch_size
+eval.num_prompts decode.batch_size decode.max_new_tokens decode.tree.candidates decode.tree.lanes
+decode.mesh.data regenerate.batch_size regenerate.max_new_tokens mesh.data mesh.fsdp""".split()
 FROM_ZERO = """drafter.mask_token_id drafter.pure_draft_prefix_len seed data.held_out preflight.rows eval.every
 decode.seed decode.top_k decode.head_candidates decode.num_drafts decode.num_prompts decode.tree.depth
 regenerate.num_prompts regenerate.top_k""".split()

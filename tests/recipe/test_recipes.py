@@ -5,8 +5,10 @@ import json
 import pytest
 
 from domino_jax.recipe import checks as recipes
+from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.runtime.made_with import differences
 from domino_jax.training import optimizer
+from domino_jax.weights.loading import read_target_config
 from tests.helpers.paths import ROOT
 
 SIZES = {
@@ -97,3 +99,11 @@ def test_the_public_shapes_are_in_the_assets(size):
     )
     assert (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]) == (heads, 8, 128)
     assert (shape["vocab_size"], shape["tie_word_embeddings"], shape["rope_theta"]) == (151936, tied, 1_000_000)
+
+
+def test_a_drafter_has_its_targets_hidden_units_unless_the_recipe_gives_others():
+    choices, target = load("tiny").drafter, read_target_config(load("tiny").target.path)
+    assert drafter_config_of(choices, target).intermediate_size == target.intermediate_size
+    choices.intermediate_size = 96
+    narrow = drafter_config_of(choices, target)
+    assert (narrow.intermediate_size, narrow.hidden_size) == (96, target.hidden_size)
