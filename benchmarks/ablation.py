@@ -41,7 +41,7 @@ class Variant:
 # All three predict the same tokens of the same anchors, so that their base losses can be compared: the plain drafter is
 # shifted too, where the public DFlash ones are not.
 VARIANTS = {
-    "dflash": Variant("plain DFlash", "#009E73", drafter__projector="dflash", drafter__shift_label=True),
+    "dflash": Variant("plain DFlash", "#009E73", drafter__head="none", drafter__shift_label=True),
     "no_curriculum": Variant("Domino, λ = 0", "#D55E00", train__lambda_start=0.0),
     "curriculum": Variant("Domino, curriculum", "#0072B2", train__lambda_start=1.0),
 }

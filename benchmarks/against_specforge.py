@@ -93,7 +93,7 @@ CASES = {
             "num_layers": 2,
             "target_layer_ids": (1, 2, 3),
             "block_size": 16,
-            "projector": "domino",
+            "head": "domino",
             "shift_label": True,
             "pure_draft_prefix_len": 1,
             "emb_dim": 128,

@@ -19,7 +19,7 @@ from domino_jax.decoding.propose import propose
 from domino_jax.decoding.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings, SamplingParams
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.near_ties import divergences
-from domino_jax.training.losses import LossSettings, loss_metrics
+from domino_jax.training.losses import LossSettings, Objective, loss_metrics
 from domino_jax.training.step import batch_gradients, label_blocks
 from domino_jax.weights.drafter import drafter_table
 from domino_jax.weights.loading import load_models, load_target
@@ -88,7 +88,7 @@ def training_errors(models: Models, arrays, figures) -> dict[str, tuple[float, f
     @jax.jit
     def run(models, share):
         drawn = label_blocks(batch, *blocks, config, settings)
-        sums, gradients = batch_gradients(models, batch, drawn, settings, share, 1)
+        sums, gradients = batch_gradients(models, batch, drawn, Objective(settings, share, drawn.labels.weight), 1)
         return loss_metrics(sums, share), gradients
 
     errors = {}

@@ -60,7 +60,7 @@ class Shape:
             intermediate_size=self.hidden or target.intermediate_size,
             target_layer_ids=tuple(last * place // self.taps for place in range(1, self.taps + 1)),
             block_size=self.block,
-            projector="domino" if self.head else "dflash",
+            head="domino" if self.head else "none",
             shift_label=True,
             **head,
         )

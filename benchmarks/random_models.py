@@ -52,7 +52,7 @@ def drafter_config(
         target,
         num_layers=layers,
         block_size=block_size,
-        projector="domino" if head else "dflash",
+        head="domino" if head else "none",
         shift_label=bool(head),
         **shape,
     )

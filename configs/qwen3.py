@@ -8,7 +8,10 @@ from ml_collections import config_dict
 
 
 def get_config(hub_id: str) -> config_dict.ConfigDict:
-    """The paper's recipe for one target: a hub id, or with --config.target.path a local folder."""
+    """The paper's recipe for one target: a hub id, or with --config.target.path a local folder.
+
+    Locked: a recipe that sets a key which is not here does not load.
+    """
     config = config_dict.ConfigDict()
     config.seed = 42
     config.target = _target(hub_id)
@@ -21,7 +24,7 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
     config.mesh = _mesh()
     config.decode = _decode()
     config.regenerate = _regenerate()
-    return config
+    return config.lock()
 
 
 def _target(hub_id: str) -> config_dict.ConfigDict:
@@ -36,15 +39,15 @@ def _target(hub_id: str) -> config_dict.ConfigDict:
 def _drafter() -> config_dict.ConfigDict:
     drafter = config_dict.ConfigDict()
     drafter.path = config_dict.placeholder(str)  # decode: a Hugging Face folder or a train workdir
-    drafter.projector = "domino"  # or dflash: the backbone alone
+    drafter.head = "domino"  # or none: the backbone alone
     drafter.num_layers = 5
     drafter.intermediate_size = config_dict.placeholder(int)  # absent: the target's; a smaller one buys layers
     drafter.block_size = 16
     drafter.gru_hidden_dim = 1024
     drafter.emb_dim = 256
     drafter.pure_draft_prefix_len = 1
-    # Slot k predicts the token after its own. Absent: as public checkpoints of the projector have it, domino True,
-    # dflash False.
+    # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino True,
+    # none False.
     drafter.shift_label = config_dict.placeholder(bool)
     drafter.target_layer_ids = config_dict.placeholder(tuple)  # absent: spread over the target by the public rule
     drafter.mask_token_id = config_dict.placeholder(int)  # absent: <|mask|>, or the first row past the tokenizer

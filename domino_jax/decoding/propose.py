@@ -63,9 +63,9 @@ def roll_out_head(
 ) -> jax.Array:
     """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
 
-    The hidden half of the head's first matrix is taken for all slots before the loop, and so are the candidates' rows
-    of its last one; the loop carries the GRU state and the last token. Draft i sees the state after the anchor and
-    drafts 1..i-1, and shares the target's noise at its absolute position.
+    What of the head does not depend on tokens is taken for all slots before the loop, and so are the candidates' rows
+    of its last matrix; the loop carries the head's state and the last token. Draft i sees the state after the anchor
+    and drafts 1..i-1, and shares the target's noise at its absolute position.
     """
     prefix = min(models.drafter.config.pure_draft_prefix_len, base.shape[1])
     candidates = pick_candidates(base, settings.head_candidates)
@@ -74,30 +74,27 @@ def roll_out_head(
     corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
     first = settle(jax.tree.map(lambda column: column[:, :prefix], candidates), sampling, settings.scale)
     consumed = jnp.concatenate([state.anchors[:, None], first], axis=1)  # [B, 1 + prefix]
-    hidden = models.head_start(z.shape[0])
+    halves, head = models.head_hidden_half(z), models.head_start(z.shape[0])
     for index in range(prefix):
-        hidden = models.head_step(hidden, consumed[:, index])
+        head, _ = models.head_step(head, consumed[:, index], halves[:, index])
 
     def correct(carry, slot):
-        hidden, token = carry
+        head, token = carry
         half, choices, rows = slot
-        hidden = models.head_step(hidden, token)
-        if rows is None:
-            change = models.residual(half, hidden)[:, None]
-        else:
-            change = models.residual_of(half[:, None], hidden[:, None], rows)
+        head, code = models.head_step(head, token, half)
+        change = models.residual(code)[:, None] if rows is None else models.residual_of(code[:, None], rows)
         choices = jax.tree.map(lambda column: column[:, None], choices)
         choices = choices._replace(logits=choices.logits + change)
         token = settle(choices, sampling, settings.scale)[:, 0]
-        return (hidden, token), token
+        return (head, token), token
 
     rows = None if corrected.tokens is None else models.head_rows(corrected.tokens)
-    slots = (models.head_hidden_half(z[:, prefix:]), corrected, rows)
+    slots = (halves[:, prefix:], corrected, rows)
     slots = jax.tree.map(lambda column: column.swapaxes(0, 1), slots)
     # A GPU's command buffer ends at a loop; unrolled, all drafts fit into one. Elsewhere a loop compiles faster and
     # runs as fast.
     _, rest = jax.lax.platform_dependent(
-        (hidden, consumed[:, -1]),
+        (head, consumed[:, -1]),
         slots,
         cuda=lambda start, slots: jax.lax.scan(correct, start, slots, unroll=True),
         default=lambda start, slots: jax.lax.scan(correct, start, slots),

@@ -117,19 +117,19 @@ def grow_lanes(
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
     prefix = models.drafter.config.pure_draft_prefix_len
     per_depth = {**candidates._asdict(), "rest": rest}
-    hidden = None
+    head = ()
     if settings.use_head:
         per_depth["half"] = models.head_hidden_half(z)
         per_depth["rows"] = models.head_rows(candidates.tokens)
-        start = models.head_start(batch, lanes)
-        hidden = models.head_step(start, jnp.broadcast_to(anchors[:, None], (batch, lanes)))
+        head = models.head_start(batch, lanes)
 
     def deepen(carry, at):
-        scores, slots, hidden = carry
+        scores, slots, tokens, head = carry
         depth, here = at
         logits = here["logits"][:, None]  # [B, 1 or W, Q]
         if settings.use_head:
-            change = models.residual_of(here["half"][:, None], hidden, here["rows"])
+            head, code = models.head_step(head, tokens, here["half"][:, None])
+            change = models.residual_of(code, here["rows"])
             logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
         shared = None if here["noise"] is None else here["noise"][:, None]
         edges = edge_scores(logits, here["rest"][:, None, None], shared, sampling, settings)
@@ -138,15 +138,15 @@ def grow_lanes(
         tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
         level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
         slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
-        if settings.use_head:
-            hidden = models.head_step(jnp.take_along_axis(hidden, lane[:, :, None], axis=1), tokens)
-        return (scores, slots, hidden), level
+        head = jax.tree.map(lambda part: jnp.take_along_axis(part, lane[:, :, None], axis=1), head)
+        return (scores, slots, tokens, head), level
 
     scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)
     slots = jnp.full((batch, lanes), ROOT)
+    tokens = jnp.broadcast_to(anchors[:, None], (batch, lanes))
     by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
     _, levels = jax.lax.platform_dependent(
-        (scores, slots, hidden),
+        (scores, slots, tokens, head),
         (jnp.arange(depths), by_depth),
         cuda=lambda start, levels: jax.lax.scan(deepen, start, levels, unroll=True),
         default=lambda start, levels: jax.lax.scan(deepen, start, levels),

@@ -110,17 +110,6 @@ def position_decay(block_size: int, shift_label: bool, gamma: float | None) -> j
     return jnp.exp(-order.astype(jnp.float32) / gamma)
 
 
-def head_tokens(tokens: Tokens, anchors: jax.Array, block_size: int) -> jax.Array:
-    """int32 [B, A, G]: the tokens the GRU consumes, x[a..a+G-1], indices clamped to the row."""
-    return gather_positions(tokens, slot_positions(anchors, block_size))
-
-
-def states_per_slot(states: jax.Array, shift_label: bool) -> jax.Array:
-    """GRU states [.., G, U] after tokens 0..t → the state each slot may use.
-
-    Shifted: slot k uses the state after k+1 tokens. Unshifted: after k tokens, hence one place to the right, zeros
-    first.
-    """
-    if shift_label:
-        return states
-    return jnp.concatenate([jnp.zeros_like(states[..., :1, :]), states[..., :-1, :]], axis=-2)
+def head_tokens(tokens: Tokens, anchors: jax.Array, drafts: int) -> jax.Array:
+    """int32 [B, A, M]: the tokens before the predicting slots, x[a..a+M-1], indices clamped to the row."""
+    return gather_positions(tokens, slot_positions(anchors, drafts))

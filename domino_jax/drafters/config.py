@@ -5,7 +5,6 @@ from typing import Any
 
 from domino_jax.drafters.config_keys import (
     DFLASH,
-    DOMINO,
     DOMINO_NAMES,
     boolean,
     either,
@@ -14,6 +13,7 @@ from domino_jax.drafters.config_keys import (
     shift_label,
     sliding_window,
 )
+from domino_jax.drafters.names import DOMINO, NONE
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
@@ -29,7 +29,7 @@ class DrafterConfig(DecoderConfig):
     block_size: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
-    projector: str
+    head: str  # one of names.BLOCK_HEADS
     shift_label: bool
     pure_draft_prefix_len: int = 0
     emb_dim: int = 0
@@ -41,8 +41,13 @@ class DrafterConfig(DecoderConfig):
 
     @property
     def has_head(self) -> bool:
-        """True for a Domino drafter, False for a plain DFlash one."""
-        return self.projector == DOMINO
+        """False for a plain DFlash drafter."""
+        return self.head != NONE
+
+    @property
+    def reads_embeddings(self) -> bool:
+        """Whether the head reads the target's embeddings of tokens; else it reads their ids."""
+        return self.head == DOMINO
 
     @property
     def first_slot(self) -> int:
@@ -77,19 +82,18 @@ class DrafterConfig(DecoderConfig):
         refuse_unsupported(raw)
         dflash = raw.get("dflash_config") or {}
         refuse_variants(raw, dflash)
-        projector = DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else DFLASH
+        head = DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else NONE
         shifted = shift_label(raw, dflash)
         needed = ["block_size", "mask_token_id", "target_layer_ids"]
-        needed += ["emb_dim"] if projector == DOMINO else []
+        needed += ["emb_dim"] if head == DOMINO else []
         values = {name: either(raw, dflash, name) for name in needed}
         missing = [name for name, value in values.items() if value is None]
-        missing += ["shift_label"] if projector == DOMINO and shifted is None else []
+        missing += ["shift_label"] if head == DOMINO and shifted is None else []
         missing += [] if raw.get("num_target_layers") is not None else ["num_target_layers"]
         if missing:
             raise DataError(
-                f"the drafter's config.json ({projector}) lacks {', '.join(missing)}, at top level and in "
-                f"dflash_config;"
-                " these are never guessed: add the values it was trained with."
+                f"the drafter's config.json ({DFLASH if head == NONE else head}) lacks {', '.join(missing)}, at top"
+                " level and in dflash_config; these are never guessed: add the values it was trained with."
             )
         emb_dim = integer("emb_dim", values.get("emb_dim") or 0)
         config = cls(
@@ -98,7 +102,7 @@ class DrafterConfig(DecoderConfig):
             block_size=integer("block_size", values["block_size"]),
             mask_token_id=integer("mask_token_id", values["mask_token_id"]),
             target_layer_ids=tuple(integer("target_layer_ids", index) for index in values["target_layer_ids"]),
-            projector=projector,
+            head=head,
             shift_label=bool(shifted),
             pure_draft_prefix_len=integer("pure_draft_prefix_len", either(raw, dflash, "pure_draft_prefix_len") or 0),
             emb_dim=emb_dim,

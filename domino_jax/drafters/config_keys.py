@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from domino_jax.drafters.names import DOMINO
 from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
 from domino_jax.runtime.errors import DataError, quote
 
-DOMINO = "domino"
 DFLASH = "dflash"
 DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
 # Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.

@@ -1,7 +1,4 @@
-"""The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits.
-
-Two faces over the same weights: all positions at once with the true tokens (training), and one step (drafting).
-"""
+"""The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits."""
 
 from typing import Any
 
@@ -9,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.models.layers import INIT_STD, Linear, with_rows
+from domino_jax.drafters.head import Head
+from domino_jax.models.layers import INIT_STD, with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import gathered
 
@@ -82,31 +79,34 @@ class SplitLinear(nn.Module):
         return gathered(self.kernel.astype(self.dtype), "down")
 
 
-class DominoHead(nn.Module):
-    """Residual logits W2·silu(W1·[z ; h]), h the GRU state over the tokens chosen so far."""
-
-    config: DrafterConfig
-    dtype: Any = jnp.float32
-    whole: bool = False  # decoding on a mesh: every device computes all of it
+class DominoHead(Head):
+    """Code silu(W1·[z ; h]), h the GRU state over the tokens chosen so far; it reads the target's embeddings."""
 
     def setup(self):
         c = self.config
         self.gru = GRU(c.hidden_size, c.gru_hidden_dim, self.dtype)
         self.down = SplitLinear(c.hidden_size, c.gru_hidden_dim, c.emb_dim, self.dtype)
-        self.up = Linear(c.vocab_size, dtype=self.dtype, whole=self.whole, logits=True)
+        self.up = self.last_matrix()
 
     def initial_state(self, *batch: int) -> jax.Array:
         """h0 = 0, float32 [*batch, U]."""
         return jnp.zeros((*batch, self.config.gru_hidden_dim), jnp.float32)
 
-    def step(self, state: jax.Array, x: jax.Array) -> jax.Array:
-        """State [B, U] and one token's embedding [B, D] → the state after it (the drafting face)."""
+    def hidden_half(self, z: Hidden) -> jax.Array:
+        """z [..., D] → its share of W1's product [..., E]."""
+        return self.down.first(z)
+
+    def step(self, state: jax.Array, x: jax.Array, half: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Without the barrier the compiler for GPUs computes all earlier states again from their gates in every step of
         # an unrolled loop: 0.15 GB of 0.71 that a head of 64 candidates moved at Qwen3-8B.
-        return jax.lax.optimization_barrier(self.gru.advance(state, self.gru.input_gates(x)))
+        state = jax.lax.optimization_barrier(self.gru.advance(state, self.gru.input_gates(x)))
+        return state, self._code(half, state)
+
+    def codes(self, z: Hidden, x: jax.Array) -> jax.Array:
+        return self._code(self.hidden_half(z), self.prefix_states(x))
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
-        """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t (the teacher-forced face)."""
+        """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t."""
         gates = self.gru.input_gates(x).swapaxes(0, 1)
         start, matrix = self.initial_state(x.shape[0]), self.gru.hidden_matrix()
 
@@ -116,24 +116,5 @@ class DominoHead(nn.Module):
 
         return jax.lax.scan(consume, start, gates)[1].swapaxes(0, 1)
 
-    def hidden_half(self, z: Hidden) -> jax.Array:
-        """z [..., D] → its share of the residual's inner product [..., E]; independent of the tokens."""
-        return self.down.first(z)
-
-    def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:
-        """hidden_half [..., E], state [..., U] → float32 residual logits [..., V]."""
-        return self.up(jax.nn.silu(hidden_half + self.down.second(state)))
-
-    def rows(self, tokens: jax.Array) -> jax.Array:
-        """Of W2 transposed, the rows of tokens [..., Q] → [..., Q, E]: all that `residual_of` reads of it."""
-        kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
-        return jnp.take(kernel.T, tokens, axis=0)
-
-    def residual_of(self, hidden_half: jax.Array, state: jax.Array, rows: jax.Array) -> jax.Array:
-        """As `residual`, for a few tokens: states [..., W, U], their `rows` [..., Q, E] → float32 [..., W, Q]."""
-        inner = jax.nn.silu(hidden_half + self.down.second(state))
-        return jnp.einsum("...we,...qe->...wq", inner, rows, preferred_element_type=jnp.float32)
-
-    def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
-        """Teacher-forced residual: z [B, T, D] and embeddings x [B, T, D] whose prefix through t is known at slot t."""
-        return self.residual(self.hidden_half(z), self.prefix_states(x))
+    def _code(self, half: jax.Array, state: jax.Array) -> jax.Array:
+        return jax.nn.silu(half + self.down.second(state))

@@ -8,18 +8,21 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 
 from domino_jax.drafters.backbone import Backbone, slots_read, training_attention
-from domino_jax.drafters.blocks import slot_positions, states_per_slot
+from domino_jax.drafters.blocks import slot_positions
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.domino import DominoHead
+from domino_jax.drafters.names import DOMINO
 from domino_jax.models.attention import attend
 from domino_jax.models.cache import Cache, append, block_mask, init_cache
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
 __all__ = ["Drafter", "DrafterConfig"]
 
+HEADS = {DOMINO: DominoHead}
+
 
 class Drafter(nn.Module):
-    """Parameters: {"backbone": …, "head": …}, "head" for Domino only. No embeddings: those are the target's."""
+    """Parameters: {"backbone": …, "head": …}, "head" if it has one. No embeddings: those are the target's."""
 
     config: DrafterConfig
     dtype: Any = jnp.float32
@@ -30,7 +33,7 @@ class Drafter(nn.Module):
     def setup(self):
         self.backbone = Backbone(self.config, self.dtype, self.remat)
         if self.config.has_head:
-            self.head = DominoHead(self.config, self.dtype, self.whole_head)
+            self.head = HEADS[self.config.head](self.config, self.dtype, self.whole_head)
 
     def __call__(
         self,
@@ -38,28 +41,30 @@ class Drafter(nn.Module):
         x: jax.Array,
         anchors: jax.Array,
         keep: jax.Array,
-        prefix: jax.Array,
+        inputs: jax.Array,
         positions: Positions | None = None,
-    ):
+    ) -> tuple[Hidden, jax.Array | None]:
         """The teacher-forced forward of A blocks per row; also what `init` traces.
 
         Args:
             features: [B, S, C·D].  x: block embeddings [B, A, G, D].  anchors int32, keep bool [B, A].
-            prefix: embeddings [B, A, G, D] of the tokens x[a..a+G-1] that the GRU consumes.
+            inputs: of the tokens x[a..a+M-1] before the predicting slots what the head reads (`Head`): embeddings
+                [B, A, M, D] or ids int32 [B, A, M].
             positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
 
         Returns:
-            z [B, A, G, D], and with a head (hidden_half [B, A, G, E], states [B, A, G, U]) to put through `residual`;
-            the full logits are left to the caller, who takes them in slices.
+            z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`; the full
+            logits are left to the caller, who takes them in slices.
         """
         z = self.block_hidden(features, x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
-        states = self.head.prefix_states(prefix.reshape(-1, *prefix.shape[2:])).reshape(*prefix.shape[:3], -1)
-        inner = (self.head.hidden_half(z), states_per_slot(states, self.config.shift_label))
+        predicting = z[:, :, self.config.first_slot :]
+        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)))
+        codes = codes.reshape(*predicting.shape[:3], -1)
         if self.is_initializing():
-            self.residual(*inner)
-        return z, inner
+            self.head.residual(codes)
+        return z, codes
 
     def block_hidden(
         self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
@@ -81,26 +86,6 @@ class Drafter(nn.Module):
         block_positions = slot_positions(first, slots).reshape(batch, blocks * slots)
         z, _ = self.backbone(x.reshape(batch, blocks * slots, width), block_positions, attention)
         return z.reshape(batch, blocks, slots, width)
-
-    def residual(self, hidden_half: jax.Array, state: jax.Array) -> jax.Array:
-        """The head's correction, float32 [..., V]."""
-        return self.head.residual(hidden_half, state)
-
-    def residual_of(self, hidden_half: jax.Array, state: jax.Array, rows: jax.Array) -> jax.Array:
-        """The correction of a few tokens, float32 [..., W, Q], from their `head_rows`."""
-        return self.head.residual_of(hidden_half, state, rows)
-
-    def head_rows(self, tokens: jax.Array) -> jax.Array:
-        return self.head.rows(tokens)
-
-    def head_start(self, *batch: int) -> jax.Array:
-        return self.head.initial_state(*batch)
-
-    def head_hidden_half(self, z: Hidden) -> jax.Array:
-        return self.head.hidden_half(z)
-
-    def head_step(self, state: jax.Array, x: jax.Array) -> jax.Array:
-        return self.head.step(state, x)
 
     def init_cache(self, batch: int, slots: int) -> Cache:
         """An empty context cache for `batch` rows of `slots` positions."""
@@ -142,14 +127,15 @@ def init_drafter_params(drafter: Drafter, key: jax.Array) -> dict:
     c = drafter.config
     features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
     block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
-    return drafter.init(key, features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), block)["params"]
+    inputs = block[:, :, c.first_slot :] if c.reads_embeddings else jnp.zeros((1, 1, c.num_drafts), jnp.int32)
+    return drafter.init(key, features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs)["params"]
 
 
 def rows_together(params: dict) -> dict:
     """A drafter's parameters as decoding stores them: the numbers of a token in the head's last matrix side by side.
 
     The shape stays [E, V]; the order in an accelerator's memory is that of [V, E], of which a draft reads the rows of
-    its candidates (DominoHead.rows). From the usual order the compiler for TPUs copies the whole matrix into this one
+    its candidates (Head.rows). From the usual order the compiler for TPUs copies the whole matrix into this one
     in every round. On a CPU nothing changes.
 
     Args:

@@ -37,25 +37,29 @@ class Models:
     def draft_hidden(self, *args: Any) -> tuple[jax.Array, Cache]:
         return self._drafter(Drafter.draft_hidden, *args)
 
+    def head_inputs(self, tokens: jax.Array) -> jax.Array:
+        """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
+        return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens
+
+    def head_start(self, *batch: int) -> Any:
+        """The head's state before any token (`Head.initial_state`)."""
+        return self._drafter(lambda drafter: drafter.head.initial_state(*batch))
+
     def head_hidden_half(self, z: jax.Array) -> jax.Array:
-        return self._drafter(Drafter.head_hidden_half, z)
+        return self._drafter(lambda drafter: drafter.head.hidden_half(z))
+
+    def head_step(self, state: Any, tokens: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
+        """(the head's state after `tokens` int32 [...], the code [..., E] of the slots that follow them)."""
+        return self._drafter(lambda drafter: drafter.head.step(state, self.head_inputs(tokens), half))
 
     def head_rows(self, tokens: jax.Array) -> jax.Array:
-        return self._drafter(Drafter.head_rows, tokens)
+        return self._drafter(lambda drafter: drafter.head.rows(tokens))
 
-    def head_start(self, *batch: int) -> jax.Array:
-        """The head's state float32 [*batch, U] before any token."""
-        return self._drafter(Drafter.head_start, *batch)
+    def residual(self, code: jax.Array) -> jax.Array:
+        return self._drafter(lambda drafter: drafter.head.residual(code))
 
-    def residual(self, *args: Any) -> jax.Array:
-        return self._drafter(Drafter.residual, *args)
-
-    def residual_of(self, *args: Any) -> jax.Array:
-        return self._drafter(Drafter.residual_of, *args)
-
-    def head_step(self, state: jax.Array, tokens: jax.Array) -> jax.Array:
-        """The head's state float32 [..., U] after `tokens` int32 [...]."""
-        return self._drafter(Drafter.head_step, state, self.embed(tokens))
+    def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
+        return self._drafter(lambda drafter: drafter.head.residual_of(code, rows))
 
     def _drafter(self, method: Callable, *args: Any) -> Any:
         return self.drafter.apply({"params": self.drafter_params}, *args, method=method)

@@ -112,7 +112,7 @@ class RunInfo:
         drafter = choices and {
             **origin["drafter"],
             **({"name": self.drafter_name} if self.drafter_name else {}),
-            "projector": choices.projector,
+            "head": choices.head,
             "block_size": choices.block_size,
             "shift_label": choices.shift_label,
             "layers": choices.num_hidden_layers,

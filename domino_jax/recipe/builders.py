@@ -16,6 +16,7 @@ from domino_jax.data.rows import TrainingRows
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
 from domino_jax.drafters.drafter import Drafter, DrafterConfig
+from domino_jax.drafters.names import DOMINO
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -52,9 +53,9 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = 
         target_layer_ids=choices.target_layer_ids,
         block_size=choices.block_size,
         mask_token_id=choices.mask_token_id if mask_token_id is None else mask_token_id,
-        projector=choices.projector,
+        head=choices.head,
         shift_label=shifts_labels(choices),
-        **(head if choices.projector == "domino" else {}),
+        **(head if choices.head == DOMINO else {}),
     )
 
 

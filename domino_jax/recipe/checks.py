@@ -16,7 +16,6 @@ from ml_collections import config_dict
 
 from domino_jax.decoding.settings import (
     BASELINE,
-    DOMINO,
     LARGEST,
     MODES,
     PARITIES,
@@ -29,6 +28,7 @@ from domino_jax.decoding.settings import (
     supported_modes,
     tree_settings,
 )
+from domino_jax.drafters.names import DOMINO, HEADS, NONE
 from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -86,8 +86,8 @@ def resolved(config: config_dict.ConfigDict) -> dict:
 
 
 def shifts_labels(drafter: config_dict.ConfigDict) -> bool:
-    """drafter.shift_label, or what public checkpoints of its projector have: servers take plain DFlash as unshifted."""
-    return drafter.projector == "domino" if drafter.shift_label is None else drafter.shift_label
+    """drafter.shift_label, or what public checkpoints of its head have: servers take plain DFlash as unshifted."""
+    return drafter.head == DOMINO if drafter.shift_label is None else drafter.shift_label
 
 
 def portable(text: str) -> str:
@@ -170,7 +170,7 @@ LEAST = {
 }
 CHOICES = (
     ("target.dtype", DTYPES),
-    ("drafter.projector", ("domino", "dflash")),
+    ("drafter.head", HEADS),
     ("data.layout", ("pad", "pack", "buckets")),
     ("train.optimizer", ("adamw", "muon")),
     ("train.non_finite", ("stop", "skip")),
@@ -209,7 +209,7 @@ def _check_drafter(config) -> None:
     shifted = shifts_labels(drafter)
     suffix_start = drafter.pure_draft_prefix_len + (0 if shifted else 1)
     _require(
-        drafter.projector != "domino" or suffix_start < drafter.block_size,
+        drafter.head != DOMINO or suffix_start < drafter.block_size,
         "drafter.pure_draft_prefix_len",
         drafter.pure_draft_prefix_len,
         f"with drafter.block_size {drafter.block_size} and shift_label {shifted} the head would correct no slot; make "
@@ -323,9 +323,9 @@ def _check_train_needs(config) -> None:
 
 def _check_final_decoding(drafter, decode) -> None:
     """Refuses before the training what the final decoding would refuse after it."""
-    supported = supported_modes(decode.modes, drafter.projector == DOMINO)
+    supported = supported_modes(decode.modes, drafter.head != NONE)
     why = "it has no head for the mode domino of the final decoding; take domino out of decode.modes"
-    _require(supported == tuple(decode.modes), "drafter.projector", drafter.projector, why)
+    _require(supported == tuple(decode.modes), "drafter.head", drafter.head, why)
     if not set(decode.modes) - {BASELINE}:
         return
     tree = tree_settings(decode.tree) if TREE in decode.modes else None

@@ -1,4 +1,4 @@
-"""The dual cross-entropy of Domino (arXiv 2605.29707) and its metrics, reduced in slices of anchor blocks.
+"""Losses reduced in slices of anchor blocks, and the dual cross-entropy of Domino (arXiv 2605.29707) with its metrics.
 
 A slice is a few anchor blocks of every row. Its logits are made once, reduced to additive sums and to the gradient of
 the loss, and dropped, so the [A·G, V] array of a batch never lives.
@@ -146,9 +146,23 @@ def block_sums(
     return sums
 
 
+class Outputs(NamedTuple):
+    """What the blocks of a slice give, arrays [..., n, G, ...].
+
+    base, final: logits float32 [..., V].
+    target: the target's logits [..., V] from which it would predict each label; None where the loss does not read them.
+    extra: what else the loss of a head reads, a tree.
+    """
+
+    base: Logits
+    final: Logits
+    target: Logits | None = None
+    extra: Any = None
+
+
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What a step minimises: `mixed_loss`.
+    """What a step minimises and reports: the loss of Domino, (1-λ)F + λG, or by a subclass the loss of another head.
 
     lambda_base: λ.  weight: of all labels of the step, which divides the losses; it is known before any forward pass.
     """
@@ -157,9 +171,21 @@ class Objective:
     lambda_base: jax.Array
     weight: jax.Array
 
+    def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
+        """Additive sums of one row's slice, arrays [n, G, ...]."""
+        return block_sums(outputs.base, outputs.final, labels, self.settings, outputs.target)
+
+    def loss(self, sums: Sums) -> jax.Array:
+        """The scalar to minimise, of sums of any part of the step's blocks: additive over slices and micro-batches."""
+        return mixed_loss(sums, self.lambda_base, self.weight)
+
+    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
+        """The metrics of the step from the sums of all its blocks, "loss" among them."""
+        return loss_metrics(sums, self.lambda_base)
+
 
 def sliced_loss(
-    logits_of: Callable[..., tuple[Logits, Logits, Logits | None]],
+    outputs_of: Callable[..., Outputs],
     params: Any,
     inputs: Any,
     frozen: tuple[Labels, Any],
@@ -175,17 +201,17 @@ def sliced_loss(
     fill the last slice, as blocks without a label.
 
     Args:
-        logits_of: (params, *slice of inputs, slice of states) → (base, final, target or None) logits [B, n, G, V].
-        params: the trained parameters that logits_of reads.
+        outputs_of: (params, *slice of inputs, slice of states) → outputs [B, n, G, ...].
+        params: the trained parameters that outputs_of reads.
         inputs: tuple of trees of arrays [B, A, ...], which depend on trained parameters.
         frozen: the labels [B, A, G] and the states [B, A, ...] or None, which do not.
     """
     size = min(objective.settings.slice_blocks, frozen[0].ids.shape[1])
 
     def row_losses(params, inputs, labels, states):
-        base, final, target = logits_of(params, *inputs, states)
-        sums = jax.vmap(lambda b, f, y, t: block_sums(b, f, y, objective.settings, t))(base, final, labels, target)
-        return mixed_loss(sums, objective.lambda_base, objective.weight), sums
+        outputs = outputs_of(params, *inputs, states)
+        sums = jax.vmap(objective.block_sums)(outputs, labels)
+        return objective.loss(sums), sums
 
     def parts(inputs):
         return jax.tree.map(lambda x: cut(x, 1, size), (inputs, *frozen))

@@ -21,8 +21,8 @@ from domino_jax.training.losses import (
     Labels,
     LossSettings,
     Objective,
+    Outputs,
     Sums,
-    loss_metrics,
     scan_sum,
     sliced_loss,
     slot_weights,
@@ -101,20 +101,19 @@ def drafter_loss(
         return models.target.apply({"params": head_params}, rows, method="unembed")
 
     x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
-    prefix = models.embed(blocks.head_tokens(tokens, anchors, config.block_size))
+    inputs = models.head_inputs(blocks.head_tokens(tokens, anchors, config.num_drafts))
     positions = batch["positions"] if "positions" in batch else None
-    z, inner = drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, prefix, positions)
+    z, codes = drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, inputs, positions)
     states = _states_before_labels(hidden, anchors, config) if objective.settings.distill else None
-    # The GRU has run: with its weights here, zeros would be summed for them in every slice.
-    head = models.drafter_params["head"] if config.has_head else {}
-    head = {name: leaf for name, leaf in head.items() if name != "gru"}
+    # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
+    head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
 
-    def logits_of(params, z, inner, states):
+    def outputs_of(params, z, codes, states):
         base = unembed(z)
-        final = corrected(drafter, {"head": params}, base, inner)
-        return base, final, None if states is None else unembed(states)
+        final = corrected(drafter, {"head": params}, base, codes)
+        return Outputs(base, final, None if states is None else unembed(states))
 
-    return sliced_loss(logits_of, head, (z, inner), (labels, states), objective)
+    return sliced_loss(outputs_of, head, (z, codes), (labels, states), objective)
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
@@ -125,28 +124,28 @@ def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterCon
     return jnp.take_along_axis(hidden, flat, axis=1).reshape(*places.shape, hidden.shape[-1])
 
 
-def corrected(drafter: Drafter, params: dict, base: jax.Array, inner: tuple | None) -> jax.Array:
+def corrected(drafter: Drafter, params: dict, base: jax.Array, codes: jax.Array | None) -> jax.Array:
     """Final logits [.., G, V]: base plus the head's residual from suffix_start on; the base itself without a head."""
-    if inner is None:
+    if codes is None:
         return base
-    start = drafter.config.suffix_start
-    residual = drafter.apply({"params": params}, *(part[..., start:, :] for part in inner), method="residual")
-    return base.at[..., start:, :].add(residual)
+    config = drafter.config
+    codes = codes[..., config.pure_draft_prefix_len :, :]
+    residual = drafter.apply({"params": params}, codes, method=lambda drafter, codes: drafter.head.residual(codes))
+    return base.at[..., config.suffix_start :, :].add(residual)
 
 
 def batch_gradients(
-    models: Models, batch: Batch, drawn: DrawnBlocks, settings: LossSettings, lambda_base: jax.Array, accumulate: int
+    models: Models, batch: Batch, drawn: DrawnBlocks, objective: Objective, accumulate: int
 ) -> tuple[Sums, dict]:
     """The loss sums of a batch and the gradients of its loss by the drafter's parameters.
 
     The batch goes through in `accumulate` micro-batches, one after the other. The divisor of the losses is known before
     any forward pass, so the gradients of the parts add up to that of the whole.
     """
-    objective = Objective(settings, lambda_base, drawn.labels.weight)
 
     def gradients_of_part(part, drawn):
         taps = models.drafter.config.target_layer_ids
-        features, hidden = target_pass(models.target, models.target_params, part, taps, settings.distill > 0)
+        features, hidden = target_pass(models.target, models.target_params, part, taps, objective.settings.distill > 0)
 
         def loss_of(params):
             return drafter_loss(models.replace(drafter_params=params), features, part, drawn, objective, hidden)
@@ -193,10 +192,10 @@ def make_train_step(
         step_key = jax.random.fold_in(key, state.step)
         anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
         drawn = label_blocks(batch, *anchors, drafter.config, settings)
-        lambda_base = curriculum(state.step)
+        objective = Objective(settings, curriculum(state.step), drawn.labels.weight)
         models = Models(target, target_params, drafter, state.params)
-        sums, gradients = batch_gradients(models, batch, drawn, settings, lambda_base, accumulate)
-        metrics = loss_metrics(sums, lambda_base)
+        sums, gradients = batch_gradients(models, batch, drawn, objective, accumulate)
+        metrics = objective.metrics(sums)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)
         metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": drawn.keep.sum(), "learning_rate": rate}
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)

@@ -7,7 +7,7 @@ layer ids are one higher; the Domino head's tensors have a prefix; and copies of
 from pathlib import Path
 from typing import Any
 
-from domino_jax.drafters.config import DOMINO
+from domino_jax.drafters.names import DOMINO
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 from domino_jax.weights.target import EMBEDDING, LM_HEAD

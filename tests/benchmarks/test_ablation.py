@@ -77,7 +77,7 @@ def test_the_runs_differ_in_the_head_and_in_lambda_alone(tmp_path, commands):
     for given in own:
         del given["workdir"]
     assert own == [
-        {"config.drafter.projector": "dflash", "config.drafter.shift_label": "True"},
+        {"config.drafter.head": "none", "config.drafter.shift_label": "True"},
         {"config.train.lambda_start": "0.0"},
         {"config.train.lambda_start": "1.0"},
     ]

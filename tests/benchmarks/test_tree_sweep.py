@@ -16,7 +16,7 @@ from tests.helpers.models import GOLDEN
 SHAPE = {"cache_slots": 96, "max_new_tokens": 16}
 
 
-@pytest.mark.parametrize("drafter", [{}, {"projector": "dflash", "shift_label": False}], ids=["domino", "dflash"])
+@pytest.mark.parametrize("drafter", [{}, {"head": "none", "shift_label": False}], ids=["domino", "dflash"])
 def test_what_is_swept_is_what_replays_by_hand_give(monkeypatch, capsys, drafter):
     """128 nodes are more than 4 lanes give, and are left out; None is the whole vocabulary of 64."""
     for name, value in {"NODES": (4, 12, 128), "BETAS": (0.0, -0.5), "LANES": (4,), "CANDIDATES": (None,)}.items():

@@ -125,7 +125,7 @@ def test_a_trained_drafter_loses_little_with_a_quarter_of_the_vocabulary():
 def test_a_count_that_does_not_fit_is_refused_and_a_drafter_without_a_head_does_not_read_it(count, message):
     with pytest.raises(DominoError, match=rf"decode\.head_candidates is {count}.*{message}"):
         make_generator(random_models(4), head_candidates=count)
-    make_generator(random_models(4, projector="dflash", shift_label=False), head_candidates=count)
+    make_generator(random_models(4, head="none", shift_label=False), head_candidates=count)
 
 
 @pytest.mark.parametrize("size", [3 * CHUNK, 9 * CHUNK + 5])

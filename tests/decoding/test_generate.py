@@ -171,7 +171,7 @@ def test_modes_that_the_models_cannot_do_are_refused():
     with pytest.raises(DominoError, match="needs a drafter"):
         make_generator(Models(target, params)).generate([[1]], "backbone")
     with pytest.raises(DominoError, match="plain DFlash"):
-        make_generator(random_models(projector="dflash")).generate([[1]], "domino")
+        make_generator(random_models(head="none")).generate([[1]], "domino")
     with pytest.raises(DominoError, match="'forest' is not one of"):
         generator(1, GREEDY).generate([[1]], "forest")
 

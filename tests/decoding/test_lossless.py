@@ -58,7 +58,7 @@ def test_a_tied_target_and_a_windowed_drafter_without_prefix_change_no_token():
 
 
 def test_a_dflash_drafter_changes_no_token():
-    models = random_models(4, projector="dflash", shift_label=False)
+    models = random_models(4, head="none", shift_label=False)
     made = make_generator(models, batch_size=8, sampling=SamplingParams(0.7, min_p=0.05))
     check_lossless(made, random_prompts(8), ("autoregressive", "backbone", "draft"))
 

@@ -10,6 +10,7 @@ import pytest
 from domino_jax.decoding.propose import draft_base, draft_positions, propose
 from domino_jax.decoding.sampling import RowSampling, choose
 from domino_jax.decoding.settings import DraftSettings, SamplingParams
+from domino_jax.training.step import corrected
 from tests.helpers.decoding_models import make_generator, random_models
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
@@ -41,13 +42,12 @@ def taught(models, tokens, anchor, consumed):
     config = models.drafter.config
     features = models.run_target(tokens, tap_layers=config.target_layer_ids)["features"]
     block = jnp.full((1, 1, config.block_size), config.mask_token_id).at[0, 0, 0].set(consumed[0])
-    arguments = (features, models.embed(block), anchor[None, None], jnp.ones((1, 1), bool), models.embed(consumed))
-    arguments = (*arguments[:-1], arguments[-1][None, None])
-    z, inner = models.drafter.apply({"params": models.drafter_params}, *arguments)
+    inputs = models.head_inputs(consumed[: config.num_drafts])[None, None]
+    arguments = (features, models.embed(block), anchor[None, None], jnp.ones((1, 1), bool), inputs)
+    z, codes = models.drafter.apply({"params": models.drafter_params}, *arguments)
     base = models.unembed(z)
-    final = base + models.residual(*inner)
-    corrected = jnp.arange(config.block_size)[:, None] >= config.suffix_start
-    return z[0, 0], base[0, 0], jnp.where(corrected, final[0, 0], base[0, 0])
+    final = corrected(models.drafter, models.drafter_params, base, codes)
+    return z[0, 0], base[0, 0], final[0, 0]
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -130,7 +130,7 @@ def test_drafting_leaves_the_committed_rows_of_the_draft_cache_alone():
 
 
 def test_a_dflash_drafter_drafts_without_a_head():
-    models = random_models(5, projector="dflash", shift_label=False)
+    models = random_models(5, head="none", shift_label=False)
     state = make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
     drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, scale=1.0))
     assert drafts.shape == (2, 4)

@@ -83,7 +83,7 @@ def test_the_full_grid_of_random_pairs_changes_no_token(shift_label, prefix, bat
 
 @pytest.mark.slow
 def test_a_dflash_drafter_gets_a_tree_that_changes_no_token():
-    models = random_models(4, projector="dflash", shift_label=False)
+    models = random_models(4, head="none", shift_label=False)
     made = make_generator(models, batch_size=4, sampling=SamplingParams(0.7, min_p=0.05), tree=TREE)
     check_lossless(made, random_prompts(8), modes=("backbone", "tree"))
 

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.drafters.blocks import states_per_slot
 from domino_jax.drafters.domino import GRU, DominoHead
 from domino_jax.training.step import corrected
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
@@ -95,19 +94,19 @@ def test_stepwise_head_equals_all_positions_at_once():
     whole = head.apply(params, z, x)
     state = head.apply(params, 3, method="initial_state")
     for slot in range(4):
-        state = head.apply(params, state, x[:, slot], method="step")
         half = head.apply(params, z[:, slot], method="hidden_half")
-        residual = head.apply(params, half, state, method="residual")
+        state, code = head.apply(params, state, x[:, slot], half, method="step")
+        residual = head.apply(params, code, method="residual")
         np.testing.assert_allclose(residual, whole[:, slot], atol=1e-5)
 
 
 def test_stepwise_states_equal_prefix_states():
     head, params = head_alone()
-    _, x = random_blocks()
+    z, x = random_blocks()
     states = head.apply(params, x, method="prefix_states")
     state = jnp.zeros((3, 10))
     for slot in range(4):
-        state = head.apply(params, state, x[:, slot], method="step")
+        state, _ = head.apply(params, state, x[:, slot], z[:, slot, :6], method="step")
         np.testing.assert_allclose(states[:, slot], state, atol=1e-6)
 
 
@@ -128,16 +127,14 @@ def test_residual_is_the_low_rank_product_of_z_first_and_state_second():
 
 
 def test_the_residual_of_a_few_tokens_is_that_of_the_whole_vocabulary():
-    """Two states over one slot, five tokens."""
+    """Two codes of one slot, five tokens."""
     head, params = head_alone()
-    z, x = random_blocks(blocks=2)
-    states = head.apply(params, x, method="prefix_states")[:, 0]
-    half = head.apply(params, z[:1, 0], method="hidden_half")
+    codes = head.apply(params, *random_blocks(blocks=2), method="codes")[:, 0]
     tokens = jnp.array([7, 0, 79, 7, 3])
     rows = head.apply(params, tokens, method="rows")
     assert rows.shape == (5, 6)
-    few = head.apply(params, half, states, rows, method="residual_of")
-    np.testing.assert_allclose(few, head.apply(params, half, states, method="residual")[:, tokens], atol=1e-5)
+    few = head.apply(params, codes, rows, method="residual_of")
+    np.testing.assert_allclose(few, head.apply(params, codes, method="residual")[:, tokens], atol=1e-5)
 
 
 @pytest.mark.parametrize("shift_label, prefix, start", [(True, 1, 1), (True, 0, 0), (False, 1, 2), (False, 0, 1)])
@@ -188,16 +185,9 @@ def test_token_a_plus_j_reaches_final_logits_only_from_its_slot_on(shift_label, 
         assert (before["base"] == after["base"]).all()
 
 
-def test_unshifted_slot_zero_has_no_state_and_slot_one_the_anchors():
-    """states_per_slot moves the states one place to the right; the literal shows which token each slot has seen."""
-    states = jnp.array([[1.0], [2.0], [3.0]])
-    assert states_per_slot(states, shift_label=True)[:, 0].tolist() == [1.0, 2.0, 3.0]
-    assert states_per_slot(states, shift_label=False)[:, 0].tolist() == [0.0, 1.0, 2.0]
-
-
 def test_a_plain_dflash_drafter_has_no_head_and_its_final_logits_are_the_base():
     target = tiny_target()
-    drafter = tiny_drafter(target.config, head=False, layers=1)
+    drafter = tiny_drafter(target.config, head="none", layers=1)
     assert set(drafter.params) == {"backbone"}
     base = jnp.ones((1, 1, 4, 80))
     assert corrected(drafter.module, drafter.params, base, None) is base

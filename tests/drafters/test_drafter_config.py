@@ -32,7 +32,7 @@ PLAIN = {key: "absent" for key in PUBLIC_8B["dflash_config"] if key not in ("mas
 def test_a_key_is_read_at_top_level_in_dflash_config_or_in_both(key, value, place):
     nested, top = (value if place in (here, "both") else "absent" for here in ("nested", "top"))
     config = read({key: nested}, **{key: top})
-    assert getattr(config, {"projector_type": "projector"}.get(key, key)) == value
+    assert getattr(config, {"projector_type": "head"}.get(key, key)) == value
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_all_drafters_share_the_lane_of_plain_decoding():
 
 
 def test_a_drafter_without_a_head_is_measured_by_its_backbone():
-    models = random_models(projector="dflash")
+    models = random_models(head="none")
     lanes = drafter_lanes({"plain": ComparedDrafter("P", models, SETTINGS)}, ())
     assert [lane.mode for lane in lanes] == ["autoregressive", "backbone"]
     headed = dataclasses.replace(SETTINGS, modes=("domino",))

@@ -91,7 +91,7 @@ def test_each_mode_has_rounds_of_its_width_and_no_tau_is_forced_beyond_the_narro
     settings = dataclasses.replace(SETTINGS, modes=modes, num_drafts=2, tree=tree)
     config = random_models().drafter.config
     assert settings.round_widths(config) == {"backbone": 3, "domino": 3, "tree": 5}
-    plain = random_models(projector="dflash", shift_label=False)
+    plain = random_models(head="none", shift_label=False)
     assert settings.round_widths(plain.drafter.config) == {"backbone": 3, "tree": 5}
 
     simulated = dataclasses.replace(settings, simulate_tau=4.5)

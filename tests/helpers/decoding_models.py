@@ -67,6 +67,9 @@ def random_target(vocab: int = VOCAB, tied: bool = False) -> tuple[Qwen3, dict]:
     return target, random_params(shapes, 0)
 
 
+HEAD_SIZES = {"none": {}, "domino": {"pure_draft_prefix_len": 1, "emb_dim": 8, "gru_hidden_dim": 16}}
+
+
 def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[Drafter, dict]:
     """One layer, or as many as `layer_types` has, over layer 0 of the target."""
     fields = {
@@ -74,15 +77,11 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
         "target_layer_ids": (0,),
         "block_size": block_size,
         "mask_token_id": target.config.vocab_size - 1,
-        "projector": "domino",
+        "head": "domino",
         "shift_label": True,
-        "pure_draft_prefix_len": 1,
-        "emb_dim": 8,
-        "gru_hidden_dim": 16,
         **choices,
     }
-    if fields["projector"] != "domino":
-        fields |= {"pure_draft_prefix_len": 0, "emb_dim": 0, "gru_hidden_dim": 0}
+    fields = HEAD_SIZES[fields["head"]] | fields
     drafter = Drafter(DrafterConfig.for_target(target.config, **fields))
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     return drafter, random_params(shapes, seed)

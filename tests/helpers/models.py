@@ -79,20 +79,19 @@ def tiny_drafter(
     shift_label: bool = True,
     prefix: int = 1,
     *,
-    head: bool = True,
+    head: str = "domino",
     layers: int = 2,
     **choices: Any,
 ) -> Model:
-    """A random drafter for a tiny target; head False makes it plain DFlash. choices: of DrafterConfig.for_target."""
-    kind: dict[str, Any] = {"projector": "dflash"}
-    if head:
-        kind = {"projector": "domino", "pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10}
+    """A random drafter for a tiny target. choices: of DrafterConfig.for_target."""
+    sizes = {"none": {}, "domino": {"pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10}}
     config = DrafterConfig.for_target(
         target_config,
         num_layers=layers,
         mask_token_id=target_config.vocab_size - 1,
         shift_label=shift_label,
-        **{"target_layer_ids": (0, 1), "block_size": 4, **kind, **choices},
+        head=head,
+        **{"target_layer_ids": (0, 1), "block_size": 4, **sizes[head], **choices},
     )
     module = Drafter(config)
     shapes = jax.eval_shape(lambda: init_drafter_params(module, jax.random.key(0)))
@@ -136,10 +135,12 @@ def _teacher_forced(target: _ById, drafter: _ById):
     @jax.jit
     def forward(params, features, tokens, anchors, keep):
         x = run_target(blocks.block_tokens(tokens, anchors, keep, c.block_size, c.mask_token_id), method="embed")
-        prefix = run_target(blocks.head_tokens(tokens, anchors, c.block_size), method="embed")
-        z, inner = drafter.module.apply({"params": params}, features, x, anchors, keep, prefix)
+        inputs = blocks.head_tokens(tokens, anchors, c.num_drafts)
+        if c.reads_embeddings:
+            inputs = run_target(inputs, method="embed")
+        z, codes = drafter.module.apply({"params": params}, features, x, anchors, keep, inputs)
         base = run_target(z, method="unembed")
-        return {"z": z, "base": base, "final": corrected(drafter.module, params, base, inner)}
+        return {"z": z, "base": base, "final": corrected(drafter.module, params, base, codes)}
 
     return forward
 

@@ -45,7 +45,7 @@ BAD = [
     *((key, -1) for key in FROM_ZERO),
     *((key, 1) for key in ("drafter.block_size", "data.max_length", "decode.tree.nodes")),
     *((key, "") for key in ("target.path", "data.train")),
-    *((key, "x") for key in ("drafter.projector", "train.optimizer", "train.non_finite", "data.layout")),
+    *((key, "x") for key in ("drafter.head", "train.optimizer", "train.non_finite", "data.layout")),
     *((key, "x") for key in ("target.dtype", "decode.dtype", "decode.parity")),
     *((key, value) for key in ("drafter.target_layer_ids",) for value in ((), (1, 1), (1, -2), (1, "x"))),
     *((key, value) for key in ("decode.modes",) for value in ((), ("forest",), ("domino", "domino"))),
@@ -97,9 +97,9 @@ def test_an_unshifted_drafter_needs_one_slot_more_than_its_prefix():
     ("flags", "shifted"),
     [
         ((), True),
-        (("--config.drafter.projector=dflash",), False),
-        (("--config.drafter.projector=dflash", "--config.drafter.shift_label=true"), True),
-        (("--config.drafter.projector=dflash", "--noconfig.drafter.shift_label"), False),
+        (("--config.drafter.head=none",), False),
+        (("--config.drafter.head=none", "--config.drafter.shift_label=true"), True),
+        (("--config.drafter.head=none", "--noconfig.drafter.shift_label"), False),
         (("--config.drafter.shift_label=False",), False),
     ],
 )
@@ -113,7 +113,7 @@ def test_plain_dflash_is_unshifted_and_domino_shifted_unless_the_recipe_says_oth
 
 def test_a_plain_block_of_two_needs_no_room_for_a_heads_prefix():
     config = recipe()
-    config.drafter.projector, config.drafter.block_size, config.train.num_anchors = "dflash", 2, 8
+    config.drafter.head, config.drafter.block_size, config.train.num_anchors = "dflash", 2, 8
     recipes.check(config, "train")
 
 
@@ -141,7 +141,7 @@ def test_rows_and_heldout_prompts_are_asked_for_by_train_alone():
 
 def test_a_drafter_without_a_head_has_no_domino_mode():
     config = recipe()
-    config.drafter.projector = "dflash"
+    config.drafter.head = "dflash"
     config.eval.final, config.eval.prompts = True, "p.jsonl"
     with pytest.raises(DominoError, match="no head"):
         recipes.check(config, "train")

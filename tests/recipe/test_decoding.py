@@ -48,7 +48,7 @@ def test_a_value_of_the_command_line_is_refused(key, most):
 
 
 def test_candidates_of_a_head_are_of_no_concern_to_a_drafter_without_one():
-    headless = random_models(5, projector="dflash").drafter.config
+    headless = random_models(5, head="none").drafter.config
     settings, notes = fit_to_drafter(SETTINGS, headless, ("decode.head_candidates",))
     assert settings.head_candidates == 100 and not any("head_candidates" in note for note in notes)
 

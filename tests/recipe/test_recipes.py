@@ -6,6 +6,7 @@ import pytest
 
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.made_with import differences
 from domino_jax.training import optimizer
 from domino_jax.weights.loading import read_target_config
@@ -107,3 +108,15 @@ def test_a_drafter_has_its_targets_hidden_units_unless_the_recipe_gives_others()
     choices.intermediate_size = 96
     narrow = drafter_config_of(choices, target)
     assert (narrow.intermediate_size, narrow.hidden_size) == (96, target.hidden_size)
+
+
+def test_a_recipe_that_sets_a_key_the_base_does_not_have_is_refused_by_its_line(tmp_path):
+    lines = (
+        "from configs import qwen3",
+        "def get_config():",
+        '    config = qwen3.get_config("x")',
+        '    config.drafter.projector = "dflash"',
+    )
+    (tmp_path / "old.py").write_text("\n".join(lines) + "\n    return config\n")
+    with pytest.raises(DominoError, match=r'old.py:4: .*"projector" does not exist'):
+        recipes.load_recipe(str(tmp_path / "old.py"))

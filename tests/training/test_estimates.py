@@ -20,10 +20,10 @@ def target_of(size):
     return Qwen3Config.from_dict(json.loads((SHAPES / size / "config.json").read_text()))
 
 
-def drafter_of(target, projector="domino", shift_label=True, **changes):
-    head = {"pure_draft_prefix_len": 1, "emb_dim": 256, "gru_hidden_dim": 1024} if projector == "domino" else {}
-    choices = {"num_layers": 5, "block_size": 16, "mask_token_id": 3, "projector": projector}
-    return DrafterConfig.for_target(target, **{**choices, **head, "shift_label": shift_label, **changes})
+def drafter_of(target, head="domino", shift_label=True, **changes):
+    sizes = {"pure_draft_prefix_len": 1, "emb_dim": 256, "gru_hidden_dim": 1024} if head == "domino" else {}
+    choices = {"num_layers": 5, "block_size": 16, "mask_token_id": 3, "head": head}
+    return DrafterConfig.for_target(target, **{**choices, **sizes, "shift_label": shift_label, **changes})
 
 
 @pytest.fixture(scope="module")

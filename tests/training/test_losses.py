@@ -240,17 +240,17 @@ CHOICES = {
 SHARE = 0.35  # λ
 
 
-def toy_logits(matrix, rows, states):
+def toy_outputs(matrix, rows, states):
     base = rows @ matrix
-    return base, base + jnp.tanh(base), jnp.sin(states)
+    return losses.Outputs(base, base + jnp.tanh(base), jnp.sin(states))
 
 
 def whole_loss(settings):
     """(matrix, hidden rows) → (loss, metrics) in one piece."""
 
     def loss_of(matrix, hidden):
-        logits = toy_logits(matrix, hidden, HIDDEN @ MATRIX)
-        base, final, target = (x.reshape(-1, *x.shape[2:]) for x in logits)
+        outputs = toy_outputs(matrix, hidden, HIDDEN @ MATRIX)
+        base, final, target = (x.reshape(-1, *x.shape[2:]) for x in outputs[:3])
         labels, weights = (x.reshape(-1, x.shape[-1]) for x in (LABELS, WEIGHTS))
         return dual_loss(block_sums(base, final, labels, weights, SHIFTED, settings, target), SHARE)
 
@@ -263,7 +263,7 @@ def loss_in_slices(settings):
     objective = Objective(settings, SHARE, labels.weight)
 
     def loss_of(matrix, hidden):
-        loss, sums = sliced_loss(toy_logits, matrix, (hidden,), (labels, HIDDEN @ MATRIX), objective)
+        loss, sums = sliced_loss(toy_outputs, matrix, (hidden,), (labels, HIDDEN @ MATRIX), objective)
         return loss, loss_metrics(sums, SHARE)
 
     return loss_of

@@ -62,7 +62,7 @@ def drafter(name, head, **changes):
     config, params = load_drafter(GOLDEN / name / "drafter", read_target_config(GOLDEN / name / "target"), "float32")
     if not head:
         params = {"backbone": params["backbone"]}
-        changes = {"projector": "dflash", "emb_dim": 0, "gru_hidden_dim": 0, "pure_draft_prefix_len": 0, **changes}
+        changes = {"head": "none", "emb_dim": 0, "gru_hidden_dim": 0, "pure_draft_prefix_len": 0, **changes}
     return dataclasses.replace(config, **changes), params
 
 
