@@ -39,15 +39,20 @@ def _target(hub_id: str) -> config_dict.ConfigDict:
 def _drafter() -> config_dict.ConfigDict:
     drafter = config_dict.ConfigDict()
     drafter.path = config_dict.placeholder(str)  # decode: a Hugging Face folder or a train workdir
-    drafter.head = "domino"  # or none: the backbone alone
+    drafter.head = "domino"  # none (the backbone alone), domino or markov (docs/heads.md)
     drafter.num_layers = 5
     drafter.intermediate_size = config_dict.placeholder(int)  # absent: the target's; a smaller one buys layers
     drafter.block_size = 16
     drafter.gru_hidden_dim = 1024
     drafter.emb_dim = 256
     drafter.pure_draft_prefix_len = 1
-    # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino True,
-    # none False.
+    # Of the head markov: vanilla, gated or rnn, its rank, and a head that estimates each draft's chance.
+    drafter.markov_head_type = "vanilla"
+    drafter.markov_rank = 256
+    drafter.enable_confidence_head = True
+    drafter.confidence_head_with_markov = True  # it reads the token before the slot as well
+    # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino and markov
+    # True, none False.
     drafter.shift_label = config_dict.placeholder(bool)
     drafter.target_layer_ids = config_dict.placeholder(tuple)  # absent: spread over the target by the public rule
     drafter.mask_token_id = config_dict.placeholder(int)  # absent: <|mask|>, or the first row past the tokenizer
@@ -83,6 +88,9 @@ def _train() -> config_dict.ConfigDict:
     train.log_every = 20
     train.num_anchors = 256
     train.remat = False  # True: draft layers are computed again in the backward pass
+    # own: the loss of the drafter's head. cross_entropy: that of Domino, which none and domino have anyway.
+    train.loss = "own"
+    train.markov_weights = (0.1, 0.9, 1.0)  # of cross-entropy, L1 distance and confidence in markov's own loss
     train.gamma = 7.0  # inf: no decay over the slots of a block
     train.dpace_alpha = config_dict.placeholder(float)  # α of D-PACE weights (0.5, say), which replace the decay
     train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
@@ -155,6 +163,8 @@ def _decode() -> config_dict.ConfigDict:
     # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
     # matrix is then read once per draft (docs/compile_decode.md).
     decode.head_candidates = 64
+    # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
+    decode.confidence = 0.0
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)
     # Rows of the verifying pass, the anchor included. Absent: nodes, lanes, candidates and beta as tuned, else 64 nodes
     # with the values below.

@@ -274,9 +274,10 @@ def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -
 def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: DrafterConfig):
     """Counts rows, tokens, anchors and, on known devices, the share of their peak."""
     peak = estimates.peak_flops(jax.devices()[0].device_kind)
+    distill = builders.loss_settings(train, drafter.head).reads_target
 
     def lean(length: int) -> float:
-        shape = {"length": length, "anchors": train.num_anchors, "distill": train.distill > 0}
+        shape = {"length": length, "anchors": train.num_anchors, "distill": distill}
         return estimates.step_flops(loaded.model.config, drafter, **shape)["lean"]
 
     return metrics.clock(row_flops=lean, peak_flops=peak and peak * jax.device_count())

@@ -152,6 +152,7 @@ class LoadSettings:
         None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size and temperature, by
         the rows of the batch, else a greedy draft of all that the block gives.
     head_candidates: tokens per slot that the head of a chain corrects; 0: the whole vocabulary.
+    confidence: a chain ends before the first draft whose confidence head gives it a smaller chance (docs/heads.md).
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
         where a tree was faster than a chain, else none.
     temperature: of calls that name none.
@@ -165,6 +166,7 @@ class LoadSettings:
     draft_scale: float | None = None
     num_drafts: int | None = None
     head_candidates: int = 64
+    confidence: float = 0.0
     tree: TreeSettings | None = None
     temperature: float = 0.0
 
@@ -176,7 +178,7 @@ class LoadSettings:
         drafting = DraftSettings(scale=scale, num_drafts=self.num_drafts or None, tree=self.tree)
         if tuning and not self.num_drafts and self.tree is None:
             drafting = dataclasses.replace(tuning.chain, scale=scale, tree=tuning.tree if tuning.mode == TREE else None)
-        return dataclasses.replace(drafting, head_candidates=self.head_candidates)
+        return dataclasses.replace(drafting, head_candidates=self.head_candidates, confidence=self.confidence)
 
 
 def load(target: str, drafter: str | None = None, settings: LoadSettings | None = None, **changes: Any) -> Decoder:

@@ -98,17 +98,17 @@ class Generator(Programs):
         answers: list[Generation | None] = [None] * len(prompts)
         waiting = deque(range(len(prompts)))
         rows: list[int | None] = [None] * self.batch_rows(len(prompts))  # the prompt that each row answers
-        lengths, rounds = np.zeros((2, len(rows)), np.int32)
+        lengths, drafted = np.zeros((2, len(rows)), np.int32)
         state = None
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
         while waiting or any(index is not None for index in rows):
             keep = self._slots_to_keep(rows, len(waiting))
-            rows, lengths, rounds = [rows[slot] for slot in keep], lengths[keep], rounds[keep]
+            rows, lengths, drafted = [rows[slot] for slot in keep], lengths[keep], drafted[keep]
             free = [slot for slot, index in enumerate(rows) if index is None][: len(waiting)]
             for slot in free:
                 rows[slot] = waiting.popleft()
-                lengths[slot], rounds[slot] = len(prompts[rows[slot]]), 0
+                lengths[slot], drafted[slot] = len(prompts[rows[slot]]), 0
             live = [slot for slot, index in enumerate(rows) if index is not None]
             longest = int(lengths[live].max())
             if state is None:
@@ -124,9 +124,10 @@ class Generator(Programs):
             if between:
                 between(sum(answer is not None for answer in answers))
             columns = (state.tokens, state.counts, state.accepts, state.rounds)
-            done, lengths, columns = jax.device_get((state.done, state.lengths, columns))
-            batch.clock.drafts += int((columns[-1] - rounds)[live].sum()) * self.verified_drafts(mode, len(rows))
-            lengths, rounds = np.array(lengths), np.array(columns[-1])
+            before = drafted
+            done, lengths, drafted, columns = jax.device_get((state.done, state.lengths, state.drafted, columns))
+            batch.clock.drafts += int((drafted - before)[live].sum())
+            lengths, drafted = np.array(lengths), np.array(drafted)
             for slot in live:
                 if done[slot]:
                     answers[rows[slot]] = collect([column[slot] for column in columns], self.stop_ids)

@@ -27,6 +27,7 @@ class DecodeState:
     keys: [B], noise keys of the requests.           limits: int32 [B], most tokens to emit (max_new_tokens).
     tokens: int32 [B, O], emitted so far.            counts: int32 [B], how many.
     accepts: int32 [B, O], tokens emitted per round. rounds: int32 [B], how many rounds.
+    drafted: int32 [B], drafts that these rounds offered to the target.
     done: bool [B]; a finished row is computed along but never advances.
     sampling: of each row, where the requests differ; None where all sample alike.
     """
@@ -41,6 +42,7 @@ class DecodeState:
     counts: jax.Array
     accepts: jax.Array
     rounds: jax.Array
+    drafted: jax.Array
     done: jax.Array
     sampling: RowSampling | None = None
 
@@ -116,6 +118,7 @@ def prefill(
         counts=zeros,
         accepts=jnp.zeros((len(zeros), buffer), jnp.int32),
         rounds=zeros,
+        drafted=zeros,
         done=zeros.astype(bool),
         sampling=prompts.sampling,
     )

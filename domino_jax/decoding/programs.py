@@ -30,7 +30,7 @@ SMALLEST_BUCKET = 16
 class Clock:
     """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
 
-    drafts: that the rounds of whole answers verified; those of a stream are not counted.
+    drafts: that the rounds of whole answers offered to the target; those of a stream are not counted.
     """
 
     prefill_seconds: float = 0.0
@@ -80,10 +80,6 @@ class Programs:
         tree = self.settings.drafting.tree if mode == TREE else None
         drafting = dataclasses.replace(self.settings.drafting, use_head=has_head and mode != BACKBONE, tree=tree)
         return drafting if rows is None else drafting.at(rows)
-
-    def verified_drafts(self, mode: str, rows: int) -> int:
-        """Drafts that a round of a mode verifies in each of `rows` rows."""
-        return 0 if mode == BASELINE else self.drafting(mode, rows).verified(self.drafter)
 
     def block_rows(self, mode: str) -> int:
         """Slots after the committed ones that a round of a mode writes."""
@@ -152,7 +148,7 @@ class Programs:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
         if mode == DOMINO and not self.drafter.has_head:
             raise DominoError(
-                "mode 'domino' needs a drafter with a Domino head, but this one is plain DFlash; use mode 'draft'."
+                "mode 'domino' needs a drafter with a head, but this one is plain DFlash; use mode 'draft'."
             )
 
     def plain(self, mode: str) -> bool:

@@ -12,17 +12,21 @@ from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.sharding import constrain
 
+NO_DRAFT = -1  # no token: the target never chooses it
+
 
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:
     """Draft tokens int32 [B, M], and the draft cache with the block's rows after the committed length.
 
+    With a confidence threshold a place after the last sure draft holds NO_DRAFT.
     Without drafts (num_drafts 0) nothing runs.
     """
     if settings.num_drafts == 0:
         return jnp.zeros((len(state.anchors), 0), jnp.int32), state.draft_cache
     z, base, cache = draft_base(models, state, settings.num_drafts, settings.use_head)
     if settings.use_head:
-        return roll_out_head(models, state, z, base, sampling, settings), cache
+        drafts = roll_out_head(models, state, z, base, sampling, settings)
+        return (until_unsure(models, state, z, drafts, settings.confidence) if settings.confidence else drafts), cache
     return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
 
 
@@ -100,6 +104,13 @@ def roll_out_head(
         default=lambda start, slots: jax.lax.scan(correct, start, slots),
     )
     return jnp.concatenate([first, rest.T], axis=1)
+
+
+def until_unsure(models: Models, state: DecodeState, z: Hidden, drafts: jax.Array, threshold: float) -> jax.Array:
+    """The drafts int32 [B, M] with NO_DRAFT from the first one on whose confidence is below the threshold."""
+    before = jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
+    sure = jax.nn.sigmoid(models.confidence(z, before)) >= threshold
+    return jnp.where(jnp.cumprod(sure, axis=1) > 0, drafts, NO_DRAFT)
 
 
 def settle(candidates: Candidates, sampling: Sampling, scale: float) -> jax.Array:

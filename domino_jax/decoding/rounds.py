@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.decoding.loop import DecodeState, emit, record_round
-from domino_jax.decoding.propose import draft_positions, propose
+from domino_jax.decoding.propose import NO_DRAFT, draft_positions, propose
 from domino_jax.decoding.sampling import Sampling, choose
 from domino_jax.decoding.settings import DraftSettings
 from domino_jax.decoding.tree import Tree, propose_tree
@@ -55,17 +55,26 @@ def speculative_round(
     """
     sampling = state.sampling or sampling
     if settings.tree:
-        return tree_round(models, state, stop_ids, sampling, settings, simulated_tau=simulated_tau)[0]
+        after = tree_round(models, state, stop_ids, sampling, settings, simulated_tau=simulated_tau)[0]
+        return _count_drafts(state, after, settings.verified(models.drafter.config))
     drafts, draft_cache = propose(models, state, sampling, settings)
     tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
     taps = models.drafter.config.target_layer_ids if draft_cache else ()
-    out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=isolated)
+    # A place without a draft is computed along as token 0; it never equals a choice, so the chain ends before it.
+    read = jnp.maximum(tokens, 0) if settings.confidence else tokens
+    out = verify(models, state.target_cache, read, state.lengths, tap_layers=taps, isolated=isolated)
     positions = draft_positions(state, tokens.shape[1])
     chosen = choose(out.logits, state.keys, positions, sampling)
     accepted = accept_chain(tokens, chosen)
     if simulated_tau is not None:
         accepted = simulated_accepts(state.rounds, simulated_tau, drafts.shape[1])
-    return commit(models, state, out, draft_cache, chosen, accepted, stop_ids)
+    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids)
+    return _count_drafts(state, after, (drafts != NO_DRAFT).sum(axis=1))
+
+
+def _count_drafts(before: DecodeState, after: DecodeState, drafts: jax.Array | int) -> DecodeState:
+    """The state after a round of `drafts` drafts [B] or for every row; rows that were finished before have none."""
+    return after.replace(drafted=before.drafted + drafts * (after.rounds - before.rounds))
 
 
 def tree_round(

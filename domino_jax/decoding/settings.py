@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from domino_jax.drafters.names import MARKOV
 from domino_jax.runtime.errors import DominoError
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ class DraftSettings:
     tree: draft a tree instead of a chain.
     head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0: the whole
         vocabulary. Drafters without a head do not read it.
+    confidence: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted; it
+        may end before its first draft. 0 keeps all, and needs no confidence head.
     """
 
     use_head: bool = True
@@ -159,6 +162,7 @@ class DraftSettings:
     tree: TreeSettings | None = None
     head_candidates: int = 0
     widths: tuple[tuple[int, int], ...] = ()
+    confidence: float = 0.0
 
     def at(self, rows: int) -> "DraftSettings":
         """How a batch of `rows` rows drafts: with num_drafts alone."""
@@ -281,6 +285,9 @@ class GeneratorSettings:
             ]
         if drafter:
             problems.append(self.drafting.problem(drafter.block_size, drafter.num_drafts))
+        if drafter and self.drafting.confidence and not (drafter.head == MARKOV and drafter.enable_confidence_head):
+            change = "but this drafter has no confidence head; set it to 0"
+            problems.append(Problem("confidence", self.drafting.confidence, change))
         if drafter and drafter.has_head:
             problems.append(candidates_problem("head_candidates", self.drafting.head_candidates, vocab))
         for problem in filter(None, problems):
@@ -307,6 +314,7 @@ class DecodeSettings:
     seed: int
     num_drafts: int
     head_candidates: int
+    confidence: float
     parity: str
     simulate_tau: float
     ignore_eos: bool
@@ -331,6 +339,7 @@ class DecodeSettings:
             num_drafts=self.num_drafts or None,
             tree=self.tree,
             head_candidates=self.head_candidates,
+            confidence=self.confidence,
             # In fixed shape all rounds have one width, that of plain steps.
             widths=() if self.parity == "fixed_shape" else self.widths,
         )

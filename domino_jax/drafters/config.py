@@ -13,7 +13,10 @@ from domino_jax.drafters.config_keys import (
     shift_label,
     sliding_window,
 )
-from domino_jax.drafters.names import DOMINO, NONE
+from domino_jax.drafters.markov_keys import CLASS as DSPARK_CLASS
+from domino_jax.drafters.markov_keys import OWN as DSPARK_OWN
+from domino_jax.drafters.markov_keys import is_dspark, markov_fields, markov_keys
+from domino_jax.drafters.names import DOMINO, MARKOV, MARKOV_KINDS, NONE
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
@@ -34,6 +37,10 @@ class DrafterConfig(DecoderConfig):
     pure_draft_prefix_len: int = 0
     emb_dim: int = 0
     gru_hidden_dim: int = 0
+    markov_rank: int = 0
+    markov_head_type: str = ""  # one of names.MARKOV_KINDS
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = False
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
     # Whether a slot reads only slots not after its own: in all layers, in none, or (None) in the sliding ones.
@@ -81,9 +88,13 @@ class DrafterConfig(DecoderConfig):
         """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
         refuse_unsupported(raw)
         dflash = raw.get("dflash_config") or {}
-        refuse_variants(raw, dflash)
+        dspark = is_dspark(raw, dflash)
+        refuse_variants(raw, dflash, DSPARK_OWN if dspark else ())
         head = DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else NONE
-        shifted = shift_label(raw, dflash)
+        shifted, markov = shift_label(raw, dflash), {}
+        if dspark:
+            shifted, markov = True, markov_fields(raw, dflash)
+            head = MARKOV if markov else NONE  # of rank 0
         needed = ["block_size", "mask_token_id", "target_layer_ids"]
         needed += ["emb_dim"] if head == DOMINO else []
         values = {name: either(raw, dflash, name) for name in needed}
@@ -110,6 +121,7 @@ class DrafterConfig(DecoderConfig):
             layer_types=tuple(raw.get("layer_types") or ()),
             sliding_window=sliding_window(raw),
             is_causal=boolean(raw, dflash, "is_causal"),
+            **markov,
         )
         config.check()
         return config
@@ -141,14 +153,15 @@ class DrafterConfig(DecoderConfig):
     def to_dict(self) -> dict[str, Any]:
         """The public config.json: rope_theta in both places, so that both transformers generations read it."""
         layer_types = list(self.layer_types) or ["full_attention"] * self.num_hidden_layers
-        head = {"emb_dim": self.emb_dim, "gru_hidden_dim": self.gru_hidden_dim} if self.has_head else {}
-        domino = (
-            {"projector_type": DOMINO, "pure_draft_prefix_len": self.pure_draft_prefix_len} if self.has_head else {}
-        )
+        head = {}
+        if self.head == DOMINO:
+            names = ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
+            head = {"projector_type": DOMINO, **{name: getattr(self, name) for name in names}}
+        markov = markov_keys(self) if self.head == MARKOV else {}
         # How servers spell it: vLLM refuses such a drafter by this key instead of drafting one position late.
-        shifted = {"sample_from_anchor": True} if self.shift_label and not self.has_head else {}
+        shifted = {"sample_from_anchor": True} if self.shift_label and self.head == NONE else {}
         return {
-            "architectures": ["DFlashDraftModel"],
+            "architectures": [DSPARK_CLASS if markov else "DFlashDraftModel"],
             "model_type": "qwen3",
             "block_size": self.block_size,
             "num_hidden_layers": self.num_hidden_layers,
@@ -177,13 +190,15 @@ class DrafterConfig(DecoderConfig):
             "dtype": "bfloat16",
             **({} if self.is_causal is None else {"is_causal": self.is_causal}),
             **shifted,
+            **markov,
             "dflash_config": {
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layer_ids),
-                "shift_label": self.shift_label,
+                # Public Markov drafters have no such key: they are shifted.
+                **({} if markov else {"shift_label": self.shift_label}),
                 **shifted,
-                **domino,
                 **head,
+                **markov,
             },
         }
 
@@ -211,13 +226,23 @@ class DrafterConfig(DecoderConfig):
                 f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
             ),
             (
-                self.has_head and not 0 <= self.suffix_start < self.block_size,
+                self.head == DOMINO and not 0 <= self.suffix_start < self.block_size,
                 f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size "
                 f"{self.block_size}",
             ),
             (
-                self.has_head and min(self.emb_dim, self.gru_hidden_dim) < 1,
+                self.head == DOMINO and min(self.emb_dim, self.gru_hidden_dim) < 1,
                 "emb_dim and gru_hidden_dim must be positive",
+            ),
+            (
+                self.head == MARKOV and (self.markov_rank < 1 or self.markov_head_type not in MARKOV_KINDS),
+                f"markov_rank {self.markov_rank} must be positive and markov_head_type {self.markov_head_type!r} one"
+                f" of {', '.join(MARKOV_KINDS)}",
+            ),
+            (
+                self.head == MARKOV and (not self.shift_label or self.pure_draft_prefix_len != 0),
+                f"head markov has shift_label {self.shift_label} and pure_draft_prefix_len"
+                f" {self.pure_draft_prefix_len}, but its drafters are always shifted and correct every draft",
             ),
             (
                 bool(self.layer_types) and len(self.layer_types) != self.num_hidden_layers,

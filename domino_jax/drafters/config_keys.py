@@ -1,5 +1,6 @@
 """Single keys of a drafter's config.json: at the top level, in dflash_config, or in both places when they agree."""
 
+from collections.abc import Collection
 from typing import Any
 
 from domino_jax.drafters.names import DOMINO
@@ -66,10 +67,14 @@ def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
     return theirs if ours is None else ours
 
 
-def refuse_variants(raw: dict[str, Any], nested: dict[str, Any]) -> None:
-    """Raises DataError for a drafter of the same tensors, or nearly, that computes something else."""
-    refuse_values(raw, _VARIANTS)
-    refuse_values(nested, _VARIANTS, "dflash_config.")
+def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collection[str]) -> None:
+    """Raises DataError for a drafter of the same tensors, or nearly, that computes something else.
+
+    known: keys that this drafter's head has.
+    """
+    refused = {name: values for name, values in _VARIANTS.items() if name not in known}
+    refuse_values(raw, refused)
+    refuse_values(nested, refused, "dflash_config.")
     refuse_unsupported(nested, "dflash_config.")
     for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         value = either(raw, nested, name)

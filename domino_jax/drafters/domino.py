@@ -6,8 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.drafters.head import Head
-from domino_jax.models.layers import INIT_STD, with_rows
+from domino_jax.drafters.head import Head, SplitLinear
+from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import gathered
 
@@ -55,37 +55,13 @@ class GRU(nn.Module):
         return (1.0 - update) * new + update * state
 
 
-class SplitLinear(nn.Module):
-    """One kernel [D+U, E] over a joined input, applied half by half so that the hidden half can leave the loop."""
-
-    first_width: int
-    second_width: int
-    features: int
-    dtype: Any = jnp.float32
-
-    def setup(self):
-        shape = (self.first_width + self.second_width, self.features)
-        self.kernel = self.param("kernel", nn.initializers.normal(INIT_STD), shape)
-
-    def first(self, x: jax.Array) -> jax.Array:
-        """x [..., first_width] → [..., E]."""
-        return with_rows(jnp.matmul, x.astype(self.dtype), self._whole()[: self.first_width])
-
-    def second(self, x: jax.Array) -> jax.Array:
-        """x [..., second_width] → [..., E]."""
-        return with_rows(jnp.matmul, x.astype(self.dtype), self._whole()[self.first_width :])
-
-    def _whole(self) -> jax.Array:
-        return gathered(self.kernel.astype(self.dtype), "down")
-
-
 class DominoHead(Head):
     """Code silu(W1·[z ; h]), h the GRU state over the tokens chosen so far; it reads the target's embeddings."""
 
     def setup(self):
         c = self.config
         self.gru = GRU(c.hidden_size, c.gru_hidden_dim, self.dtype)
-        self.down = SplitLinear(c.hidden_size, c.gru_hidden_dim, c.emb_dim, self.dtype)
+        self.down = SplitLinear((c.hidden_size, c.gru_hidden_dim), c.emb_dim, self.dtype)
         self.up = self.last_matrix()
 
     def initial_state(self, *batch: int) -> jax.Array:
@@ -94,7 +70,7 @@ class DominoHead(Head):
 
     def hidden_half(self, z: Hidden) -> jax.Array:
         """z [..., D] → its share of W1's product [..., E]."""
-        return self.down.first(z)
+        return self.down.part(0, z)
 
     def step(self, state: jax.Array, x: jax.Array, half: jax.Array) -> tuple[jax.Array, jax.Array]:
         # Without the barrier the compiler for GPUs computes all earlier states again from their gates in every step of
@@ -117,4 +93,4 @@ class DominoHead(Head):
         return jax.lax.scan(consume, start, gates)[1].swapaxes(0, 1)
 
     def _code(self, half: jax.Array, state: jax.Array) -> jax.Array:
-        return jax.nn.silu(half + self.down.second(state))
+        return jax.nn.silu(half + self.down.part(1, state))

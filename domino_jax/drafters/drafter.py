@@ -11,14 +11,15 @@ from domino_jax.drafters.backbone import Backbone, slots_read, training_attentio
 from domino_jax.drafters.blocks import slot_positions
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.domino import DominoHead
-from domino_jax.drafters.names import DOMINO
+from domino_jax.drafters.markov import MarkovHead
+from domino_jax.drafters.names import DOMINO, MARKOV
 from domino_jax.models.attention import attend
 from domino_jax.models.cache import Cache, append, block_mask, init_cache
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
 __all__ = ["Drafter", "DrafterConfig"]
 
-HEADS = {DOMINO: DominoHead}
+HEADS = {DOMINO: DominoHead, MARKOV: MarkovHead}
 
 
 class Drafter(nn.Module):

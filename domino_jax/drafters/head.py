@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.models.layers import Linear
+from domino_jax.models.layers import INIT_STD, Linear, with_rows
 from domino_jax.models.shapes import Hidden
+from domino_jax.models.sharding import constrain, gathered
 
 
 class Head(nn.Module):
@@ -47,9 +48,23 @@ class Head(nn.Module):
         """
         raise NotImplementedError
 
-    def last_matrix(self) -> Linear:
-        """The matrix [E, V], stored as the parameter up/kernel."""
-        return Linear(self.config.vocab_size, dtype=self.dtype, whole=self.whole, logits=True)
+    def last_matrix(self, **choices: Any) -> Linear:
+        """The matrix [E, V], stored as the parameter up/kernel; choices: of Linear."""
+        return Linear(self.config.vocab_size, dtype=self.dtype, whole=self.whole, logits=True, **choices)
+
+    def token_table(self, rank: int) -> nn.Embed:
+        """A table [V, rank] for `look_up`, stored as the parameter predecessor/embedding."""
+        init = nn.initializers.normal(INIT_STD)
+        return nn.Embed(self.config.vocab_size, rank, dtype=self.dtype, embedding_init=init)
+
+    def look_up(self, tokens: jax.Array) -> jax.Array:
+        """Rows [..., rank] of the table `predecessor`."""
+        rows = self.predecessor(tokens)
+        if self.whole:
+            return rows
+        # On a mesh in two steps, as the target's embeddings: each device looks up its share of the rank first.
+        rows = constrain(rows, "groups", *[None] * (rows.ndim - 2), "width")
+        return constrain(rows, "batch")
 
     def residual(self, code: jax.Array) -> jax.Array:
         """Codes [..., E] → the correction of all logits, float32 [..., V]."""
@@ -67,3 +82,35 @@ class Head(nn.Module):
     def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
         """The correction float32 [B, T, V] of all slots, with arguments as `codes`."""
         return self.residual(self.codes(z, x))
+
+
+class SplitLinear(nn.Module):
+    """One kernel [sum of widths, features] over joined inputs, applied part by part: what does not depend on tokens can
+    leave a loop."""
+
+    widths: tuple[int, ...]
+    features: int
+    dtype: Any = jnp.float32
+    use_bias: bool = False
+
+    def setup(self):
+        shape = (sum(self.widths), self.features)
+        self.kernel = self.param("kernel", nn.initializers.normal(INIT_STD), shape)
+        if self.use_bias:
+            self.bias = self.param("bias", nn.initializers.zeros, (self.features,))
+
+    def part(self, index: int, x: jax.Array, bias: bool = False) -> jax.Array:
+        """The share of input `index`, x [..., widths[index]] → [..., features], with the bias if wanted."""
+        # Cast before it is gathered: two bytes a weight, not four, travel between devices in a bfloat16 step.
+        kernel = self._rows(gathered(self.kernel.astype(self.dtype), self.name), index)
+        product = with_rows(jnp.matmul, x.astype(self.dtype), kernel)
+        return product + self.bias.astype(product.dtype) if bias else product
+
+    def matrix(self, index: int) -> jax.Array:
+        """The rows of input `index` [widths[index], features], fetched once for a loop, so that their gradient is
+        summed once, in float32."""
+        return self._rows(gathered(self.kernel, self.name), index)
+
+    def _rows(self, kernel: jax.Array, index: int) -> jax.Array:
+        start = sum(self.widths[:index])
+        return kernel[start : start + self.widths[index]]

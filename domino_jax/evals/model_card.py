@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.names import DOMINO, MARKOV, NONE
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import grid, say, width_note
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 
+KINDS = {NONE: "DFlash", DOMINO: "Domino", MARKOV: "DSpark"}
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
 
 
@@ -28,8 +30,8 @@ def model_card(
 ) -> str:
     """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
     target = public_name(recipe["target"]["path"])
-    kind = "Domino" if config.has_head else "DFlash"
-    paper = " (arXiv 2605.29707)" if config.has_head else ""
+    kind = KINDS[config.head]
+    paper = " (arXiv 2605.29707)" if config.head == DOMINO else ""
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
     return f"""\
 ---
@@ -71,22 +73,24 @@ def serving_lines(config: DrafterConfig, target_path: str) -> str:
     if reason := formats.sglang_refusal(config):
         parts = [f"SGLang does not serve this drafter: {reason}."]
     else:
-        exact = " --speculative-domino-candidate-pool-size 0" if config.has_head else ""
+        algorithm = "DSPARK" if config.head == MARKOV else "DFLASH"
+        exact = " --speculative-domino-candidate-pool-size 0" if config.head == DOMINO else ""
         parts = [
             "SGLang (0.5.23 or later):",
-            f"```\npython -m sglang.launch_server --model-path {target} --speculative-algorithm DFLASH"
+            f"```\npython -m sglang.launch_server --model-path {target} --speculative-algorithm {algorithm}"
             f" --speculative-draft-model-path THIS_FOLDER{exact}\n```",
         ]
-        if config.has_head:
+        if config.head == DOMINO:
             parts.append("Without the last flag SGLang corrects only the 2,048 tokens that the backbone scores best.")
     if reason := formats.vllm_refusal(config):
         parts.append(f"vLLM does not serve this drafter: {reason}.")
     else:
-        settings = json.dumps({"method": "dflash", "model": "THIS_FOLDER", "num_speculative_tokens": drafts})
+        method, tokens = ("dspark", config.num_drafts) if config.head == MARKOV else ("dflash", drafts)
+        settings = json.dumps({"method": method, "model": "THIS_FOLDER", "num_speculative_tokens": tokens})
         parts += ["vLLM:", f"```\nvllm serve {target} --speculative-config '{settings}'\n```"]
-        if formats.is_hub_id(target_path):
+        if formats.is_hub_id(target_path) and config.head != MARKOV:
             parts.append("`vllm serve THIS_FOLDER` does the same with the target's hub id in config.json.")
-    if formats.sglang_refusal(config) is None:
+    if formats.sglang_refusal(config) is None and config.head != MARKOV:
         parts.append(
             f"A server drafts {drafts} of a block of {config.block_size}, so a round there emits at most"
             f" {config.block_size} tokens; domino_jax.decode drafts {config.num_drafts} and emits at most"
@@ -101,7 +105,12 @@ def training_lines(config: DrafterConfig, recipe: Mapping[str, Any], step: int, 
     if data is not None:
         counted = f"; {data['rows']:,} rows, {data['tokens']:,} tokens, fingerprint {data['fingerprint'][:16]}"
     loss = [f"slot decay γ {train['gamma']}"]
-    if config.has_head:
+    curriculum = config.has_head
+    if config.head == MARKOV and train["loss"] == "own":
+        curriculum = False
+        shares = zip(("cross-entropy", "L1 distance to the target", "confidence"), train["markov_weights"], strict=True)
+        loss.insert(0, ", ".join(f"{words} {share:g}" for words, share in shares))
+    if curriculum:
         decay = share(train["lambda_decay_ratio"])
         loss.insert(0, f"λ of the base loss from {train['lambda_start']:g} to 0 over {decay}")
     names = {"dpace_alpha": "D-PACE α", "distill": "total-variation weight", "ema_decay": "weights averaged with"}
@@ -111,7 +120,7 @@ def training_lines(config: DrafterConfig, recipe: Mapping[str, Any], step: int, 
     return f"""\
 - steps: {step:,} of {train["steps"]:,}, {train["batch_size"]} {place}s each, {train["num_anchors"]} anchors a {place}
 - data: {public_sources(source["train"])}{answered}, at most {source["max_length"]} tokens a row{counted}
-- {"curriculum and loss" if config.has_head else "loss"}: {", ".join(loss)}
+- {"curriculum and loss" if curriculum else "loss"}: {", ".join(loss)}
 - {train["optimizer"]}, learning rate {train["learning_rate"]:g}, seed {recipe["seed"]}"""
 
 

@@ -56,10 +56,10 @@ def named_drafter(path: str | None, modes: Sequence[str]) -> str:
 
 
 def check_head(has_head: bool, modes: Sequence[str]) -> None:
-    """Mode domino needs a drafter with a Domino head."""
+    """Mode domino needs a drafter with a head."""
     if DOMINO in modes and not has_head:
         raise DominoError(
-            "decode.modes holds domino, but the drafter is a plain DFlash one without a Domino head;\n"
+            "decode.modes holds domino, but the drafter is a plain DFlash one without a head;\n"
             "take domino out: --config.decode.modes=\"('autoregressive','backbone')\"."
         )
 

@@ -45,6 +45,9 @@ MATRICES = {
     "weight_ih": ("width", None),
     "weight_hh": ("width", None),
     "down": ("width", None),
+    "gate": ("width", None),
+    "joint": ("width", None),
+    "predecessor": ("vocab", "width"),
     "up": ("width", "vocab"),
 }
 

@@ -16,7 +16,7 @@ from domino_jax.data.rows import TrainingRows
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
 from domino_jax.drafters.drafter import Drafter, DrafterConfig
-from domino_jax.drafters.names import DOMINO
+from domino_jax.drafters.names import DOMINO, MARKOV
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -26,7 +26,7 @@ from domino_jax.training.curriculum import lambda_base
 from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
-from domino_jax.training.losses import LossSettings
+from domino_jax.training.losses import CROSS_ENTROPY, LossSettings
 from domino_jax.training.optimizer import learning_rate
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step
@@ -41,11 +41,6 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = 
     mask_token_id: from find_mask_token for a drafter that is trained. None where only shapes and speed matter: the
     recipe's, else DrafterConfig.for_target's default.
     """
-    head = {
-        "pure_draft_prefix_len": choices.pure_draft_prefix_len,
-        "emb_dim": choices.emb_dim,
-        "gru_hidden_dim": choices.gru_hidden_dim,
-    }
     return DrafterConfig.for_target(
         target,
         num_layers=choices.num_layers,
@@ -55,8 +50,19 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = 
         mask_token_id=choices.mask_token_id if mask_token_id is None else mask_token_id,
         head=choices.head,
         shift_label=shifts_labels(choices),
-        **(head if choices.head == DOMINO else {}),
+        **_head_fields(choices),
     )
+
+
+def _head_fields(choices) -> dict[str, Any]:
+    names = {
+        DOMINO: ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim"),
+        MARKOV: ("markov_rank", "markov_head_type", "enable_confidence_head"),
+    }
+    fields = {name: choices[name] for name in names.get(choices.head, ())}
+    if choices.head == MARKOV:
+        fields["confidence_head_with_markov"] = choices.enable_confidence_head and choices.confidence_head_with_markov
+    return fields
 
 
 def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
@@ -94,13 +100,20 @@ def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation
     return jax.jit(make, out_shardings=places), shapes
 
 
-def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh, state_shapes: Any):
-    """The jitted step of the recipe's train section; `state_shapes` from state_maker."""
-    settings = LossSettings(
+def loss_settings(train, head: str) -> LossSettings:
+    """The loss of the recipe's train section for a drafter with this head."""
+    own = {MARKOV: MARKOV}.get(head, CROSS_ENTROPY)
+    return LossSettings(
         gamma=None if math.isinf(train.gamma) else train.gamma,
         dpace_alpha=train.dpace_alpha,
         distill=train.distill,
+        kind=own if train.loss == "own" else CROSS_ENTROPY,
+        markov_weights=tuple(train.markov_weights),
     )
+
+
+def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh, state_shapes: Any):
+    """The jitted step of the recipe's train section; `state_shapes` from state_maker."""
     places = jax.tree.map(lambda x: x.sharding, state_shapes)
     return make_train_step(
         target,
@@ -109,7 +122,7 @@ def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh,
         num_anchors=train.num_anchors,
         learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
         curriculum=lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio),
-        settings=settings,
+        settings=loss_settings(train, drafter.config.head),
         accumulate=train.accumulate,
         ema_decay=train.ema_decay,
         shardings=(places, sharding.replicated(mesh)),
@@ -176,6 +189,7 @@ def plan_of(config) -> Plan:
         layout=config.data.layout,
         scored_rows=config.preflight.rows,
         seed=config.seed,
+        distill=loss_settings(train, config.drafter.head).reads_target,
     )
 
 

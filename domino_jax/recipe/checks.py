@@ -28,7 +28,7 @@ from domino_jax.decoding.settings import (
     supported_modes,
     tree_settings,
 )
-from domino_jax.drafters.names import DOMINO, HEADS, NONE
+from domino_jax.drafters.names import DOMINO, HEADS, MARKOV, MARKOV_KINDS, NONE
 from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ def resolved(config: config_dict.ConfigDict) -> dict:
 
 def shifts_labels(drafter: config_dict.ConfigDict) -> bool:
     """drafter.shift_label, or what public checkpoints of its head have: servers take plain DFlash as unshifted."""
-    return drafter.head == DOMINO if drafter.shift_label is None else drafter.shift_label
+    return drafter.head in (DOMINO, MARKOV) if drafter.shift_label is None else drafter.shift_label
 
 
 def portable(text: str) -> str:
@@ -154,14 +154,8 @@ LEAST = {
         *("decode.head_candidates", "decode.cores", "train.lambda_decay_ratio", "train.hang_seconds"),
     ),
     1: (
-        *(
-            "drafter.num_layers",
-            "drafter.intermediate_size",
-            "drafter.gru_hidden_dim",
-            "drafter.emb_dim",
-            "train.steps",
-            "train.batch_size",
-        ),
+        *("drafter.num_layers", "drafter.intermediate_size", "drafter.gru_hidden_dim", "drafter.emb_dim"),
+        *("drafter.markov_rank", "train.steps", "train.batch_size"),
         *("train.log_every", "train.num_anchors", "checkpoint.every", "checkpoint.keep"),
         *("eval.batch_size", "eval.num_prompts", "decode.batch_size", "decode.max_new_tokens"),
         *("regenerate.batch_size", "regenerate.max_new_tokens"),
@@ -171,13 +165,15 @@ LEAST = {
 CHOICES = (
     ("target.dtype", DTYPES),
     ("drafter.head", HEADS),
+    ("drafter.markov_head_type", MARKOV_KINDS),
     ("data.layout", ("pad", "pack", "buckets")),
+    ("train.loss", ("own", "cross_entropy")),
     ("train.optimizer", ("adamw", "muon")),
     ("train.non_finite", ("stop", "skip")),
     ("decode.dtype", DTYPES),
     ("decode.parity", PARITIES),
 )
-SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill")  # 0 to 1
+SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill", "decode.confidence")  # 0 to 1
 SHARES_BELOW_ONE = ("train.warmup_ratio", "train.ema_decay")
 
 
@@ -215,6 +211,8 @@ def _check_drafter(config) -> None:
         f"with drafter.block_size {drafter.block_size} and shift_label {shifted} the head would correct no slot; make "
         "the prefix shorter or the block longer",
     )
+    change = "the head markov is always shifted; leave it out"
+    _require(drafter.head != MARKOV or shifted, "drafter.shift_label", drafter.shift_label, change)
     ids = drafter.target_layer_ids
     fine = ids is None or (_whole_numbers(ids) and bool(ids) and len(set(ids)) == len(ids))
     change = "list different layers of the target, counted from 0, or leave it out for the public rule"
@@ -234,9 +232,22 @@ def _check_training(config) -> None:
     fine = train.accumulate >= 1 and train.batch_size % train.accumulate == 0
     _require(fine, "train.accumulate", train.accumulate, f"it has to divide train.batch_size {train.batch_size}")
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
+    _check_markov_loss(config.drafter.head, train)
     steps = train.profile_steps
     change = 'give the first and the last step, as --config.train.profile_steps="(10,15)"'
     _require(not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]), "train.profile_steps", steps, change)
+
+
+def _check_markov_loss(head: str, train) -> None:
+    weights = train.markov_weights
+    numbers = [weight for weight in weights if isinstance(weight, int | float) and 0 <= weight < math.inf]
+    fine = len(numbers) == len(weights) == 3 and any(numbers)
+    change = 'give three weights, 0 or above and not all 0, as --config.train.markov_weights="(0.1,0.9,1.0)"'
+    _require(fine, "train.markov_weights", weights, change)
+    if head == MARKOV and train.loss == "own":
+        why = "markov's own loss does not read it; leave it out, or set --config.train.loss=cross_entropy"
+        _require(train.dpace_alpha is None, "train.dpace_alpha", train.dpace_alpha, why)
+        _require(train.distill == 0, "train.distill", train.distill, why)
 
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:

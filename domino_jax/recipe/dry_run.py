@@ -72,7 +72,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         drafter_config,
         length=config.data.max_length,
         anchors=config.train.num_anchors,
-        distill=config.train.distill > 0,
+        distill=builders.loss_settings(config.train, config.drafter.head).reads_target,
     )
     found = {
         "topology": topology,

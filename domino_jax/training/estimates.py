@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.names import DOMINO, GATED, MARKOV, NONE, RNN
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 
@@ -58,12 +59,23 @@ def target_parameters(config: Qwen3Config) -> int:
 
 
 def drafter_parameters(config: DrafterConfig) -> int:
-    """Weights of the drafter's matrices: fc, layers and, with one, the head."""
+    """Weights of the drafter's matrices: fc, layers and, with one, the head; a table of tokens is a look-up."""
     c = config
     fc = len(c.target_layer_ids) * c.hidden_size**2
     gru = 3 * c.gru_hidden_dim * (c.hidden_size + c.gru_hidden_dim)
-    residual = c.emb_dim * (c.hidden_size + c.gru_hidden_dim + c.vocab_size)
-    return fc + c.num_hidden_layers * layer_matrices(c) + (gru + residual if c.has_head else 0)
+    heads = {
+        NONE: 0,
+        DOMINO: gru + c.emb_dim * (c.hidden_size + c.gru_hidden_dim + c.vocab_size),
+        MARKOV: markov_matrices(c),
+    }
+    return fc + c.num_hidden_layers * layer_matrices(c) + heads[c.head]
+
+
+def markov_matrices(config: DrafterConfig) -> int:
+    """Weights of a Markov head's matrices, without its table."""
+    rank, width = config.markov_rank, config.hidden_size
+    inner = {GATED: (width + rank) * rank, RNN: (2 * rank + width) * 3 * rank}
+    return rank * config.vocab_size + inner.get(config.markov_head_type, 0)
 
 
 def step_flops(
@@ -87,8 +99,8 @@ def step_flops(
 
     Returns:
         "target", "fusion" (fc), "context" (keys and values of the context), "blocks" (projections and feed-forward of
-        the A·G block rows), "attention", "vocabulary" (logits by the lm_head), "head" (GRU and residual logits; 0
-        without one), and the totals "lean" (their sum) and "naive".
+        the A·G block rows), "attention", "vocabulary" (logits by the lm_head), "head" (its own matrices and residual
+        logits; 0 without one), and the totals "lean" (their sum) and "naive".
     """
     anchors = min(anchors, length - 1)
     d, rows = drafter, anchors * drafter.block_size
@@ -104,7 +116,7 @@ def step_flops(
         # Frozen lm_head: no gradient onto it, and the target's logits, wanted to distill, have none at all. An
         # unshifted block's slot 0 predicts nothing.
         "vocabulary": (3 if distill else 2) * 2 * anchors * d.num_drafts * width * d.vocab_size,
-        "head": _head(d, anchors) if d.has_head else 0.0,
+        "head": _head(d, anchors),
     }
     weights = drafter_parameters(d) + d.vocab_size * width
     naive = 6.0 * weights * rows + (2.0 * target_parameters(target) * length if with_target else 0.0)
@@ -137,6 +149,10 @@ def _mean_keys(length: int, most: int) -> float:
 
 def _head(drafter: DrafterConfig, anchors: int) -> float:
     d = drafter
+    if d.head == NONE:
+        return 0.0
+    if d.head == MARKOV:
+        return 3 * 2 * markov_matrices(d) * anchors * d.num_drafts
     consumed = anchors * d.num_drafts  # tokens that the GRU reads
     corrected = anchors * (d.block_size - d.suffix_start)  # slots that get residual logits
     # Frozen embeddings: no gradient onto the GRU's input.
@@ -154,6 +170,7 @@ class Plan:
 
     batch_size: rows (items, when packed) of a step over all devices.  layout: pad, pack or buckets.
     scored_rows: rows whose answers the target scores (0: none).  seed: of the sample.
+    distill: as for step_flops.
     """
 
     steps: int
@@ -163,6 +180,7 @@ class Plan:
     layout: str
     scored_rows: int
     seed: int
+    distill: bool = False
 
 
 def run_length(
@@ -177,7 +195,8 @@ def run_length(
     # A pack is about full: whole rows of at most max_length tokens together.
     rows_per_item = max(1.0, plan.max_length / mean) if plan.layout == "pack" else 1.0
     rows = plan.steps * plan.batch_size * rows_per_item
-    each = step_flops(target, drafter, length=plan.max_length, anchors=plan.num_anchors)["lean"]
+    shape = {"length": plan.max_length, "anchors": plan.num_anchors, "distill": plan.distill}
+    each = step_flops(target, drafter, **shape)["lean"]
     kind = jax.devices()[0].device_kind
     flops = each * plan.batch_size
     return {

@@ -14,11 +14,14 @@ import jax.numpy as jnp
 
 from domino_jax.drafters.blocks import position_decay
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.names import MARKOV
 from domino_jax.models.shapes import Logits
 from domino_jax.models.slices import cut, joined
 
 # Guards against an empty batch, as in the public trainers: a block with a label weighs about 1, so 1e-6 moves nothing.
 EPSILON = 1e-6
+
+CROSS_ENTROPY = "cross_entropy"  # of all block drafters; the others are named as the head whose own loss they are
 
 Sums = dict[str, jax.Array]
 
@@ -32,6 +35,9 @@ class LossSettings:
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
     distill: share of the total-variation distance to the target's own distribution; the cross-entropy has the rest.
     slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
+    kind: which loss; CROSS_ENTROPY is the dual one of this file.
+    markov_weights: of the cross-entropy, the L1 distance and the confidence in the loss MARKOV (markov_loss.py), which
+        reads neither dpace_alpha nor distill.
     """
 
     gamma: float | None = 7.0
@@ -39,6 +45,13 @@ class LossSettings:
     dpace_alpha: float | None = None
     distill: float = 0.0
     slice_blocks: int = 32
+    kind: str = CROSS_ENTROPY
+    markov_weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether the loss compares with the target's own logits."""
+        return any(self.markov_weights[1:]) if self.kind == MARKOV else self.distill > 0
 
 
 def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:

@@ -14,10 +14,12 @@ import optax
 from domino_jax.drafters import blocks
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.names import MARKOV
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
 from domino_jax.training.losses import (
+    CROSS_ENTROPY,
     Labels,
     LossSettings,
     Objective,
@@ -27,7 +29,11 @@ from domino_jax.training.losses import (
     sliced_loss,
     slot_weights,
 )
+from domino_jax.training.markov_loss import MarkovObjective
 from domino_jax.training.state import TrainState
+
+# The losses, by LossSettings.kind.
+OBJECTIVES = {CROSS_ENTROPY: Objective, MARKOV: MarkovObjective}
 
 # "tokens" int32 [B, S], "loss_mask" float32 [B, S], "row_ids" int32 [B]; packed rows also "positions" and "documents"
 # int32 [B, S].
@@ -91,7 +97,7 @@ def drafter_loss(
 
     Args:
         features: of the target, [B, S, C·D].
-        hidden: the target's last hidden states [B, S, D]; needed for settings.distill.
+        hidden: the target's last hidden states [B, S, D]; needed where settings.reads_target.
     """
     drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], drawn
     config = drafter.config
@@ -101,19 +107,23 @@ def drafter_loss(
         return models.target.apply({"params": head_params}, rows, method="unembed")
 
     x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
-    inputs = models.head_inputs(blocks.head_tokens(tokens, anchors, config.num_drafts))
+    before = blocks.head_tokens(tokens, anchors, config.num_drafts)
+    inputs = models.head_inputs(before)
     positions = batch["positions"] if "positions" in batch else None
     z, codes = drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, inputs, positions)
-    states = _states_before_labels(hidden, anchors, config) if objective.settings.distill else None
+    states = _states_before_labels(hidden, anchors, config) if objective.settings.reads_target else None
+    confidence = None
+    if objective.settings.kind == MARKOV and config.enable_confidence_head:
+        confidence = models.confidence(z, before)
     # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
     head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
 
-    def outputs_of(params, z, codes, states):
+    def outputs_of(params, z, codes, confidence, states):
         base = unembed(z)
         final = corrected(drafter, {"head": params}, base, codes)
-        return Outputs(base, final, None if states is None else unembed(states))
+        return Outputs(base, final, None if states is None else unembed(states), confidence)
 
-    return sliced_loss(outputs_of, head, (z, codes), (labels, states), objective)
+    return sliced_loss(outputs_of, head, (z, codes, confidence), (labels, states), objective)
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
@@ -145,7 +155,7 @@ def batch_gradients(
 
     def gradients_of_part(part, drawn):
         taps = models.drafter.config.target_layer_ids
-        features, hidden = target_pass(models.target, models.target_params, part, taps, objective.settings.distill > 0)
+        features, hidden = target_pass(models.target, models.target_params, part, taps, objective.settings.reads_target)
 
         def loss_of(params):
             return drafter_loss(models.replace(drafter_params=params), features, part, drawn, objective, hidden)
@@ -192,7 +202,7 @@ def make_train_step(
         step_key = jax.random.fold_in(key, state.step)
         anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
         drawn = label_blocks(batch, *anchors, drafter.config, settings)
-        objective = Objective(settings, curriculum(state.step), drawn.labels.weight)
+        objective = OBJECTIVES[settings.kind](settings, curriculum(state.step), drawn.labels.weight)
         models = Models(target, target_params, drafter, state.params)
         sums, gradients = batch_gradients(models, batch, drawn, objective, accumulate)
         metrics = objective.metrics(sums)

@@ -1,6 +1,6 @@
 """The drafter between its public folder and its parameters, and its fit to a target.
 
-62 tensors for a Domino drafter of five layers, 58 for a DFlash one, which has no head. Embeddings and lm_head are the
+58 tensors for a DFlash drafter of five layers, which has no head, 62 for a Domino one. Embeddings and lm_head are the
 target's.
 """
 
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.markov_keys import is_deepspec
+from domino_jax.drafters.names import DOMINO, GATED, MARKOV, RNN
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.target import (
     Entry,
@@ -40,12 +42,17 @@ def drafter_table(config: DrafterConfig) -> list[Entry]:
         *decoder_layers(c, "", backbone),
         norm("norm", (*backbone, "norm"), c.hidden_size),
     ]
-    return table + head_table(config) if c.has_head else table
+    return table + head_table(config)
 
 
 def head_table(config: DrafterConfig) -> list[Entry]:
-    """The four tensors of the Domino head."""
-    c, gru = config, ("head", "gru")
+    """The tensors of the head; none without one."""
+    tables = {DOMINO: _domino_table, MARKOV: _markov_table}
+    return tables[config.head](config) if config.has_head else []
+
+
+def _domino_table(c: DrafterConfig) -> list[Entry]:
+    gru = ("head", "gru")
     return [
         Entry("prefix_gru.weight_ih_l0", (*gru, "weight_ih"), (3 * c.gru_hidden_dim, c.hidden_size), transpose=True),
         Entry("prefix_gru.weight_hh_l0", (*gru, "weight_hh"), (3 * c.gru_hidden_dim, c.gru_hidden_dim), transpose=True),
@@ -54,19 +61,32 @@ def head_table(config: DrafterConfig) -> list[Entry]:
     ]
 
 
-def refuse_other_layouts(raw: dict[str, Any], names: Iterable[str]) -> None:
+def _markov_table(c: DrafterConfig) -> list[Entry]:
+    rank, width = c.markov_rank, c.hidden_size
+    table = [
+        Entry("markov_head.markov_w1.weight", ("head", "predecessor", "embedding"), (c.vocab_size, rank)),
+        linear("markov_head.markov_w2", ("head", "up"), c.vocab_size, rank),
+    ]
+    if c.markov_head_type == GATED:
+        table += _biased("markov_head.gate_proj", ("head", "gate"), rank, width + rank)
+    if c.markov_head_type == RNN:
+        table += _biased("markov_head.joint_proj", ("head", "joint"), 3 * rank, 2 * rank + width)
+    if c.enable_confidence_head:
+        inputs = width + (rank if c.confidence_head_with_markov else 0)
+        table += _biased("confidence_head.proj", ("head", "confidence_proj"), 1, inputs)
+    return table
+
+
+def _biased(name: str, path: tuple[str, ...], out_width: int, in_width: int) -> list[Entry]:
+    return [linear(name, path, out_width, in_width), Entry(f"{name}.bias", (*path, "bias"), (out_width,))]
+
+
+def refuse_other_layouts(names: Iterable[str]) -> None:
     """Raises DataError for the drafter layouts of other projects, which look alike and mean something else.
 
-    Args:
-        raw: the parsed config.json.  names: the tensor names of the folder.
+    names: the tensor names of the folder.
     """
     stored = sorted(_EMBEDDINGS & set(names))
-    if "DSpark" in str(raw.get("architectures")):
-        raise DataError(
-            f"this drafter is in the DeepSpec layout ({quote(raw['architectures'])}), not the public Domino one.\n"
-            "To convert its backbone: move mask_token_id and target_layer_ids into dflash_config, keep the tensors"
-            " fc, hidden_norm, layers and norm, and drop the others."
-        )
     if stored:
         raise DataError(
             f"this drafter stores {', '.join(stored)}, which the public Domino layout takes from the target.\n"
@@ -110,7 +130,8 @@ def load_drafter(
 ) -> tuple[DrafterConfig, Params]:
     """A drafter that fits `target`, from a local folder, a hub id or a train workdir (its `export/`), in `dtype`.
 
-    target_path: the target's folder or hub id, for drafters in the speculators layout that store its embeddings.
+    target_path: the target's folder or hub id, for drafters in the layouts of speculators and DeepSpec, which store its
+        embeddings.
     """
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
@@ -120,11 +141,14 @@ def load_drafter(
         raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, target.num_hidden_layers))
         speculators.check_copies(tensors, target_path)
         skipped = (*speculators.COPIES, *speculators.UNUSED)
+    elif is_deepspec(raw):
+        speculators.check_copies(tensors, target_path)
+        skipped = tuple(speculators.COPIES)
     else:
-        refuse_other_layouts(raw, tensors)
+        refuse_other_layouts(tensors)
     config = hf.parse_config(folder, raw, DrafterConfig.from_dict)
     check_fits(config, target)
-    prefixes = (_OLD_HEAD_PREFIX, speculators.HEAD_PREFIX) if config.has_head else ()
+    prefixes = (_OLD_HEAD_PREFIX, speculators.HEAD_PREFIX)
     aliases = {prefix + entry.name: entry.name for prefix in prefixes for entry in head_table(config)}
     return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
 

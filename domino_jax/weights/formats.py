@@ -1,6 +1,7 @@
 """The folders a drafter is exported as, and which released servers draft with it as it was trained.
 
-What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33.
+What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33, and for Markov drafters in vLLM's
+qwen3_dspark.py.
 """
 
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.names import DOMINO, MARKOV, NONE, VANILLA
 
 # serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from.
 FORMATS = (SERVING, SPECFORGE) = ("serving", "specforge")
@@ -21,9 +23,9 @@ def public_config(config: DrafterConfig, format: str = SERVING, verifier: str | 
         format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
     """
     raw = config.to_dict()
-    if format == SPECFORGE and config.has_head:
+    if format == SPECFORGE and config.head == DOMINO:
         return {**raw, "architectures": ["DominoDraftModel"]}
-    if format == SERVING and vllm_refusal(config) is None and is_hub_id(verifier):
+    if format == SERVING and config.head == NONE and vllm_refusal(config) is None and is_hub_id(verifier):
         raw |= speculators_keys(config, verifier)
     return raw
 
@@ -51,7 +53,9 @@ def is_hub_id(path: str | None) -> bool:
 
 def sglang_refusal(config: DrafterConfig) -> str | None:
     """Why SGLang does not draft with this drafter as it was trained; None when it does."""
-    if config.has_head and config.pure_draft_prefix_len != 1:
+    if config.head == MARKOV and config.markov_head_type != VANILLA:
+        return f"SGLang has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
+    if config.head == DOMINO and config.pure_draft_prefix_len != 1:
         return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {config.pure_draft_prefix_len}"
     if config.shift_label and not config.has_head:
         return "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
@@ -60,8 +64,12 @@ def sglang_refusal(config: DrafterConfig) -> str | None:
 
 def vllm_refusal(config: DrafterConfig) -> str | None:
     """Why vLLM does not draft with this drafter as it was trained; None when it does."""
-    if config.has_head:
+    if config.head == MARKOV and config.markov_head_type != VANILLA:
+        return f"vLLM has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
+    if config.head == DOMINO:
         return "vLLM has no Domino head"
+    if config.head == MARKOV:
+        return None
     return "vLLM refuses sample_from_anchor for DFlash" if config.shift_label else None
 
 

@@ -303,7 +303,7 @@ def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
 
 def test_a_head_is_asked_for_before_anything_runs():
     check_head(False, ("autoregressive", "backbone"))
-    with pytest.raises(DominoError, match="plain DFlash one without a Domino head"):
+    with pytest.raises(DominoError, match="plain DFlash one without a head"):
         check_head(False, ("autoregressive", "domino"))
 
 

@@ -12,9 +12,8 @@ from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.drafters.pair import Models
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.step import label_blocks, target_pass
-from domino_jax.weights.drafter import drafter_table
 from tests.helpers.decoding_models import make_generator
-from tests.helpers.models import GOLDEN_SETS, dual_loss, load_golden, run_blocks
+from tests.helpers.models import GOLDEN_SETS, by_stored_name, dual_loss, load_golden, run_blocks
 
 LAMBDAS = ("lambda=1.0", "lambda=0.35", "lambda=0.0")
 
@@ -57,13 +56,7 @@ def loss_and_gradients(name):
     results = {}
     for key in LAMBDAS:
         (_, metrics), gradients = jax.device_get(run(drafter.params, float(key.split("=")[1])))
-        stored = {}
-        for entry in drafter_table(drafter.config):
-            leaf = gradients
-            for part in entry.path:
-                leaf = leaf[part]
-            stored[entry.name] = leaf.T if entry.transpose else leaf
-        results[key] = (metrics, stored)
+        results[key] = (metrics, by_stored_name(drafter.config, gradients))
     return results
 
 

@@ -27,6 +27,7 @@ def make_state(**fields) -> DecodeState:
         "counts": jnp.array([2]),
         "accepts": jnp.zeros((1, 6), jnp.int32),
         "rounds": jnp.array([0]),
+        "drafted": jnp.array([0]),
         "done": jnp.array([False]),
         **fields,
     }

@@ -65,7 +65,7 @@ def test_two_places_that_disagree_are_refused(extra):
         ({}, {"mask_token_id": "absent"}, "mask_token_id"),
         ({}, {"target_layer_ids": "absent"}, "target_layer_ids"),
         ({}, {"shift_label": "absent"}, "shift_label"),
-        ({}, {"projector_type": "dspark"}, "dflash_config.projector_type 'dspark'"),
+        ({}, {"projector_type": "xspark"}, "dflash_config.projector_type 'xspark'"),
         ({}, {"causal": True}, "dflash_config.causal True"),
         ({}, {"causal": False}, "dflash_config.causal False"),
         ({}, {"use_swa": True, "swa_window_size": 4}, "dflash_config.use_swa True"),

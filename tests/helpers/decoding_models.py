@@ -67,7 +67,11 @@ def random_target(vocab: int = VOCAB, tied: bool = False) -> tuple[Qwen3, dict]:
     return target, random_params(shapes, 0)
 
 
-HEAD_SIZES = {"none": {}, "domino": {"pure_draft_prefix_len": 1, "emb_dim": 8, "gru_hidden_dim": 16}}
+HEAD_SIZES = {
+    "none": {},
+    "domino": {"pure_draft_prefix_len": 1, "emb_dim": 8, "gru_hidden_dim": 16},
+    "markov": {"markov_rank": 8, "markov_head_type": "rnn"},
+}
 
 
 def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[Drafter, dict]:

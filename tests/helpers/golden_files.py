@@ -14,8 +14,14 @@ SETS = ("tied_shift", "untied_noshift")
 WEIGHTS = "model.safetensors"
 
 
+def folder_of(name: str, part: str) -> Path:
+    """Sets of further heads share the targets of the Domino sets."""
+    figures = json.loads((GOLDEN / name / "golden.json").read_text())
+    return (GOLDEN / name / (figures["target"] if part == "target" and "target" in figures else part)).resolve()
+
+
 def raw_config(name: str, part: str) -> dict[str, Any]:
-    return json.loads((GOLDEN / name / part / "config.json").read_text())
+    return json.loads((folder_of(name, part) / "config.json").read_text())
 
 
 def target_config(name: str) -> Qwen3Config:
@@ -23,7 +29,7 @@ def target_config(name: str) -> Qwen3Config:
 
 
 def stored_tensors(name: str, part: str) -> dict[str, np.ndarray]:
-    return load_file(GOLDEN / name / part / WEIGHTS)
+    return load_file(folder_of(name, part) / WEIGHTS)
 
 
 def write_model(folder: Path, raw: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:

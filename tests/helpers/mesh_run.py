@@ -34,16 +34,16 @@ def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
 
 
 @functools.lru_cache
-def models():
+def models(head: str, **choices):
     target = tiny_target(tied=False)
-    return target, tiny_drafter(target.config, layers=1, target_layer_ids=(0,))
+    return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,), **choices)
 
 
-def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, **losses):
-    """[[loss, gradient norm], …] of `steps` steps on a mesh of these sizes."""
+def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, drafter=None, **losses):
+    """[[loss, gradient norm], …] of `steps` steps on a mesh of these sizes; drafter: of `models`, Domino when None."""
     size = int(np.prod(mesh))
     made = sharding.make_mesh(*mesh, devices=jax.devices()[:size])
-    target, small = models()
+    target, small = models(**(drafter or {"head": "domino"}))
     drafter = Drafter(small.config, jnp.float32, attention_blocks, remat)
     schedule = learning_rate(1e-2, TOTAL, 0.1)
     optimizer = make_optimizer("adamw")

@@ -16,11 +16,12 @@ from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.losses import LossSettings, Objective, loss_metrics
 from domino_jax.training.step import DrawnBlocks, corrected, drafter_loss, target_pass
-from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.drafter import drafter_table, load_drafter
 from domino_jax.weights.target import load_target
 from tests.helpers.paths import GOLDEN
 
-GOLDEN_SETS = ("tied_shift", "untied_noshift")
+GOLDEN_SETS = ("tied_shift", "untied_noshift")  # of the Domino head
+MARKOV_SETS = ("markov_vanilla", "markov_gated", "markov_rnn")
 
 TARGET_FIELDS = {
     "model_type": "qwen3",
@@ -84,7 +85,11 @@ def tiny_drafter(
     **choices: Any,
 ) -> Model:
     """A random drafter for a tiny target. choices: of DrafterConfig.for_target."""
-    sizes = {"none": {}, "domino": {"pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10}}
+    sizes = {
+        "none": {},
+        "domino": {"pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10},
+        "markov": {"markov_rank": 6, "markov_head_type": "vanilla"},
+    }
     config = DrafterConfig.for_target(
         target_config,
         num_layers=layers,
@@ -96,6 +101,17 @@ def tiny_drafter(
     module = Drafter(config)
     shapes = jax.eval_shape(lambda: init_drafter_params(module, jax.random.key(0)))
     return Model(config, module, random_params(shapes, seed=2))
+
+
+def by_stored_name(config: DrafterConfig, tree: dict) -> dict[str, np.ndarray]:
+    """A drafter's gradients (or parameters) by the names and in the layout of its file."""
+    stored = {}
+    for entry in drafter_table(config):
+        leaf = tree
+        for part in entry.path:
+            leaf = leaf[part]
+        stored[entry.name] = leaf.T if entry.transpose else leaf
+    return stored
 
 
 def random_tokens(shape: tuple[int, ...], seed: int = 0, vocab: int = MASK_TOKEN) -> jax.Array:
@@ -178,11 +194,13 @@ class Golden(NamedTuple):
 def load_golden(name: str) -> Golden:
     """Reads tests/golden/<name>; a missing file is an error."""
     folder = GOLDEN / name
-    target_config, target_params = load_target(folder / "target", jnp.float32)
+    figures = json.loads((folder / "golden.json").read_text())
+    own = figures["target"] if "target" in figures else "target"  # the sets of one target share its folder
+    target_config, target_params = load_target((folder / own).resolve(), jnp.float32)
     drafter_config, drafter_params = load_drafter(folder / "drafter", target_config, jnp.float32)
     return Golden(
         Model(target_config, Qwen3(target_config), target_params),
         Model(drafter_config, Drafter(drafter_config), drafter_params),
         load_file(folder / "golden.safetensors"),
-        json.loads((folder / "golden.json").read_text()),
+        figures,
     )

@@ -47,4 +47,9 @@ def public_shapes(raw: dict) -> dict[str, tuple[int, ...]]:
         state, rank = nested["gru_hidden_dim"], nested["emb_dim"]
         names |= {"prefix_gru.weight_ih_l0": (3 * state, hidden), "prefix_gru.weight_hh_l0": (3 * state, state)}
         names |= {"embed_proj.0.weight": (rank, hidden + state), "embed_proj.2.weight": (raw["vocab_size"], rank)}
+    if nested.get("projector_type") == "dspark":
+        rank, inputs = nested["markov_rank"], hidden + nested["markov_rank"] * nested["confidence_head_with_markov"]
+        names |= {f"markov_head.markov_{matrix}.weight": (raw["vocab_size"], rank) for matrix in ("w1", "w2")}
+        if nested["enable_confidence_head"]:
+            names |= {"confidence_head.proj.weight": (1, inputs), "confidence_head.proj.bias": (1,)}
     return names

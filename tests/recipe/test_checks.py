@@ -8,7 +8,7 @@ from configs import qwen3
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
-from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.builders import drafter_config_of, loss_settings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 
@@ -33,8 +33,8 @@ def test_a_sound_recipe_passes(command):
 
 
 NAN, INF = float("nan"), float("inf")
-COUNTS = """drafter.num_layers drafter.intermediate_size drafter.gru_hidden_dim drafter.emb_dim train.steps
-train.batch_size train.log_every train.num_anchors checkpoint.every checkpoint.keep eval.batch_size
+COUNTS = """drafter.num_layers drafter.intermediate_size drafter.gru_hidden_dim drafter.emb_dim drafter.markov_rank
+train.steps train.batch_size train.log_every train.num_anchors checkpoint.every checkpoint.keep eval.batch_size
 eval.num_prompts decode.batch_size decode.max_new_tokens decode.tree.candidates decode.tree.lanes
 decode.mesh.data regenerate.batch_size regenerate.max_new_tokens mesh.data mesh.fsdp""".split()
 FROM_ZERO = """drafter.mask_token_id drafter.pure_draft_prefix_len seed data.held_out preflight.rows eval.every
@@ -45,7 +45,8 @@ BAD = [
     *((key, -1) for key in FROM_ZERO),
     *((key, 1) for key in ("drafter.block_size", "data.max_length", "decode.tree.nodes")),
     *((key, "") for key in ("target.path", "data.train")),
-    *((key, "x") for key in ("drafter.head", "train.optimizer", "train.non_finite", "data.layout")),
+    *((key, "x") for key in ("drafter.head", "drafter.markov_head_type", "train.loss", "data.layout")),
+    *((key, "x") for key in ("train.optimizer", "train.non_finite")),
     *((key, "x") for key in ("target.dtype", "decode.dtype", "decode.parity")),
     *((key, value) for key in ("drafter.target_layer_ids",) for value in ((), (1, 1), (1, -2), (1, "x"))),
     *((key, value) for key in ("decode.modes",) for value in ((), ("forest",), ("domino", "domino"))),
@@ -54,6 +55,8 @@ BAD = [
     *((key, -0.1) for key in ("train.lambda_decay_ratio", "train.hang_seconds", "decode.min_p")),
     *((key, value) for key in ("decode.temperature", "regenerate.temperature") for value in (-0.5, NAN)),
     *((key, value) for key in ("decode.top_p", "regenerate.top_p") for value in (0.0, 1.01)),
+    *(("decode.confidence", value) for value in (-0.1, 1.5, NAN)),
+    *(("train.markov_weights", value) for value in ((), (1.0, 0.0), (0, 0, 0), (1, -1, 0), (NAN, 1, 1), ("a", 1, 1))),
     *(("train.gamma", value) for value in (0.0, NAN)),
     *(("train.learning_rate", value) for value in (0.0, INF)),
     *(("train.profile_steps", value) for value in ((5,), (7, 5))),
@@ -111,9 +114,41 @@ def test_plain_dflash_is_unshifted_and_domino_shifted_unless_the_recipe_says_oth
     assert drafter_config_of(config.drafter, target, 151_669).shift_label is shifted
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("train.dpace_alpha", 0.5), ("train.distill", 0.1), ("drafter.shift_label", False)]
+)
+def test_what_a_markov_drafter_does_not_read_is_refused(key, value):
+    config = recipe()
+    config.drafter.head = "markov"
+    recipes.check(config, "train")
+    set_value(config, key, value)
+    with pytest.raises(DominoError, match=f"config.{key} is {value}.*markov"):
+        recipes.check(config, "train")
+    config.train.loss = "cross_entropy"
+    if key.startswith("train."):
+        recipes.check(config, "train")
+
+
+def test_the_recipes_markov_values_reach_the_drafter_and_its_loss():
+    config = recipe()
+    config.drafter.head, config.drafter.markov_head_type, config.drafter.markov_rank = "markov", "gated", 12
+    target = Qwen3Config.from_dict(json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text()))
+    made = drafter_config_of(config.drafter, target, 151_669)
+    assert (made.head, made.markov_head_type, made.markov_rank, made.shift_label) == ("markov", "gated", 12, True)
+    assert made.enable_confidence_head and made.confidence_head_with_markov and made.emb_dim == 0
+    config.drafter.enable_confidence_head = False
+    made = drafter_config_of(config.drafter, target, 151_669)
+    assert not made.enable_confidence_head and not made.confidence_head_with_markov
+    settings = loss_settings(config.train, "markov")
+    assert (settings.kind, settings.markov_weights, settings.contiguous) == ("markov", (0.1, 0.9, 1.0), True)
+    assert settings.reads_target and not loss_settings(config.train, "domino").reads_target
+    config.train.loss = "cross_entropy"
+    assert loss_settings(config.train, "markov").kind == loss_settings(config.train, "domino").kind == "cross_entropy"
+
+
 def test_a_plain_block_of_two_needs_no_room_for_a_heads_prefix():
     config = recipe()
-    config.drafter.head, config.drafter.block_size, config.train.num_anchors = "dflash", 2, 8
+    config.drafter.head, config.drafter.block_size, config.train.num_anchors = "none", 2, 8
     recipes.check(config, "train")
 
 
@@ -141,7 +176,7 @@ def test_rows_and_heldout_prompts_are_asked_for_by_train_alone():
 
 def test_a_drafter_without_a_head_has_no_domino_mode():
     config = recipe()
-    config.drafter.head = "dflash"
+    config.drafter.head = "none"
     config.eval.final, config.eval.prompts = True, "p.jsonl"
     with pytest.raises(DominoError, match="no head"):
         recipes.check(config, "train")

@@ -18,6 +18,14 @@ MESHES = {"data": [4, 1, 1], "fsdp": [1, 4, 1], "tensor": [1, 1, 4]}
 PIECES = {"accumulate": 2, "remat": True, "attention_blocks": 2, "slice_blocks": 2, "dpace_alpha": 0.5}
 RUNS = PLAIN | {name: {"mesh": mesh, "steps": 3} for name, mesh in MESHES.items()}
 RUNS["cube in pieces"] = {"mesh": [2, 2, 2], "steps": 2, **PIECES}
+MARKOV = {
+    "head": "markov",
+    "markov_head_type": "rnn",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+RUNS["one, Markov"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": MARKOV, "kind": "markov"}
+RUNS["cube, Markov"] = {**RUNS["one, Markov"], "mesh": [2, 2, 2], "accumulate": 2, "slice_blocks": 2}
 
 
 @functools.lru_cache
@@ -32,7 +40,13 @@ def measured():
 
 @pytest.mark.parametrize(
     ("name", "plain"),
-    [("data", "one"), ("fsdp", "one"), ("tensor", "one"), ("cube in pieces", "one, D-PACE")],
+    [
+        ("data", "one"),
+        ("fsdp", "one"),
+        ("tensor", "one"),
+        ("cube in pieces", "one, D-PACE"),
+        ("cube, Markov", "one, Markov"),
+    ],
 )
 def test_losses_and_gradients_agree_across_meshes(name, plain):
     """Loss and gradient norm of some steps, each step's parameters coming from the one before."""

@@ -4,16 +4,16 @@ import dataclasses
 import filecmp
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.drafter import Drafter, init_drafter_params
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import check_fits, drafter_table, load_drafter, refuse_other_layouts, save_drafter
-from tests.helpers.golden_files import SETS, raw_config, stored_tensors, target_config, write_model
+from tests.helpers.golden_files import SETS, folder_of, raw_config, stored_tensors, target_config, write_model
+from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN
 from tests.helpers.public_drafter import PUBLIC_8B, public_shapes
 
@@ -33,20 +33,16 @@ def test_public_drafters_have_exactly_these_62_tensors_and_58_without_a_head(hid
     assert len(backbone) == 58 and backbone == {name for name in table if not name.startswith(HEAD)}
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", (*SETS, *MARKOV_SETS))
 def test_the_table_lists_exactly_the_modules_parameters(name):
     config = DrafterConfig.from_dict(raw_config(name, "drafter"))
-    length, width, slots = 8, config.hidden_size, config.block_size
-    features = jnp.zeros((1, length, len(config.target_layer_ids) * width))
-    blocks = jnp.zeros((1, 2, slots, width))
-    anchors = jnp.zeros((1, 2), jnp.int32)
-    tree = jax.eval_shape(Drafter(config).init, jax.random.key(0), features, blocks, anchors, anchors > 0, blocks)
-    leaves = jax.tree_util.tree_leaves_with_path(tree["params"])
+    tree = jax.eval_shape(lambda: init_drafter_params(Drafter(config), jax.random.key(0)))
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
     assert {entry.path: entry.leaf_shape for entry in drafter_table(config)} == expected
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", (*SETS, *MARKOV_SETS))
 def test_a_float32_drafter_written_back_is_the_same_file(tmp_path, name):
     config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
     save_drafter(tmp_path, config, params, "float32")
@@ -159,36 +155,75 @@ def test_a_train_workdir_gives_its_exported_drafter(tmp_path):
 
 # ---- other projects' layouts -----------------------------------------------------------------------------------------
 
-DEEPSPEC = {"architectures": ["Qwen3DSparkModel"], "block_size": 7, "mask_token_id": 259, "target_layer_ids": [1, 3]}
+
+def test_stored_embeddings_are_refused_with_how_to_convert(tmp_path):
+    """Before a word about keys."""
+    folder = write_model(tmp_path, {}, {name: np.ones((2, 2), np.float32) for name in ("lm_head.weight", "fc.weight")})
+    with pytest.raises(DataError, match="stores lm_head.weight") as error:
+        load_drafter(folder, target_config("tied_shift"), "float32")
+    message = str(error.value)
+    assert "To convert" in message and "drop them" in message and len(message.splitlines()) <= 5
+
+
+def test_the_public_layout_is_not_taken_for_another():
+    refuse_other_layouts(["fc.weight", "logit_head.embed_proj.0.weight"])
+
+
+def deepspec_folder(tmp_path, **changes):
+    """The vanilla drafter as DeepSpec writes it: flat keys, and copies of the target's embedding as both matrices."""
+    raw = raw_config("markov_vanilla", "drafter")
+    nested = raw.pop("dflash_config")
+    del nested["projector_type"], nested["attention_mode"]
+    embedding = stored_tensors("markov_vanilla", "target")["model.embed_tokens.weight"]
+    copies = {"embed_tokens.weight": embedding, "lm_head.weight": embedding, **changes}
+    tensors = {**stored_tensors("markov_vanilla", "drafter"), **copies}
+    return write_model(tmp_path, {**raw, **nested, "architectures": ["Qwen3DSparkModel"]}, tensors)
+
+
+def test_deepspecs_files_are_read_when_their_embeddings_are_the_targets(tmp_path):
+    target, path = target_config("markov_vanilla"), folder_of("markov_vanilla", "target")
+    config, params = load_drafter(deepspec_folder(tmp_path), target, "float32", target_path=path)
+    expected, tensors = load_drafter(GOLDEN / "markov_vanilla" / "drafter", target, "float32")
+    assert config == expected
+    jax.tree.map(np.testing.assert_array_equal, params, tensors)
+
+
+def test_deepspecs_files_with_other_embeddings_are_refused(tmp_path):
+    other = {"lm_head.weight": np.ones((260, 64), np.float32)}
+    with pytest.raises(DataError, match="lm_head.weight differs from the target's model.embed_tokens.weight"):
+        path = folder_of("markov_vanilla", "target")
+        load_drafter(deepspec_folder(tmp_path, **other), target_config("markov_vanilla"), "float32", target_path=path)
+
+
+@pytest.mark.parametrize("name", MARKOV_SETS)
+def test_an_exported_markov_drafter_is_read_back_to_the_byte(tmp_path, name):
+    config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
+    save_drafter(tmp_path / "first", config, params)
+    again, params = load_drafter(tmp_path / "first", target_config(name), "bfloat16")
+    save_drafter(tmp_path / "second", again, params)
+    names = ["config.json", hf.SINGLE]
+    assert filecmp.cmpfiles(tmp_path / "first", tmp_path / "second", names, shallow=False) == (names, [], [])
+
+
+def test_early_markov_files_have_a_prefix(tmp_path):
+    tensors = stored_tensors("markov_rnn", "drafter")
+    heads = {f"logit_head.{name}": tensors.pop(name) for name in list(tensors) if name.startswith("markov_head.")}
+    assert len(heads) == 4
+    folder = write_model(tmp_path, raw_config("markov_rnn", "drafter"), tensors | heads)
+    load_drafter(folder, target_config("markov_rnn"), "float32")
 
 
 @pytest.mark.parametrize(
-    "raw, names, difference, remedy",
+    ("change", "named"),
     [
-        (DEEPSPEC, ["embed_tokens.weight"], "DeepSpec layout", "into dflash_config"),
-        (
-            PUBLIC_8B,
-            ["embed_tokens.weight", "lm_head.weight"],
-            "stores embed_tokens.weight, lm_head.weight",
-            "drop them",
-        ),
+        ({"markov_head_type": "gated"}, "markov_head.gate_proj"),
+        ({"markov_rank": 8}, r"markov_head.markov_w1.weight \[260, 16\] for \[260, 8\]"),
+        ({"enable_confidence_head": True}, "missing: confidence_head.proj"),
     ],
-    ids=["DeepSpec", "stored embeddings"],
 )
-def test_another_projects_layout_is_refused_with_what_differs_and_how_to_convert(raw, names, difference, remedy):
-    with pytest.raises(DataError) as error:
-        refuse_other_layouts(raw, names)
-    message = str(error.value)
-    assert difference in message and "To convert" in message and remedy in message
-    assert len(message.splitlines()) <= 5
-
-
-@pytest.mark.parametrize("raw", [PUBLIC_8B, {}, {"architectures": None}, {"architectures": ["DominoDraftModel"]}])
-def test_the_public_layout_is_not_taken_for_another(raw):
-    refuse_other_layouts(raw, ["fc.weight", "logit_head.embed_proj.0.weight"])
-
-
-def test_loading_names_the_other_layout_before_it_complains_about_keys(tmp_path):
-    folder = write_model(tmp_path, DEEPSPEC, {"lm_head.weight": np.ones((2, 2), np.float32)})
-    with pytest.raises(DataError, match="DeepSpec layout"):
-        load_drafter(folder, target_config("tied_shift"), "float32")
+def test_a_markov_folder_whose_tensors_are_those_of_another_head_is_refused_by_name(tmp_path, change, named):
+    raw = raw_config("markov_rnn", "drafter")
+    raw["dflash_config"] |= change
+    folder = write_model(tmp_path, raw, stored_tensors("markov_rnn", "drafter"))
+    with pytest.raises(DataError, match=named):
+        load_drafter(folder, target_config("markov_rnn"), "float32")

@@ -31,13 +31,18 @@ def shapes_of(folder):
 def assert_sglang_opens(folder):
     raw = json.loads((folder / "config.json").read_text())
     nested = raw["dflash_config"]
-    assert raw["architectures"] == ["DFlashDraftModel"] and raw["model_type"] == "qwen3"
+    markov = nested.get("projector_type") == "dspark"
+    assert raw["architectures"] == ["DSparkDraftModel" if markov else "DFlashDraftModel"]
+    assert raw["model_type"] == "qwen3"
     assert type(raw["block_size"]) is int and raw["block_size"] > 1
     assert type(nested["mask_token_id"]) is int and 0 <= nested["mask_token_id"] < raw["vocab_size"]
     assert nested["target_layer_ids"] and all(0 <= i < raw["num_target_layers"] for i in nested["target_layer_ids"])
     assert set(raw["layer_types"]) == {"full_attention"} and len(raw["layer_types"]) == raw["num_hidden_layers"]
     assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"]
-    if "projector_type" in nested:
+    if markov:  # of its keys the servers read those at the top level
+        assert raw["markov_head_type"] == "vanilla" and raw["markov_rank"] >= 1
+        assert type(raw["enable_confidence_head"]) is type(raw["confidence_head_with_markov"]) is bool
+    elif "projector_type" in nested:
         assert nested["projector_type"] == "domino"
         assert type(nested["shift_label"]) is bool and nested["pure_draft_prefix_len"] == 1
         assert nested["gru_hidden_dim"] >= 1 and nested["emb_dim"] >= 1
@@ -150,3 +155,19 @@ def test_a_plain_drafters_card_is_not_dominos():
         assert f"tags: [speculative-decoding, {tag}]" in front
         assert any(line.startswith("license: ") for line in front)
     assert "Domino" not in cards[False] and "2605.29707" not in cards[False] and "λ" not in cards[False]
+
+
+def test_a_vanilla_markov_drafter_opens_in_both_servers_and_the_others_in_none(tmp_path):
+    target = read_target_config(GOLDEN / "tied_shift" / "target")
+    config, params = load_drafter(GOLDEN / "markov_vanilla" / "drafter", target, "float32")
+    folder, card = written(tmp_path, config, params)
+    assert_sglang_opens(folder)
+    assert formats.serving_note(config) is None and "speculators_config" not in json.loads(
+        (folder / "config.json").read_text()
+    )
+    assert "--speculative-algorithm DSPARK --speculative-draft-model-path THIS_FOLDER\n" in card
+    assert '"method": "dspark", "model": "THIS_FOLDER", "num_speculative_tokens": 7' in card
+    config, params = load_drafter(GOLDEN / "markov_rnn" / "drafter", target, "float32")
+    _, card = written(tmp_path / "rnn", config, params)
+    assert "SGLang has the vanilla Markov head, and this drafter has the rnn one" in formats.serving_note(config)
+    assert "sglang.launch_server" not in card and "vllm serve" not in card
