@@ -39,7 +39,8 @@ def _target(hub_id: str) -> config_dict.ConfigDict:
 def _drafter() -> config_dict.ConfigDict:
     drafter = config_dict.ConfigDict()
     drafter.path = config_dict.placeholder(str)  # decode: a Hugging Face folder or a train workdir
-    drafter.head = "domino"  # none (the backbone alone), domino or markov (docs/heads.md)
+    # none (the backbone alone), domino, markov or dflash2 (docs/heads.md)
+    drafter.head = "domino"
     drafter.num_layers = 5
     drafter.intermediate_size = config_dict.placeholder(int)  # absent: the target's; a smaller one buys layers
     drafter.block_size = 16
@@ -51,8 +52,15 @@ def _drafter() -> config_dict.ConfigDict:
     drafter.markov_rank = 256
     drafter.enable_confidence_head = True
     drafter.confidence_head_with_markov = True  # it reads the token before the slot as well
+    # Of the head dflash2: the width of its two codebooks, and the candidates of a slot.
+    drafter.selector_rank = 256
+    drafter.selector_top_k = 16
+    # Convolutions inside a block, with any head: taps (0: none), and channels that share a dynamic filter. Absent: 2
+    # taps with the head dflash2, else none.
+    drafter.conv_kernel_size = config_dict.placeholder(int)
+    drafter.conv_group_size = 16
     # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino and markov
-    # True, none False.
+    # True, none and dflash2 False.
     drafter.shift_label = config_dict.placeholder(bool)
     drafter.target_layer_ids = config_dict.placeholder(tuple)  # absent: spread over the target by the public rule
     drafter.mask_token_id = config_dict.placeholder(int)  # absent: <|mask|>, or the first row past the tokenizer
@@ -96,6 +104,13 @@ def _train() -> config_dict.ConfigDict:
     train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
     train.lambda_start = 1.0
     train.lambda_decay_ratio = 1.0  # share of the run over which λ falls to 0; inf: λ stays
+    train.selector_alpha = 1.0  # head dflash2: weight of the selector's loss
+    train.selector_warmup_ratio = 0.0  # share of the run in which that weight is 0
+    train.selector_ramp_ratio = 0.0  # share of the run over which it then rises
+    # A slot whose label is no candidate. drop: the selector's loss leaves it out; replace: its label takes the place of
+    # the weakest candidate.
+    train.selector_rule = "drop"
+    train.selector_detached = False  # True: the selector's loss does not train the backbone
     train.optimizer = "adamw"  # or muon
     train.learning_rate = 6e-4
     train.warmup_ratio = 0.04

@@ -30,6 +30,7 @@ def get_config():
     config.drafter.block_size = 8  # a CPU pays for every row of a draft and of its verification
     config.drafter.gru_hidden_dim = 128
     config.drafter.emb_dim = 64
+    config.drafter.selector_rank = 64  # two tables of 1,536 tokens
     config.drafter.target_layer_ids = (1, 6, 11, 16, 21)  # more taps than draft layers: the fusion of them is cheap
 
     config.data.train = str(ASSETS / "tiny_qwen3" / "prompts_train.jsonl")

@@ -49,7 +49,7 @@ def draft_base(
     z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
     z = z[:, config.first_slot :][:, :num_drafts]
     # Split at first, so that the compiler never gathers the lm_head instead of its product.
-    base = constrain(models.unembed(z), "batch", None, "vocab")
+    base = constrain(models.draft_logits(z), "batch", None, "vocab")
     if use_head and models.drafter.whole_head:
         # A head that is whole on every device reads whole rows of logits, one after another: one exchange now is better
         # than one per draft. A split head reads only its share of them.
@@ -72,7 +72,7 @@ def roll_out_head(
     and drafts 1..i-1, and shares the target's noise at its absolute position.
     """
     prefix = min(models.drafter.config.pure_draft_prefix_len, base.shape[1])
-    candidates = pick_candidates(base, settings.head_candidates)
+    candidates = pick_candidates(base, models.drafter.config.candidates(settings.head_candidates))
     if reads_noise(sampling, settings.scale):
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
     corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)

@@ -20,6 +20,7 @@ from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import draft_base, draft_positions
 from domino_jax.decoding.sampling import Sampling, process_logits
 from domino_jax.decoding.settings import DraftSettings
+from domino_jax.drafters.names import DFLASH2
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
@@ -72,12 +73,15 @@ def roll_out_lanes(
     models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
 ) -> Ledger:
     """The counterpart of roll_out_head: from z [B, M, D] and base logits float32 [B, M, V] the nodes to choose from."""
-    candidates = pick_candidates(base, settings.tree.candidates)
+    config, count = models.drafter.config, settings.tree.candidates
+    candidates = pick_candidates(base, config.candidates(count) if settings.use_head else count)
     if settings.tree.coupled and not sampling.greedy:
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
     divisor = _divisor(sampling)
     candidates = candidates._replace(logits=candidates.logits / divisor)
     rest = log_rest(base / divisor, candidates.logits)
+    if settings.use_head and config.head == DFLASH2:
+        rest = jnp.full_like(rest, -jnp.inf)  # a selector gives the other tokens no probability
     return grow_lanes(models, state.anchors, z, candidates, rest, sampling, settings)
 
 

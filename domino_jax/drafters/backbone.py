@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.conv import ConvolvedLayer
 from domino_jax.models.attention import MASKED
 from domino_jax.models.cache import LayerCache
 from domino_jax.models.decoder_layer import Attention, DecoderLayer
 from domino_jax.models.layers import Linear, RMSNorm, rotary_angles
-from domino_jax.models.shapes import Features, Hidden, Positions
+from domino_jax.models.shapes import Features, Hidden, Logits, Positions
 from domino_jax.models.sharding import constrain
 from domino_jax.models.slices import cut, joined
 
@@ -27,7 +28,8 @@ class Backbone(nn.Module):
     def setup(self):
         c = self.config
         # The attention function is no array; everything it closes over may be.
-        layer = nn.remat(DecoderLayer, static_argnums=(3,)) if self.remat else DecoderLayer
+        layer = ConvolvedLayer if c.conv_kernel_size else DecoderLayer
+        layer = nn.remat(layer, static_argnums=(3,)) if self.remat else layer
         self.fc = Linear(c.hidden_size, dtype=self.dtype)
         self.hidden_norm = RMSNorm(c.rms_norm_eps, self.dtype)
         self.layers = [layer(c, self.dtype) for _ in range(c.num_hidden_layers)]
@@ -54,11 +56,25 @@ class Backbone(nn.Module):
         training.
         """
         angles = self._angles(positions)
+        x = scaled(x, self.config.input_embedding_scale)
         extras = []
         for index, layer in enumerate(self.layers):
             x, extra = layer(x, angles, attention(index))
             extras.append(extra)
         return self.norm(x), tuple(extras)
+
+
+def scaled(x: jax.Array, factor: float) -> jax.Array:
+    return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
+
+
+def transformed_logits(logits: Logits, config: DrafterConfig) -> Logits:
+    """The drafter's logits from those of the lm_head: scaled by output_multiplier m, then capped at ±c.
+
+    c·tanh(m·l / c) with the c of final_logit_softcapping, m·l without one.
+    """
+    logits, cap = scaled(logits, config.output_multiplier), config.final_logit_softcapping
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def training_attention(

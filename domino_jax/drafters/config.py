@@ -13,11 +13,15 @@ from domino_jax.drafters.config_keys import (
     shift_label,
     sliding_window,
 )
+from domino_jax.drafters.dflash2_keys import CLASS as DFLASH2_CLASS
+from domino_jax.drafters.dflash2_keys import OWN as DFLASH2_OWN
+from domino_jax.drafters.dflash2_keys import REQUIRED as DFLASH2_REQUIRED
+from domino_jax.drafters.dflash2_keys import check_layout, is_dflash2, option_fields, option_keys, option_problems
 from domino_jax.drafters.markov_keys import CLASS as DSPARK_CLASS
 from domino_jax.drafters.markov_keys import OWN as DSPARK_OWN
 from domino_jax.drafters.markov_keys import is_dspark, markov_fields, markov_keys
-from domino_jax.drafters.names import DOMINO, MARKOV, MARKOV_KINDS, NONE
-from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported
+from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, MARKOV_KINDS, NONE
+from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 
@@ -45,6 +49,15 @@ class DrafterConfig(DecoderConfig):
     sliding_window: int | None = None
     # Whether a slot reads only slots not after its own: in all layers, in none, or (None) in the sliding ones.
     is_causal: bool | None = None
+    # DFlash2's convolutions around attention and MLP: taps (0: none), and channels that share what their input decides.
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
+    # Of the block's embeddings, and of the lm_head's logits (backbone.transformed_logits).
+    input_embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    final_logit_softcapping: float | None = None
 
     @property
     def has_head(self) -> bool:
@@ -55,6 +68,11 @@ class DrafterConfig(DecoderConfig):
     def reads_embeddings(self) -> bool:
         """Whether the head reads the target's embeddings of tokens; else it reads their ids."""
         return self.head == DOMINO
+
+    @property
+    def conv_groups(self) -> int:
+        """Groups of channels of the convolutions."""
+        return self.hidden_size // self.conv_group_size
 
     @property
     def first_slot(self) -> int:
@@ -71,6 +89,10 @@ class DrafterConfig(DecoderConfig):
         """The first slot that gets the head's correction."""
         return self.first_slot + self.pure_draft_prefix_len
 
+    def candidates(self, wanted: int) -> int:
+        """Tokens of a slot that the head corrects: `wanted`, but a selector always its own number."""
+        return self.selector_top_k or wanted
+
     def is_sliding(self, layer: int) -> bool:
         """True when this draft layer uses the sliding window."""
         return bool(self.layer_types) and self.layer_types[layer] == "sliding_attention"
@@ -86,17 +108,19 @@ class DrafterConfig(DecoderConfig):
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "DrafterConfig":
         """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
-        refuse_unsupported(raw)
         dflash = raw.get("dflash_config") or {}
-        dspark = is_dspark(raw, dflash)
-        refuse_variants(raw, dflash, DSPARK_OWN if dspark else ())
+        dspark, dflash2 = is_dspark(raw, dflash), is_dflash2(raw)
+        refuse_variants(raw, dflash, DSPARK_OWN if dspark else DFLASH2_OWN if dflash2 else ())
         head = DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else NONE
         shifted, markov = shift_label(raw, dflash), {}
         if dspark:
             shifted, markov = True, markov_fields(raw, dflash)
             head = MARKOV if markov else NONE  # of rank 0
+        if dflash2:
+            check_layout(raw, dflash)
+            head = DFLASH2
         needed = ["block_size", "mask_token_id", "target_layer_ids"]
-        needed += ["emb_dim"] if head == DOMINO else []
+        needed += {DOMINO: ["emb_dim"], DFLASH2: DFLASH2_REQUIRED}.get(head, [])
         values = {name: either(raw, dflash, name) for name in needed}
         missing = [name for name, value in values.items() if value is None]
         missing += ["shift_label"] if head == DOMINO and shifted is None else []
@@ -122,6 +146,7 @@ class DrafterConfig(DecoderConfig):
             sliding_window=sliding_window(raw),
             is_causal=boolean(raw, dflash, "is_causal"),
             **markov,
+            **option_fields(raw, dflash),
         )
         config.check()
         return config
@@ -160,8 +185,11 @@ class DrafterConfig(DecoderConfig):
         markov = markov_keys(self) if self.head == MARKOV else {}
         # How servers spell it: vLLM refuses such a drafter by this key instead of drafting one position late.
         shifted = {"sample_from_anchor": True} if self.shift_label and self.head == NONE else {}
+        # Public Markov drafters have no shift_label: they are shifted. Those of DFlash2 are not, and have the block
+        # size in dflash_config alone.
+        layouts = {MARKOV: {}, DFLASH2: {"block_size": self.block_size}}
         return {
-            "architectures": [DSPARK_CLASS if markov else "DFlashDraftModel"],
+            "architectures": [{MARKOV: DSPARK_CLASS, DFLASH2: DFLASH2_CLASS}.get(self.head, "DFlashDraftModel")],
             "model_type": "qwen3",
             "block_size": self.block_size,
             "num_hidden_layers": self.num_hidden_layers,
@@ -194,9 +222,9 @@ class DrafterConfig(DecoderConfig):
             "dflash_config": {
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layer_ids),
-                # Public Markov drafters have no such key: they are shifted.
-                **({} if markov else {"shift_label": self.shift_label}),
+                **layouts.get(self.head, {"shift_label": self.shift_label}),
                 **shifted,
+                **option_keys(self),
                 **head,
                 **markov,
             },
@@ -258,7 +286,7 @@ class DrafterConfig(DecoderConfig):
                 "and use_sliding_window",
             ),
         ]
-        for wrong, message in problems:
+        for wrong, message in [*problems, *option_problems(self)]:
             if wrong:
                 raise DataError(f"drafter config: {message}.")
 

@@ -1,5 +1,6 @@
 """Single keys of a drafter's config.json: at the top level, in dflash_config, or in both places when they agree."""
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -16,8 +17,6 @@ _VARIANTS = {
     "use_swa": (False,),
     "swa_window_size": (),
     "attention_value_scale": (1.0,),
-    "conv_kernel_size": (0,),
-    "conv_group_size": (0,),
     "selector_rank": (0,),
     "selector_top_k": (0,),
     "markov_rank": (0,),
@@ -67,6 +66,12 @@ def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
     return theirs if ours is None else ours
 
 
+def number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected a finite number above 0.")
+    return float(value)
+
+
 def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collection[str]) -> None:
     """Raises DataError for a drafter of the same tensors, or nearly, that computes something else.
 
@@ -75,7 +80,8 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     refused = {name: values for name, values in _VARIANTS.items() if name not in known}
     refuse_values(raw, refused)
     refuse_values(nested, refused, "dflash_config.")
-    refuse_unsupported(nested, "dflash_config.")
+    for part, place in ((raw, ""), (nested, "dflash_config.")):
+        refuse_unsupported({name: value for name, value in part.items() if name not in known}, place)
     for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         value = either(raw, nested, name)
         if value is not None and value != raw.get(own):
@@ -86,5 +92,8 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
 
 
 def sliding_window(raw: dict[str, Any]) -> int | None:
-    """The window, when it is in use."""
-    return int(raw["sliding_window"]) if raw.get("use_sliding_window") and raw.get("sliding_window") else None
+    """The window, when it is in use: where nothing says so, layer_types decides."""
+    window, used = raw.get("sliding_window"), raw.get("use_sliding_window")
+    if used is None:
+        used = "sliding_attention" in (raw.get("layer_types") or ())
+    return int(window) if window and used else None

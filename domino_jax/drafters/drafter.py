@@ -12,14 +12,15 @@ from domino_jax.drafters.blocks import slot_positions
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.domino import DominoHead
 from domino_jax.drafters.markov import MarkovHead
-from domino_jax.drafters.names import DOMINO, MARKOV
+from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV
+from domino_jax.drafters.selector import Selector
 from domino_jax.models.attention import attend
 from domino_jax.models.cache import Cache, append, block_mask, init_cache
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
 __all__ = ["Drafter", "DrafterConfig"]
 
-HEADS = {DOMINO: DominoHead, MARKOV: MarkovHead}
+HEADS = {DOMINO: DominoHead, MARKOV: MarkovHead, DFLASH2: Selector}
 
 
 class Drafter(nn.Module):
@@ -44,6 +45,7 @@ class Drafter(nn.Module):
         keep: jax.Array,
         inputs: jax.Array,
         positions: Positions | None = None,
+        detached: bool = False,
     ) -> tuple[Hidden, jax.Array | None]:
         """The teacher-forced forward of A blocks per row; also what `init` traces.
 
@@ -52,6 +54,7 @@ class Drafter(nn.Module):
             inputs: of the tokens x[a..a+M-1] before the predicting slots what the head reads (`Head`): embeddings
                 [B, A, M, D] or ids int32 [B, A, M].
             positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
+            detached: no gradient enters the backbone through the codes.
 
         Returns:
             z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`; the full
@@ -61,6 +64,7 @@ class Drafter(nn.Module):
         if not self.config.has_head:
             return z, None
         predicting = z[:, :, self.config.first_slot :]
+        predicting = jax.lax.stop_gradient(predicting) if detached else predicting
         codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)))
         codes = codes.reshape(*predicting.shape[:3], -1)
         if self.is_initializing():

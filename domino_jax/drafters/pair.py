@@ -6,6 +6,7 @@ from typing import Any
 import flax.struct
 import jax
 
+from domino_jax.drafters.backbone import transformed_logits
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.models.cache import Cache
 from domino_jax.models.qwen3 import Qwen3
@@ -30,6 +31,10 @@ class Models:
     def unembed(self, hidden: jax.Array) -> jax.Array:
         """Hidden states [..., D] → the target's float32 logits [..., V]."""
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
+
+    def draft_logits(self, z: jax.Array) -> jax.Array:
+        """The backbone's z [..., D] → its base logits float32 [..., V]."""
+        return transformed_logits(self.unembed(z), self.drafter.config)
 
     def extend_context(self, *args: Any) -> Cache:
         return self._drafter(Drafter.extend_context, *args)

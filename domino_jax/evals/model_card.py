@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import DOMINO, MARKOV, NONE
+from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, NONE
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import grid, say, width_note
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 
-KINDS = {NONE: "DFlash", DOMINO: "Domino", MARKOV: "DSpark"}
+KINDS = {NONE: "DFlash", DOMINO: "Domino", MARKOV: "DSpark", DFLASH2: "DFlash2"}
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
 
 
@@ -88,7 +88,7 @@ def serving_lines(config: DrafterConfig, target_path: str) -> str:
         method, tokens = ("dspark", config.num_drafts) if config.head == MARKOV else ("dflash", drafts)
         settings = json.dumps({"method": method, "model": "THIS_FOLDER", "num_speculative_tokens": tokens})
         parts += ["vLLM:", f"```\nvllm serve {target} --speculative-config '{settings}'\n```"]
-        if formats.is_hub_id(target_path) and config.head != MARKOV:
+        if formats.is_hub_id(target_path) and config.head == NONE:
             parts.append("`vllm serve THIS_FOLDER` does the same with the target's hub id in config.json.")
     if formats.sglang_refusal(config) is None and config.head != MARKOV:
         parts.append(
@@ -105,11 +105,13 @@ def training_lines(config: DrafterConfig, recipe: Mapping[str, Any], step: int, 
     if data is not None:
         counted = f"; {data['rows']:,} rows, {data['tokens']:,} tokens, fingerprint {data['fingerprint'][:16]}"
     loss = [f"slot decay γ {train['gamma']}"]
-    curriculum = config.has_head
-    if config.head == MARKOV and train["loss"] == "own":
-        curriculum = False
+    own = config.head in (MARKOV, DFLASH2) and train["loss"] == "own"
+    curriculum = config.has_head and not own
+    if own and config.head == MARKOV:
         shares = zip(("cross-entropy", "L1 distance to the target", "confidence"), train["markov_weights"], strict=True)
         loss.insert(0, ", ".join(f"{words} {share:g}" for words, share in shares))
+    if own and config.head == DFLASH2:
+        loss.insert(0, f"selector's weight α {train['selector_alpha']:g}, rule {train['selector_rule']}")
     if curriculum:
         decay = share(train["lambda_decay_ratio"])
         loss.insert(0, f"λ of the base loss from {train['lambda_start']:g} to 0 over {decay}")

@@ -170,12 +170,12 @@ def _throughput(concurrency: Mapping[str, Any]) -> Figure:
 def plot_run(workdir: str | os.PathLike) -> list[str]:
     """Draws what <workdir>/metrics.jsonl holds into <workdir>/plots; returns the file names.
 
-    losses.png: base and final loss, and the teacher-forced accept length, over the steps.  tau.png: τ by decoding over
-    the steps, pooled, per prompt and of the backbone alone.  accept_by_position.png: for each evaluation, the share of
-    rounds that kept the draft at each position. A picture without data is not drawn.
+    losses.png: base and final (or the selector's) loss, and the teacher-forced accept length, over the steps.  tau.png:
+    τ by decoding over the steps, pooled, per prompt and of the backbone alone.  accept_by_position.png: for each
+    evaluation, the share of rounds that kept the draft at each position. A picture without data is not drawn.
     """
     rows = read_rows(epath.Path(workdir) / "metrics.jsonl")
-    trained = [row for row in rows if row.get("final_loss") is not None]
+    trained = [row for row in rows if any(row.get(key) is not None for key in ("base_loss", "final_loss"))]
     evaluated = [row for row in rows if row.get("eval_tau") is not None]
     positions = [row for row in evaluated if row.get("eval_accept_by_position")]
     pictures = {}
@@ -191,12 +191,13 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
 def _losses(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure = figure_of(10, 3.8)
     loss, accepted = figure.subplots(1, 2)
-    # One head, one curve: without a Domino head the final loss is the base loss.
-    alike = all(row["base_loss"] == row["final_loss"] for row in rows)
     kinds = {"backbone": ("base_loss", "base_accept_len")}
-    if not alike:
+    if any("selector_loss" in row for row in rows):
+        kinds["draft"] = ("selector_loss", "serving_accept_len")
+    # One head, one curve: without a head the final loss is the base loss.
+    elif any(row["base_loss"] != row["final_loss"] for row in rows):
         kinds["domino"] = ("final_loss", "accept_len")
-    names = {"backbone": "_" if alike else "base", "domino": "final"}  # one curve needs no label
+    names = {"backbone": "_" if len(kinds) == 1 else "base", "domino": "final", "draft": "selector"}
     for mode, keys in kinds.items():
         for axes, key in zip((loss, accepted), keys, strict=True):
             curve(axes, points(rows, key), COLOURS[mode], names[mode])

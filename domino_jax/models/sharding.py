@@ -42,11 +42,13 @@ MATRICES = {
     "up_proj": ("width", "mlp"),
     "down_proj": ("mlp", "width"),
     "fc": ("width", None),
+    "kernel_projection": ("width", None),
     "weight_ih": ("width", None),
     "weight_hh": ("width", None),
     "down": ("width", None),
     "gate": ("width", None),
     "joint": ("width", None),
+    "hidden_projection": ("width", None),
     "predecessor": ("vocab", "width"),
     "up": ("width", "vocab"),
 }

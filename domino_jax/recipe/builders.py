@@ -1,7 +1,7 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,13 @@ from domino_jax.data.rows import TrainingRows
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
 from domino_jax.drafters.drafter import Drafter, DrafterConfig
-from domino_jax.drafters.names import DOMINO, MARKOV
+from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.checks import shifts_labels
+from domino_jax.recipe.checks import convolution_taps, shifts_labels
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.training.curriculum import lambda_base
+from domino_jax.training.curriculum import lambda_base, selector_alpha
 from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
@@ -41,6 +41,7 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = 
     mask_token_id: from find_mask_token for a drafter that is trained. None where only shapes and speed matter: the
     recipe's, else DrafterConfig.for_target's default.
     """
+    taps = convolution_taps(choices)
     return DrafterConfig.for_target(
         target,
         num_layers=choices.num_layers,
@@ -50,6 +51,8 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = 
         mask_token_id=choices.mask_token_id if mask_token_id is None else mask_token_id,
         head=choices.head,
         shift_label=shifts_labels(choices),
+        conv_kernel_size=taps,
+        conv_group_size=choices.conv_group_size if taps else 0,
         **_head_fields(choices),
     )
 
@@ -58,6 +61,7 @@ def _head_fields(choices) -> dict[str, Any]:
     names = {
         DOMINO: ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim"),
         MARKOV: ("markov_rank", "markov_head_type", "enable_confidence_head"),
+        DFLASH2: ("selector_rank", "selector_top_k"),
     }
     fields = {name: choices[name] for name in names.get(choices.head, ())}
     if choices.head == MARKOV:
@@ -102,31 +106,43 @@ def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation
 
 def loss_settings(train, head: str) -> LossSettings:
     """The loss of the recipe's train section for a drafter with this head."""
-    own = {MARKOV: MARKOV}.get(head, CROSS_ENTROPY)
+    own = head if train.loss == "own" and head in (MARKOV, DFLASH2) else CROSS_ENTROPY
     return LossSettings(
         gamma=None if math.isinf(train.gamma) else train.gamma,
         dpace_alpha=train.dpace_alpha,
         distill=train.distill,
-        kind=own if train.loss == "own" else CROSS_ENTROPY,
+        kind=own,
         markov_weights=tuple(train.markov_weights),
+        # A block of DFlash2 may run on into the next turn, as in its public trainers.
+        contiguous=own != DFLASH2,
+        selector_rule=train.selector_rule,
+        selector_detached=train.selector_detached and own == DFLASH2,
     )
 
 
 def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh, state_shapes: Any):
     """The jitted step of the recipe's train section; `state_shapes` from state_maker."""
-    places = jax.tree.map(lambda x: x.sharding, state_shapes)
+    places, settings = jax.tree.map(lambda x: x.sharding, state_shapes), loss_settings(train, drafter.config.head)
     return make_train_step(
         target,
         drafter,
         optimizer,
         num_anchors=train.num_anchors,
         learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
-        curriculum=lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio),
-        settings=loss_settings(train, drafter.config.head),
+        curriculum=curriculum_of(train, settings.kind),
+        settings=settings,
         accumulate=train.accumulate,
         ema_decay=train.ema_decay,
         shardings=(places, sharding.replicated(mesh)),
     )
+
+
+def curriculum_of(train, kind: str) -> Callable[[jax.Array], jax.Array]:
+    """step → the weight in this kind of loss that changes over the run: α of the selector, λ otherwise."""
+    if kind == DFLASH2:
+        ratios = train.selector_warmup_ratio, train.selector_ramp_ratio
+        return lambda step: selector_alpha(step, train.steps, train.selector_alpha, *ratios)
+    return lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio)
 
 
 def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Mesh) -> EvaluationLayout:

@@ -28,7 +28,7 @@ from domino_jax.decoding.settings import (
     supported_modes,
     tree_settings,
 )
-from domino_jax.drafters.names import DOMINO, HEADS, MARKOV, MARKOV_KINDS, NONE
+from domino_jax.drafters.names import DFLASH2, DOMINO, HEADS, MARKOV, MARKOV_KINDS, NONE, SELECTOR_RULES
 from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -82,12 +82,19 @@ def resolved(config: config_dict.ConfigDict) -> dict:
     """The recipe as JSON values (tuples become lists, infinities strings): what config.json and checkpoints hold."""
     plain = _plain(config.to_dict())
     plain["drafter"]["shift_label"] = shifts_labels(config.drafter)
+    plain["drafter"]["conv_kernel_size"] = convolution_taps(config.drafter)
     return plain
 
 
 def shifts_labels(drafter: config_dict.ConfigDict) -> bool:
     """drafter.shift_label, or what public checkpoints of its head have: servers take plain DFlash as unshifted."""
     return drafter.head in (DOMINO, MARKOV) if drafter.shift_label is None else drafter.shift_label
+
+
+def convolution_taps(drafter: config_dict.ConfigDict) -> int:
+    """drafter.conv_kernel_size, or what public checkpoints of its head have."""
+    default = 2 if drafter.head == DFLASH2 else 0
+    return default if drafter.conv_kernel_size is None else drafter.conv_kernel_size
 
 
 def portable(text: str) -> str:
@@ -149,14 +156,16 @@ def _refuse(section: str, problem: Problem | None) -> None:
 # The rules of single values; a value that is absent (None) has none.
 LEAST = {
     0: (
-        *("seed", "drafter.pure_draft_prefix_len", "drafter.mask_token_id", "data.held_out", "preflight.rows"),
+        *("seed", "drafter.pure_draft_prefix_len", "drafter.mask_token_id", "drafter.conv_kernel_size"),
+        *("data.held_out", "preflight.rows", "train.selector_alpha"),
         *("eval.every", "regenerate.num_prompts", "decode.seed", "decode.num_prompts", "decode.num_drafts"),
         *("decode.head_candidates", "decode.cores", "train.lambda_decay_ratio", "train.hang_seconds"),
     ),
     1: (
         *("drafter.num_layers", "drafter.intermediate_size", "drafter.gru_hidden_dim", "drafter.emb_dim"),
-        *("drafter.markov_rank", "train.steps", "train.batch_size"),
-        *("train.log_every", "train.num_anchors", "checkpoint.every", "checkpoint.keep"),
+        *("drafter.markov_rank", "drafter.conv_group_size", "drafter.selector_rank", "drafter.selector_top_k"),
+        *("train.steps", "train.batch_size", "train.log_every", "train.num_anchors"),
+        *("checkpoint.every", "checkpoint.keep"),
         *("eval.batch_size", "eval.num_prompts", "decode.batch_size", "decode.max_new_tokens"),
         *("regenerate.batch_size", "regenerate.max_new_tokens"),
     ),
@@ -170,10 +179,12 @@ CHOICES = (
     ("train.loss", ("own", "cross_entropy")),
     ("train.optimizer", ("adamw", "muon")),
     ("train.non_finite", ("stop", "skip")),
+    ("train.selector_rule", SELECTOR_RULES),
     ("decode.dtype", DTYPES),
     ("decode.parity", PARITIES),
 )
 SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill", "decode.confidence")  # 0 to 1
+SHARES += ("train.selector_warmup_ratio", "train.selector_ramp_ratio")
 SHARES_BELOW_ONE = ("train.warmup_ratio", "train.ema_decay")
 
 
@@ -211,8 +222,12 @@ def _check_drafter(config) -> None:
         f"with drafter.block_size {drafter.block_size} and shift_label {shifted} the head would correct no slot; make "
         "the prefix shorter or the block longer",
     )
-    change = "the head markov is always shifted; leave it out"
-    _require(drafter.head != MARKOV or shifted, "drafter.shift_label", drafter.shift_label, change)
+    only = {MARKOV: True, DFLASH2: False}
+    change = f"the head {drafter.head} is {'always' if drafter.head == MARKOV else 'never'} shifted; leave it out"
+    _require(only.get(drafter.head, shifted) == shifted, "drafter.shift_label", drafter.shift_label, change)
+    taps, size = convolution_taps(drafter), drafter.block_size
+    change = f"a block of drafter.block_size {size} has no more taps than slots; give 0 (none) to {size}"
+    _require(taps <= size, "drafter.conv_kernel_size", taps, change)
     ids = drafter.target_layer_ids
     fine = ids is None or (_whole_numbers(ids) and bool(ids) and len(set(ids)) == len(ids))
     change = "list different layers of the target, counted from 0, or leave it out for the public rule"
@@ -232,21 +247,23 @@ def _check_training(config) -> None:
     fine = train.accumulate >= 1 and train.batch_size % train.accumulate == 0
     _require(fine, "train.accumulate", train.accumulate, f"it has to divide train.batch_size {train.batch_size}")
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
-    _check_markov_loss(config.drafter.head, train)
+    _check_own_losses(config.drafter.head, train)
     steps = train.profile_steps
     change = 'give the first and the last step, as --config.train.profile_steps="(10,15)"'
     _require(not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]), "train.profile_steps", steps, change)
 
 
-def _check_markov_loss(head: str, train) -> None:
+def _check_own_losses(head: str, train) -> None:
     weights = train.markov_weights
     numbers = [weight for weight in weights if isinstance(weight, int | float) and 0 <= weight < math.inf]
     fine = len(numbers) == len(weights) == 3 and any(numbers)
     change = 'give three weights, 0 or above and not all 0, as --config.train.markov_weights="(0.1,0.9,1.0)"'
     _require(fine, "train.markov_weights", weights, change)
-    if head == MARKOV and train.loss == "own":
-        why = "markov's own loss does not read it; leave it out, or set --config.train.loss=cross_entropy"
-        _require(train.dpace_alpha is None, "train.dpace_alpha", train.dpace_alpha, why)
+    alpha = train.selector_alpha
+    _require(math.isfinite(alpha), "train.selector_alpha", alpha, "give a finite number, 0 or more")
+    if head in (MARKOV, DFLASH2) and train.loss == "own":
+        why = f"{head}'s own loss does not read it; leave it out, or set --config.train.loss=cross_entropy"
+        _require(train.dpace_alpha is None or head == DFLASH2, "train.dpace_alpha", train.dpace_alpha, why)
         _require(train.distill == 0, "train.distill", train.distill, why)
 
 

@@ -94,7 +94,8 @@ def round_bytes(models: Models, state: DecodeState, head_candidates: int = 0) ->
     """mode → bytes of weights and of full caches that a device reads in a round.
 
     A drafted round reads the lm_head twice, for the base logits and to verify. The head is read once for each draft
-    that it corrects, of its vocabulary matrix the rows of the candidates (0: all of them), of a token table one row.
+    that it corrects, of its vocabulary matrix the rows of the candidates (0: all of them; a selector has its own
+    number), of a token table one row.
     """
     target, drafter = models.target_params, models.drafter_params
     tied = models.target.config.tie_word_embeddings
@@ -107,8 +108,8 @@ def round_bytes(models: Models, state: DecodeState, head_candidates: int = 0) ->
     if config.has_head:
         matrices = {name: part for name, part in drafter["head"].items() if name != "predecessor"}
         vocabulary = device_bytes(matrices["up"])
-        rows = state.done.shape[0] * head_candidates
-        part = min(rows / config.vocab_size, 1) if head_candidates else 1
+        count = config.candidates(head_candidates)
+        part = min(state.done.shape[0] * count / config.vocab_size, 1) if count else 1
         each = device_bytes(matrices) - round((1 - part) * vocabulary)
         head = (config.block_size - config.suffix_start) * each
     return {BASELINE: plain, BACKBONE: backbone, DOMINO: backbone + head}

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import DOMINO, GATED, MARKOV, NONE, RNN
+from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, NONE, RNN
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 
@@ -59,7 +59,7 @@ def target_parameters(config: Qwen3Config) -> int:
 
 
 def drafter_parameters(config: DrafterConfig) -> int:
-    """Weights of the drafter's matrices: fc, layers and, with one, the head; a table of tokens is a look-up."""
+    """Weights of the drafter's matrices: fc, layers with their convolutions, head; a table of tokens is a look-up."""
     c = config
     fc = len(c.target_layer_ids) * c.hidden_size**2
     gru = 3 * c.gru_hidden_dim * (c.hidden_size + c.gru_hidden_dim)
@@ -67,8 +67,15 @@ def drafter_parameters(config: DrafterConfig) -> int:
         NONE: 0,
         DOMINO: gru + c.emb_dim * (c.hidden_size + c.gru_hidden_dim + c.vocab_size),
         MARKOV: markov_matrices(c),
+        DFLASH2: c.selector_rank * (c.hidden_size + c.selector_top_k),  # of one matrix the candidates' rows
     }
-    return fc + c.num_hidden_layers * layer_matrices(c) + heads[c.head]
+    return fc + c.num_hidden_layers * (layer_matrices(c) + convolution_matrices(c)) + heads[c.head]
+
+
+def convolution_matrices(config: DrafterConfig) -> int:
+    """Weights of the two matrices of a layer's convolutions."""
+    c = config
+    return 2 * 2 * c.conv_kernel_size * c.conv_groups * c.hidden_size if c.conv_kernel_size else 0
 
 
 def markov_matrices(config: DrafterConfig) -> int:
@@ -111,7 +118,7 @@ def step_flops(
         # Frozen features: no gradient onto them.
         "fusion": 2 * 2 * length * len(d.target_layer_ids) * width**2,
         "context": 3 * 2 * length * d.num_hidden_layers * 2 * width * kv_width,
-        "blocks": 3 * 2 * rows * d.num_hidden_layers * layer_matrices(d),
+        "blocks": 3 * 2 * rows * d.num_hidden_layers * (layer_matrices(d) + convolution_matrices(d)),
         "attention": 3 * anchors * sum(_block_attention(d, layer, length) for layer in range(d.num_hidden_layers)),
         # Frozen lm_head: no gradient onto it, and the target's logits, wanted to distill, have none at all. An
         # unshifted block's slot 0 predicts nothing.
@@ -153,6 +160,8 @@ def _head(drafter: DrafterConfig, anchors: int) -> float:
         return 0.0
     if d.head == MARKOV:
         return 3 * 2 * markov_matrices(d) * anchors * d.num_drafts
+    if d.head == DFLASH2:
+        return 3 * 2 * d.selector_rank * (d.hidden_size + d.selector_top_k) * anchors * d.num_drafts
     consumed = anchors * d.num_drafts  # tokens that the GRU reads
     corrected = anchors * (d.block_size - d.suffix_start)  # slots that get residual logits
     # Frozen embeddings: no gradient onto the GRU's input.

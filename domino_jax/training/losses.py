@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from domino_jax.drafters.blocks import position_decay
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import MARKOV
+from domino_jax.drafters.names import DROP, MARKOV
 from domino_jax.models.shapes import Logits
 from domino_jax.models.slices import cut, joined
 
@@ -38,6 +38,9 @@ class LossSettings:
     kind: which loss; CROSS_ENTROPY is the dual one of this file.
     markov_weights: of the cross-entropy, the L1 distance and the confidence in the loss MARKOV (markov_loss.py), which
         reads neither dpace_alpha nor distill.
+    selector_rule: what a slot whose label is no candidate does to the loss of DFlash2's selector: one of
+        names.SELECTOR_RULES.
+    selector_detached: the selector's loss does not train the backbone.
     """
 
     gamma: float | None = 7.0
@@ -47,6 +50,8 @@ class LossSettings:
     slice_blocks: int = 32
     kind: str = CROSS_ENTROPY
     markov_weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
+    selector_rule: str = DROP
+    selector_detached: bool = False
 
     @property
     def reads_target(self) -> bool:

@@ -44,10 +44,10 @@ def make_optimizer(kind: str) -> optax.GradientTransformation:
 
 
 def _hidden_matrices(params: dict) -> dict:
-    """Marks the matrices between hidden states; the head's output matrix, V wide, is none of them."""
+    """Marks the matrices between hidden states; a head's tables of tokens, [V, …] and […, V], are none of them."""
 
     def mark(path: tuple, leaf: jax.Array):
-        is_output = any(part.key == "up" for part in path)
-        return optax.contrib.MuonDimensionNumbers() if leaf.ndim == 2 and not is_output else None
+        of_tokens = any(part.key in ("up", "predecessor") for part in path)
+        return optax.contrib.MuonDimensionNumbers() if leaf.ndim == 2 and not of_tokens else None
 
     return jax.tree_util.tree_map_with_path(mark, params)

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.drafters import blocks
+from domino_jax.drafters.backbone import transformed_logits
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
-from domino_jax.drafters.names import MARKOV
+from domino_jax.drafters.names import DFLASH2, MARKOV
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
@@ -30,10 +31,11 @@ from domino_jax.training.losses import (
     slot_weights,
 )
 from domino_jax.training.markov_loss import MarkovObjective
+from domino_jax.training.selector_loss import SelectorObjective, Teacher, selector_outputs
 from domino_jax.training.state import TrainState
 
 # The losses, by LossSettings.kind.
-OBJECTIVES = {CROSS_ENTROPY: Objective, MARKOV: MarkovObjective}
+OBJECTIVES = {CROSS_ENTROPY: Objective, MARKOV: MarkovObjective, DFLASH2: SelectorObjective}
 
 # "tokens" int32 [B, S], "loss_mask" float32 [B, S], "row_ids" int32 [B]; packed rows also "positions" and "documents"
 # int32 [B, S].
@@ -110,19 +112,27 @@ def drafter_loss(
     before = blocks.head_tokens(tokens, anchors, config.num_drafts)
     inputs = models.head_inputs(before)
     positions = batch["positions"] if "positions" in batch else None
-    z, codes = drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, inputs, positions)
-    states = _states_before_labels(hidden, anchors, config) if objective.settings.reads_target else None
+    settings = objective.settings
+    forward = (features, x, anchors, keep, inputs, positions, settings.selector_detached)
+    z, codes = drafter.apply({"params": models.drafter_params}, *forward)
+    states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
     confidence = None
-    if objective.settings.kind == MARKOV and config.enable_confidence_head:
+    if settings.kind == MARKOV and config.enable_confidence_head:
         confidence = models.confidence(z, before)
     # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
     head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
 
+    def base_logits(z):
+        return transformed_logits(unembed(z), config)
+
     def outputs_of(params, z, codes, confidence, states):
-        base = unembed(z)
+        base = base_logits(z)
         final = corrected(drafter, {"head": params}, base, codes)
         return Outputs(base, final, None if states is None else unembed(states), confidence)
 
+    if settings.kind == DFLASH2:
+        states = Teacher(labels.ids[:, :, config.first_slot :], jnp.take_along_axis(tokens, anchors, axis=1))
+        outputs_of = selector_outputs(models, base_logits, settings)
     return sliced_loss(outputs_of, head, (z, codes, confidence), (labels, states), objective)
 
 

@@ -4,6 +4,7 @@
 target's.
 """
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.markov_keys import is_deepspec
-from domino_jax.drafters.names import DOMINO, GATED, MARKOV, RNN
+from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RNN
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators
@@ -40,14 +41,28 @@ def drafter_table(config: DrafterConfig) -> list[Entry]:
         linear("fc", (*backbone, "fc"), c.hidden_size, len(c.target_layer_ids) * c.hidden_size),
         norm("hidden_norm", (*backbone, "hidden_norm"), c.hidden_size),
         *decoder_layers(c, "", backbone),
+        *convolution_table(c),
         norm("norm", (*backbone, "norm"), c.hidden_size),
     ]
     return table + head_table(config)
 
 
+def convolution_table(config: DrafterConfig) -> list[Entry]:
+    """The convolutions of every layer; none where the drafter has none."""
+    c, table = config, []
+    if not c.conv_kernel_size:
+        return table
+    for layer, part in itertools.product(range(c.num_hidden_layers), ("attention_conv", "mlp_conv")):
+        name, path = f"layers.{layer}.{part}", ("backbone", f"layers_{layer}", part)
+        base = Entry(f"{name}.base_kernel", (*path, "base_kernel"), (2, c.conv_kernel_size, c.hidden_size))
+        width = 2 * c.conv_kernel_size * c.conv_groups
+        table += [base, linear(f"{name}.kernel_projection", (*path, "kernel_projection"), width, c.hidden_size)]
+    return table
+
+
 def head_table(config: DrafterConfig) -> list[Entry]:
     """The tensors of the head; none without one."""
-    tables = {DOMINO: _domino_table, MARKOV: _markov_table}
+    tables = {DOMINO: _domino_table, MARKOV: _markov_table, DFLASH2: _selector_table}
     return tables[config.head](config) if config.has_head else []
 
 
@@ -79,6 +94,15 @@ def _markov_table(c: DrafterConfig) -> list[Entry]:
 
 def _biased(name: str, path: tuple[str, ...], out_width: int, in_width: int) -> list[Entry]:
     return [linear(name, path, out_width, in_width), Entry(f"{name}.bias", (*path, "bias"), (out_width,))]
+
+
+def _selector_table(c: DrafterConfig) -> list[Entry]:
+    name, codebook = "candidate_selector", (c.vocab_size, c.selector_rank)
+    return [
+        Entry(f"{name}.predecessor_codebook", ("head", "predecessor", "embedding"), codebook),
+        Entry(f"{name}.successor_codebook", ("head", "up", "kernel"), codebook, transpose=True),
+        linear(f"{name}.hidden_projection", ("head", "hidden_projection"), c.selector_rank, c.hidden_size),
+    ]
 
 
 def refuse_other_layouts(names: Iterable[str]) -> None:
@@ -148,8 +172,10 @@ def load_drafter(
         refuse_other_layouts(tensors)
     config = hf.parse_config(folder, raw, DrafterConfig.from_dict)
     check_fits(config, target)
-    prefixes = (_OLD_HEAD_PREFIX, speculators.HEAD_PREFIX)
-    aliases = {prefix + entry.name: entry.name for prefix in prefixes for entry in head_table(config)}
+    heads = [entry.name for entry in head_table(config)]
+    aliases = {prefix + name: name for prefix in (_OLD_HEAD_PREFIX, speculators.HEAD_PREFIX) for name in heads}
+    # As modules of embeddings in z-lab's loader and in a branch of speculators.
+    aliases |= {f"{name}.weight": name for name in heads if name.endswith("_codebook")}
     return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
 
 

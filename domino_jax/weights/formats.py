@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import DOMINO, MARKOV, NONE, VANILLA
+from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, NONE, VANILLA
 
 # serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from.
 FORMATS = (SERVING, SPECFORGE) = ("serving", "specforge")
@@ -57,9 +57,9 @@ def sglang_refusal(config: DrafterConfig) -> str | None:
         return f"SGLang has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
     if config.head == DOMINO and config.pure_draft_prefix_len != 1:
         return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {config.pure_draft_prefix_len}"
-    if config.shift_label and not config.has_head:
+    if config.shift_label and config.head == NONE:
         return "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
-    return None
+    return _convolution_refusal(config)
 
 
 def vllm_refusal(config: DrafterConfig) -> str | None:
@@ -68,9 +68,18 @@ def vllm_refusal(config: DrafterConfig) -> str | None:
         return f"vLLM has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
     if config.head == DOMINO:
         return "vLLM has no Domino head"
-    if config.head == MARKOV:
-        return None
-    return "vLLM refuses sample_from_anchor for DFlash" if config.shift_label else None
+    if config.head == NONE and config.shift_label:
+        return "vLLM refuses sample_from_anchor for DFlash"
+    return _convolution_refusal(config)
+
+
+def _convolution_refusal(config: DrafterConfig) -> str | None:
+    """Servers know a selector and convolutions together only."""
+    if config.head == DFLASH2 and not config.conv_kernel_size:
+        return "servers read DFlash2 drafters with convolutions only, and this one has conv_kernel_size 0"
+    if config.head != DFLASH2 and config.conv_kernel_size:
+        return f"servers read convolutions of DFlash2 drafters only, and this one has head {config.head}"
+    return None
 
 
 def serving_note(config: DrafterConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""Drafters in the layout of vllm-project/speculators (dflash and domino), read as public ones.
+"""Drafters in the layout of vllm-project/speculators (dflash, dflash2 and domino), read as public ones.
 
 There the layers' shapes are nested in transformer_layer_config, without the values that equal Qwen3Config's defaults;
 layer ids are one higher; the Domino head's tensors have a prefix; and copies of the target's embeddings may be stored.
@@ -7,7 +7,8 @@ layer ids are one higher; the Domino head's tensors have a prefix; and copies of
 from pathlib import Path
 from typing import Any
 
-from domino_jax.drafters.names import DOMINO
+from domino_jax.drafters import dflash2_keys
+from domino_jax.drafters.names import DFLASH2, DOMINO
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 from domino_jax.weights.target import EMBEDDING, LM_HEAD
@@ -51,13 +52,13 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
     Args:
         target_layers: layers of the target, which the layout does not store.
     Raises:
-        DataError: another algorithm than dflash and domino, or a key that is missing.
+        DataError: another algorithm than dflash, dflash2 and domino, or a key that is missing.
     """
     algorithm = raw.get("speculators_model_type")
-    if algorithm not in ("dflash", DOMINO):
+    if algorithm not in ("dflash", DFLASH2, DOMINO):
         raise DataError(
-            f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; only 'dflash'"
-            " and 'domino' are supported."
+            f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; only 'dflash',"
+            " 'dflash2' and 'domino' are supported."
         )
     layer = raw.get("transformer_layer_config") or {}
     if layer.get("model_type", "qwen3") != "qwen3":
@@ -67,14 +68,21 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
         )
     needed = ["block_size", "mask_token_id", "aux_hidden_state_layer_ids", "draft_vocab_size"]
     needed += ["sample_from_anchor", *_DOMINO_KEYS.values()] if algorithm == DOMINO else []
+    needed += dflash2_keys.REQUIRED if algorithm == DFLASH2 else []
     missing = [name for name in needed if raw.get(name) is None]
     if missing:
         raise DataError(
             f"the drafter's config.json (speculators, {algorithm}) lacks {', '.join(missing)}; these are never guessed:"
             " add the values it was trained with."
         )
-    head = {name: raw[key] for name, key in _DOMINO_KEYS.items()} if algorithm == DOMINO else {}
+    if algorithm == DFLASH2:
+        options = (*dflash2_keys.REQUIRED, *dflash2_keys.TRANSFORMS)
+        head = {name: raw[name] for name in options if name in raw}
+    else:
+        head = {"projector_type": algorithm}
+        head |= {name: raw[key] for name, key in _DOMINO_KEYS.items()} if algorithm == DOMINO else {}
     return {
+        "architectures": [dflash2_keys.CLASS if algorithm == DFLASH2 else "DFlashDraftModel"],
         **_DEFAULTS,
         **_rope(layer),
         **{key: value for key, value in layer.items() if value is not None},
@@ -83,11 +91,10 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
         "block_size": raw["block_size"],
         "num_target_layers": target_layers,
         # Full layers always read the whole block there; absent, only the sliding ones are causal, as in public files.
-        "is_causal": False if raw.get("sliding_window_non_causal") else None,
+        "is_causal": False if raw.get("sliding_window_non_causal", algorithm == DFLASH2) else None,
         "dflash_config": {
             "mask_token_id": raw["mask_token_id"],
             "target_layer_ids": [index - 1 for index in raw["aux_hidden_state_layer_ids"]],
-            "projector_type": algorithm,
             "shift_label": bool(raw.get("sample_from_anchor", False)),
             **head,
         },

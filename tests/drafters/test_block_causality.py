@@ -1,4 +1,4 @@
-"""is_causal: a numpy backbone, written from the published rule, beside the training and the decoding path.
+"""is_causal and convolutions: a numpy backbone from the published rules, beside the training and the decoding path.
 
 The rule of z-lab's module: with a window W key and query are less than W apart on either side, for context and block
 alike; is_causal true also hides later slots, in every layer; absent, only sliding layers hide them.
@@ -16,7 +16,14 @@ from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 FULL, SLIDING = ("full_attention",) * 2, ("full_attention", "sliding_attention")
-KINDS = [(FULL, None, True), (FULL, None, False), (SLIDING, 3, None), (SLIDING, 3, True), (SLIDING, 3, False)]
+PLAIN, CONVOLVED = {}, {"conv_kernel_size": 3, "conv_group_size": 8, "input_embedding_scale": 0.5, "head": "dflash2"}
+KINDS = [
+    (FULL, None, True, PLAIN),
+    (FULL, None, False, PLAIN),
+    (SLIDING, 3, None, PLAIN),
+    (SLIDING, 3, True, PLAIN),
+    (SLIDING, 3, False, CONVOLVED),
+]
 ANCHORS = [1, 5, 11]  # one a row
 
 
@@ -35,9 +42,32 @@ def visible(query, key, window, causal):
     return (window is None or abs(query - key) < window) and (key <= query or not causal)
 
 
+class Convolution:
+    """The convolution of one part of a layer, with the filters that u [G, D] decides; the identity without tensors."""
+
+    def __init__(self, w, part, u, group):
+        self.base = w.get(f"{part}.base_kernel")
+        if self.base is not None:
+            taps = self.base.shape[1]
+            self.filters = (u @ w[f"{part}.kernel_projection.weight"].T).reshape(len(u), 2, taps, -1)
+            self.group = group
+
+    def __call__(self, x, side):
+        if self.base is None:
+            return x
+        y = np.zeros_like(x)
+        for i, c, tap in np.ndindex(*x.shape, self.base.shape[1]):
+            if i >= tap:
+                weight = self.base[side, tap, c] + self.filters[i, side, tap, c // self.group]
+                y[i, c] += weight * x[i - tap, c]
+        return y
+
+
 def reference(tensors, raw, features, x, start):
     """z [G, D] of one block x [G, D] that begins at `start`, given the features [S, C·D] of its row."""
     eps, theta, width = raw["rms_norm_eps"], raw["rope_theta"], raw["head_dim"]
+    nested = raw["dflash_config"]
+    channels, x = nested.get("conv_group_size"), x * nested.get("input_embedding_scale", 1.0)
     context = normed(features[:start] @ tensors["fc.weight"].T, tensors["hidden_norm.weight"], eps)
     positions = np.arange(start + len(x))
     for layer, kind in enumerate(raw["layer_types"]):
@@ -45,6 +75,8 @@ def reference(tensors, raw, features, x, start):
         window = raw["sliding_window"] if kind == "sliding_attention" else None
         causal = raw.get("is_causal", kind == "sliding_attention")
         inner = normed(x, w["input_layernorm.weight"], eps)
+        convolve = Convolution(w, "attention_conv", inner, channels)
+        inner = convolve(inner, 0)
         q = (inner @ w["self_attn.q_proj.weight"].T).reshape(len(x), -1, width)
         rows = np.concatenate([context, inner])
         k, v = ((rows @ w[f"self_attn.{part}_proj.weight"].T).reshape(len(rows), -1, width) for part in "kv")
@@ -57,20 +89,21 @@ def reference(tensors, raw, features, x, start):
             scores = k[seen, head // group] @ q[slot, head] / np.sqrt(width)
             weights = np.exp(scores - scores.max())
             out[slot, head] = weights / weights.sum() @ v[seen, head // group]
-        x = x + out.reshape(len(x), -1) @ w["self_attn.o_proj.weight"].T
+        x = x + convolve(out.reshape(len(x), -1) @ w["self_attn.o_proj.weight"].T, 1)
         inner = normed(x, w["post_attention_layernorm.weight"], eps)
+        convolve = Convolution(w, "mlp_conv", inner, channels)
+        inner = convolve(inner, 0)
         gate = inner @ w["mlp.gate_proj.weight"].T
         hidden = gate / (1 + np.exp(-gate)) * (inner @ w["mlp.up_proj.weight"].T)
-        x = x + hidden @ w["mlp.down_proj.weight"].T
+        x = x + convolve(hidden @ w["mlp.down_proj.weight"].T, 1)
     return normed(x, tensors["norm.weight"], eps)
 
 
-@pytest.mark.parametrize(("layer_types", "window", "is_causal"), KINDS)
-def test_training_and_decoding_follow_is_causal_as_an_exported_config_states_it(
-    layer_types, window, is_causal, tmp_path
-):
+@pytest.mark.parametrize(("layer_types", "window", "is_causal", "changes"), KINDS)
+def test_training_and_decoding_follow_what_an_exported_config_states(layer_types, window, is_causal, changes, tmp_path):
     target = tiny_target(tied=False)
-    drafter = tiny_drafter(target.config, layer_types=layer_types, sliding_window=window, is_causal=is_causal)
+    kind = {"layer_types": layer_types, "sliding_window": window, "is_causal": is_causal, **changes}
+    drafter = tiny_drafter(target.config, "head" not in changes, **kind)
     save_drafter(tmp_path, drafter.config, drafter.params, "float32")
     tensors, raw = load_file(tmp_path / hf.SINGLE), hf.read_config(tmp_path)
     assert raw.get("is_causal", "absent") == ("absent" if is_causal is None else is_causal)

@@ -57,6 +57,14 @@ def test_values_that_were_not_finite_leave_a_gap(tmp_path):
     assert draw(tmp_path, rows) == ["losses.png"]
 
 
+def test_a_selector_has_its_own_loss_and_accept_length(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "curve", lambda axes, pairs, colour, label: drawn.append((label, pairs[0][1])))
+    figures = {"base_loss": 3.0, "selector_loss": 2.0, "base_accept_len": 1.5, "serving_accept_len": 1.8}
+    assert draw(tmp_path, [{"step": step, **figures, "seconds": 1} for step in (1, 2)]) == ["losses.png"]
+    assert drawn == [("base", 3.0), ("base", 1.5), ("selector", 2.0), ("selector", 1.8)]
+
+
 def test_a_drafter_without_a_head_has_one_loss(tmp_path):
     rows = [{**row, "final_loss": row["base_loss"]} for row in TRAINED]
     taus = [{**row, "eval_tau": row["eval_tau_backbone"]} for row in EVALUATED]

@@ -71,6 +71,7 @@ HEAD_SIZES = {
     "none": {},
     "domino": {"pure_draft_prefix_len": 1, "emb_dim": 8, "gru_hidden_dim": 16},
     "markov": {"markov_rank": 8, "markov_head_type": "rnn"},
+    "dflash2": {"selector_rank": 8, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
 }
 
 
@@ -82,7 +83,7 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
         "block_size": block_size,
         "mask_token_id": target.config.vocab_size - 1,
         "head": "domino",
-        "shift_label": True,
+        "shift_label": "head" not in choices or choices["head"] != "dflash2",
         **choices,
     }
     fields = HEAD_SIZES[fields["head"]] | fields

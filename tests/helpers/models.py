@@ -89,6 +89,7 @@ def tiny_drafter(
         "none": {},
         "domino": {"pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10},
         "markov": {"markov_rank": 6, "markov_head_type": "vanilla"},
+        "dflash2": {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
     }
     config = DrafterConfig.for_target(
         target_config,

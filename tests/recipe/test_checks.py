@@ -8,7 +8,7 @@ from configs import qwen3
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
-from domino_jax.recipe.builders import drafter_config_of, loss_settings
+from domino_jax.recipe.builders import curriculum_of, drafter_config_of, loss_settings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 
@@ -34,10 +34,12 @@ def test_a_sound_recipe_passes(command):
 
 NAN, INF = float("nan"), float("inf")
 COUNTS = """drafter.num_layers drafter.intermediate_size drafter.gru_hidden_dim drafter.emb_dim drafter.markov_rank
+drafter.selector_rank drafter.selector_top_k drafter.conv_group_size
 train.steps train.batch_size train.log_every train.num_anchors checkpoint.every checkpoint.keep eval.batch_size
 eval.num_prompts decode.batch_size decode.max_new_tokens decode.tree.candidates decode.tree.lanes
 decode.mesh.data regenerate.batch_size regenerate.max_new_tokens mesh.data mesh.fsdp""".split()
-FROM_ZERO = """drafter.mask_token_id drafter.pure_draft_prefix_len seed data.held_out preflight.rows eval.every
+FROM_ZERO = """drafter.conv_kernel_size train.selector_alpha
+drafter.mask_token_id drafter.pure_draft_prefix_len seed data.held_out preflight.rows eval.every
 decode.seed decode.top_k decode.head_candidates decode.num_drafts decode.num_prompts decode.tree.depth
 regenerate.num_prompts regenerate.top_k""".split()
 BAD = [
@@ -46,11 +48,12 @@ BAD = [
     *((key, 1) for key in ("drafter.block_size", "data.max_length", "decode.tree.nodes")),
     *((key, "") for key in ("target.path", "data.train")),
     *((key, "x") for key in ("drafter.head", "drafter.markov_head_type", "train.loss", "data.layout")),
-    *((key, "x") for key in ("train.optimizer", "train.non_finite")),
+    *((key, "x") for key in ("train.optimizer", "train.non_finite", "train.selector_rule")),
     *((key, "x") for key in ("target.dtype", "decode.dtype", "decode.parity")),
     *((key, value) for key in ("drafter.target_layer_ids",) for value in ((), (1, 1), (1, -2), (1, "x"))),
     *((key, value) for key in ("decode.modes",) for value in ((), ("forest",), ("domino", "domino"))),
     *((key, value) for key in ("train.lambda_start", "train.dpace_alpha", "train.distill") for value in (1.5, -0.1)),
+    *((key, 1.5) for key in ("train.selector_warmup_ratio", "train.selector_ramp_ratio")),
     *((key, 1.0) for key in ("train.warmup_ratio", "train.ema_decay")),
     *((key, -0.1) for key in ("train.lambda_decay_ratio", "train.hang_seconds", "decode.min_p")),
     *((key, value) for key in ("decode.temperature", "regenerate.temperature") for value in (-0.5, NAN)),
@@ -62,6 +65,8 @@ BAD = [
     *(("train.profile_steps", value) for value in ((5,), (7, 5))),
     *(("decode.tree.beta", value) for value in (0.1, -INF)),
     ("drafter.pure_draft_prefix_len", 16),
+    ("drafter.conv_kernel_size", 17),
+    ("train.selector_alpha", INF),
     ("train.num_anchors", 3072),
     ("train.accumulate", 3),
     ("decode.min_p", 1.0),
@@ -144,6 +149,41 @@ def test_the_recipes_markov_values_reach_the_drafter_and_its_loss():
     assert settings.reads_target and not loss_settings(config.train, "domino").reads_target
     config.train.loss = "cross_entropy"
     assert loss_settings(config.train, "markov").kind == loss_settings(config.train, "domino").kind == "cross_entropy"
+
+
+@pytest.mark.parametrize(("key", "value"), [("train.distill", 0.1), ("drafter.shift_label", True)])
+def test_what_a_dflash2_drafter_does_not_read_is_refused(key, value):
+    config = recipe()
+    config.drafter.head, config.train.dpace_alpha = "dflash2", 0.5
+    recipes.check(config, "train")
+    set_value(config, key, value)
+    with pytest.raises(DominoError, match=f"config.{key} is {value}.*dflash2"):
+        recipes.check(config, "train")
+
+
+def test_the_recipes_selector_and_convolutions_reach_the_drafter_and_its_loss():
+    config = recipe()
+    config.drafter.head, config.drafter.selector_rank, config.drafter.selector_top_k = "dflash2", 12, 6
+    config.train.selector_rule, config.train.selector_detached = "replace", True
+    config.train.selector_alpha, config.train.selector_ramp_ratio = 2.0, 1.0
+    target = Qwen3Config.from_dict(json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text()))
+    made = drafter_config_of(config.drafter, target, 151_669)
+    assert (made.head, made.selector_rank, made.selector_top_k, made.shift_label) == ("dflash2", 12, 6, False)
+    assert (made.conv_kernel_size, made.conv_group_size, made.suffix_start) == (2, 16, 1)
+    assert recipes.resolved(config)["drafter"]["conv_kernel_size"] == 2
+    settings = loss_settings(config.train, "dflash2")
+    assert (settings.kind, settings.selector_rule, settings.selector_detached) == ("dflash2", "replace", True)
+    assert not settings.contiguous and not settings.reads_target
+    half = config.train.steps // 2
+    assert float(curriculum_of(config.train, "dflash2")(half)) == pytest.approx(1.0, rel=1e-4)
+    assert float(curriculum_of(config.train, "cross_entropy")(half)) == pytest.approx(0.5, rel=1e-4)
+    config.train.loss = "cross_entropy"
+    plain = loss_settings(config.train, "dflash2")
+    assert plain.contiguous and not plain.selector_detached
+    config.drafter.conv_kernel_size = 0
+    assert drafter_config_of(config.drafter, target, 151_669).conv_group_size == 0
+    config.drafter.head, config.drafter.conv_kernel_size = "domino", 3
+    assert drafter_config_of(config.drafter, target, 151_669).conv_kernel_size == 3
 
 
 def test_a_plain_block_of_two_needs_no_room_for_a_heads_prefix():

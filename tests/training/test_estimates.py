@@ -30,7 +30,7 @@ def drafter_of(target, head="domino", shift_label=True, **changes):
 def published():
     """The configuration of the public trainer's point: 8B, length 768, 256 anchors, no head, no target pass."""
     target = target_of("8b")
-    return step_flops(target, drafter_of(target, "dflash"), length=768, anchors=256, with_target=False)
+    return step_flops(target, drafter_of(target, "none"), length=768, anchors=256, with_target=False)
 
 
 def test_the_public_trainers_point_comes_out_near_its_35_percent(published):
@@ -53,7 +53,7 @@ def test_parts_of_the_published_point_by_hand(published):
 
 def test_an_unshifted_block_has_one_slot_less_to_predict():
     target = target_of("8b")
-    unshifted = step_flops(target, drafter_of(target, "dflash", shift_label=False), length=768, anchors=256)
+    unshifted = step_flops(target, drafter_of(target, "none", shift_label=False), length=768, anchors=256)
     assert unshifted["vocabulary"] == 4 * 256 * 15 * 4096 * 151_936
 
 
@@ -94,6 +94,21 @@ def test_parameters_are_those_of_the_public_checkpoint_without_norms():
     assert target_parameters(target_of("8b")) == pytest.approx(7.57e9, rel=0.01)
 
 
+def test_a_selector_costs_its_projection_and_its_candidates_and_convolutions_their_projections():
+    """0.6B: 5 layers 1,024 wide, 16 slots, 256 candidate codes; a table of tokens is a look-up."""
+    target = target_of("0.6b")
+    sizes = {"shift_label": False, "selector_rank": 256, "selector_top_k": 16, "conv_group_size": 16}
+    plain, selecting = (
+        drafter_of(target, head, **choices)
+        for head, choices in (("none", {"shift_label": False}), ("dflash2", {**sizes, "conv_kernel_size": 2}))
+    )
+    parts, bare = (step_flops(target, drafter, length=100, anchors=8) for drafter in (selecting, plain))
+    assert parts["head"] == 6 * 8 * 15 * 256 * (1024 + 16)
+    assert parts["blocks"] - bare["blocks"] == 6 * 8 * 16 * 5 * 2 * (2 * 2 * 64) * 1024
+    weights = 256 * (1024 + 16) + 5 * 2 * (2 * 2 * 64) * 1024
+    assert drafter_parameters(selecting) - drafter_parameters(plain) == weights
+
+
 def count(drafter):
     shapes = jax.eval_shape(lambda: init_drafter_params(Drafter(drafter), jax.random.key(0)))
     return sum(leaf.size for leaf in jax.tree.leaves(shapes))
@@ -102,7 +117,7 @@ def count(drafter):
 def test_a_sliding_layer_reads_at_most_its_window():
     """Anchors 0..8 of a row of 10; window 4 leaves slot j at most 3 - j keys: means 21/9, 15/9 for slots 0, 1."""
     sliding = {"layer_types": ("sliding_attention",), "sliding_window": 4}
-    drafter = drafter_of(target_of("0.6b"), "dflash", num_layers=1, block_size=2, **sliding)
+    drafter = drafter_of(target_of("0.6b"), "none", num_layers=1, block_size=2, **sliding)
     pairs = 21 / 9 + 15 / 9 + 3
     parts = step_flops(target_of("0.6b"), drafter, length=10, anchors=1)
     assert parts["attention"] == pytest.approx(3 * 4 * 16 * 128 * pairs)
@@ -111,7 +126,7 @@ def test_a_sliding_layer_reads_at_most_its_window():
 def test_the_target_pass_agrees_with_what_xla_counts():
     """XLA's count has the masked half of the scores and elementwise work besides, which are small at this width."""
     target = dataclasses.replace(target_of("0.6b"), num_hidden_layers=4, vocab_size=512)
-    drafter = drafter_of(target, "dflash", num_layers=1, target_layer_ids=(1,))
+    drafter = drafter_of(target, "none", num_layers=1, target_layer_ids=(1,))
     model, tokens = Qwen3(target), jax.ShapeDtypeStruct((1, 64), jnp.int32)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))
 

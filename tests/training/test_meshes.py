@@ -26,6 +26,9 @@ MARKOV = {
 }
 RUNS["one, Markov"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": MARKOV, "kind": "markov"}
 RUNS["cube, Markov"] = {**RUNS["one, Markov"], "mesh": [2, 2, 2], "accumulate": 2, "slice_blocks": 2}
+DFLASH2 = {"head": "dflash2", "shift_label": False}
+RUNS["one, DFlash2"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": DFLASH2, "kind": "dflash2", "contiguous": False}
+RUNS["cube, DFlash2"] = {**RUNS["one, DFlash2"], "mesh": [2, 2, 2], "accumulate": 2, "slice_blocks": 2, "remat": True}
 
 
 @functools.lru_cache
@@ -46,6 +49,7 @@ def measured():
         ("tensor", "one"),
         ("cube in pieces", "one, D-PACE"),
         ("cube, Markov", "one, Markov"),
+        ("cube, DFlash2", "one, DFlash2"),
     ],
 )
 def test_losses_and_gradients_agree_across_meshes(name, plain):

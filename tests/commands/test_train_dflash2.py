@@ -1,0 +1,78 @@
+"""train.py with the head dflash2: what is logged and exported, and a killed run that continues bit for bit."""
+
+import json
+
+import pytest
+
+from domino_jax import train
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.evals.model_card import training_lines
+from domino_jax.training.metrics import read_rows
+from domino_jax.weights.drafter import load_drafter
+from tests.commands.test_train_command import CASES, arguments, losses, start, training_rows, weights, write_rows
+from tests.helpers.golden_files import target_config
+
+CHOICES = {
+    "config__drafter__head": "dflash2",
+    "config__drafter__selector_rank": 8,
+    "config__drafter__selector_top_k": 4,
+    "config__train__steps": 4,
+    "config__train__ema_decay": 0.5,
+    "config__train__accumulate": 2,
+    "config__train__selector_ramp_ratio": 1.0,
+    "config__checkpoint__every": 2,
+    "config__eval__every": 4,
+    "config__preflight__rows": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """(training rows, held-out prompts) as files."""
+    folder = tmp_path_factory.mktemp("rows")
+    prompts = [{"id": "p", "token_ids": CASES[0]["prompt"]}]
+    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    assert start(arguments(files, workdir, **CHOICES)) == 0
+    return workdir
+
+
+def test_a_run_logs_the_selector_and_decodes_the_targets_texts(finished):
+    rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
+    assert [row["selector_alpha"] for row in rows] == pytest.approx([0.0, 0.25, 0.5, 0.75])
+    for row in rows:
+        assert row["base_loss"] > 0 and row["selector_loss"] > 0 and 0 <= row["selector_coverage"] <= 1
+        assert 1 <= row["serving_accept_len"] <= row["oracle_accept_len"] <= 4
+    [judged] = [row for row in read_rows(finished / "metrics.jsonl") if "eval_tau" in row]
+    assert judged["eval_identical"] == 1.0
+
+
+def test_the_export_is_a_dflash2_folder(finished):
+    config, _ = load_drafter(finished, target_config("tied_shift"), "float32")
+    assert (config.head, config.conv_kernel_size, config.selector_top_k) == ("dflash2", 2, 4)
+    raw = json.loads((finished / "export" / "config.json").read_text())
+    assert raw["architectures"] == ["DFlash2DraftModel"] and DrafterConfig.from_dict(raw) == config
+    card = (finished / "export" / "README.md").read_text()
+    assert "# DFlash2 drafter" in card and "--speculative-algorithm DFLASH" in card and '"method": "dflash"' in card
+    recipe = json.loads((finished / "config.json").read_text())
+    assert "loss: selector's weight α 1, rule drop" in training_lines(config, recipe, 4, None)
+
+
+def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypatch):
+    workdir, write = tmp_path / "killed", train.MetricsWriter.write
+
+    def dies_at_three(self, step, values):
+        if step == 3:
+            raise KeyboardInterrupt
+        write(self, step, values)
+
+    monkeypatch.setattr(train.MetricsWriter, "write", dies_at_three)
+    assert start(arguments(files, workdir, **CHOICES)) == 130
+    monkeypatch.undo()
+    assert start(arguments(files, workdir, **CHOICES)) == 0
+    assert losses(workdir) == losses(finished)
+    assert weights(workdir) == weights(finished)

@@ -1,0 +1,232 @@
+"""DFlash2's public folder: its keys in either place, its tensors under either name, and what contradicts it."""
+
+import dataclasses
+import filecmp
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.runtime.errors import DataError
+from domino_jax.weights import formats, hf
+from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter
+from tests.helpers.golden_files import raw_config, stored_tensors, target_config, write_model
+from tests.helpers.paths import GOLDEN
+
+NAME, TARGET = "dflash2", "tied_shift"
+KEYS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 12, "selector_top_k": 6, "block_size": 8}
+# Of the released 27B drafter: every layer slides, which its file says by layer_types alone.
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2048, "use_sliding_window": "absent"}
+
+
+def read(nested: dict | None = None, **top) -> DrafterConfig:
+    """The golden config with other keys at the top level and in dflash_config; "absent" removes one."""
+    raw = {**raw_config(NAME, "drafter"), **top}
+    raw["dflash_config"] = {**raw["dflash_config"], **(nested or {})}
+    parts = raw["dflash_config"], raw
+    for part in parts:
+        for key in [key for key, value in part.items() if isinstance(value, str) and value == "absent"]:
+            del part[key]
+    return DrafterConfig.from_dict(raw)
+
+
+def load(folder):
+    return load_drafter(folder, target_config(TARGET), "float32")
+
+
+def test_the_public_file_is_read_as_it_is_meant():
+    config = read()
+    assert {name: getattr(config, name) for name in KEYS} == KEYS
+    assert (config.head, config.shift_label, config.suffix_start, config.num_drafts) == ("dflash2", False, 1, 7)
+    assert (config.is_causal, config.window(0)) == (False, None)
+    assert (config.output_multiplier, config.final_logit_softcapping, config.input_embedding_scale) == (1.0, None, 1.0)
+
+
+@pytest.mark.parametrize("place", ["top", "nested", "both"])
+@pytest.mark.parametrize("key", [*KEYS, "output_multiplier", "final_logit_softcapping", "input_embedding_scale"])
+def test_a_key_is_read_at_top_level_in_dflash_config_or_in_both(key, place):
+    value = KEYS[key] if key in KEYS else 1.5
+    nested, top = (value if place in (here, "both") else "absent" for here in ("nested", "top"))
+    assert getattr(read({key: nested}, **{key: top}), key) == value
+
+
+def test_a_cap_of_zero_is_none_and_sliding_layers_need_no_switch():
+    assert read({"final_logit_softcapping": 0.0}).final_logit_softcapping is None
+    config = read(**SLIDING)
+    assert (config.window(0), config.causal(0)) == (2048, False)
+    assert read(**SLIDING, is_causal="absent").causal(0)
+    with pytest.raises(DataError, match="sliding_window is not in use"):
+        read(**{**SLIDING, "use_sliding_window": False})
+
+
+@pytest.mark.parametrize(
+    ("top", "nested", "named"),
+    [
+        *(({}, {key: "absent"}, f"dflash2\\) lacks {key}") for key in KEYS),
+        ({}, {"conv_kernel_size": 9}, r"conv_kernel_size 9 is not in 0\.\.8"),
+        ({}, {"conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 64"),
+        ({}, {"conv_group_size": 0}, "conv_group_size 0 does not divide"),
+        ({}, {"selector_rank": 0}, "selector_rank 0 must be"),
+        ({}, {"selector_top_k": 261}, r"selector_top_k 261 is not in 1\.\.260"),
+        ({}, {"selector_top_k": 2.5}, "selector_top_k 2.5; expected an integer"),
+        ({"selector_rank": 13}, {}, "selector_rank = 13 at top level and 12 in dflash_config"),
+        ({}, {"projector_type": "domino"}, "projector_type 'domino' and architectures DFlash2DraftModel"),
+        ({}, {"shift_label": True}, "shift_label True and architectures DFlash2DraftModel"),
+        ({"sample_from_anchor": True}, {}, "sample_from_anchor True and architectures"),
+        ({}, {"pure_draft_prefix_len": 1}, "pure_draft_prefix_len 1, but DFlash2DraftModel"),
+        ({}, {"output_multiplier": 0.0}, "output_multiplier 0.0; expected a finite number above 0"),
+        ({}, {"input_embedding_scale": "1"}, "input_embedding_scale '1'; expected"),
+        ({}, {"markov_rank": 4}, "markov_rank 4"),
+        ({"architectures": ["DFlashDraftModel"]}, {}, "selector_rank 12, which changes what the model computes"),
+    ],
+)
+def test_what_is_missing_impossible_or_contradicts_the_class_is_refused_by_name(top, nested, named):
+    with pytest.raises(DataError, match=named) as error:
+        read(nested, **top)
+    assert len(str(error.value).splitlines()) <= 5
+
+
+def test_convolutions_are_an_option_of_any_backbone(tmp_path):
+    """As we write them for another head; without taps there are none."""
+    config, params = load(GOLDEN / TARGET / "drafter")
+    convolved = dataclasses.replace(config, conv_kernel_size=3, conv_group_size=8)
+    added = init_drafter_params(Drafter(convolved), jax.random.key(0))["backbone"]
+    for name in [name for name in added if name.startswith("layers_")]:
+        params["backbone"][name] |= {part: added[name][part] for part in ("attention_conv", "mlp_conv")}
+    save_drafter(tmp_path, convolved, params, "float32")
+    nested = hf.read_config(tmp_path)["dflash_config"]
+    assert (nested["projector_type"], nested["conv_kernel_size"], nested["conv_group_size"]) == ("domino", 3, 8)
+    again, same = load(tmp_path)
+    assert again == dataclasses.replace(convolved, layer_types=again.layer_types)
+    jax.tree.map(np.testing.assert_array_equal, params, same)
+    assert "conv_kernel_size" not in config.to_dict()["dflash_config"]
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_27b_drafter_has_these_tensors():
+    """Five layers, taps 2, groups of 16, rank 256, over 248,320 tokens 5,120 wide."""
+    wide = {"hidden_size": 5120, "vocab_size": 248_320, "num_hidden_layers": 5, "layer_types": "absent"}
+    config = read({"selector_rank": 256, "selector_top_k": 16}, **wide)
+    table = {entry.name: entry.shape for entry in drafter_table(config)}
+    assert len(table) == 58 + 5 * 4 + 3
+    assert table["layers.4.mlp_conv.base_kernel"] == (2, 2, 5120)
+    assert table["layers.0.attention_conv.kernel_projection.weight"] == (2 * 2 * 320, 5120)
+    assert table["candidate_selector.predecessor_codebook"] == (248_320, 256)
+    assert table["candidate_selector.successor_codebook"] == (248_320, 256)
+    assert table["candidate_selector.hidden_projection.weight"] == (256, 5120)
+
+
+@pytest.mark.parametrize(
+    ("width", "selector", "convolutions"),
+    [(4096, 78.84e6, 42.11e6), (2560, 78.45e6, 16.49e6), (1024, 78.05e6, 2.66e6)],
+    ids=["8B", "4B", "0.6B"],
+)
+def test_sizes_of_the_selector_and_of_five_layers_of_convolutions(width, selector, convolutions):
+    wide = {"hidden_size": width, "vocab_size": 151_936, "num_hidden_layers": 5, "layer_types": "absent"}
+    entries = drafter_table(read({"selector_rank": 256}, **wide))
+    sizes = {entry.name: int(np.prod(entry.shape)) for entry in entries}
+    found = [sum(size for name, size in sizes.items() if part in name) for part in ("candidate_selector", "_conv.")]
+    assert found == pytest.approx([selector, convolutions], abs=1e4)
+
+
+def test_the_table_lists_exactly_the_modules_parameters():
+    config = read()
+    tree = jax.eval_shape(lambda: init_drafter_params(Drafter(config), jax.random.key(0)))
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
+    assert {entry.path: entry.leaf_shape for entry in drafter_table(config)} == expected
+
+
+def test_a_float32_drafter_written_back_is_the_same_file_with_the_same_keys(tmp_path):
+    config, params = load(GOLDEN / NAME / "drafter")
+    save_drafter(tmp_path, config, params, "float32")
+    assert filecmp.cmp(GOLDEN / NAME / "drafter" / hf.SINGLE, tmp_path / hf.SINGLE, shallow=False)
+    ours, theirs = hf.read_config(tmp_path), raw_config(NAME, "drafter")
+    assert (ours["architectures"], ours["is_causal"]) == (theirs["architectures"], False)
+    assert ours["dflash_config"] == theirs["dflash_config"]
+    assert ours["block_size"] == theirs["dflash_config"]["block_size"]
+    assert load(tmp_path)[0] == config
+
+
+def test_codebooks_are_read_under_both_names_and_not_twice(tmp_path):
+    raw, tensors = raw_config(NAME, "drafter"), stored_tensors(NAME, "drafter")
+    books = [name for name in tensors if name.endswith("_codebook")]
+    renamed = {f"{name}.weight" if name in books else name: array for name, array in tensors.items()}
+    _, expected = load(GOLDEN / NAME / "drafter")
+    jax.tree.map(np.testing.assert_array_equal, load(write_model(tmp_path / "renamed", raw, renamed))[1], expected)
+    twice = {**tensors, f"{books[0]}.weight": tensors[books[0]]}
+    with pytest.raises(DataError, match="1 twice"):
+        load(write_model(tmp_path / "twice", raw, twice))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda tensors: tensors.pop("layers.1.mlp_conv.base_kernel"), "missing: layers.1.mlp_conv.base_kernel"),
+        (lambda tensors: tensors.update({"candidate_selector.bias": np.zeros(3, np.float32)}), "unknown: candidate"),
+        (
+            lambda tensors: tensors.update({"layers.0.attention_conv.base_kernel": np.zeros((2, 3, 64), np.float32)}),
+            r"misshaped: layers.0.attention_conv.base_kernel \[2, 3, 64\] for \[2, 2, 64\]",
+        ),
+    ],
+    ids=["missing", "unknown", "misshaped"],
+)
+def test_tensors_other_than_the_configs_are_refused_by_name(tmp_path, change, named):
+    tensors = stored_tensors(NAME, "drafter")
+    change(tensors)
+    with pytest.raises(DataError, match=named):
+        load(write_model(tmp_path, raw_config(NAME, "drafter"), tensors))
+
+
+def test_servers_draft_with_a_dflash2_drafter_and_not_with_half_of_one():
+    config = read()
+    assert formats.sglang_refusal(config) is None and formats.vllm_refusal(config) is None
+    assert formats.serving_note(config) is None
+    bare = dataclasses.replace(config, conv_kernel_size=0, conv_group_size=0)
+    domino, _ = load(GOLDEN / TARGET / "drafter")
+    convolved = dataclasses.replace(domino, conv_kernel_size=2, conv_group_size=16)
+    assert "conv_kernel_size 0" in formats.serving_note(bare)
+    assert "head domino" in formats.sglang_refusal(convolved)
+    # The keys that vLLM finds a target by are those of a plain DFlash drafter.
+    assert "speculators_config" not in formats.public_config(config, verifier="owner/target")
+    assert formats.public_config(config, formats.SPECFORGE)["architectures"] == ["DFlash2DraftModel"]
+
+
+def test_a_new_selector_changes_nothing_at_the_start():
+    """Successor codes of zero; the predecessor's and the projection are drawn."""
+    params = init_drafter_params(Drafter(read()), jax.random.key(0))["head"]
+    assert (params["up"]["kernel"] == 0).all()
+    for part in (params["predecessor"]["embedding"], params["hidden_projection"]["kernel"]):
+        assert float(jnp.std(part)) == pytest.approx(0.02, rel=0.1)
+
+
+LAYER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+LAYER += ("head_dim", "vocab_size", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "model_type")
+
+
+def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
+    """Flat keys, layer ids one higher, shapes nested; whether sliding layers are causal is its own key."""
+    public, tensors = raw_config(NAME, "drafter"), stored_tensors(NAME, "drafter")
+    nested = public["dflash_config"]
+    raw = {
+        "architectures": ["DFlash2DraftModel"],
+        "speculators_model_type": "dflash2",
+        "transformer_layer_config": {key: public[key] for key in LAYER},
+        "draft_vocab_size": public["vocab_size"],
+        "aux_hidden_state_layer_ids": [index + 1 for index in nested["target_layer_ids"]],
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": True,
+        **{key: value for key, value in nested.items() if key != "target_layer_ids"},
+    }
+    config, params = load(write_model(tmp_path / "theirs", raw, tensors))
+    expected, original = load(GOLDEN / NAME / "drafter")
+    assert config == dataclasses.replace(expected, layer_types=config.layer_types)
+    jax.tree.map(np.testing.assert_array_equal, original, params)
+    del raw["selector_rank"]
+    with pytest.raises(DataError, match="speculators, dflash2\\) lacks selector_rank"):
+        load(write_model(tmp_path / "less", raw, tensors))
