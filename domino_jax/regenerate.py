@@ -8,8 +8,8 @@ never meets a text tokenised another way. Every user message is answered in turn
 answers in the prompts are replaced. With regenerate.use_drafter the drafter of drafter.path speeds this up.
 
 It can be killed at any moment and started again with any number of processes: rows are appended whole, batch by batch,
-and a prompt with an answer is not answered again (answer_files.py). Every process answers its share on its first
-device, or on all its devices together when the target does not fit on one.
+and a prompt with an answer is not answered again (answer_files.py). Every process answers its share on all its
+devices, which split the target's weights.
 """
 
 import contextlib
@@ -40,7 +40,6 @@ from domino_jax.runtime.agreement import barrier
 from domino_jax.runtime.errors import DominoError, refuse_read_only
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.progress import Progress
-from domino_jax.training.estimates import device_memory
 from domino_jax.weights.loading import (
     LoadedTarget,
     keep_compiled,
@@ -49,10 +48,6 @@ from domino_jax.weights.loading import (
     read_target_config,
     read_target_identity,
 )
-from domino_jax.weights.target import target_table
-
-# Of a device's memory that the target's weights may take; caches, the drafter and the programs need the rest.
-TARGET_SHARE = 0.6
 
 
 def main(flags: cli.Flags) -> None:
@@ -85,7 +80,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
             "config.regenerate.use_drafter is True, but config.drafter.path is not set; name a drafter's folder there,"
             " or leave use_drafter off."
         )
-    with local_mesh(config.target.path, config.target.dtype) as sharding:
+    with local_mesh(config.target.path, settings.batch_size) as sharding:
         loaded = load_target(config.target.path, config.target.dtype, sharding)
         regenerate_rows(loaded, rows, files, settings, drafter_path)
 
@@ -116,17 +111,27 @@ def settings_of(config) -> AnswerSettings:
 
 
 @contextlib.contextmanager
-def local_mesh(path: str, dtype: str) -> Iterator[Any]:
-    """Where the target's weights go: one device, or, within a mesh of all this process' devices, split over them."""
-    devices, room = jax.local_devices(), device_memory()
-    config = read_target_config(path)
-    size = sum(math.prod(entry.shape) for entry in target_table(config)) * np.dtype(dtype).itemsize
-    if len(devices) == 1 or room is None or size < TARGET_SHARE * room:
+def local_mesh(path: str, batch_size: int) -> Iterator[Any]:
+    """Where the target's weights go: one device, or a mesh of this process' devices, within which the block runs.
+
+    As in evaluations (sharding.decoding_view) the devices that divide the key/value heads split the weights, and the
+    others share the rows of a batch, as far as it can be cut evenly.
+    """
+    devices, kv_heads = own_devices(), read_target_config(path).num_key_value_heads
+    tensor = math.gcd(len(devices), kv_heads)
+    data = math.gcd(len(devices) // tensor, batch_size)
+    if data * tensor == 1:
         yield jax.sharding.SingleDeviceSharding(devices[0])
         return
-    mesh = make_mesh(1, 1, len(devices), devices)
+    mesh = make_mesh(data, 1, tensor, devices[: data * tensor])
     with jax.set_mesh(mesh):
-        yield placement(mesh, config.num_key_value_heads)
+        yield placement(mesh, kv_heads)
+
+
+def own_devices() -> list[jax.Device]:
+    """This process' devices; one of a CPU, whose devices share its cores."""
+    devices = jax.local_devices()
+    return devices[:1] if devices[0].platform == "cpu" else devices
 
 
 def files_of(

@@ -239,9 +239,3 @@ def device_bytes(tree: Any) -> int:
         if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             total += math.prod(shape) * leaf.dtype.itemsize
     return total
-
-
-def device_memory() -> int | None:
-    """Bytes of this process' first device; None where jax does not say (a CPU)."""
-    stats = jax.local_devices()[0].memory_stats()
-    return stats["bytes_limit"] if stats and "bytes_limit" in stats else None

@@ -1,7 +1,8 @@
-"""Devices that are not here, for their compilers: TPU slices by name, and one GPU of a known kind.
+"""Devices that are not here, for their compilers: TPU slices by name, and GPUs of one machine.
 
 devices_of("v5e:4x4")   the 16 chips of a TPU slice: needs the libtpu wheel, not the chips
-devices_of("h200")      one GPU: needs the wheels jax-cuda12-plugin and jax-cuda12-pjrt of jax's version, no driver
+devices_of("h100:8")    eight GPUs of a machine ("h200" is one): needs the wheels jax-cuda12-plugin and
+                        jax-cuda12-pjrt of jax's version, no driver
 """
 
 import dataclasses
@@ -30,28 +31,32 @@ class Chip:
     links: float
 
 
-# Cloud TPU's system architecture pages (per-chip HBM, its bandwidth, interchip interconnect); NVIDIA's H200 data sheet.
+# Cloud TPU's system architecture pages (per-chip HBM, its bandwidth, interchip interconnect); NVIDIA's data sheets of
+# the H100 SXM and the H200.
 CHIPS = {
     "v4": Chip(32 * GB, 1_228 * GB, 300 * GB),
     "v5e": Chip(16 * GB, 819 * GB, 200 * GB),
     "v5p": Chip(95 * GB, 2_765 * GB, 600 * GB),
     "v6e": Chip(32 * GB, 1_640 * GB, 448 * GB),
+    "h100": Chip(80 * GB, 3_350 * GB, 900 * GB),
     "h200": Chip(141 * GB, 4_800 * GB, 900 * GB),
 }
+GPU_BYTES = {"h100": 85_000_000_000, "h200": 143_000_000_000}  # that a driver reports
+GPUS_OF_A_MACHINE = 8
 
-# What the compiler asks of a GPU (a stream executor's device description), as an H200 answers.
-H200 = """
+# What the compiler asks of a GPU (a stream executor's device description). An H100 and an H200 differ in their memory.
+HOPPER = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132
   fpus_per_core: 128 registers_per_core_limit: 65536 registers_per_block_limit: 65536
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 143000000000
+  memory_bandwidth: BANDWIDTH l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: MEMORY
   cuda_compute_capability { major: 9 }
 }
 platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 5 }
-device_description_str: "NVIDIA H200"
+device_description_str: "NVIDIA KIND"
 """
 
 # libtpu asks Google's metadata server for these on a TPU machine; anywhere else it would only print errors.
@@ -83,15 +88,29 @@ def devices_of(topology: str) -> Sequence[jax.Device]:
     kind = topology.split(":")[0].lower()
     if kind not in CHIPS:
         raise DominoError(
-            f"--topology={topology}: no such chip; name one of {', '.join(CHIPS)}, as v5e:4x4, v5p:4x4x4 or h200."
+            f"--topology={topology}: no such chip; name one of {', '.join(CHIPS)}, as v5e:4x4, v5p:4x4x4 or h100:8."
         )
-    if kind == "h200":
-        if topology.lower() != "h200":
-            raise DominoError(f"--topology={topology}: one GPU can be compiled for; write --topology=h200.")
-        return _describe(topology, "cuda", "jax-cuda12-plugin jax-cuda12-pjrt", target_config=H200, topology="1x1x1")
+    if kind in GPU_BYTES:
+        count = topology.partition(":")[2] or "1"
+        if not count.isdecimal() or not 1 <= int(count) <= GPUS_OF_A_MACHINE:
+            raise DominoError(
+                f"--topology={topology}: the GPUs of one machine can be compiled for, 1 to {GPUS_OF_A_MACHINE}; write"
+                f" --topology={kind}:{GPUS_OF_A_MACHINE}."
+            )
+        wheels, places = "jax-cuda12-plugin jax-cuda12-pjrt", f"1x1x{int(count)}"
+        return _describe(topology, "cuda", wheels, target_config=_gpu(kind), topology=places)
     for name, value in TPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     return _describe(topology, "tpu", "libtpu", topology_name=topology)
+
+
+def _gpu(kind: str) -> str:
+    """HOPPER with the values of one kind."""
+    values = {"BANDWIDTH": int(CHIPS[kind].bandwidth), "MEMORY": GPU_BYTES[kind], "KIND": kind.upper()}
+    text = HOPPER
+    for name, value in values.items():
+        text = text.replace(name, str(value))
+    return text
 
 
 def _describe(asked: str, platform: str, wheels: str, **arguments: str) -> Sequence[jax.Device]:

@@ -68,7 +68,11 @@ def random_params(shapes: Any, seed: int) -> dict:
 def tiny_target(tied: bool = True, attention_bias: bool = False, seed: int = 1) -> Model:
     """A random Qwen3 target: 3 layers, 32 wide, 80 tokens, head_dim 12, two query heads per key/value head."""
     fields = {**TARGET_FIELDS, "tie_word_embeddings": tied, "attention_bias": attention_bias}
-    config = Qwen3Config.from_dict(fields)
+    return random_target(Qwen3Config.from_dict(fields), seed)
+
+
+def random_target(config: Qwen3Config, seed: int = 1) -> Model:
+    """A random Qwen3 target of any config."""
     module = Qwen3(config)
     shapes = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     return Model(config, module, random_params(shapes, seed))

@@ -1,7 +1,7 @@
 """regenerate.py in processes of their own: killed with -9, several at once, on several devices."""
 
+import contextlib
 import json
-import math
 import os
 import random
 import signal
@@ -109,23 +109,26 @@ def test_two_real_processes_make_the_file_of_one(uninterrupted, tmp_path):
     assert "in this one of 2 processes" in printed[0] and "answers" not in printed[1]
 
 
-ON_TWO_DEVICES = """
+ON_ALL_DEVICES = """
 import sys
+import jax
 from domino_jax.recipe import cli
 from domino_jax import regenerate
-regenerate.device_memory = lambda: 1_000  # no target fits
+regenerate.own_devices = jax.local_devices
 cli.run(regenerate.main, ("config", "prompts", "output"), ("distributed",), sys.argv)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", [False, True], ids=["alone", "drafted"])
-def test_a_target_too_large_for_a_device_is_split_over_all_of_a_process(uninterrupted, tmp_path, drafter):
+@pytest.mark.parametrize("devices", [2, 4])
+def test_the_devices_of_a_process_share_weights_and_rows(uninterrupted, tmp_path, devices, drafter):
+    """The golden target has two key/value heads: two devices split its weights, four split the rows as well."""
     prompts, whole = uninterrupted
     few = ("--config.regenerate.num_prompts=6", f"--config.regenerate.use_drafter={drafter}")
     argv = command(prompts, tmp_path / "rows.jsonl", *few)
-    argv = [argv[0], "-c", ON_TWO_DEVICES, *argv[3:], f"--config.drafter.path={GOLDEN / 'drafter'}"]
-    process = launch(argv, JAX_NUM_CPU_DEVICES="2", PYTHONPATH=str(ROOT))
+    argv = [argv[0], "-c", ON_ALL_DEVICES, *argv[3:], f"--config.drafter.path={GOLDEN / 'drafter'}"]
+    process = launch(argv, JAX_NUM_CPU_DEVICES=str(devices), PYTHONPATH=str(ROOT))
     printed = process.communicate(timeout=300)[0]
     assert process.returncode == 0, printed
     assert (tmp_path / "rows.jsonl").read_bytes().splitlines() == whole.splitlines()[:6]
@@ -149,14 +152,19 @@ def test_sigterm_ends_the_command_with_42_and_the_next_start_makes_the_same_file
     assert output.read_bytes() == whole
 
 
-def test_a_target_that_fits_stays_on_one_device(monkeypatch):
-    size = 4 * 349_632  # the golden target's weights in float32
-    config = regenerate.read_target_config(str(GOLDEN / "target"))
-    assert size == 4 * sum(math.prod(entry.shape) for entry in regenerate.target_table(config))
-    monkeypatch.setattr(regenerate.jax, "local_devices", lambda: ["one", "two"])
-    monkeypatch.setattr(regenerate.jax.sharding, "SingleDeviceSharding", lambda device: device)
-    monkeypatch.setattr(regenerate, "make_mesh", lambda *_: pytest.fail("it fits"))
-    for room in (None, size / 0.6 + 4):
-        monkeypatch.setattr(regenerate, "device_memory", lambda room=room: room)
-        with regenerate.local_mesh(str(GOLDEN / "target"), "float32") as sharding:
-            assert sharding == "one"
+def test_the_layout_follows_the_devices_the_heads_and_the_batch(monkeypatch):
+    made = []
+    monkeypatch.setattr(regenerate.jax.sharding, "SingleDeviceSharding", lambda device: made.append(device))
+    monkeypatch.setattr(regenerate.jax, "set_mesh", lambda mesh: contextlib.nullcontext())
+    monkeypatch.setattr(regenerate, "placement", lambda *_: None)
+    monkeypatch.setattr(regenerate, "make_mesh", lambda *shape: made.append(shape))
+    for devices, batch_size in (("a", 16), ("abc", 4), ("abc", 3), ("abcd", 16), ("abcd", 3)):
+        monkeypatch.setattr(regenerate, "own_devices", lambda devices=devices: list(devices))
+        with regenerate.local_mesh(str(GOLDEN / "target"), batch_size):  # two key/value heads
+            pass
+    rows, weights = (3, 1, 1, list("abc")), (1, 1, 2, list("ab"))
+    assert made == ["a", "a", rows, (2, 1, 2, list("abcd")), weights]
+
+
+def test_of_the_devices_of_a_cpu_one_answers():
+    assert len(regenerate.own_devices()) == 1

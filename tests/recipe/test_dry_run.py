@@ -109,11 +109,24 @@ def test_a_public_size_and_the_chip_of_a_topology_are_known(monkeypatch):
 
 @pytest.mark.parametrize(
     "topology, message",
-    [("v9:2x2", "no such chip"), ("h200:8", "one GPU"), ("v5e:99x99", "its compiler gives no such")],
+    [
+        ("v9:2x2", "no such chip"),
+        ("h100:16", "1 to 8"),
+        ("h200:x", "1 to 8"),
+        ("v5e:99x99", "its compiler gives no such"),
+    ],
 )
 def test_a_topology_that_does_not_exist_is_refused(topology, message):
     with pytest.raises(DominoError, match=message):
         topologies.devices_of(topology)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("jax_cuda12_plugin"), reason="needs requirements-compile.txt")
+def test_the_gpus_of_one_machine_can_be_compiled_for():
+    devices = topologies.devices_of("h100:8")
+    assert ({device.process_index for device in devices}, len(devices)) == ({0}, 8)
+    assert topologies.chip_of("h100:8").memory == 80e9
+    assert estimates.peak_flops("h100:8") == estimates.peak_flops(devices[0].device_kind) == 989e12
 
 
 def test_products_in_loops_count_as_often_as_they_run():

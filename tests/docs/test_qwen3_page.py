@@ -1,0 +1,309 @@
+"""docs/qwen3.md: every command of the page runs at a small scale, and its computed figures follow from the code.
+
+The commands are read from the page and run in its order: paths become folders of the test, buckets too; the recipe is
+the page's with small sizes and a random target; data sets of the hub become files. What runs elsewhere (a launcher's
+cluster, a cloud) is shown by the launcher's dry run, and the command that it starts runs here.
+"""
+
+import glob
+import importlib
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+import pytest
+
+from assets import make_hub_prompts
+from domino_jax import decode, export, regenerate, train, tune
+from domino_jax.data.tasks import TASKS
+from domino_jax.evals import measure, tuning
+from domino_jax.evals.round_times import StepBounds
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.recipe import builders, checks, cli
+from domino_jax.recipe.dry_run import shapes_of
+from domino_jax.training import estimates, topologies
+from domino_jax.training.metrics import read_rows
+from domino_jax.weights.drafter import save_drafter
+from domino_jax.weights.target import save_target
+from tests.helpers.models import TARGET_FIELDS, random_target, tiny_drafter
+from tests.helpers.paths import ASSETS, ROOT
+
+PAGE = (ROOT / "docs" / "qwen3.md").read_text(encoding="utf-8")
+COMMANDS = {"train": train, "decode": decode, "tune": tune, "regenerate": regenerate, "export": export}
+ELSEWHERE = ("python3", "gcloud", "tail", "tensorboard")  # programs that are not ours
+FLAGS = ("config", "workdir", "prompts", "output", "dry_run", "topology", "distributed")
+PROMPTS = 96  # one in twenty is held out of the training, of each part too
+# Sizes that the page gives and a test has no time for.
+SMALLER = {
+    "config.regenerate.batch_size": "4",
+    "config.train.steps": "2",
+    "config.decode.num_prompts": "2",
+    "config.decode.batch_size": "2",
+    "config.decode.num_drafts": "4",
+}
+RECIPE = """
+from configs import {name}
+
+def get_config():
+    config = {name}.get_config()
+    config.target.path = {target!r}
+    config.target.dtype = config.decode.dtype = "float32"
+    config.drafter.update({{"num_layers": 1, "block_size": 4, "gru_hidden_dim": 16, "emb_dim": 8}})
+    config.data.max_length = 96
+    config.preflight.rows = 2
+    config.train.update({{"steps": 4, "batch_size": 4, "num_anchors": 8, "log_every": 1}})
+    config.checkpoint.every = 2
+    config.eval.update({{"every": 2, "num_prompts": 2, "batch_size": 2}})
+    config.regenerate.update({{"batch_size": 8, "max_new_tokens": 8}})
+    config.decode.update({{"max_new_tokens": 8, "head_candidates": 8}})
+    return config
+"""
+
+
+class Command(NamedTuple):
+    """A line of a code block as words. launcher: those before `--`, of a line that starts another command."""
+
+    line: str
+    launcher: list[str]
+    words: list[str]
+
+
+def commands() -> list[Command]:
+    """All lines of the page's code blocks but comments."""
+    blocks = re.findall(r"^( *)```\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    lines = [line for _, block in blocks for line in textwrap.dedent(block).splitlines()]
+    found = []
+    for line in lines:
+        if not line or line.startswith("#"):
+            continue
+        words = shlex.split(line)
+        end = words.index("--") if "--" in words else 0
+        launches = " launch" in line
+        found.append(Command(line, words[: end or len(words)] if launches else [], words[end + 1 :] if end else words))
+    return found
+
+
+LAUNCHED = [one for one in commands() if one.launcher]
+OURS = [one.words for one in commands() if one.words[:2] == ["python", "-m"] and "launch." not in one.words[2]]
+
+
+# ---------------------------------------------------------------------------------------------------- the commands
+
+
+def test_every_line_of_the_page_is_of_a_kind_that_is_tested():
+    names = {words[2] for words in OURS}
+    assert names == {"assets.make_hub_prompts", *(f"domino_jax.{name}" for name in COMMANDS)}
+    for one in commands():
+        subprocess.run(["bash", "-n"], input=one.line, text=True, check=True)
+        assert one.launcher or one.words in OURS or one.words[0] in ELSEWHERE, one.line
+
+
+@pytest.mark.parametrize("one", LAUNCHED, ids=lambda one: " ".join(one.launcher[:4]))
+def test_the_launchers_take_the_pages_flags(one, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    if one.launcher[0] == "sbatch":
+        *options, script = one.launcher[1:]
+        assert all(re.fullmatch(r"--[a-z-]+=\d+", option) for option in options)
+        command = ["bash", script, "--dry_run", "--", *one.words]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    else:
+        train_words = ["--", *one.words] if one.words != one.launcher else []
+        launcher = importlib.import_module(one.launcher[2])
+        assert launcher.main([*one.launcher[3:], "--dry_run", *train_words]) == 0
+        shown = capsys.readouterr().out
+    inner = one.words[2] if one.words != one.launcher else "launch.host --stop"
+    assert inner in shown or "delete" in shown
+
+
+def test_the_topologies_of_the_page_are_known():
+    named = re.findall(r"--topology=(\S+)", PAGE)
+    assert set(named) == {"h100:8", "v5e:4x4"} and all(map(topologies.chip_of, named))
+
+
+# -------------------------------------------------------------------------------------------------------- the run
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with what the page takes from elsewhere: target, published drafters, data sets."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    for name in ("data", "bucket/prompts", "bucket/rows", "machine", "configs", "tasks"):
+        (folder / name).mkdir(parents=True)
+    # 1,536 tokens: the shipped tokenizer's.
+    target = random_target(Qwen3Config.from_dict({**TARGET_FIELDS, "vocab_size": 1_536}))
+    save_target(folder / "target", target.config, target.params, "float32", token_ids={"eos_token_id": 2})
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ASSETS / "tiny_qwen3" / name, folder / "target" / name)
+    for name, head in (("Domino", True), ("DFlash", False)):
+        drafter = tiny_drafter(target.config, shift_label=head, head=head, layers=1)
+        save_drafter(folder / name, drafter.config, drafter.params, "float32")
+    for name in ("qwen3_4b", "qwen3_8b"):
+        recipe = RECIPE.format(name=name, target=str(folder / "target"))
+        (folder / "configs" / f"{name}.py").write_text(recipe)
+    for name, task in TASKS.items():
+        row = {field: ["First?", "Second?"] if task.listed else f"A {field}?" for field in task.fields}
+        (folder / "tasks" / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    asked = [f"What is {number} and {number}?" for number in range(PROMPTS)]
+    rows = [[{"from": "human", "value": text}, {"from": "gpt", "value": "No."}] for text in asked]
+    lines = [json.dumps({"conversations": turns}) + "\n" for turns in rows]
+    (folder / "perfectblend.jsonl").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture
+def untimed(monkeypatch):
+    """The measurements of decode and tune, which are tested elsewhere, are made as short as they can be."""
+    monkeypatch.setattr(measure, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
+    for name, value in (("REPEATS", 1), ("PROBES", 1)):
+        monkeypatch.setattr(tuning, name, value)
+
+
+def here(world: pathlib.Path, word: str) -> str:
+    """A word of the page with the test's paths for the page's, data sets and hub ids."""
+    tasks = r"'({})'".format("|".join(map(re.escape, TASKS)))
+    places = {
+        r"configs/(?=qwen3_)": f"{world}/configs/",
+        r"gs://BUCKET/": f"{world}/bucket/",
+        r"/(data|shared)/": f"{world}/data/",
+        r"/tmp/": f"{world}/dry_runs/",
+        r"mlabonne/open-perfectblend": f"{world}/perfectblend.jsonl",
+        r"(Huang2020|z-lab)/Qwen3-8B-(Domino|DFlash)-b16": rf"{world}/\2",
+        tasks: rf"'\1:1={world}/tasks/\1.jsonl'",
+    }
+    for pattern, place in places.items():
+        # A path begins after a flag's =, a quote, or by itself.
+        word = re.sub(rf"(?<![\w/.]){pattern}", place, word)
+    name, _, value = word.removeprefix("--").partition("=")
+    return f"--{name}={SMALLER[name]}" if value and name in SMALLER else word
+
+
+def copy_as_gcloud(world: pathlib.Path, words: list[str]) -> None:
+    """What `gcloud storage cp` does, also on a machine: its home holds the repository's folder."""
+    nested = [word.partition("=")[2] for word in words if word.startswith("--command=")]
+    if nested:
+        words = shlex.split(nested[0].replace(" domino_jax/", f" {world}/machine/"))
+    assert words[:3] == ["gcloud", "storage", "cp"]
+    sources = [name for word in words[3:-1] for name in glob.glob(here(world, word))]
+    assert sources, words
+    for name in sources:
+        shutil.copy(name, here(world, words[-1]))
+
+
+def run(world: pathlib.Path, words: list[str], monkeypatch) -> None:
+    """One command of the page, in this process."""
+    name, argv = words[2], [here(world, word) for word in words[3:] if not word.startswith("--topology=")]
+    if name == "assets.make_hub_prompts":
+        monkeypatch.setattr(sys, "argv", [name, *argv])
+        make_hub_prompts.main()
+        return
+    command = name.removeprefix("domino_jax.")
+    if command in ("train", "regenerate"):
+        argv.append("--distributed=off")  # the devices of this process are in use already
+    with pytest.raises(SystemExit) as left:
+        cli.run(COMMANDS[command].main, ("config",) if command != "export" else ("workdir",), FLAGS, [command, *argv])
+    assert left.value.code == 0, " ".join(words)
+
+
+def answers(rows: pathlib.Path) -> list[str]:
+    return sorted(line for line in rows.read_text().splitlines()) if rows.exists() else []
+
+
+@pytest.mark.slow(minutes=3)
+def test_the_page_runs_from_prompts_to_the_table(world, untimed, monkeypatch, capfd):
+    monkeypatch.chdir(world / "machine")
+    before: list[str] = []
+    for one in commands():
+        name = one.words[2]
+        if one.words[0] == "gcloud":
+            copy_as_gcloud(world, one.words)
+        elif one.words in OURS:
+            if name == "domino_jax.regenerate":  # the same answers again, in another way
+                before = answers(world / "data" / "rows.jsonl") or before
+                (world / "data" / "rows.jsonl").unlink(missing_ok=True)
+            run(world, one.words, monkeypatch)
+            if name == "domino_jax.regenerate" and before and "rows-0" not in one.line:
+                assert answers(world / "data" / "rows.jsonl") == before
+            if "rows-0" in one.line:  # the other machines
+                for part in (1, 2, 3):
+                    run(world, [word.replace("-0-of-4", f"-{part}-of-4") for word in one.words], monkeypatch)
+        elif one.words[0] == "tail":
+            printed = subprocess.run([here(world, word) for word in one.words], capture_output=True, check=True)
+            assert json.loads(printed.stdout)["step"] == 4
+    check_files(world, before)
+
+
+def check_files(world: pathlib.Path, rows: list[str]) -> None:
+    assert len(rows) == PROMPTS
+    assert len((world / "data" / "qwen3-8b" / "held_out.jsonl").read_text().splitlines()) == PROMPTS // 20
+    assert (world / "data" / "qwen3-8b" / "tensorboard").is_dir() and (world / "dry_runs" / "h100").is_dir()
+    for workdir, steps in (("data/qwen3-8b", 4), ("bucket/qwen3-8b", 4), ("bucket/try", 2)):
+        found = read_rows(world / workdir / "metrics.jsonl")
+        assert [row["step"] for row in found if "loss" in row] == list(range(1, steps + 1))
+        assert all(row["eval_tau"] >= 1 and row["eval_identical"] == 1 for row in found if "eval_tau" in row)
+    for folder in ("data/drafter", "data/drafter-tpu"):
+        assert (world / folder / "model.safetensors").is_file()
+    assert json.loads((world / "data" / "drafter" / "decoding.json").read_text())["tuned"]
+    report = json.loads((world / "data" / "decoded" / "report.json").read_text())
+    assert set(report["tasks"]) == set(TASKS) and list(report["modes"]) == ["autoregressive", "backbone", "domino"]
+    assert (world / "data" / "decoded" / "table.tex").is_file()
+    compared = json.loads((world / "data" / "compared" / "compare.json").read_text())
+    assert list(compared["drafters"]) == ["drafter", "Domino", "DFlash"]
+
+
+# ---------------------------------------------------------------------------------------------------- the figures
+
+ROWS = 1_420_000
+PRICES = {"8 × H100": 31.92, "v5e:4x4": 16 * 1.20, "v5p:2x2x4": 16 * 4.20, "v6e:4x4": 16 * 2.70}
+CHIPS = {"8 × H100": ("h100:8", 8), **{name: (name, 16) for name in ("v5e:4x4", "v5p:2x2x4", "v6e:4x4")}}
+
+
+def cells(label: str) -> list[str]:
+    """The cells of the row of a table of the page that begins with this label."""
+    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {label} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def recipe(size: str):
+    """(recipe, target, drafter) of a size."""
+    config = checks.load_recipe(str(ROOT / "configs" / f"qwen3_{size.lower()}.py"))
+    target = shapes_of(config.target.path)
+    return config, target, builders.drafter_config_of(config.drafter, target)
+
+
+@pytest.mark.parametrize("size", ["4B", "8B"])
+def test_hours_and_cost_of_training_follow_from_the_recipe(size):
+    config, target, drafter = recipe(size)
+    assert config.train.steps * config.train.batch_size == 6 * ROWS
+    assert "1.42 million" in PAGE and set(map(len, (PRICES, cells(f"hours, {size}")))) == {4}
+    for machine, hours, cost in zip(PRICES, cells(f"hours, {size}"), cells(f"cost, {size}"), strict=True):
+        took = []
+        for length in (config.data.max_length // 4, config.data.max_length):
+            flops = estimates.step_flops(target, drafter, length=length, anchors=config.train.num_anchors)["lean"]
+            took.append(estimates.run_hours(6 * ROWS * flops, *CHIPS[machine]))
+        assert hours == " to ".join(f"{one:.0f}" for one in took)
+        assert cost == " to ".join(f"${one * PRICES[machine]:,.0f}" for one in took)
+
+
+def test_figures_of_the_answers_follow_from_bytes_and_bandwidth():
+    [table] = re.findall(r"cost at least \|\n\|[-|: ]+\n((?:\|.*\n)+)", PAGE)
+    seen = []
+    for line in table.splitlines():
+        machine, rows, size, memory, rate, hours, cost = (cell.strip() for cell in line.strip("|").split("|"))
+        chip, price = {"8 × H100": ("h100", 31.92), "v5e, 8 chips": ("v5e", 8 * 1.20)}[machine]
+        _, target, _ = recipe(size)
+        lookup = 0 if target.tie_word_embeddings else target.vocab_size * target.hidden_size
+        weights = 2 * (estimates.target_parameters(target) + lookup)
+        slot = 2 * 2 * target.num_hidden_layers * target.num_key_value_heads * target.head_dim
+        found = int(rows) * topologies.CHIPS[chip].bandwidth * 8 / (weights + int(rows) * 1_024 * slot)
+        took = ROWS * 400 / found / 3_600
+        assert memory.startswith(f"{(weights + int(rows) * 16_384 * slot) / 8e9:.1f} of ")
+        assert (rate, hours, cost) == (f"{found:,.0f}", f"{took:.1f}", f"${took * price:,.0f}")
+        assert f"{weights / 1e9:.2f} GB at {size}" in PAGE and f"{slot:,} bytes" in PAGE
+        seen.append((machine, size))
+    assert len(seen) == len(set(seen)) == 4
