@@ -20,7 +20,6 @@ from typing import NamedTuple
 import pytest
 
 from assets import make_hub_prompts
-from domino_jax import decode, export, regenerate, train, tune
 from domino_jax.data.tasks import TASKS
 from domino_jax.evals import measure, tuning
 from domino_jax.evals.round_times import StepBounds
@@ -31,14 +30,20 @@ from domino_jax.training import estimates, topologies
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import save_drafter
 from domino_jax.weights.target import save_target
+from tests.docs.test_readme import COMMANDS
 from tests.helpers.models import TARGET_FIELDS, random_target, tiny_drafter
 from tests.helpers.paths import ASSETS, ROOT
 
 PAGE = (ROOT / "docs" / "qwen3.md").read_text(encoding="utf-8")
-COMMANDS = {"train": train, "decode": decode, "tune": tune, "regenerate": regenerate, "export": export}
 ELSEWHERE = ("python3", "gcloud", "tail", "tensorboard")  # programs that are not ours
-FLAGS = ("config", "workdir", "prompts", "output", "dry_run", "topology", "distributed")
 PROMPTS = 96  # one in twenty is held out of the training, of each part too
+# What the page names, as it is in the folder of the test.
+PLACES = {
+    **{"configs/": "configs/", "gs://BUCKET/": "bucket/", "/data/": "data/", "/shared/": "data/", "/tmp/": "dry_runs/"},
+    "mlabonne/open-perfectblend": "perfectblend.jsonl",
+    "Huang2020/Qwen3-8B-Domino-b16": "Domino",
+    "z-lab/Qwen3-8B-DFlash-b16": "DFlash",
+}
 # Sizes that the page gives and a test has no time for.
 SMALLER = {
     "config.regenerate.batch_size": "4",
@@ -165,20 +170,11 @@ def untimed(monkeypatch):
 
 
 def here(world: pathlib.Path, word: str) -> str:
-    """A word of the page with the test's paths for the page's, data sets and hub ids."""
-    tasks = r"'({})'".format("|".join(map(re.escape, TASKS)))
-    places = {
-        r"configs/(?=qwen3_)": f"{world}/configs/",
-        r"gs://BUCKET/": f"{world}/bucket/",
-        r"/(data|shared)/": f"{world}/data/",
-        r"/tmp/": f"{world}/dry_runs/",
-        r"mlabonne/open-perfectblend": f"{world}/perfectblend.jsonl",
-        r"(Huang2020|z-lab)/Qwen3-8B-(Domino|DFlash)-b16": rf"{world}/\2",
-        tasks: rf"'\1:1={world}/tasks/\1.jsonl'",
-    }
-    for pattern, place in places.items():
-        # A path begins after a flag's =, a quote, or by itself.
-        word = re.sub(rf"(?<![\w/.]){pattern}", place, word)
+    """A word of the page with the test's folders for paths and hub ids, and its files for tasks."""
+    names = "|".join(map(re.escape, PLACES))
+    # A path begins after a flag's =, a quote, or the word.
+    word = re.sub(rf"(?<![\w/.])(?:{names})", lambda found: f"{world}/{PLACES[found[0]]}", word)
+    word = re.sub(rf"'({'|'.join(TASKS)})'", rf"'\1:1={world}/tasks/\1.jsonl'", word)
     name, _, value = word.removeprefix("--").partition("=")
     return f"--{name}={SMALLER[name]}" if value and name in SMALLER else word
 
@@ -205,41 +201,34 @@ def run(world: pathlib.Path, words: list[str], monkeypatch) -> None:
     command = name.removeprefix("domino_jax.")
     if command in ("train", "regenerate"):
         argv.append("--distributed=off")  # the devices of this process are in use already
+    module, required, optional = COMMANDS[command]
     with pytest.raises(SystemExit) as left:
-        cli.run(COMMANDS[command].main, ("config",) if command != "export" else ("workdir",), FLAGS, [command, *argv])
+        cli.run(module.main, required, optional, [command, *argv])
     assert left.value.code == 0, " ".join(words)
-
-
-def answers(rows: pathlib.Path) -> list[str]:
-    return sorted(line for line in rows.read_text().splitlines()) if rows.exists() else []
 
 
 @pytest.mark.slow(minutes=3)
 def test_the_page_runs_from_prompts_to_the_table(world, untimed, monkeypatch, capfd):
     monkeypatch.chdir(world / "machine")
-    before: list[str] = []
+    rows, before = world / "data" / "rows.jsonl", ""
     for one in commands():
-        name = one.words[2]
         if one.words[0] == "gcloud":
             copy_as_gcloud(world, one.words)
-        elif one.words in OURS:
-            if name == "domino_jax.regenerate":  # the same answers again, in another way
-                before = answers(world / "data" / "rows.jsonl") or before
-                (world / "data" / "rows.jsonl").unlink(missing_ok=True)
-            run(world, one.words, monkeypatch)
-            if name == "domino_jax.regenerate" and before and "rows-0" not in one.line:
-                assert answers(world / "data" / "rows.jsonl") == before
-            if "rows-0" in one.line:  # the other machines
-                for part in (1, 2, 3):
-                    run(world, [word.replace("-0-of-4", f"-{part}-of-4") for word in one.words], monkeypatch)
         elif one.words[0] == "tail":
-            printed = subprocess.run([here(world, word) for word in one.words], capture_output=True, check=True)
-            assert json.loads(printed.stdout)["step"] == 4
-    check_files(world, before)
+            shown = subprocess.run([here(world, word) for word in one.words], capture_output=True, check=True).stdout
+            assert json.loads(shown)["step"] == 4
+        elif one.words in OURS:
+            again = "domino_jax.regenerate" in one.words and "/rows.jsonl" in one.line and rows.exists()
+            if again:  # the same answers, in another way
+                before = rows.read_text()
+                rows.unlink()
+            run(world, one.words, monkeypatch)
+            assert not again or rows.read_text() == before
+    check_files(world, rows)
 
 
-def check_files(world: pathlib.Path, rows: list[str]) -> None:
-    assert len(rows) == PROMPTS
+def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
+    assert len(rows.read_text().splitlines()) == PROMPTS
     assert len((world / "data" / "qwen3-8b" / "held_out.jsonl").read_text().splitlines()) == PROMPTS // 20
     assert (world / "data" / "qwen3-8b" / "tensorboard").is_dir() and (world / "dry_runs" / "h100").is_dir()
     for workdir, steps in (("data/qwen3-8b", 4), ("bucket/qwen3-8b", 4), ("bucket/try", 2)):
@@ -307,3 +296,12 @@ def test_figures_of_the_answers_follow_from_bytes_and_bandwidth():
         assert f"{weights / 1e9:.2f} GB at {size}" in PAGE and f"{slot:,} bytes" in PAGE
         seen.append((machine, size))
     assert len(seen) == len(set(seen)) == 4
+
+
+def test_hours_of_the_table_follow_from_its_tasks_and_bytes():
+    answers = sum(task.count * (2 if task.listed else 1) for task in TASKS.values())
+    assert f"({sum(task.count for task in TASKS.values()):,} prompts)" in PAGE
+    plain = answers * 2_048 * 15.74e9 / topologies.CHIPS["h100"].bandwidth / 3_600
+    backbone, domino = (plain * 1.40 / tau for tau in (6.12, 7.33))
+    for hours in (plain + backbone + domino, plain + 3 * backbone + 2 * domino):
+        assert f"{hours:.1f}" in PAGE and f"(${hours * 4.29:.0f})" in PAGE
