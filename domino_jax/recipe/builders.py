@@ -98,7 +98,8 @@ def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation
     def make(key: jax.Array):
         return init_state(drafter, optimizer, key, with_ema=train.ema_decay > 0)
 
-    shapes = jax.eval_shape(make, jax.random.key(0))
+    # A key that is made outside of the traced function would be put on the mesh, whose devices may not be here.
+    shapes = jax.eval_shape(lambda: make(jax.random.key(0)))
     places = sharding.param_shardings(mesh, shapes, drafter.config.num_key_value_heads)
     shapes = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
     return jax.jit(make, out_shardings=places), shapes

@@ -154,7 +154,7 @@ def shapes_of(path: str) -> Qwen3Config:
 
 def target_shapes(target: Qwen3, mesh: Mesh) -> dict:
     """Shapes of the target's parameters with their shardings."""
-    params = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    params = jax.eval_shape(lambda: target.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))["params"]
     places = sharding.param_shardings(mesh, params, target.config.num_key_value_heads)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, target.dtype, sharding=place), params, places)
 

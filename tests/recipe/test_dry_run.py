@@ -159,6 +159,17 @@ def test_collectives_are_counted_once_by_their_channel():
     assert counted["all-reduce"] == {"count": 1, "bytes": 32, "in_loops": 0}
 
 
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
+def test_the_step_is_traced_for_devices_that_are_not_here():
+    config = flags().config
+    mesh = sharding.make_mesh(1, -1, 1, topologies.devices_of("v5e:2x2"))
+    target_config = dry_run.shapes_of(config.target.path)
+    drafter = builders.drafter_of(builders.drafter_config_of(config.drafter, target_config), config)
+    with jax.set_mesh(mesh):
+        traced, state = dry_run.trace_step(config, Qwen3(target_config, np.dtype("float32")), drafter, mesh)
+    assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(state)} == {4} and traced.jaxpr.eqns
+
+
 SIGNALS = """
 import os, signal
 from domino_jax.training import topologies
