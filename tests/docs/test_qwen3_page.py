@@ -39,7 +39,8 @@ ELSEWHERE = ("python3", "gcloud", "tail", "tensorboard")  # programs that are no
 PROMPTS = 96  # one in twenty is held out of the training, of each part too
 # What the page names, as it is in the folder of the test.
 PLACES = {
-    **{"configs/": "configs/", "gs://BUCKET/": "bucket/", "/data/": "data/", "/shared/": "data/", "/tmp/": "dry_runs/"},
+    **{"configs/": "configs/", "gs://BUCKET/": "bucket/", "/data/": "data/", "/shared/": "data/"},
+    **{"/tmp/": "dry_runs/", "/machine/": "machine/"},
     "mlabonne/open-perfectblend": "perfectblend.jsonl",
     "Huang2020/Qwen3-8B-Domino-b16": "Domino",
     "z-lab/Qwen3-8B-DFlash-b16": "DFlash",
@@ -185,7 +186,7 @@ def copy_as_gcloud(world: pathlib.Path, words: list[str]) -> None:
     """What `gcloud storage cp` does, also on a machine: its home holds the repository's folder."""
     nested = [word.partition("=")[2] for word in words if word.startswith("--command=")]
     if nested:
-        words = shlex.split(nested[0].replace(" domino_jax/", f" {world}/machine/"))
+        words = shlex.split(nested[0].replace(" domino_jax/", " /machine/"))
     assert words[:3] == ["gcloud", "storage", "cp"]
     sources = [name for word in words[3:-1] for name in glob.glob(here(world, word))]
     assert sources, words
