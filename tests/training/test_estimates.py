@@ -79,6 +79,16 @@ def test_the_head_by_hand():
     assert parts["head"] == gru + 256 * 15 * 6 * 256 * (4096 + 1024 + 151_936)
 
 
+@pytest.mark.parametrize(
+    ("kind", "inner"), [("vanilla", 0), ("gated", (4096 + 256) * 256), ("rnn", (512 + 4096) * 768)]
+)
+def test_a_markov_head_by_hand(kind, inner):
+    target = target_of("8b")
+    markov = {"markov_rank": 256, "markov_head_type": kind}
+    parts = step_flops(target, drafter_of(target, "markov", **markov), length=768, anchors=256)
+    assert parts["head"] == 256 * 16 * 6 * (256 * 151_936 + inner)
+
+
 def test_lean_is_the_sum_of_the_parts():
     target = target_of("0.6b")
     parts = step_flops(target, drafter_of(target), length=100, anchors=8)

@@ -9,9 +9,17 @@ import pytest
 
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.names import MARKOV_KINDS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
-from domino_jax.weights.drafter import check_fits, drafter_table, load_drafter, refuse_other_layouts, save_drafter
+from domino_jax.weights.drafter import (
+    check_fits,
+    drafter_table,
+    head_table,
+    load_drafter,
+    refuse_other_layouts,
+    save_drafter,
+)
 from tests.helpers.golden_files import SETS, folder_of, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN
@@ -227,3 +235,16 @@ def test_a_markov_folder_whose_tensors_are_those_of_another_head_is_refused_by_n
     folder = write_model(tmp_path, raw, stored_tensors("markov_rnn", "drafter"))
     with pytest.raises(DataError, match=named):
         load_drafter(folder, target_config("markov_rnn"), "float32")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "millions"),
+    [(4096, (77.79, 78.91, 81.33)), (2560, (77.79, 78.51, 80.15)), (1024, (77.79, 78.12, 78.97))],
+    ids=["8B", "4B", "0.6B"],
+)
+def test_the_published_markov_heads_have_this_many_weights(hidden, millions):
+    config = DrafterConfig.from_dict({**PUBLIC_8B, "hidden_size": hidden})
+    for kind, expected in zip(MARKOV_KINDS, millions, strict=True):
+        shape = {"head": "markov", "markov_rank": 256, "markov_head_type": kind, "pure_draft_prefix_len": 0}
+        table = head_table(dataclasses.replace(config, **shape))
+        assert sum(int(np.prod(entry.shape)) for entry in table) / 1e6 == pytest.approx(expected, abs=0.006)
