@@ -206,6 +206,39 @@ def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypat
     assert weights(workdir) == weights(finished)
 
 
+# Recipe values of drafters with other heads than Domino's.
+OTHER_HEADS = {
+    "markov": {"config__drafter__markov_rank": 8, "config__drafter__markov_head_type": "rnn"},
+}
+
+
+@pytest.mark.slow(minutes=0.7)
+@pytest.mark.parametrize("head", OTHER_HEADS)
+def test_a_drafter_with_another_head_continues_bit_for_bit_and_is_decoded_and_exported(
+    head, files, tmp_path, monkeypatch
+):
+    changes = {"config__drafter__head": head, "config__train__ema_decay": 0.5, **OTHER_HEADS[head]}
+    write, deaths = train.MetricsWriter.write, [6]
+
+    def dies_once(self, step, values):
+        if [step] == deaths:
+            deaths.clear()
+            raise KeyboardInterrupt
+        write(self, step, values)
+
+    monkeypatch.setattr(train.MetricsWriter, "write", dies_once)
+    monkeypatch.setattr(measure, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    assert start(arguments(files, killed, **changes)) == 130
+    assert start(arguments(files, killed, **changes)) == 0
+    assert start(arguments(files, whole, **changes, config__eval__final=True)) == 0
+    assert losses(killed) == losses(whole) and weights(killed) == weights(whole)
+    report = json.loads((whole / "report" / "report.json").read_text())
+    assert report["drafter"]["head"] == head and report["modes"]["domino"]["tau_pooled"] >= 1.0
+    texts = report["identical_outputs"]["domino"]
+    assert texts["same"] == texts["of"] > 0
+
+
 def test_a_finished_workdir_is_shown_not_trained_again(files, finished, capsys):
     before = (finished / "metrics.jsonl").read_bytes()
     assert start(arguments(files, finished, config__eval__every=4, config__eval__final=True)) == 0
