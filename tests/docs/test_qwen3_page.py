@@ -148,8 +148,8 @@ def world(tmp_path_factory):
     save_target(folder / "target", target.config, target.params, "float32", token_ids={"eos_token_id": 2})
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(ASSETS / "tiny_qwen3" / name, folder / "target" / name)
-    for name, head in (("Domino", True), ("DFlash", False)):
-        drafter = tiny_drafter(target.config, shift_label=head, head=head, layers=1)
+    for name, head in (("Domino", "domino"), ("DFlash", "none")):
+        drafter = tiny_drafter(target.config, shift_label=head == "domino", head=head, layers=1)
         save_drafter(folder / name, drafter.config, drafter.params, "float32")
     for name in ("qwen3_4b", "qwen3_8b"):
         recipe = RECIPE.format(name=name, target=str(folder / "target"))
