@@ -209,6 +209,7 @@ def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypat
 # Recipe values of drafters with other heads than Domino's.
 OTHER_HEADS = {
     "markov": {"config__drafter__markov_rank": 8, "config__drafter__markov_head_type": "rnn"},
+    "dflash2": {"config__drafter__selector_rank": 8, "config__drafter__selector_top_k": 4},
 }
 
 

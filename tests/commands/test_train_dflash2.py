@@ -1,15 +1,14 @@
-"""train.py with the head dflash2: what is logged and exported, and a killed run that continues bit for bit."""
+"""train.py with the head dflash2: what is logged and exported. Restarts are in test_train_command.py."""
 
 import json
 
 import pytest
 
-from domino_jax import train
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.model_card import training_lines
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter
-from tests.commands.test_train_command import CASES, arguments, losses, start, training_rows, weights, write_rows
+from tests.commands.test_train_command import CASES, arguments, start, training_rows, write_rows
 from tests.helpers.golden_files import target_config
 
 CHOICES = {
@@ -60,19 +59,3 @@ def test_the_export_is_a_dflash2_folder(finished):
     assert "# DFlash2 drafter" in card and "--speculative-algorithm DFLASH" in card and '"method": "dflash"' in card
     recipe = json.loads((finished / "config.json").read_text())
     assert "loss: selector's weight α 1, rule drop" in training_lines(config, recipe, 4, None)
-
-
-def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypatch):
-    workdir, write = tmp_path / "killed", train.MetricsWriter.write
-
-    def dies_at_three(self, step, values):
-        if step == 3:
-            raise KeyboardInterrupt
-        write(self, step, values)
-
-    monkeypatch.setattr(train.MetricsWriter, "write", dies_at_three)
-    assert start(arguments(files, workdir, **CHOICES)) == 130
-    monkeypatch.undo()
-    assert start(arguments(files, workdir, **CHOICES)) == 0
-    assert losses(workdir) == losses(finished)
-    assert weights(workdir) == weights(finished)
