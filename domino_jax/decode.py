@@ -71,7 +71,8 @@ def main(flags: cli.Flags) -> None:
     # Several drafters are compared with one setting, so none of them brings its own tuning.
     settings = tuned_settings(config.decode, None if config.decode.compare else config.drafter.path)
     made_up = functools.partial(drafter_config_of, config.drafter)
-    loader = Loader(config.target.path, settings, mesh, made_up, shape.split_head)
+    head = config.drafter.head if "drafter.head" in flags.given else None
+    loader = Loader(config.target.path, settings, mesh, made_up, shape.split_head, head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings), kept_to(settings.cores):
         if flags.output:
             with Preemption() as preemption, preemption.nothing_to_lose():  # complete groups are on the disk

@@ -64,6 +64,15 @@ def check_head(has_head: bool, modes: Sequence[str]) -> None:
         )
 
 
+def check_kind(head: str, asked: str | None, path: str) -> None:
+    """Refuses a folder whose drafter has another head than the one that was asked for."""
+    if asked not in (None, head):
+        raise DominoError(
+            f"config.drafter.head is {asked!r}, but the drafter in {path} has the head {head!r}; leave the key out, or"
+            " name another drafter."
+        )
+
+
 def check_simulation(settings: DecodeSettings, drafter: DrafterConfig) -> None:
     """Refuses a simulate_tau above what a round can emit: the report would state a figure that was not forced."""
     for mode, most in settings.round_widths(drafter).items():
@@ -82,7 +91,8 @@ class Loader:
         target_path: a folder or hub id.
         mesh: where the weights go, this process' first device when None.
         made_up: target config → a drafter's, for simulated runs without a drafter's folder.
-        split_head: on the mesh, the Domino head over the vocabulary instead of whole everywhere.
+        split_head: on the mesh, the head over the vocabulary instead of whole everywhere.
+        head: the head that was asked for, which a drafter's folder must have; None: any.
     """
 
     target_path: str
@@ -90,6 +100,7 @@ class Loader:
     mesh: Mesh | None
     made_up: Callable[[Qwen3Config], DrafterConfig]
     split_head: bool = False
+    head: str | None = None
 
     def target(self) -> LoadedTarget:
         simulated = self.settings.simulate_tau > 0
@@ -106,6 +117,7 @@ class Loader:
         else:
             path = named_drafter(drafter_path, modes)
             models = load_models(loaded, path, place, self.settings.block_size, self.split_head)
+            check_kind(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.has_head, modes)
         return models
 

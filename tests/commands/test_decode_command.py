@@ -13,7 +13,7 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.api import prompt_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import measure
-from domino_jax.evals.models import check_head
+from domino_jax.evals.models import check_head, check_kind
 from domino_jax.evals.report import copy_folder
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.recipe import cli
@@ -303,6 +303,10 @@ def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
 
 def test_a_head_is_asked_for_before_anything_runs():
     check_head(False, ("autoregressive", "backbone"))
+    check_kind("domino", None, "F")
+    check_kind("domino", "domino", "F")
+    with pytest.raises(DominoError, match="drafter.head is 'markov', but the drafter in F has the head 'domino'"):
+        check_kind("domino", "markov", "F")
     with pytest.raises(DominoError, match="plain DFlash one without a head"):
         check_head(False, ("autoregressive", "domino"))
 
