@@ -39,7 +39,8 @@ def _target(hub_id: str) -> config_dict.ConfigDict:
 def _drafter() -> config_dict.ConfigDict:
     drafter = config_dict.ConfigDict()
     drafter.path = config_dict.placeholder(str)  # decode: a Hugging Face folder or a train workdir
-    # none (the backbone alone), domino, markov or dflash2 (docs/heads.md)
+    # none (the backbone alone), domino, markov or dflash2; eagle3 or medusa, which have no backbone and read their own
+    # sections alone, and eagle3 intermediate_size and target_layer_ids as well (docs/heads.md).
     drafter.head = "domino"
     drafter.num_layers = 5
     drafter.intermediate_size = config_dict.placeholder(int)  # absent: the target's; a smaller one buys layers
@@ -62,6 +63,13 @@ def _drafter() -> config_dict.ConfigDict:
     # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino and markov
     # True, none and dflash2 False.
     drafter.shift_label = config_dict.placeholder(bool)
+    drafter.eagle3 = eagle3 = config_dict.ConfigDict()
+    # Tokens that it can draft, the most frequent ones of the training rows' answers; all if the target has fewer.
+    eagle3.draft_vocab_size = 32_000
+    drafter.medusa = medusa = config_dict.ConfigDict()
+    medusa.num_heads = 5  # tokens drafted a round
+    medusa.num_layers = 1  # residual blocks of a head
+    medusa.bias = False  # of these blocks
     drafter.target_layer_ids = config_dict.placeholder(tuple)  # absent: spread over the target by the public rule
     drafter.mask_token_id = config_dict.placeholder(int)  # absent: <|mask|>, or the first row past the tokenizer
     return drafter
@@ -111,6 +119,14 @@ def _train() -> config_dict.ConfigDict:
     # the weakest candidate.
     train.selector_rule = "drop"
     train.selector_detached = False  # True: the selector's loss does not train the backbone
+    train.eagle3 = eagle3 = config_dict.ConfigDict()
+    eagle3.passes = 7  # of the training-time test
+    eagle3.decay = 0.8  # weight of each pass' loss to that of the pass before
+    # A row counts where the token it predicts is supervised (label), or two places before it (parity), as in the public
+    # trainers, which never teach the first two tokens of an answer.
+    eagle3.mask = "label"
+    # default: heads weighted by 0.8^i. unweighted. common_rows: all heads on the rows of the last one.
+    train.medusa_loss = "default"
     train.optimizer = "adamw"  # or muon
     train.learning_rate = 6e-4
     train.warmup_ratio = 0.04

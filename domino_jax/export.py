@@ -24,7 +24,8 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax.decoding import stored_tuning
-from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
+from domino_jax.drafters.drafter import init_drafter_params
+from domino_jax.drafters.kinds import AnyConfig, config_class, new_drafter
 from domino_jax.evals.model_card import model_card
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError, first_line
@@ -49,7 +50,8 @@ def main(flags: cli.Flags) -> None:
     workdir = open_path(flags.workdir).expanduser()
     if not workdir.is_dir():
         raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
-    config = DrafterConfig.from_dict(read_json(workdir / DRAFTER_CONFIG))
+    raw = read_json(workdir / DRAFTER_CONFIG)
+    config = config_class(raw).from_dict(raw)
     recipe = read_json(workdir / "config.json")
     step, tau = choose_step(workdir)
     with Checkpoints(workdir, keep=1) as checkpoints:
@@ -73,7 +75,7 @@ def main(flags: cli.Flags) -> None:
 
 def write_export(
     folder: str | os.PathLike,
-    config: DrafterConfig,
+    config: AnyConfig,
     params: Mapping[str, Any],
     recipe: Mapping[str, Any],
     step: int,
@@ -187,7 +189,7 @@ def choose_step(workdir: epath.Path) -> tuple[int, float | None]:
 
 
 def restore_params(
-    checkpoints: Checkpoints, config: DrafterConfig, step: int, field: str = "params", places: Any = None
+    checkpoints: Checkpoints, config: AnyConfig, step: int, field: str = "params", places: Any = None
 ) -> dict[str, Any]:
     """Float32 drafter parameters of a checkpoint; the optimizer's moments are not read.
 
@@ -196,7 +198,7 @@ def restore_params(
         places: a sharding for every parameter; None: numpy arrays, which need no devices, so those that the checkpoint
             was saved from do not matter. With shardings every process calls it.
     """
-    drafter = Drafter(config, np.dtype("float32"))
+    drafter = new_drafter(config, np.dtype("float32"))
     shapes = jax.eval_shape(lambda key: init_drafter_params(drafter, key), jax.random.key(0))
     folder = checkpoints.folder / str(step)
     if places is None:

@@ -24,7 +24,8 @@ from domino_jax import export, regenerate
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.data.rows import RowEncoder
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.kinds import AnyConfig
+from domino_jax.drafters.names import BLOCK_HEADS
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
 from domino_jax.models import sharding
@@ -51,6 +52,7 @@ from domino_jax.training.state import NonFiniteGuard, TrainState
 from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats
+from domino_jax.weights.drafter import stored_config
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 
 WINDOW = 4_096  # rows that are packed or sorted into buckets together
@@ -100,11 +102,9 @@ def main(flags: cli.Flags) -> int | None:
             # -------------------------------------------------------- target and drafter
             kv_heads = read_target_config(config.target.path).num_key_value_heads
             loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
-            mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded)
+            blocks = config.drafter.head in BLOCK_HEADS  # which need a token for the slots of a block
+            mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
             drafter_config = builders.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
-            drafter = builders.drafter_of(drafter_config, config)
-            decodes = config.eval.every > 0 or config.eval.final
-            layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
             share = ProcessShare(
                 local / "data" if local else cache_folder() / "data",
                 rows,
@@ -114,6 +114,10 @@ def main(flags: cli.Flags) -> int | None:
                 progress=distributed.is_primary(),
             )
             batches = batches_of(config, source, loaded, share)
+            drafter_config = builders.with_draft_vocabulary(drafter_config, batches.rows)
+            drafter = builders.drafter_of(drafter_config, config)
+            decodes = config.eval.every > 0 or config.eval.final
+            layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
             optimizer = make_optimizer(config.train.optimizer)
             make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
             step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
@@ -142,7 +146,7 @@ def main(flags: cli.Flags) -> int | None:
             # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
             if distributed.is_primary():
                 write_json(workdir / "config.json", recipe)
-                write_json(workdir / "drafter_config.json", drafter_config.to_dict())
+                write_json(workdir / "drafter_config.json", stored_config(drafter_config))
                 environment.write_environment(workdir)
                 if batches.rows.num_held_out_prompts:
                     write_jsonl(workdir / "held_out.jsonl", batches.rows.held_out_prompts())
@@ -271,13 +275,13 @@ def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -
     return make_batches(source, encoder, layout, share, seed=config.seed, held_out=data.held_out)
 
 
-def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: DrafterConfig):
+def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: AnyConfig):
     """Counts rows, tokens, anchors and, on known devices, the share of their peak."""
     peak = estimates.peak_flops(jax.devices()[0].device_kind)
     distill = builders.loss_settings(train, drafter.head).reads_target
 
     def lean(length: int) -> float:
-        shape = {"length": length, "anchors": train.num_anchors, "distill": distill}
+        shape = {"length": length, "anchors": train.num_anchors, "distill": distill, "passes": train.eagle3.passes}
         return estimates.step_flops(loaded.model.config, drafter, **shape)["lean"]
 
     return metrics.clock(row_flops=lean, peak_flops=peak and peak * jax.device_count())
@@ -302,7 +306,7 @@ class BestDrafter(NamedTuple):
     tau: float | None
 
 
-def best_drafter(checkpoints: Checkpoints, config: DrafterConfig, state: TrainState, done: int) -> BestDrafter:
+def best_drafter(checkpoints: Checkpoints, config: AnyConfig, state: TrainState, done: int) -> BestDrafter:
     """The drafter with the best τ of the run's evaluations; without evaluations the one that `state` holds."""
     step, tau = checkpoints.best() or (done, None)
     if step == done:
@@ -319,7 +323,7 @@ def best_drafter(checkpoints: Checkpoints, config: DrafterConfig, state: TrainSt
 def decode_finally(
     config,
     loaded: LoadedTarget,
-    drafter: DrafterConfig,
+    drafter: AnyConfig,
     params: dict,
     layout: EvaluationLayout | None,
     workdir: epath.Path,

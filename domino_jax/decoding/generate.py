@@ -17,7 +17,7 @@ from domino_jax.decoding.requests import Request
 from domino_jax.decoding.sampling import RowSampling, SamplingKind, request_keys
 from domino_jax.decoding.settings import GeneratorSettings, canonical_mode
 from domino_jax.drafters.pair import Models
-from domino_jax.models.cache import LayerCache, resize, slots_of
+from domino_jax.models.cache import resize, slots_of
 
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
@@ -276,10 +276,10 @@ class Generator(Programs):
             batch.clock.decode_seconds += seconds
             return fitted
 
-        def fit(layer):
-            key = ("resize", layer[0].shape, layer[0].dtype, len(keep), slots)
-            fitted = run(key, functools.partial(_fit_layer, slots=slots), layer)
-            for rows in layer:
+        def fit(part):
+            shapes = tuple((rows.shape, rows.dtype) for rows in jax.tree.leaves(part))
+            fitted = run(("resize", shapes, len(keep), slots), functools.partial(_fit_part, slots=slots), part)
+            for rows in jax.tree.leaves(part):
                 rows.delete()
             return fitted
 
@@ -354,10 +354,11 @@ def collect(row: Sequence[Any], stop_ids: jax.Array) -> Generation:
     return Generation(token_ids, [int(n) for n in accepts[:rounds]], "stop" if stopped else "length")
 
 
-def _fit_layer(layer: LayerCache, keep: jax.Array, slots: int) -> LayerCache:
-    if len(keep) < len(layer[0]):
-        layer = take_rows(layer, keep)
-    return resize(layer, slots)
+def _fit_part(part: Any, keep: jax.Array, slots: int) -> Any:
+    """A layer of a cache, or another part of what a drafter keeps."""
+    if len(keep) < len(jax.tree.leaves(part)[0]):
+        part = take_rows(part, keep)
+    return resize(part, slots)
 
 
 def _kind(sampling: RowSampling | None) -> tuple | None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from domino_jax.decoding.sampling import RowSampling, Sampling, choose
 from domino_jax.drafters.pair import Models
+from domino_jax.drafters.passed import Passed
 from domino_jax.models.cache import Cache, resize
 
 # Tokens, of all rows together, that one pass of a prefill takes; longer prompts go through in chunks. 4,096 rows keep a
@@ -21,7 +22,7 @@ SMALLEST_CHUNK = 64
 class DecodeState:
     """One batch of generations in flight. Letters: B rows, O slots of the token buffer.
 
-    target_cache, draft_cache: keys and values; draft_cache is () without a drafter.
+    target_cache: keys and values.  draft_cache: what the drafter keeps of the text (drafters/kinds.py); () without one.
     lengths: int32 [B], committed rows of both caches = absolute position of the anchor.
     anchors: int32 [B], last chosen token, not yet in the caches.
     keys: [B], noise keys of the requests.           limits: int32 [B], most tokens to emit (max_new_tokens).
@@ -33,7 +34,7 @@ class DecodeState:
     """
 
     target_cache: Cache
-    draft_cache: Cache
+    draft_cache: Any
     lengths: jax.Array
     anchors: jax.Array
     keys: jax.Array
@@ -108,8 +109,8 @@ def prefill(
     first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling)
     zeros = jnp.zeros_like(prompts.lengths)
     state = DecodeState(
-        target_cache=tuple(resize(layer, slots) for layer in cache),
-        draft_cache=tuple(resize(layer, slots) for layer in context),
+        target_cache=resize(cache, slots),
+        draft_cache=resize(context, slots),
         lengths=prompts.lengths,
         anchors=zeros,
         keys=prompts.keys,
@@ -125,7 +126,7 @@ def prefill(
     return emit(state, first, jnp.ones_like(zeros), stop_ids)[0]
 
 
-def read_prompts(models: Models, tokens: jax.Array, lengths: jax.Array) -> tuple[Cache, Cache, jax.Array]:
+def read_prompts(models: Models, tokens: jax.Array, lengths: jax.Array) -> tuple[Cache, Any, jax.Array]:
     """(target's cache, drafter's cache or (), hidden states [B, 1, D] of the last true rows), caches of P slots.
 
     Long prompts go through in chunks of equal size, so that memory grows with the caches only. A chunk reads the slots
@@ -135,6 +136,7 @@ def read_prompts(models: Models, tokens: jax.Array, lengths: jax.Array) -> tuple
     size = chunk_size(batch, padded)
     drafter = models.drafter
     taps = drafter.config.target_layer_ids if drafter else ()
+    after = jnp.roll(tokens, -1, axis=1)  # the token after the last true row is not known yet
 
     def read(chunk, carry):
         cache, context, last = carry
@@ -145,7 +147,10 @@ def read_prompts(models: Models, tokens: jax.Array, lengths: jax.Array) -> tuple
         place = (lengths - 1 - start)[:, None, None]
         here = jnp.take_along_axis(out["hidden"], jnp.clip(place, 0, size - 1), axis=1)
         if drafter:
-            context = models.extend_context(context, out["features"], slots)
+            following = jax.lax.dynamic_slice_in_dim(after, start, size, axis=1)
+            count = jnp.clip(lengths - start, 0, size)
+            passed = Passed(out.get("features"), out["hidden"], models.embed(following), count)
+            context = models.extend_context(context, passed, slots)
         return out["cache"], context, jnp.where((place >= 0) & (place < size), here, last)
 
     context = drafter.init_cache(batch, padded) if drafter else ()

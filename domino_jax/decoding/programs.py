@@ -12,13 +12,13 @@ from domino_jax.decoding.rounds import autoregressive_round, speculative_round
 from domino_jax.decoding.settings import (
     BACKBONE,
     BASELINE,
-    DOMINO,
     MODES,
     TREE,
     DraftSettings,
     GeneratorSettings,
+    refused_mode,
 )
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
@@ -51,7 +51,7 @@ class Programs:
     """
 
     settings: GeneratorSettings
-    drafter: DrafterConfig | None
+    drafter: AnyConfig | None
     limits: Limits
     stop_ids: jax.Array
     compiled: dict[tuple, jax.stages.Compiled]
@@ -146,10 +146,8 @@ class Programs:
             )
         if mode != BASELINE and self.drafter is None:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
-        if mode == DOMINO and not self.drafter.has_head:
-            raise DominoError(
-                "mode 'domino' needs a drafter with a head, but this one is plain DFlash; use mode 'draft'."
-            )
+        if mode != BASELINE and (refused := refused_mode(mode, self.drafter.head)):
+            raise DominoError(f"{refused}.")
 
     def plain(self, mode: str) -> bool:
         """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has that of a draft.

@@ -1,5 +1,7 @@
 """The draft of one round: backbone over [anchor, mask, …], base logits of all slots, then the head's rollout."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -7,6 +9,7 @@ from domino_jax.decoding.candidates import Candidates, pick_candidates, with_noi
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.sampling import Sampling, choose, choose_with, reads_noise
 from domino_jax.decoding.settings import DraftSettings
+from domino_jax.drafters.names import EAGLE3
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
@@ -15,16 +18,19 @@ from domino_jax.models.sharding import constrain
 NO_DRAFT = -1  # no token: the target never chooses it
 
 
-def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Cache]:
-    """Draft tokens int32 [B, M], and the draft cache with the block's rows after the committed length.
+def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
+    """Draft tokens int32 [B, M], and the draft cache with the draft's rows after the committed length.
 
     With a confidence threshold a place after the last sure draft holds NO_DRAFT.
-    Without drafts (num_drafts 0) nothing runs.
+    Without drafts (num_drafts 0) no backbone runs.
     """
+    if models.drafter.config.head == EAGLE3:
+        return draft_chain(models, state, sampling, settings)
     if settings.num_drafts == 0:
         return jnp.zeros((len(state.anchors), 0), jnp.int32), state.draft_cache
-    z, base, cache = draft_base(models, state, settings.num_drafts, settings.use_head)
-    if settings.use_head:
+    use_head = settings.use_head and models.drafter.config.has_head
+    z, base, cache = draft_base(models, state, settings.num_drafts, use_head)
+    if use_head:
         drafts = roll_out_head(models, state, z, base, sampling, settings)
         return (until_unsure(models, state, z, drafts, settings.confidence) if settings.confidence else drafts), cache
     return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
@@ -41,16 +47,20 @@ def draft_base(
     """One backbone pass → (z [B, M, D] of the predicting slots, base logits float32 [B, M, V], the cache).
 
     Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
-    first `num_drafts`.
+    first `num_drafts`. The heads of Medusa take the place of a backbone and its slots.
     """
     config = models.drafter.config
-    masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
-    block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
-    z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
-    z = z[:, config.first_slot :][:, :num_drafts]
+    if config.has_backbone:
+        masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
+        block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
+        z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
+        z = z[:, config.first_slot :]
+    else:
+        z, cache = models.draft_hidden(state.draft_cache), state.draft_cache
+    z = z[:, :num_drafts]
     # Split at first, so that the compiler never gathers the lm_head instead of its product.
     base = constrain(models.draft_logits(z), "batch", None, "vocab")
-    if use_head and models.drafter.whole_head:
+    if use_head and config.has_head and models.drafter.whole_head:
         # A head that is whole on every device reads whole rows of logits, one after another: one exchange now is better
         # than one per draft. A split head reads only its share of them.
         base = constrain(base, "batch")
@@ -111,6 +121,42 @@ def until_unsure(models: Models, state: DecodeState, z: Hidden, drafts: jax.Arra
     before = jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
     sure = jax.nn.sigmoid(models.confidence(z, before)) >= threshold
     return jnp.where(jnp.cumprod(sure, axis=1) > 0, drafts, NO_DRAFT)
+
+
+def draft_chain(
+    models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
+) -> tuple[jax.Array, Any]:
+    """`propose` for EAGLE-3: its layer runs once per draft, first on the anchor, then on each draft but the last.
+
+    Without drafts it writes the anchor's row all the same, whose token was not known when the prompt was read.
+    """
+    config = models.drafter.config
+    drafts = settings.width(config)
+    tokens = jnp.asarray(config.draft_tokens, jnp.int32) if config.draft_tokens else None
+
+    def step(carry, index):
+        rows, hidden, token = carry
+        logits, hidden, rows = models.draft_step(rows, hidden, models.embed(token), state.lengths - 1 + index)
+        choices = Candidates(None, logits[:, None])
+        if tokens is not None:
+            choices = choices._replace(tokens=jnp.broadcast_to(tokens, choices.logits.shape))
+        if reads_noise(sampling, settings.scale):
+            here = state.lengths[:, None] + 1 + index
+            choices = with_noise(choices, state.keys, here, models.target.config.vocab_size)
+        token = settle(choices, sampling, settings.scale)[:, 0]
+        return (rows, hidden, token), token
+
+    start = (*state.draft_cache, state.anchors)
+    if drafts == 0:
+        (rows, _, _), _ = step(start, 0)
+        return jnp.zeros((len(state.anchors), 0), jnp.int32), (rows, state.draft_cache[1])
+    (rows, _, _), drafted = jax.lax.platform_dependent(
+        start,
+        jnp.arange(drafts),
+        cuda=lambda start, steps: jax.lax.scan(step, start, steps, unroll=True),
+        default=lambda start, steps: jax.lax.scan(step, start, steps),
+    )
+    return drafted.T, (rows, state.draft_cache[1])
 
 
 def settle(candidates: Candidates, sampling: Sampling, scale: float) -> jax.Array:

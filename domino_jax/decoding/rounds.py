@@ -1,6 +1,6 @@
 """One round, with nothing read by the host: propose → verify → accept → commit, or one plain step."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,8 @@ from domino_jax.decoding.settings import DraftSettings
 from domino_jax.decoding.tree import Tree, propose_tree
 from domino_jax.decoding.verify import Verified, accept_chain, accept_tree, verify
 from domino_jax.drafters.pair import Models
-from domino_jax.models.cache import Cache, keep_path
+from domino_jax.drafters.passed import Passed
+from domino_jax.models.cache import keep_path
 
 
 def autoregressive_round(
@@ -102,8 +103,9 @@ def tree_round(
         accepted = simulated_accepts(state.rounds, simulated_tau, deepest)
     out = Verified(
         out.logits,
-        jnp.take_along_axis(out.features, path[:, :, None], axis=1),
+        None if out.features is None else jnp.take_along_axis(out.features, path[:, :, None], axis=1),
         keep_path(out.cache, state.lengths, path, tree.tokens.shape[1]),
+        jnp.take_along_axis(out.hidden, path[:, :, None], axis=1),
     )
     emitted = jnp.take_along_axis(chosen, path, axis=1)
     after = commit(models, state, out, draft_cache, emitted, accepted, stop_ids)
@@ -123,19 +125,20 @@ def commit(
     models: Models,
     state: DecodeState,
     out: Verified,
-    draft_cache: Cache,
+    draft_cache: Any,
     chosen: jax.Array,
     accepted: jax.Array,
     stop_ids: jax.Array,
 ) -> DecodeState:
     """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
 
-    out: features and cache with a chain's rows, at depths 0..M, right after the committed length.
+    out: features, hidden states and cache with a chain's rows, at depths 0..M, right after the committed length.
     draft_cache: () where no batch drafts.
     """
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
-    context = models.extend_context(draft_cache, out.features, positions - 1) if draft_cache else ()
+    passed = Passed(out.features, out.hidden, models.embed(chosen), accepted + 1)
+    context = models.extend_context(draft_cache, passed, positions - 1) if draft_cache else ()
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, kept = emit(state, chosen, accepted + 1, stop_ids)
     return record_round(state.replace(lengths=state.lengths + kept), kept)

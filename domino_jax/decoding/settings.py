@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from domino_jax.drafters.names import MARKOV
+from domino_jax.drafters.names import EAGLE3, MARKOV, NONE, ROW_DRAFTERS
 from domino_jax.runtime.errors import DominoError
 
 if TYPE_CHECKING:
@@ -34,9 +34,22 @@ class Problem(NamedTuple):
 # ---------------------------------------------------------------------------------------------------- modes
 
 
-def supported_modes(modes: Sequence[str], has_head: bool) -> tuple[str, ...]:
-    """The modes without `domino` for a drafter that has no head."""
-    return tuple(mode for mode in modes if has_head or mode != DOMINO)
+def refused_mode(mode: str, head: str) -> str | None:
+    """Why a drafter with this head (drafters/names.py) does not have a mode, and what to use; None where it has it."""
+    if mode == BACKBONE and head in ROW_DRAFTERS:
+        return f"mode {BACKBONE!r} drafts with the backbone of a block drafter, and {head} has none; use mode {DRAFT!r}"
+    if mode == TREE and head == EAGLE3:
+        return f"mode {TREE!r} needs a drafter that scores paths, and {head} drafts chains alone; use mode {DRAFT!r}"
+    if mode == DOMINO and head == NONE:
+        return "mode 'domino' needs a drafter with a head, but this one is plain DFlash; use mode 'draft'"
+    if mode == DOMINO and head in ROW_DRAFTERS:
+        return f"mode 'domino' needs a drafter with a backbone and a head, but this one is {head}; use mode 'draft'"
+    return None
+
+
+def supported_modes(modes: Sequence[str], head: str) -> tuple[str, ...]:
+    """The modes that a drafter with this head has."""
+    return tuple(mode for mode in modes if refused_mode(mode, head) is None)
 
 
 def canonical_mode(mode: str) -> str:
@@ -183,11 +196,17 @@ class DraftSettings:
         """Drafts that a round verifies; of a tree, all nodes but the root."""
         return self.tree.nodes - 1 if self.tree else self.width(config)
 
-    def problem(self, block_size: int, block_drafts: int) -> Problem | None:
-        """A width that a block of `block_size` slots, which gives `block_drafts` drafts, does not have."""
+    def problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:
+        """A width that a block of `block_size` slots, which gives `block_drafts` drafts, does not have.
+
+        most: of a drafter whose chains may be longer than the usual block.
+        """
+        most = most or block_drafts
         change = f"but a block of {block_size} slots gives {block_drafts} drafts; lower it, or set 0"
+        if most > block_drafts:
+            change = f"but this drafter's chains have at most {most} drafts; lower it, or set 0"
         widest = max([self.num_drafts or 0, *(drafts for _, drafts in self.widths)])
-        if widest > block_drafts:
+        if widest > most:
             return Problem("num_drafts", widest, change)
         tree = self.tree
         if not tree:
@@ -284,7 +303,7 @@ class GeneratorSettings:
                 parity_problem("fixed_shape" if self.fixed_shape else "near_tie", tree),
             ]
         if drafter:
-            problems.append(self.drafting.problem(drafter.block_size, drafter.num_drafts))
+            problems.append(self.drafting.problem(drafter.block_size, drafter.num_drafts, drafter.most_drafts))
         if drafter and self.drafting.confidence and not (drafter.head == MARKOV and drafter.enable_confidence_head):
             change = "but this drafter has no confidence head; set it to 0"
             problems.append(Problem("confidence", self.drafting.confidence, change))
@@ -365,7 +384,7 @@ class DecodeSettings:
 
     def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
         """How each mode drafts; modes that the drafter does not have are left out."""
-        modes = [mode for mode in supported_modes(self.modes, config.has_head) if mode != BASELINE]
+        modes = [mode for mode in supported_modes(self.modes, config.head) if mode != BASELINE]
         return {mode: dataclasses.replace(self.drafting, tree=self.tree if mode == TREE else None) for mode in modes}
 
     def round_widths(self, config: "DrafterConfig") -> dict[str, int]:

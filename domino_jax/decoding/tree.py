@@ -119,7 +119,6 @@ def grow_lanes(
     elsewhere, four depths took a third longer to compile.
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
-    prefix = models.drafter.config.pure_draft_prefix_len
     per_depth = {**candidates._asdict(), "rest": rest}
     head = ()
     if settings.use_head:
@@ -134,6 +133,7 @@ def grow_lanes(
         if settings.use_head:
             head, code = models.head_step(head, tokens, here["half"][:, None])
             change = models.residual_of(code, here["rows"])
+            prefix = models.drafter.config.pure_draft_prefix_len
             logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
         shared = None if here["noise"] is None else here["noise"][:, None]
         edges = edge_scores(logits, here["rest"][:, None, None], shared, sampling, settings)

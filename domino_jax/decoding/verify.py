@@ -10,15 +10,17 @@ import jax.numpy as jnp
 
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import Cache, block_mask
-from domino_jax.models.shapes import Features, Lengths, Logits
+from domino_jax.models.shapes import Features, Hidden, Lengths, Logits
 
 
 class Verified(NamedTuple):
-    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows after the length."""
+    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows after the length; hidden
+    [B, T, D] after the final norm."""
 
     logits: Logits
     features: Features | None
     cache: Cache
+    hidden: Hidden | None = None
 
 
 def verify(
@@ -54,7 +56,7 @@ def verify(
         lengths[:, None] + index,
         tap_layers=tap_layers,
     )
-    verified = Verified(out["logits"], out.get("features"), out["cache"])
+    verified = Verified(out["logits"], out.get("features"), out["cache"], out["hidden"])
     return jax.lax.optimization_barrier(verified) if isolated else verified
 
 

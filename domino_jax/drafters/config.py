@@ -59,6 +59,8 @@ class DrafterConfig(DecoderConfig):
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
 
+    has_backbone = True  # the drafters of names.ROW_DRAFTERS have none
+
     @property
     def has_head(self) -> bool:
         """False for a plain DFlash drafter."""
@@ -83,6 +85,11 @@ class DrafterConfig(DecoderConfig):
     def num_drafts(self) -> int:
         """M, tokens drafted per round: G shifted, G-1 unshifted."""
         return self.block_size - self.first_slot
+
+    @property
+    def most_drafts(self) -> int:
+        """The largest number of drafts that a round may ask for; here all that it makes."""
+        return self.num_drafts
 
     @property
     def suffix_start(self) -> int:

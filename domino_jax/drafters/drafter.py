@@ -13,6 +13,7 @@ from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.domino import DominoHead
 from domino_jax.drafters.markov import MarkovHead
 from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV
+from domino_jax.drafters.passed import Passed
 from domino_jax.drafters.selector import Selector
 from domino_jax.models.attention import attend
 from domino_jax.models.cache import Cache, append, block_mask, init_cache
@@ -92,14 +93,22 @@ class Drafter(nn.Module):
         z, _ = self.backbone(x.reshape(batch, blocks * slots, width), block_positions, attention)
         return z.reshape(batch, blocks, slots, width)
 
+    def example(self) -> tuple:
+        """What `init` traces."""
+        c = self.config
+        features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
+        block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
+        inputs = block[:, :, c.first_slot :] if c.reads_embeddings else jnp.zeros((1, 1, c.num_drafts), jnp.int32)
+        return features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs
+
     def init_cache(self, batch: int, slots: int) -> Cache:
         """An empty context cache for `batch` rows of `slots` positions."""
         c = self.config
         return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
 
-    def extend_context(self, cache: Cache, features: Features, slots: jax.Array) -> Cache:
+    def extend_context(self, cache: Cache, passed: Passed, slots: jax.Array) -> Cache:
         """Writes context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
-        rows = self.backbone.context_keys_values(features, slots)
+        rows = self.backbone.context_keys_values(passed.features, slots)
         return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
 
     def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
@@ -127,13 +136,10 @@ class Drafter(nn.Module):
         return self.backbone(x, positions, attention)
 
 
-def init_drafter_params(drafter: Drafter, key: jax.Array) -> dict:
-    """Fresh float32 drafter parameters: normal(0, 0.02) linears, ones for norms, torch's uniform for the GRU."""
-    c = drafter.config
-    features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
-    block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
-    inputs = block[:, :, c.first_slot :] if c.reads_embeddings else jnp.zeros((1, 1, c.num_drafts), jnp.int32)
-    return drafter.init(key, features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs)["params"]
+def init_drafter_params(drafter: Any, key: jax.Array) -> dict:
+    """Fresh float32 parameters of a drafter of any kind: normal(0, 0.02) linears, ones for norms, torch's uniform for
+    the GRU, zeros for Medusa."""
+    return drafter.init(key, *drafter.example())["params"]
 
 
 def rows_together(params: dict) -> dict:

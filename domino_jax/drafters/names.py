@@ -3,7 +3,11 @@
 # A backbone that drafts a block, and what corrects its logits: nothing (plain DFlash), the Domino head, one of DSpark's
 # Markov heads, or DFlash2's selector among few candidates.
 BLOCK_HEADS = (NONE, DOMINO, MARKOV, DFLASH2) = ("none", "domino", "markov", "dflash2")
-HEADS = BLOCK_HEADS
+# Drafters of another structure, which learn from every row of the text instead of from blocks.
+ROW_DRAFTERS = (EAGLE3, MEDUSA) = ("eagle3", "medusa")
+HEADS = (*BLOCK_HEADS, *ROW_DRAFTERS)
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 # What the loss of the selector does with a slot whose label is no candidate.
 SELECTOR_RULES = (DROP, REPLACE) = ("drop", "replace")
+# Drafts of an EAGLE-3 chain where nothing else is asked for, as many as the public number of training passes; and most.
+CHAIN, LONGEST_CHAIN = 7, 64

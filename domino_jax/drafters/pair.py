@@ -7,8 +7,8 @@ import flax.struct
 import jax
 
 from domino_jax.drafters.backbone import transformed_logits
-from domino_jax.drafters.drafter import Drafter
-from domino_jax.models.cache import Cache
+from domino_jax.drafters.kinds import AnyDrafter
+from domino_jax.drafters.passed import Passed
 from domino_jax.models.qwen3 import Qwen3
 
 
@@ -18,7 +18,7 @@ class Models:
 
     target: Qwen3 = flax.struct.field(pytree_node=False)
     target_params: dict
-    drafter: Drafter | None = flax.struct.field(pytree_node=False, default=None)
+    drafter: AnyDrafter | None = flax.struct.field(pytree_node=False, default=None)
     drafter_params: dict | None = None
 
     def run_target(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -33,14 +33,19 @@ class Models:
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
     def draft_logits(self, z: jax.Array) -> jax.Array:
-        """The backbone's z [..., D] → its base logits float32 [..., V]."""
-        return transformed_logits(self.unembed(z), self.drafter.config)
+        """The backbone's z [..., D], or Medusa's → its base logits float32 [..., V]."""
+        logits, config = self.unembed(z), self.drafter.config
+        return transformed_logits(logits, config) if config.has_backbone else logits
 
-    def extend_context(self, *args: Any) -> Cache:
-        return self._drafter(Drafter.extend_context, *args)
+    def extend_context(self, cache: Any, passed: Passed, slots: jax.Array) -> Any:
+        """What the drafter keeps of the text (kinds.py), with the rows that the target has read."""
+        return self._drafter("extend_context", cache, passed, slots)
 
-    def draft_hidden(self, *args: Any) -> tuple[jax.Array, Cache]:
-        return self._drafter(Drafter.draft_hidden, *args)
+    def draft_hidden(self, *args: Any) -> Any:
+        return self._drafter("draft_hidden", *args)
+
+    def draft_step(self, *args: Any) -> tuple:
+        return self._drafter("draft_step", *args)
 
     def head_inputs(self, tokens: jax.Array) -> jax.Array:
         """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
@@ -70,5 +75,5 @@ class Models:
     def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
         return self._drafter(lambda drafter: drafter.head.residual_of(code, rows))
 
-    def _drafter(self, method: Callable, *args: Any) -> Any:
+    def _drafter(self, method: str | Callable, *args: Any) -> Any:
         return self.drafter.apply({"params": self.drafter_params}, *args, method=method)

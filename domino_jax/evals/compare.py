@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, DecodeSettings, supported_modes
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
+from domino_jax.drafters.names import NONE
 from domino_jax.drafters.pair import Models
 from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
@@ -83,12 +84,14 @@ def drafter_lanes(drafters: Mapping[str, ComparedDrafter], stop_ids: Sequence[in
         generator = new_generator(one.models, settings.generator(stop_ids))
         if BASELINE in settings.modes and not lanes:
             lanes.append(Lane(BASELINE, BASELINE, one.models, generator))
-        supported = supported_modes(settings.modes, one.models.drafter.config.has_head)
+        supported = supported_modes(settings.modes, one.models.drafter.config.head)
         modes = [mode for mode in supported if mode != BASELINE]
         if not modes:
+            head = one.models.drafter.config.head
+            kind = "a plain DFlash drafter without a head" if head == NONE else f"a drafter with head {head}"
             raise DominoError(
-                f"{one.path} is a plain DFlash drafter without a Domino head, and decode.modes"
-                f" {', '.join(settings.modes)} has no backbone; add it, or take the drafter out of decode.compare."
+                f"{one.path} is {kind}, which has none of decode.modes {', '.join(settings.modes)} but plain decoding;"
+                f" add {DRAFT}, or take the drafter out of decode.compare."
             )
         lanes += [Lane(f"{name}/{mode}", mode, one.models, generator, name) for mode in modes]
     return lanes

@@ -6,19 +6,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, NONE
+from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.kinds import AnyConfig
+from domino_jax.drafters.medusa import MedusaConfig
+from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA, NONE
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import grid, say, width_note
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 
-KINDS = {NONE: "DFlash", DOMINO: "Domino", MARKOV: "DSpark", DFLASH2: "DFlash2"}
+# By head the name of a drafter and the paper that describes it.
+KINDS = {
+    NONE: ("DFlash", ""),
+    DOMINO: ("Domino", " (arXiv 2605.29707)"),
+    MARKOV: ("DSpark", ""),
+    DFLASH2: ("DFlash2", ""),
+    EAGLE3: ("EAGLE-3", " (arXiv 2503.01840)"),
+    MEDUSA: ("Medusa", " (arXiv 2401.10774)"),
+}
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
 
 
 def model_card(
-    config: DrafterConfig,
+    config: AnyConfig,
     weights: int,
     dtype: str,
     recipe: Mapping[str, Any],
@@ -30,8 +40,7 @@ def model_card(
 ) -> str:
     """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
     target = public_name(recipe["target"]["path"])
-    kind = KINDS[config.head]
-    paper = " (arXiv 2605.29707)" if config.head == DOMINO else ""
+    kind, paper = KINDS[config.head]
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
     return f"""\
 ---
@@ -44,12 +53,10 @@ license: other # yours to name; those of the base model and of the training data
 
 # {kind} drafter for {target}
 
-A {kind} speculative-decoding drafter{paper}: it proposes blocks of tokens that the target verifies in one pass. It
-never changes what the target says, only how fast. It holds no embeddings; those are the target's.
+A {kind} speculative-decoding drafter{paper}: it proposes tokens that the target verifies in one pass. It never changes
+what the target says, only how fast. It holds no embeddings; those are the target's.
 
-- weights: {weights:,}, {dtype}; draft layers: {config.num_hidden_layers}
-- block size {config.block_size}, shift_label {str(config.shift_label).lower()}, mask token {config.mask_token_id}, \
-target layers {list(config.target_layer_ids)}
+- weights: {weights:,}, {dtype}; {shape_line(config)}
 
 ## Training
 
@@ -67,8 +74,50 @@ Written with {", ".join(f"{name} {version}" for name, version in packages.items(
 """
 
 
-def serving_lines(config: DrafterConfig, target_path: str) -> str:
+def shape_line(config: AnyConfig) -> str:
+    if isinstance(config, MedusaConfig):
+        return f"{config.num_heads} heads of {config.num_hidden_layers} blocks, on the target's lm_head"
+    if isinstance(config, Eagle3Config):
+        vocabulary = f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens in the draft vocabulary"
+        return f"one layer, {vocabulary}, target layers {list(config.target_layer_ids)}"
+    return f"""\
+draft layers: {config.num_hidden_layers}
+- block size {config.block_size}, shift_label {str(config.shift_label).lower()}, mask token {config.mask_token_id}, \
+target layers {list(config.target_layer_ids)}"""
+
+
+def row_serving_lines(config: Eagle3Config | MedusaConfig, target_path: str) -> str:
+    """serving_lines of a drafter without blocks."""
+    target, drafts = public_name(target_path), config.num_drafts
+    if isinstance(config, MedusaConfig):
+        settings = json.dumps({"method": "medusa", "model": "THIS_FOLDER", "num_speculative_tokens": drafts})
+        return f"""\
+{formats.sglang_refusal(config)}. {formats.vllm_refusal(config)}; then:
+
+```
+vllm serve {target} --speculative-config '{settings}'
+```"""
+    settings = json.dumps({"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": drafts})
+    return f"""\
+SGLang:
+
+```
+python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 \
+    --speculative-draft-model-path THIS_FOLDER --speculative-num-steps {drafts} --speculative-eagle-topk 1 \
+    --speculative-num-draft-tokens {drafts + 1}
+```
+
+vLLM:
+
+```
+vllm serve {target} --speculative-config '{settings}'
+```"""
+
+
+def serving_lines(config: AnyConfig, target_path: str) -> str:
     """The commands of the servers that draft with this drafter, why another does not, and their tokens per round."""
+    if not config.has_backbone:
+        return row_serving_lines(config, target_path)
     target, drafts = public_name(target_path), config.block_size - 1
     if reason := formats.sglang_refusal(config):
         parts = [f"SGLang does not serve this drafter: {reason}."]
@@ -99,7 +148,7 @@ def serving_lines(config: DrafterConfig, target_path: str) -> str:
     return "\n\n".join(parts)
 
 
-def training_lines(config: DrafterConfig, recipe: Mapping[str, Any], step: int, data: Mapping[str, Any] | None) -> str:
+def training_lines(config: AnyConfig, recipe: Mapping[str, Any], step: int, data: Mapping[str, Any] | None) -> str:
     train, source = recipe["train"], recipe["data"]
     counted = ""
     if data is not None:
@@ -115,12 +164,17 @@ def training_lines(config: DrafterConfig, recipe: Mapping[str, Any], step: int, 
     if curriculum:
         decay = share(train["lambda_decay_ratio"])
         loss.insert(0, f"λ of the base loss from {train['lambda_start']:g} to 0 over {decay}")
+    if not config.has_backbone:
+        eagle3 = train["eagle3"]
+        passes = f"{eagle3['passes']} passes with weights {eagle3['decay']:g}^j, mask {eagle3['mask']}"
+        loss = [passes if config.head == EAGLE3 else train["medusa_loss"]]
     names = {"dpace_alpha": "D-PACE α", "distill": "total-variation weight", "ema_decay": "weights averaged with"}
     loss += [f"{words} {train[key]:g}" for key, words in names.items() if train[key]]  # 0 is off
     place = "pack" if source["layout"] == "pack" else "row"
+    anchors = f", {train['num_anchors']} anchors a {place}" if config.has_backbone else ""
     answered = " (answers regenerated by the target)" if source["regenerate"] else ""
     return f"""\
-- steps: {step:,} of {train["steps"]:,}, {train["batch_size"]} {place}s each, {train["num_anchors"]} anchors a {place}
+- steps: {step:,} of {train["steps"]:,}, {train["batch_size"]} {place}s each{anchors}
 - data: {public_sources(source["train"])}{answered}, at most {source["max_length"]} tokens a row{counted}
 - {"curriculum and loss" if curriculum else "loss"}: {", ".join(loss)}
 - {train["optimizer"]}, learning rate {train["learning_rate"]:g}, seed {recipe["seed"]}"""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from domino_jax.decoding.settings import BASELINE, DOMINO, DecodeSettings
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
+from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
@@ -55,13 +55,15 @@ def named_drafter(path: str | None, modes: Sequence[str]) -> str:
     return path
 
 
-def check_head(has_head: bool, modes: Sequence[str]) -> None:
-    """Mode domino needs a drafter with a head."""
-    if DOMINO in modes and not has_head:
-        raise DominoError(
-            "decode.modes holds domino, but the drafter is a plain DFlash one without a head;\n"
-            "take domino out: --config.decode.modes=\"('autoregressive','backbone')\"."
-        )
+def check_head(head: str, modes: Sequence[str]) -> None:
+    """Refuses modes that a drafter with this head does not have."""
+    supported = supported_modes(modes, head)
+    for mode in modes:
+        if mode not in supported:
+            others = tuple(dict.fromkeys((BASELINE, *supported, DRAFT)))
+            raise DominoError(
+                f'decode.modes holds {mode}, but {refused_mode(mode, head)}:\n--config.decode.modes="{others}".'
+            )
 
 
 def check_kind(head: str, asked: str | None, path: str) -> None:
@@ -73,7 +75,7 @@ def check_kind(head: str, asked: str | None, path: str) -> None:
         )
 
 
-def check_simulation(settings: DecodeSettings, drafter: DrafterConfig) -> None:
+def check_simulation(settings: DecodeSettings, drafter: AnyConfig) -> None:
     """Refuses a simulate_tau above what a round can emit: the report would state a figure that was not forced."""
     for mode, most in settings.round_widths(drafter).items():
         if settings.simulate_tau > most:
@@ -98,7 +100,7 @@ class Loader:
     target_path: str
     settings: DecodeSettings
     mesh: Mesh | None
-    made_up: Callable[[Qwen3Config], DrafterConfig]
+    made_up: Callable[[Qwen3Config], AnyConfig]
     split_head: bool = False
     head: str | None = None
 
@@ -118,7 +120,7 @@ class Loader:
             path = named_drafter(drafter_path, modes)
             models = load_models(loaded, path, place, self.settings.block_size, self.split_head)
             check_kind(models.drafter.config.head, self.head, path)
-        check_head(models.drafter.config.has_head, modes)
+        check_head(models.drafter.config.head, modes)
         return models
 
     def _place(self):

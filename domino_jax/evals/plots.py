@@ -175,7 +175,7 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
     evaluation, the share of rounds that kept the draft at each position. A picture without data is not drawn.
     """
     rows = read_rows(epath.Path(workdir) / "metrics.jsonl")
-    trained = [row for row in rows if any(row.get(key) is not None for key in ("base_loss", "final_loss"))]
+    trained = [row for row in rows if any(row.get(key) is not None for key in ("loss", "base_loss", "final_loss"))]
     evaluated = [row for row in rows if row.get("eval_tau") is not None]
     positions = [row for row in evaluated if row.get("eval_accept_by_position")]
     pictures = {}
@@ -191,11 +191,12 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
 def _losses(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure = figure_of(10, 3.8)
     loss, accepted = figure.subplots(1, 2)
-    kinds = {"backbone": ("base_loss", "base_accept_len")}
+    blocks = any("base_loss" in row for row in rows)
+    kinds = {"backbone": ("base_loss", "base_accept_len") if blocks else ("loss", "accept_len")}
     if any("selector_loss" in row for row in rows):
         kinds["draft"] = ("selector_loss", "serving_accept_len")
     # One head, one curve: without a head the final loss is the base loss.
-    elif any(row["base_loss"] != row["final_loss"] for row in rows):
+    elif any(row.get("base_loss") != row.get("final_loss") for row in rows):
         kinds["domino"] = ("final_loss", "accept_len")
     names = {"backbone": "_" if len(kinds) == 1 else "base", "domino": "final", "draft": "selector"}
     for mode, keys in kinds.items():

@@ -12,11 +12,12 @@ import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.decoding.loop import DecodeState, emit, record_round
-from domino_jax.decoding.propose import draft_base, draft_positions, roll_out_head
+from domino_jax.decoding.propose import draft_base, draft_positions, propose, roll_out_head
 from domino_jax.decoding.sampling import Sampling, choose
 from domino_jax.decoding.settings import BACKBONE, DOMINO, DRAFT, LARGEST, DraftSettings
 from domino_jax.decoding.verify import accept_chain, verify
 from domino_jax.drafters.pair import Models
+from domino_jax.drafters.passed import Passed
 
 # Turns of a timed loop. The short parts follow a whole pass that prepares them, and need more turns to be measurable.
 LOOPED = 16
@@ -29,7 +30,8 @@ def round_split(
 ) -> dict[str, dict[str, float]]:
     """By mode the median seconds of one round and of its parts, each timed inside a separate jitted loop.
 
-    draft: the backbone's pass and the base logits.  head: its rollout.  verify: the target's pass and its choices.
+    draft: the backbone's pass and the base logits; the whole draft where there is no backbone.
+    head: its rollout.  verify: the target's pass and its choices.
     commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and the
     loop itself.  round: the whole.  without_head (of drafts with a head): the whole, drafting from base logits alone.
     Of mode tree and of chains without drafts only the whole round is timed, and of plain decoding the step.
@@ -121,6 +123,10 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
         def turn(_, carry):
             anchors, cache = carry
             now = _moved(state, anchors).replace(anchors=anchors, draft_cache=cache)
+            if not models.drafter.config.has_backbone:
+                now = now.replace(draft_cache=_traced(cache, anchors))
+                drafts, cache = propose(models, now, sampling, settings)
+                return drafts[:, -1], cache
             _, base, cache = draft_base(models, now, settings.num_drafts)
             return jnp.argmax(base[:, 0], -1).astype(jnp.int32), cache
 
@@ -139,22 +145,25 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
         def turn(_, carry):
             tokens, cache = carry
             chosen, out = _verified(models, _moved(state, tokens[:, 0]), cache, tokens, sampling)
-            # The features are used, as a round uses them; their sum is far below a token id.
-            return chosen + (1e-30 * out.features.sum()).astype(jnp.int32), out.cache
+            # What the drafter reads is used, as a round uses it; its sum is far below a token id.
+            read = out.hidden if out.features is None else out.features
+            return chosen + (1e-30 * read.sum()).astype(jnp.int32), out.cache
 
         return jax.lax.fori_loop(0, turns, turn, (_block(models, state, settings), state.target_cache))
 
     def commit(models, state, turns):
         tokens = _block(models, state, settings)
         # Of the right size: what the features say does not change the time, and a pass of the target compiles slowly.
-        embedded = jnp.tile(models.embed(tokens), (1, 1, len(models.drafter.config.target_layer_ids)))
+        embedded = models.embed(tokens)
+        taps = len(models.drafter.config.target_layer_ids)
 
         def turn(_, carry):
             positions = draft_positions(_moved(carry, carry.counts), tokens.shape[1]) - 1
-            # A trace of the state in the features; constants would be computed once, before the loop.
-            features = embedded + (1e-30 * carry.counts.sum()).astype(embedded.dtype)
-            context = models.extend_context(carry.draft_cache, features, positions)
+            # Constants would be computed once, before the loop.
+            states = _traced(embedded, carry.counts)
             accepted = accept_chain(tokens + carry.rounds[:, None], tokens)
+            passed = Passed(jnp.tile(states, (1, 1, taps)) if taps else None, states, states, accepted + 1)
+            context = models.extend_context(carry.draft_cache, passed, positions)
             carry, kept = emit(carry.replace(draft_cache=context), tokens, accepted + 1, jnp.array([-1]))
             return record_round(carry, kept)
 
@@ -172,6 +181,12 @@ def _moved(state: DecodeState, feed: jax.Array) -> DecodeState:
     round.
     """
     return state.replace(lengths=state.lengths + (feed < 0))
+
+
+def _traced(tree, feed: jax.Array):
+    """The tree with a trace of `feed` in its arrays, caches left out."""
+    trace = 1e-30 * feed.sum()
+    return jax.tree.map(lambda x: x if x.ndim == 4 else x + trace.astype(x.dtype), tree)
 
 
 def _block(models, state: DecodeState, settings: DraftSettings) -> jax.Array:

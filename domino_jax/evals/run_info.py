@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from domino_jax.decoding.settings import DecodeSettings
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt, fingerprint
 from domino_jax.weights.loading import LoadedTarget
@@ -40,7 +40,7 @@ class RunInfo:
     source: PromptSource
     settings: DecodeSettings | None = None
     drafter_name: str | None = None
-    drafter_config: DrafterConfig | None = None
+    drafter_config: AnyConfig | None = None
     prompts: int = 0
     references: int = 0
     template: str | None = None
@@ -50,7 +50,7 @@ class RunInfo:
         settings: DecodeSettings,
         target: LoadedTarget,
         prompts: Sequence[Prompt],
-        drafter_config: DrafterConfig | None,
+        drafter_config: AnyConfig | None,
         **drafter: str,
     ) -> "RunInfo":
         """With what loading showed; `drafter` (its path, drafter_name) is that of one drafter in a comparison."""
@@ -114,7 +114,7 @@ class RunInfo:
             **({"name": self.drafter_name} if self.drafter_name else {}),
             "head": choices.head,
             "block_size": choices.block_size,
-            "shift_label": choices.shift_label,
+            "shift_label": choices.shift_label if choices.has_backbone else None,
             "layers": choices.num_hidden_layers,
             "target_layer_ids": list(choices.target_layer_ids),
         }

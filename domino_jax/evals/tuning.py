@@ -31,9 +31,10 @@ from domino_jax.decoding.settings import (
     DraftSettings,
     GeneratorSettings,
     TreeSettings,
+    refused_mode,
 )
 from domino_jax.decoding.stored_tuning import Tuning
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.evals.summary import ratio
@@ -208,14 +209,19 @@ def measure_couplings(
 # -------------------------------------------------------------------------------------------------------- shapes
 
 
-def chains_of(config: DrafterConfig, mode: str) -> list[list[Shape]]:
-    """For each block size (the drafter's own and its half) four chains, the widest first, and a plain step."""
+def chains_of(config: AnyConfig, mode: str) -> list[list[Shape]]:
+    """For each block size (the drafter's own and its half) four chains, the widest first, and a plain step.
+
+    A drafter without blocks has one size.
+    """
+    wholes = {config.block_size: config.num_drafts}
+    if config.has_backbone and config.block_size // 2 >= max(2, config.suffix_start + 1):
+        half = dataclasses.replace(config, block_size=config.block_size // 2)
+        wholes[half.block_size] = half.num_drafts
     chains = []
-    for block in (config.block_size, config.block_size // 2):
-        if block >= max(2, config.suffix_start + 1):
-            whole = dataclasses.replace(config, block_size=block).num_drafts
-            widths = [whole, *(2**power for power in range(8, -1, -1) if 2**power < whole)]
-            chains.append([Shape(mode, block, width) for width in (*widths[:4], 0)])
+    for block, whole in wholes.items():
+        widths = [whole, *(2**power for power in range(8, -1, -1) if 2**power < whole)]
+        chains.append([Shape(mode, block, width) for width in (*widths[:4], 0)])
     return chains
 
 
@@ -300,7 +306,8 @@ def _best_trees(
     widest: Shape,
 ) -> dict[Shape, float]:
     """Of each size the tree that would have emitted most per round of these answers, with its τ."""
-    by_nodes = trees_of(settings, widest)
+    refused = refused_mode(TREE, models.drafter.config.head)
+    by_nodes = {} if refused else trees_of(settings, widest)
     recordings = {}
     for lanes in sorted({shape.lanes for shapes in by_nodes.values() for shape in shapes}):
         smallest = Shape(TREE, widest.block_size, widest.num_drafts, nodes=2, lanes=lanes)

@@ -5,6 +5,7 @@ length, so rejecting a draft is not advancing it. Rows after the length are mask
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +27,18 @@ def slots_of(cache: Cache) -> int:
     return cache[0][0].shape[2]
 
 
-def resize(layer: LayerCache, slots: int) -> LayerCache:
-    """The layer with `slots` slots: zeros after the rows it has, or only the first ones of these."""
+def resize(caches: Any, slots: int) -> Any:
+    """The caches [B, K, S, H] of a tree with `slots` slots: zeros after the rows they have, or only the first ones of
+    these. Arrays with another number of axes stay as they are.
+    """
 
     def one(rows: jax.Array) -> jax.Array:
+        if rows.ndim != 4:
+            return rows
         added = [(0, slots - rows.shape[2] if axis == 2 else 0, 0) for axis in range(4)]
         return jax.lax.pad(rows, jnp.zeros((), rows.dtype), added)
 
-    return one(layer[0]), one(layer[1])
+    return jax.tree.map(one, caches)
 
 
 def append(cache: LayerCache, k: jax.Array, v: jax.Array, slots: jax.Array) -> LayerCache:

@@ -51,6 +51,7 @@ MATRICES = {
     "hidden_projection": ("width", None),
     "predecessor": ("vocab", "width"),
     "up": ("width", "vocab"),
+    "linear": ("width", None),
 }
 
 

@@ -13,10 +13,14 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.held_out import SHARE
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import TrainingRows
+from domino_jax.data.token_counts import frequent_tokens
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
-from domino_jax.drafters.drafter import Drafter, DrafterConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.kinds import AnyConfig, AnyDrafter, new_drafter
+from domino_jax.drafters.medusa import MedusaConfig
+from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -28,6 +32,7 @@ from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.losses import CROSS_ENTROPY, LossSettings
 from domino_jax.training.optimizer import learning_rate
+from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSettings
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step
 from domino_jax.weights.loading import LoadedTarget
@@ -35,12 +40,19 @@ from domino_jax.weights.loading import LoadedTarget
 MASK_TOKEN = "<|mask|>"
 
 
-def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = None) -> DrafterConfig:
+def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = None) -> AnyConfig:
     """A drafter of the recipe's drafter section with the target's widths.
+
+    The draft vocabulary of EAGLE-3 is not chosen here, because it depends on the data: `with_draft_vocabulary`.
 
     mask_token_id: from find_mask_token for a drafter that is trained. None where only shapes and speed matter: the
     recipe's, else DrafterConfig.for_target's default.
     """
+    if choices.head == MEDUSA:
+        return MedusaConfig.for_target(target, **choices.medusa)
+    if choices.head == EAGLE3:
+        shape = {"target_layer_ids": choices.target_layer_ids, "intermediate_size": choices.intermediate_size}
+        return Eagle3Config.for_target(target, **shape, **choices.eagle3)
     taps = convolution_taps(choices)
     return DrafterConfig.for_target(
         target,
@@ -69,6 +81,13 @@ def _head_fields(choices) -> dict[str, Any]:
     return fields
 
 
+def with_draft_vocabulary(config: AnyConfig, rows: TrainingRows) -> AnyConfig:
+    """For EAGLE-3, the config with the draft vocabulary that the training rows suggest; other configs as they are."""
+    if config.head != EAGLE3 or config.draft_vocab_size == config.vocab_size:
+        return config
+    return config.with_draft_tokens(frequent_tokens(rows, config.vocab_size, config.draft_vocab_size))
+
+
 def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
     """The recipe's id, else the tokenizer's <|mask|>, else the first row past the tokenizer."""
     rows = loaded.model.config.vocab_size
@@ -87,12 +106,13 @@ def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:
     return chosen
 
 
-def drafter_of(config: DrafterConfig, recipe) -> Drafter:
+def drafter_of(config: AnyConfig, recipe) -> AnyDrafter:
     """The drafter as it trains, in the type and the slices of the recipe."""
-    return Drafter(config, np.dtype(recipe.target.dtype), LossSettings.slice_blocks, recipe.train.remat)
+    choices = {"attention_blocks": LossSettings.slice_blocks, "remat": recipe.train.remat}
+    return new_drafter(config, np.dtype(recipe.target.dtype), **choices)
 
 
-def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation, mesh: Mesh):
+def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformation, mesh: Mesh):
     """(jitted run key → TrainState laid over the mesh, the shapes of that state with their shardings)."""
 
     def make(key: jax.Array):
@@ -105,8 +125,12 @@ def state_maker(train, drafter: Drafter, optimizer: optax.GradientTransformation
     return jax.jit(make, out_shardings=places), shapes
 
 
-def loss_settings(train, head: str) -> LossSettings:
+def loss_settings(train, head: str) -> LossSettings | RowSettings:
     """The loss of the recipe's train section for a drafter with this head."""
+    if head == MEDUSA:
+        return MEDUSA_LOSSES[train.medusa_loss]
+    if head == EAGLE3:
+        return Eagle3Settings(**train.eagle3)
     own = head if train.loss == "own" and head in (MARKOV, DFLASH2) else CROSS_ENTROPY
     return LossSettings(
         gamma=None if math.isinf(train.gamma) else train.gamma,
@@ -121,7 +145,7 @@ def loss_settings(train, head: str) -> LossSettings:
     )
 
 
-def train_step_of(train, target: Qwen3, drafter: Drafter, optimizer, mesh: Mesh, state_shapes: Any):
+def train_step_of(train, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Mesh, state_shapes: Any):
     """The jitted step of the recipe's train section; `state_shapes` from state_maker."""
     places, settings = jax.tree.map(lambda x: x.sharding, state_shapes), loss_settings(train, drafter.config.head)
     return make_train_step(
@@ -146,7 +170,7 @@ def curriculum_of(train, kind: str) -> Callable[[jax.Array], jax.Array]:
     return lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio)
 
 
-def evaluation_layout_of(config, target: Qwen3Config, drafter: Drafter, mesh: Mesh) -> EvaluationLayout:
+def evaluation_layout_of(config, target: Qwen3Config, drafter: AnyDrafter, mesh: Mesh) -> EvaluationLayout:
     """Where weights are placed while the recipe's evaluation runs; `mesh` is the training step's."""
     return EvaluationLayout(mesh, target, drafter, config.decode.mesh.split_head)
 
@@ -207,6 +231,7 @@ def plan_of(config) -> Plan:
         scored_rows=config.preflight.rows,
         seed=config.seed,
         distill=loss_settings(train, config.drafter.head).reads_target,
+        passes=train.eagle3.passes,
     )
 
 

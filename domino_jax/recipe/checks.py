@@ -25,10 +25,21 @@ from domino_jax.decoding.settings import (
     SamplingParams,
     cache_problem,
     parity_problem,
-    supported_modes,
+    refused_mode,
     tree_settings,
 )
-from domino_jax.drafters.names import DFLASH2, DOMINO, HEADS, MARKOV, MARKOV_KINDS, NONE, SELECTOR_RULES
+from domino_jax.drafters.names import (
+    CHAIN,
+    DFLASH2,
+    DOMINO,
+    EAGLE3,
+    HEADS,
+    LONGEST_CHAIN,
+    MARKOV,
+    MARKOV_KINDS,
+    ROW_DRAFTERS,
+    SELECTOR_RULES,
+)
 from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -164,7 +175,8 @@ LEAST = {
     1: (
         *("drafter.num_layers", "drafter.intermediate_size", "drafter.gru_hidden_dim", "drafter.emb_dim"),
         *("drafter.markov_rank", "drafter.conv_group_size", "drafter.selector_rank", "drafter.selector_top_k"),
-        *("train.steps", "train.batch_size", "train.log_every", "train.num_anchors"),
+        *("drafter.eagle3.draft_vocab_size", "drafter.medusa.num_heads", "drafter.medusa.num_layers"),
+        *("train.steps", "train.batch_size", "train.log_every", "train.num_anchors", "train.eagle3.passes"),
         *("checkpoint.every", "checkpoint.keep"),
         *("eval.batch_size", "eval.num_prompts", "decode.batch_size", "decode.max_new_tokens"),
         *("regenerate.batch_size", "regenerate.max_new_tokens"),
@@ -177,6 +189,8 @@ CHOICES = (
     ("drafter.markov_head_type", MARKOV_KINDS),
     ("data.layout", ("pad", "pack", "buckets")),
     ("train.loss", ("own", "cross_entropy")),
+    ("train.eagle3.mask", ("label", "parity")),
+    ("train.medusa_loss", ("default", "unweighted", "common_rows")),
     ("train.optimizer", ("adamw", "muon")),
     ("train.non_finite", ("stop", "skip")),
     ("train.selector_rule", SELECTOR_RULES),
@@ -248,6 +262,7 @@ def _check_training(config) -> None:
     _require(fine, "train.accumulate", train.accumulate, f"it has to divide train.batch_size {train.batch_size}")
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
     _check_own_losses(config.drafter.head, train)
+    _check_row_losses(config.drafter.head, train)
     steps = train.profile_steps
     change = 'give the first and the last step, as --config.train.profile_steps="(10,15)"'
     _require(not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]), "train.profile_steps", steps, change)
@@ -265,6 +280,15 @@ def _check_own_losses(head: str, train) -> None:
         why = f"{head}'s own loss does not read it; leave it out, or set --config.train.loss=cross_entropy"
         _require(train.dpace_alpha is None or head == DFLASH2, "train.dpace_alpha", train.dpace_alpha, why)
         _require(train.distill == 0, "train.distill", train.distill, why)
+
+
+def _check_row_losses(head: str, train) -> None:
+    decay = train.eagle3.decay
+    _require(0 < decay <= 1, "train.eagle3.decay", decay, "set it above 0 and at most 1")
+    if head in ROW_DRAFTERS:
+        for name, default in (("dpace_alpha", None), ("distill", 0.0), ("loss", "own")):
+            change = f"drafter.head {head} has its own loss, which does not read it; leave it out"
+            _require(train[name] == default, f"train.{name}", train[name], change)
 
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
@@ -351,12 +375,17 @@ def _check_train_needs(config) -> None:
 
 def _check_final_decoding(drafter, decode) -> None:
     """Refuses before the training what the final decoding would refuse after it."""
-    supported = supported_modes(decode.modes, drafter.head != NONE)
-    why = "it has no head for the mode domino of the final decoding; take domino out of decode.modes"
-    _require(supported == tuple(decode.modes), "drafter.head", drafter.head, why)
+    for mode in decode.modes:
+        refused = refused_mode(mode, drafter.head)
+        _require(
+            refused is None, "drafter.head", drafter.head, f"of decode.modes, which eval.final decodes in, {refused}"
+        )
     if not set(decode.modes) - {BASELINE}:
         return
     tree = tree_settings(decode.tree) if TREE in decode.modes else None
     drafting = DraftSettings(num_drafts=decode.num_drafts or None, tree=tree)
-    drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
-    _refuse("decode", drafting.problem(drafter.block_size, drafts))
+    drafts, most = drafter.block_size - (0 if shifts_labels(drafter) else 1), None
+    if drafter.head in ROW_DRAFTERS:
+        drafts, most = (CHAIN, LONGEST_CHAIN) if drafter.head == EAGLE3 else (drafter.medusa.num_heads, None)
+    size = drafts + 1 if drafter.head in ROW_DRAFTERS else drafter.block_size
+    _refuse("decode", drafting.problem(size, drafts, most))

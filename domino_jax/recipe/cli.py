@@ -36,7 +36,7 @@ HELP = {
     "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
-    "format": "serving (default: what SGLang and vLLM open) or specforge (what SpecForge's training continues from)",
+    "format": "serving (default: what SGLang and vLLM open), specforge (what its training continues from) or vllm",
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
     "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
@@ -51,7 +51,7 @@ NOT_READ = ("config", "prompt", "output", "given")  # flags that are not address
 # Where it was never imported no process is connected, and importing it here would start jax.
 DISTRIBUTED = "domino_jax.runtime.distributed"
 # The formats are those of drafter.formats (a test holds them together): importing that one would start jax.
-CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge")}
+CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge", "vllm")}
 
 
 @dataclasses.dataclass(frozen=True)

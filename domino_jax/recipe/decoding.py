@@ -19,7 +19,8 @@ from domino_jax.decoding.api import Decoder, prompt_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DecodeSettings, decode_settings, supported_modes
 from domino_jax.decoding.terminal import chat, show
-from domino_jax.drafters.drafter import Drafter, DrafterConfig, rows_together
+from domino_jax.drafters.drafter import rows_together
+from domino_jax.drafters.kinds import AnyConfig, new_drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
@@ -132,7 +133,7 @@ def read_file_rows(path: str, limit: int) -> list[dict[str, Any]]:
 
 
 def fit_to_drafter(
-    settings: DecodeSettings, drafter: DrafterConfig, given: Collection[str]
+    settings: DecodeSettings, drafter: AnyConfig, given: Collection[str]
 ) -> tuple[DecodeSettings, list[str]]:
     """Settings that the drafter's block allows, and a note for each value of the recipe that was lowered.
 
@@ -153,8 +154,10 @@ def fit_to_drafter(
         notes.append(f"note: {text}: lowered to {most}.")
         return most
 
-    most = drafter.num_drafts
+    most = drafter.most_drafts
     reason = f"this drafter's block of {drafter.block_size} gives at most {most} drafts"
+    if not drafter.has_backbone:
+        reason = f"this drafter makes at most {most} drafts"
     drafts = at_most("decode.num_drafts", settings.num_drafts, most, reason)
     settings = dataclasses.replace(settings, num_drafts=drafts)
     if drafter.has_head:
@@ -204,21 +207,21 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
 
 
 def decode_trained(
-    config, loaded: LoadedTarget, drafter_config: DrafterConfig, drafter_params: dict, output: os.PathLike
+    config, loaded: LoadedTarget, drafter_config: AnyConfig, drafter_params: dict, output: os.PathLike
 ) -> dict[str, Any]:
     """The final decoding of a training run: its drafter, rounded as its export is, on the recipe's held-out prompts.
 
     Returns the report.
     """
     requested = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
-    requested = dataclasses.replace(requested, modes=supported_modes(requested.modes, drafter_config.has_head))
+    requested = dataclasses.replace(requested, modes=supported_modes(requested.modes, drafter_config.head))
     source = config.eval.prompts
     target = cast_target(loaded, requested.dtype)
     rows = read_file_rows(source, config.decode.num_prompts)
     prompts = prepare_prompts(rows, TextCodec(target.tokenizer, requested.thinking))
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):
-        drafter = Drafter(drafter_config, np.dtype(requested.dtype))
+        drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
         models = Models(target.model, target.params, drafter, rows_together(rounded))
         settings, notes = fit_to_drafter(requested, drafter_config, ())

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.kinds import AnyDrafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, cli
@@ -73,6 +73,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
         length=config.data.max_length,
         anchors=config.train.num_anchors,
         distill=builders.loss_settings(config.train, config.drafter.head).reads_target,
+        passes=config.train.eagle3.passes,
     )
     found = {
         "topology": topology,
@@ -103,7 +104,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     return found
 
 
-def trace_step(config, target: Qwen3, drafter: Drafter, mesh: Mesh) -> tuple[jax.stages.Traced, Any]:
+def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[jax.stages.Traced, Any]:
     """The step of this recipe as it is before a compiler sees it, and the shapes of its state."""
     optimizer = make_optimizer(config.train.optimizer)
     _, state = builders.state_maker(config.train, drafter, optimizer, mesh)

@@ -12,8 +12,10 @@ from jax.sharding import Mesh
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.loop import DecodeState, Prompts
 from domino_jax.decoding.sampling import request_keys
-from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO
-from domino_jax.drafters.drafter import Drafter
+from domino_jax.decoding.settings import BACKBONE, BASELINE, DOMINO, DRAFT
+from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.kinds import AnyDrafter
+from domino_jax.drafters.medusa import MedusaConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
@@ -28,7 +30,9 @@ PREFILL = "prefill"
 MODES = (BASELINE, BACKBONE, DOMINO)  # of an evaluation; the last one of drafters with a head
 
 
-def examine_evaluation(config, target: Qwen3, drafter: Drafter, mesh: Mesh, state: Any, params: Any) -> dict[str, Any]:
+def examine_evaluation(
+    config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh, state: Any, params: Any
+) -> dict[str, Any]:
     """What dry_run.json holds under "evaluation", but for the figures of a known chip (`on_chip`).
 
     Args:
@@ -83,6 +87,8 @@ def compile_programs(
     places = sharding.decode_layout(mesh, state)
     state = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state, places)
     modes = MODES if generator.drafter.has_head else MODES[:2]
+    if not generator.drafter.has_backbone:
+        modes = (BASELINE, DRAFT)
     made = {PREFILL: jax.jit(prefill, out_shardings=places).lower(*start).compile()}
     for mode in modes:
         program = jax.jit(generator.rounds(mode), donate_argnums=(1,), out_shardings=places)
@@ -102,8 +108,13 @@ def round_bytes(models: Models, state: DecodeState, head_candidates: int = 0) ->
     read = {name: part for name, part in target.items() if tied or name != "embed_tokens"}
     plain = device_bytes((read, state.target_cache))
     lm_head = read["embed_tokens" if tied else "lm_head"]
-    backbone = plain + device_bytes((lm_head, drafter["backbone"], state.draft_cache))
     config = models.drafter.config
+    if isinstance(config, MedusaConfig):
+        return {BASELINE: plain, DRAFT: plain + device_bytes((lm_head, drafter))}
+    if isinstance(config, Eagle3Config):  # its layer and its lm_head are read for every draft
+        each = device_bytes(({name: part for name, part in drafter.items() if name != "fc"}, state.draft_cache))
+        return {BASELINE: plain, DRAFT: plain + device_bytes(drafter["fc"]) + config.num_drafts * each}
+    backbone = plain + device_bytes((lm_head, drafter["backbone"], state.draft_cache))
     head = 0
     if config.has_head:
         matrices = {name: part for name, part in drafter["head"].items() if name != "predecessor"}

@@ -20,6 +20,9 @@ from typing import Any
 import jax
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.kinds import AnyConfig
+from domino_jax.drafters.medusa import MedusaConfig
 from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, NONE, RNN
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
@@ -58,8 +61,10 @@ def target_parameters(config: Qwen3Config) -> int:
     return config.num_hidden_layers * layer_matrices(config) + config.vocab_size * config.hidden_size
 
 
-def drafter_parameters(config: DrafterConfig) -> int:
+def drafter_parameters(config: AnyConfig) -> int:
     """Weights of the drafter's matrices: fc, layers with their convolutions, head; a table of tokens is a look-up."""
+    if not config.has_backbone:
+        return row_drafter_parameters(config)
     c = config
     fc = len(c.target_layer_ids) * c.hidden_size**2
     gru = 3 * c.gru_hidden_dim * (c.hidden_size + c.gru_hidden_dim)
@@ -87,14 +92,16 @@ def markov_matrices(config: DrafterConfig) -> int:
 
 def step_flops(
     target: Qwen3Config,
-    drafter: DrafterConfig,
+    drafter: AnyConfig,
     *,
     length: int,
     anchors: int,
     with_target: bool = True,
     distill: bool = False,
+    passes: int = 1,
 ) -> dict[str, float]:
-    """FLOPs of one training step for one row, forward and backward, by part.
+    """FLOPs of one training step for one row, forward and backward, by part; of drafters without blocks, see
+    `_row_step_flops`.
 
     Attention over the context is counted for the keys that a block may read, on average over anchors spread evenly over
     the row: (length - 2) / 2 for an anchor in 0..length-2, fewer in a sliding layer.
@@ -103,12 +110,15 @@ def step_flops(
         length: S, tokens of the row.  anchors: A, blocks of the row; at most S - 1 count.
         with_target: False leaves the frozen target's pass out, as where features come from elsewhere.
         distill: the loss also reads the target's own logits: its pass goes through all layers and the lm_head.
+        passes: of the training-time test of EAGLE-3.
 
     Returns:
         "target", "fusion" (fc), "context" (keys and values of the context), "blocks" (projections and feed-forward of
         the A·G block rows), "attention", "vocabulary" (logits by the lm_head), "head" (its own matrices and residual
         logits; 0 without one), and the totals "lean" (their sum) and "naive".
     """
+    if not drafter.has_backbone:
+        return _row_step_flops(target, drafter, length, passes, with_target)
     anchors = min(anchors, length - 1)
     d, rows = drafter, anchors * drafter.block_size
     width = d.hidden_size
@@ -127,6 +137,57 @@ def step_flops(
     }
     weights = drafter_parameters(d) + d.vocab_size * width
     naive = 6.0 * weights * rows + (2.0 * target_parameters(target) * length if with_target else 0.0)
+    return {**{part: float(flops) for part, flops in parts.items()}, "lean": float(sum(parts.values())), "naive": naive}
+
+
+def row_drafter_parameters(config: Eagle3Config | MedusaConfig) -> int:
+    """Weights of the matrices of a drafter without blocks."""
+    width = config.hidden_size
+    if isinstance(config, MedusaConfig):
+        return config.num_heads * config.num_hidden_layers * width**2
+    return 3 * width**2 + _eagle3_layer(config) + config.draft_vocab_size * width
+
+
+def _eagle3_layer(config: Eagle3Config) -> int:
+    """As layer_matrices, where queries, keys and values read twice the width."""
+    inputs = config.hidden_size * (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    return layer_matrices(config) + inputs
+
+
+def _row_step_flops(
+    target: Qwen3Config, drafter: Eagle3Config | MedusaConfig, length: int, passes: int, with_target: bool
+) -> dict[str, float]:
+    """step_flops of a drafter that learns from every row, with all layers of the target.
+
+    Returns:
+        "target", "fusion" (fc), "blocks" (the layer in all passes, or the heads' blocks), "attention", "vocabulary"
+        (logits of the drafts and, for EAGLE-3, of the target), "lean", "naive".
+    """
+    width, pairs = drafter.hidden_size, length * (length + 1) / 2
+    if isinstance(drafter, MedusaConfig):
+        parts = {
+            "fusion": 0.0,
+            # The first blocks read frozen states: no gradient onto them.
+            "blocks": 2 * length * drafter.num_heads * (3 * drafter.num_hidden_layers - 1) * width**2,
+            "attention": 0.0,
+            "vocabulary": 2 * 2 * length * drafter.num_heads * width * drafter.vocab_size,
+        }
+        predictions = length * drafter.num_heads
+    else:
+        heads = drafter.num_attention_heads * drafter.head_dim
+        # Pass j reads its own row of all passes but the first.
+        read = sum(pairs + index * length for index in range(passes))
+        parts = {
+            "fusion": 2 * 2 * length * 3 * width**2,
+            "blocks": 3 * 2 * length * passes * _eagle3_layer(drafter),
+            "attention": 3 * 4 * heads * read,
+            "vocabulary": 2 * length * width * (3 * passes * drafter.draft_vocab_size + drafter.vocab_size),
+        }
+        predictions = length * passes
+    whole = 2 * layer_matrices(target) * length + 4 * target.num_attention_heads * target.head_dim * pairs
+    parts = {"target": target.num_hidden_layers * whole if with_target else 0.0, **parts}
+    weights = row_drafter_parameters(drafter) + drafter.vocab_size * width
+    naive = 6.0 * weights * predictions + (2.0 * target_parameters(target) * length if with_target else 0.0)
     return {**{part: float(flops) for part, flops in parts.items()}, "lean": float(sum(parts.values())), "naive": naive}
 
 
@@ -190,10 +251,11 @@ class Plan:
     scored_rows: int
     seed: int
     distill: bool = False
+    passes: int = 1  # of EAGLE-3
 
 
 def run_length(
-    target: Qwen3Config, drafter: DrafterConfig, plan: Plan, num_rows: int, num_tokens: int, devices: int
+    target: Qwen3Config, drafter: AnyConfig, plan: Plan, num_rows: int, num_tokens: int, devices: int
 ) -> dict[str, Any]:
     """{"steps", "rows", "tokens", "epochs", "flops_per_step", "device", "devices", "hours", "utilisation"}.
 
@@ -204,7 +266,7 @@ def run_length(
     # A pack is about full: whole rows of at most max_length tokens together.
     rows_per_item = max(1.0, plan.max_length / mean) if plan.layout == "pack" else 1.0
     rows = plan.steps * plan.batch_size * rows_per_item
-    shape = {"length": plan.max_length, "anchors": plan.num_anchors, "distill": plan.distill}
+    shape = {"length": plan.max_length, "anchors": plan.num_anchors, "distill": plan.distill, "passes": plan.passes}
     each = step_flops(target, drafter, **shape)["lean"]
     kind = jax.devices()[0].device_kind
     flops = each * plan.batch_size

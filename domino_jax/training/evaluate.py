@@ -50,13 +50,14 @@ class DecodedEvaluation:
         between: Callable[[], None] = lambda: None,
         progress: Callable[[str, int], Progress | Phase] = silent_progress,
     ) -> dict[str, float | list[float]]:
-        """τ and what goes with it; of the Domino mode, or of the backbone for a drafter without a head.
+        """τ and what goes with it; of mode draft, or of the backbone for a drafter without a head.
 
         Args:
             between: called after every few rounds; what it raises ends the evaluation.
             progress: (label, answers to come) → what counts the answers.
         Returns:
-            {"eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (pooled, the head left out),
+            {"eval_tau" (pooled), "eval_tau_per_prompt", "eval_tau_backbone" (pooled, the head left out; not of drafters
+            without a backbone),
             "eval_identical": share of answers equal to the target's own, token for token,
             "eval_accept_by_position": share of rounds that kept the draft at each position,
             "eval_seconds": of all of it, compilation and the target's own answers included, which the first one makes}.
@@ -79,19 +80,21 @@ class DecodedEvaluation:
         self, models: Models, between: Callable[[], None], progress: Callable[[str, int], Progress | Phase]
     ) -> dict[str, float | list[float]]:
         config = models.drafter.config
-        modes = [*([BASELINE] if self._alone is None else []), BACKBONE, *([DRAFT] if config.has_head else [])]
+        drafting = [BACKBONE] * config.has_backbone + [DRAFT] * (config.has_head or not config.has_backbone)
+        modes = [*([BASELINE] if self._alone is None else []), *drafting]
         answers = {}
         with progress("evaluation", len(modes) * len(self.prompts)) as bar:
             for mode in modes:
                 answers[mode] = self._decode(models, mode, between, bar)
         self._alone = self._alone or answers[BASELINE]
-        backbone, measured = answers[BACKBONE], answers[modes[-1]]
+        measured = answers[modes[-1]]
+        backbone = {"eval_tau_backbone": tau_pooled(answers[BACKBONE])} if BACKBONE in answers else {}
         width = self.generator.drafting(DRAFT).width(config) + 1
         same = sum(ours.token_ids == own.token_ids for ours, own in zip(measured, self._alone, strict=True))
         return {
             "eval_tau": tau_pooled(measured),
             "eval_tau_per_prompt": tau_per_prompt(measured),
-            "eval_tau_backbone": tau_pooled(backbone),
+            **backbone,
             "eval_identical": same / len(self.prompts),
             "eval_accept_by_position": accept_rates(accept_histogram(measured, width))[0],
         }

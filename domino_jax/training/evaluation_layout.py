@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, rows_together
+from domino_jax.drafters.drafter import rows_together
+from domino_jax.drafters.kinds import AnyDrafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 
@@ -22,11 +22,12 @@ class EvaluationLayout:
         split_head: as decode.mesh.split_head: the Domino head over those devices too, instead of whole on each.
     """
 
-    def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: Drafter, split_head: bool = False):
-        config: DrafterConfig = drafter.config
+    def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: AnyDrafter, split_head: bool = False):
+        config = drafter.config
         self.mesh = sharding.decoding_view(mesh, (target.num_key_value_heads, config.num_key_value_heads))
         # What has no place in decoding (slices, recomputation) changes nothing there.
-        self.drafter = drafter.clone(whole_head=self.mesh.size > 1 and not split_head)
+        whole = self.mesh.size > 1 and not split_head
+        self.drafter = drafter.clone(whole_head=whole) if config.has_backbone else drafter
         tied = target.tie_word_embeddings
         self._target = sharding.decode_placement(self.mesh, target.num_key_value_heads, tied, split_head)
         self._drafter = sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, split_head)

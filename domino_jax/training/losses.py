@@ -189,6 +189,10 @@ class Objective:
     lambda_base: jax.Array
     weight: jax.Array
 
+    @property
+    def slice_blocks(self) -> int:
+        return self.settings.slice_blocks
+
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         """Additive sums of one row's slice, arrays [n, G, ...]."""
         return block_sums(outputs.base, outputs.final, labels, self.settings, outputs.target)
@@ -209,7 +213,7 @@ def sliced_loss(
     frozen: tuple[Labels, Any],
     objective: Objective,
 ) -> tuple[jax.Array, Sums]:
-    """(loss, block_sums) of all blocks, `settings.slice_blocks` of each row at a time.
+    """(loss, block_sums) of all blocks, `objective.slice_blocks` of each row at a time.
 
     When it is differentiated, the gradient of a slice is computed beside its logits, and the backward pass only
     multiplies it by the cotangent of the loss. So the logits are made once, where a rematerialised slice makes them
@@ -224,7 +228,7 @@ def sliced_loss(
         inputs: tuple of trees of arrays [B, A, ...], which depend on trained parameters.
         frozen: the labels [B, A, G] and the states [B, A, ...] or None, which do not.
     """
-    size = min(objective.settings.slice_blocks, frozen[0].ids.shape[1])
+    size = min(objective.slice_blocks, frozen[0].ids.shape[1])
 
     def row_losses(params, inputs, labels, states):
         outputs = outputs_of(params, *inputs, states)
@@ -235,7 +239,7 @@ def sliced_loss(
         return jax.tree.map(lambda x: cut(x, 1, size), (inputs, *frozen))
 
     def total(rows):
-        return jax.tree.map(jnp.sum, rows)  # once, after the slices: rows are spread over devices
+        return jax.tree.map(lambda x: x.sum(axis=0), rows)  # once, after the slices: rows are spread over devices
 
     @jax.custom_vjp
     def loss_of(params, inputs):

@@ -47,7 +47,7 @@ def _hidden_matrices(params: dict) -> dict:
     """Marks the matrices between hidden states; a head's tables of tokens, [V, …] and […, V], are none of them."""
 
     def mark(path: tuple, leaf: jax.Array):
-        of_tokens = any(part.key in ("up", "predecessor") for part in path)
+        of_tokens = any(part.key in ("up", "predecessor", "lm_head") for part in path)
         return optax.contrib.MuonDimensionNumbers() if leaf.ndim == 2 and not of_tokens else None
 
     return jax.tree_util.tree_map_with_path(mark, params)

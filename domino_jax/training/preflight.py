@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from domino_jax.data.chat import Row
 from domino_jax.data.rows import TrainingRows
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.sharding import batch_sharding, replicated, row_shards
 from domino_jax.models.slices import cut
@@ -55,7 +55,7 @@ def run_preflight(
     rows: TrainingRows,
     fingerprint: str,
     loaded: LoadedTarget,
-    drafter: DrafterConfig,
+    drafter: AnyConfig,
     plan: Plan,
     mesh: Mesh,
 ) -> dict[str, Any]:
@@ -72,9 +72,11 @@ def run_preflight(
     target = loaded.model
     check_fits(drafter, target.config)
     sample = draw(rows, max(READ_ROWS, plan.scored_rows), plan.seed)
-    check_mask_token(drafter.mask_token_id, sample)
+    mask_token_id = drafter.mask_token_id if drafter.has_backbone else None
+    if mask_token_id is not None:
+        check_mask_token(mask_token_id, sample)
     found = {
-        "mask_token_id": drafter.mask_token_id,
+        "mask_token_id": mask_token_id,
         "target_layer_ids": list(drafter.target_layer_ids),
         "target_layers": target.config.num_hidden_layers,
         "data": describe_data(rows, fingerprint),
@@ -251,8 +253,10 @@ def warnings(found: Mapping[str, Any], plan: Plan, positions: int) -> list[str]:
 def facts(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, how much) of every finding, for console and file alike."""
     data, plan, scores = (found[name] for name in ("data", "plan", "target_logprob"))
-    lines = [
-        ("mask token", f"{found['mask_token_id']}, in the embedding, in none of the rows searched"),
+    lines = []
+    if found["mask_token_id"] is not None:
+        lines.append(("mask token", f"{found['mask_token_id']}, in the embedding, in none of the rows searched"))
+    lines += [
         ("target layers", f"{found['target_layer_ids']} of {found['target_layers']}"),
         ("rows", f"{data['rows']:,} of {data['rows_read']:,}; {data['fraction_without_anchor']:.1%} have no anchor"),
         ("tokens", f"{data['tokens']:,}, {data['supervised_fraction']:.1%} supervised"),

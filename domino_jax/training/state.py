@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.drafter import init_drafter_params
+from domino_jax.drafters.kinds import AnyDrafter
 from domino_jax.runtime.errors import NonFiniteError
 
 KEPT_STEPS = 4_096  # more than anyone logs apart; row ids are a few bytes each
@@ -41,7 +42,7 @@ class TrainState:
 
 
 def init_state(
-    drafter: Drafter, optimizer: optax.GradientTransformation, key: jax.Array, with_ema: bool = False
+    drafter: AnyDrafter, optimizer: optax.GradientTransformation, key: jax.Array, with_ema: bool = False
 ) -> TrainState:
     """The state before the first step; pass it through jax.eval_shape for its shapes alone."""
     params = init_drafter_params(drafter, key)

@@ -15,6 +15,7 @@ from domino_jax.drafters import blocks
 from domino_jax.drafters.backbone import transformed_logits
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.kinds import AnyDrafter
 from domino_jax.drafters.names import DFLASH2, MARKOV
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3
@@ -31,6 +32,7 @@ from domino_jax.training.losses import (
     slot_weights,
 )
 from domino_jax.training.markov_loss import MarkovObjective
+from domino_jax.training.row_losses import RowSettings, row_labels, row_loss, row_objective
 from domino_jax.training.selector_loss import SelectorObjective, Teacher, selector_outputs
 from domino_jax.training.state import TrainState
 
@@ -44,8 +46,9 @@ Batch = dict[str, jax.Array]
 
 def target_pass(
     target: Qwen3, target_params: dict, batch: Batch, layer_ids: tuple[int, ...], with_hidden: bool = False
-) -> tuple[Features, Hidden | None]:
-    """Tapped features [B, S, C·D], and with_hidden the last normed hidden states [B, S, D]; no gradient enters.
+) -> tuple[Features | None, Hidden | None]:
+    """Tapped features [B, S, C·D], None without layer ids, and with_hidden the last normed hidden states [B, S, D]; no
+    gradient enters.
 
     Without them the pass stops after the last tapped layer.
     """
@@ -59,7 +62,7 @@ def target_pass(
         **packed,
     )
     out = jax.lax.stop_gradient(out)
-    return out["features"], out["hidden"] if with_hidden else None
+    return out.get("features"), out["hidden"] if with_hidden else None
 
 
 class DrawnBlocks(NamedTuple):
@@ -155,7 +158,7 @@ def corrected(drafter: Drafter, params: dict, base: jax.Array, codes: jax.Array 
 
 
 def batch_gradients(
-    models: Models, batch: Batch, drawn: DrawnBlocks, objective: Objective, accumulate: int
+    models: Models, batch: Batch, drawn: DrawnBlocks | Labels, objective: Any, accumulate: int
 ) -> tuple[Sums, dict]:
     """The loss sums of a batch and the gradients of its loss by the drafter's parameters.
 
@@ -165,10 +168,12 @@ def batch_gradients(
 
     def gradients_of_part(part, drawn):
         taps = models.drafter.config.target_layer_ids
-        features, hidden = target_pass(models.target, models.target_params, part, taps, objective.settings.reads_target)
+        reads_target = objective.settings.reads_target
+        features, hidden = target_pass(models.target, models.target_params, part, taps, reads_target)
+        part_loss = drafter_loss if models.drafter.config.has_backbone else row_loss
 
         def loss_of(params):
-            return drafter_loss(models.replace(drafter_params=params), features, part, drawn, objective, hidden)
+            return part_loss(models.replace(drafter_params=params), features, part, drawn, objective, hidden)
 
         (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
         return sums, gradients
@@ -182,13 +187,13 @@ def batch_gradients(
 
 def make_train_step(
     target: Qwen3,
-    drafter: Drafter,
+    drafter: AnyDrafter,
     optimizer: optax.GradientTransformation,
     *,
     num_anchors: int,
     learning_rate: Callable[[jax.Array], jax.Array],
     curriculum: Callable[[jax.Array], jax.Array],
-    settings: LossSettings,
+    settings: LossSettings | RowSettings,
     accumulate: int = 1,
     ema_decay: float = 0.0,
     shardings: tuple[Any, Any] | None = None,
@@ -200,7 +205,7 @@ def make_train_step(
 
     Args:
         optimizer: with the updates of learning rate 1 (make_optimizer).
-        num_anchors: A, drawn in each step from the key folded with step and row id.
+        num_anchors: A, drawn in each step from the key folded with step and row id; not read without blocks.
         learning_rate: step → the factor of the updates.  curriculum: step → λ.
         accumulate: micro-batches that the rows are cut into, one after the other; the result is that of the whole.
         ema_decay: d of average ← d·average + (1-d)·parameters; 0 keeps none (and the state has none).
@@ -208,16 +213,22 @@ def make_train_step(
     """
 
     def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
-        documents = batch["documents"] if "documents" in batch else None
-        step_key = jax.random.fold_in(key, state.step)
-        anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
-        drawn = label_blocks(batch, *anchors, drafter.config, settings)
-        objective = OBJECTIVES[settings.kind](settings, curriculum(state.step), drawn.labels.weight)
+        if drafter.config.has_backbone:
+            documents = batch["documents"] if "documents" in batch else None
+            step_key = jax.random.fold_in(key, state.step)
+            anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
+            drawn = label_blocks(batch, *anchors, drafter.config, settings)
+            objective = OBJECTIVES[settings.kind](settings, curriculum(state.step), drawn.labels.weight)
+            count = drawn.keep.sum()
+        else:
+            drawn = row_labels(drafter.config, batch, settings)
+            objective = row_objective(drafter.config, drawn, settings)
+            count = drawn.label_weights.max(axis=-1).sum()
         models = Models(target, target_params, drafter, state.params)
         sums, gradients = batch_gradients(models, batch, drawn, objective, accumulate)
         metrics = objective.metrics(sums)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)
-        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": drawn.keep.sum(), "learning_rate": rate}
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": count, "learning_rate": rate}
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
         ema = {}

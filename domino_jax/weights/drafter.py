@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.kinds import AnyConfig, config_class
 from domino_jax.drafters.markov_keys import is_deepspec
+from domino_jax.drafters.medusa import MedusaConfig
 from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RNN
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators
+from domino_jax.weights.eagle3 import eagle3_table, load_eagle3, vocabulary_tensors
+from domino_jax.weights.medusa import lm_head_copy, load_medusa, medusa_table
 from domino_jax.weights.target import (
     Entry,
     Params,
@@ -33,8 +38,10 @@ _EMBEDDINGS = {"embed_tokens.weight", "model.embed_tokens.weight", "lm_head.weig
 _OLD_HEAD_PREFIX = "logit_head."  # early files keep the head's tensors under it
 
 
-def drafter_table(config: DrafterConfig) -> list[Entry]:
-    """Every tensor of a drafter of this config."""
+def drafter_table(config: AnyConfig) -> list[Entry]:
+    """Every tensor of floats of a drafter of this config."""
+    if not config.has_backbone:
+        return medusa_table(config) if isinstance(config, MedusaConfig) else eagle3_table(config)
     c = config
     backbone = ("backbone",)
     table = [
@@ -118,20 +125,21 @@ def refuse_other_layouts(names: Iterable[str]) -> None:
         )
 
 
-def check_fits(config: DrafterConfig, target: Qwen3Config) -> None:
+def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
     """Raises DataError unless the drafter was made for a target of these shapes."""
     pairs = {
         "hidden_size": (config.hidden_size, target.hidden_size),
         "vocab_size": (config.vocab_size, target.vocab_size),
-        "target layers": (config.num_target_layers, target.num_hidden_layers),
     }
+    if config.has_backbone:
+        pairs["target layers"] = (config.num_target_layers, target.num_hidden_layers)
     for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise DataError(
                 f"the drafter was made for {name} {ours}, but the target has {theirs};"
                 " name the target it was trained with."
             )
-    if not 0 <= config.mask_token_id < target.vocab_size:
+    if config.has_backbone and not 0 <= config.mask_token_id < target.vocab_size:
         raise DataError(
             f"the drafter's mask_token_id {config.mask_token_id} is not a row of the target's embedding (vocab_size"
             f" {target.vocab_size})."
@@ -151,7 +159,7 @@ def load_drafter(
     dtype: Any,
     sharding: Sharding = None,
     target_path: str | Path | None = None,
-) -> tuple[DrafterConfig, Params]:
+) -> tuple[AnyConfig, Params]:
     """A drafter that fits `target`, from a local folder, a hub id or a train workdir (its `export/`), in `dtype`.
 
     target_path: the target's folder or hub id, for drafters in the layouts of speculators and DeepSpec, which store its
@@ -159,6 +167,12 @@ def load_drafter(
     """
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
+    kind = config_class(raw)
+    if kind is not DrafterConfig:
+        load = load_medusa if kind is MedusaConfig else load_eagle3
+        config, params = load(folder, raw, target, dtype, sharding, target_path)
+        check_fits(config, target)
+        return config, params
     tensors = hf.open_tensors(folder)
     skipped: tuple[str, ...] = ()
     if speculators.is_speculators(raw):
@@ -181,7 +195,7 @@ def load_drafter(
 
 def save_drafter(
     folder: str | Path,
-    config: DrafterConfig,
+    config: AnyConfig,
     params: Params,
     dtype: str = "bfloat16",
     format: str = formats.SERVING,
@@ -192,7 +206,18 @@ def save_drafter(
     Every array must be readable by this process: on several hosts, gather the parameters first and write from one.
 
     Args:
-        format, verifier: as for formats.public_config.
+        format, verifier: as for formats.public_config; a copy of the target's lm_head is read from `verifier`.
     """
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
-    hf.write_folder(folder, file_tensors(drafter_table(config), params, dtype), raw)
+    tensors = file_tensors(drafter_table(config), params, dtype)
+    if isinstance(config, Eagle3Config):
+        tensors |= vocabulary_tensors(config)
+    if isinstance(config, MedusaConfig) and format == formats.VLLM:
+        tensors |= lm_head_copy(verifier, dtype)
+    hf.write_folder(folder, tensors, raw)
+
+
+def stored_config(config: AnyConfig) -> dict[str, Any]:
+    """The config.json of a workdir: with the draft vocabulary, which a folder stores as tensors."""
+    raw = config.to_dict()
+    return {**raw, "draft_tokens": list(config.draft_tokens)} if isinstance(config, Eagle3Config) else raw

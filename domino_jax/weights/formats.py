@@ -9,23 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, NONE, VANILLA
+from domino_jax.drafters.kinds import AnyConfig
+from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, MEDUSA, NONE, VANILLA
 
-# serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from.
-FORMATS = (SERVING, SPECFORGE) = ("serving", "specforge")
+# serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from. vllm: Medusa heads with the
+# copy of the target's lm_head that vLLM demands; for other drafters the same as serving.
+FORMATS = (SERVING, SPECFORGE, VLLM) = ("serving", "specforge", "vllm")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def public_config(config: DrafterConfig, format: str = SERVING, verifier: str | None = None) -> dict[str, Any]:
+def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None = None) -> dict[str, Any]:
     """The config.json of an exported folder.
 
     Args:
         format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
     """
     raw = config.to_dict()
+    if not config.has_backbone:
+        return raw
     if format == SPECFORGE and config.head == DOMINO:
         return {**raw, "architectures": ["DominoDraftModel"]}
-    if format == SERVING and config.head == NONE and vllm_refusal(config) is None and is_hub_id(verifier):
+    if format != SPECFORGE and config.head == NONE and vllm_refusal(config) is None and is_hub_id(verifier):
         raw |= speculators_keys(config, verifier)
     return raw
 
@@ -51,8 +55,10 @@ def is_hub_id(path: str | None) -> bool:
     return path is not None and _HUB_ID.fullmatch(path) is not None and not Path(path).exists()
 
 
-def sglang_refusal(config: DrafterConfig) -> str | None:
+def sglang_refusal(config: AnyConfig) -> str | None:
     """Why SGLang does not draft with this drafter as it was trained; None when it does."""
+    if not config.has_backbone:
+        return "SGLang has no Medusa heads" if config.head == MEDUSA else None
     if config.head == MARKOV and config.markov_head_type != VANILLA:
         return f"SGLang has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
     if config.head == DOMINO and config.pure_draft_prefix_len != 1:
@@ -62,8 +68,11 @@ def sglang_refusal(config: DrafterConfig) -> str | None:
     return _convolution_refusal(config)
 
 
-def vllm_refusal(config: DrafterConfig) -> str | None:
+def vllm_refusal(config: AnyConfig) -> str | None:
     """Why vLLM does not draft with this drafter as it was trained; None when it does."""
+    if not config.has_backbone:
+        missing = "vLLM demands a copy of the target's lm_head in the folder: export with --format=vllm"
+        return missing if config.head == MEDUSA else None
     if config.head == MARKOV and config.markov_head_type != VANILLA:
         return f"vLLM has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
     if config.head == DOMINO:
@@ -82,7 +91,7 @@ def _convolution_refusal(config: DrafterConfig) -> str | None:
     return None
 
 
-def serving_note(config: DrafterConfig) -> str | None:
+def serving_note(config: AnyConfig) -> str | None:
     """A sentence for whoever exports a drafter that no released server drafts with; None for the others."""
     if sglang_refusal(config) is None:
         return None

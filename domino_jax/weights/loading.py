@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.drafters.drafter import Drafter, DrafterConfig, rows_together
+from domino_jax.drafters.drafter import rows_together
+from domino_jax.drafters.kinds import AnyConfig, new_drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
@@ -131,13 +132,16 @@ def load_models(
         return Models(loaded.model, loaded.params)
     dtype = np.dtype(loaded.model.dtype)
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
-    drafter = Drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head)
+    drafter = new_drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head)
     return Models(loaded.model, loaded.params, drafter, rows_together(params))
 
 
-def shortened(config: DrafterConfig, block_size: int) -> DrafterConfig:
-    """The drafter with a shorter block: its slots attend to each other, so fewer of them are a different drafter."""
-    if not block_size:
+def shortened(config: AnyConfig, block_size: int) -> AnyConfig:
+    """The drafter with a shorter block: its slots attend to each other, so fewer of them are a different drafter.
+
+    Drafters without blocks stay as they are.
+    """
+    if not block_size or not config.has_backbone:
         return config
     least = config.suffix_start + 1 if config.has_head else 2
     if not least <= block_size <= config.block_size:

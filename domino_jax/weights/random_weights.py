@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params, rows_together
+from domino_jax.drafters.drafter import init_drafter_params, rows_together
+from domino_jax.drafters.kinds import AnyConfig, new_drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3
@@ -38,10 +39,10 @@ def target_or_random(path: str, dtype: str, sharding: Sharding = None, allowed: 
 
 
 def random_drafter(
-    loaded: LoadedTarget, config: DrafterConfig, sharding: Sharding = None, split_head: bool = False
+    loaded: LoadedTarget, config: AnyConfig, sharding: Sharding = None, split_head: bool = False
 ) -> Models:
     """The target with a drafter of `config` and random weights; split_head as for load_models."""
-    drafter = Drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None and not split_head)
+    drafter = new_drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None and not split_head)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     params = random_params(shapes, loaded.model.dtype, sharding)
     return Models(loaded.model, loaded.params, drafter, rows_together(params))

@@ -4,6 +4,7 @@ There the layers' shapes are nested in transformer_layer_config, without the val
 layer ids are one higher; the Domino head's tensors have a prefix; and copies of the target's embeddings may be stored.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,15 @@ def _rope(layer: dict[str, Any]) -> dict[str, Any]:
     return {} if stated else {"rope_theta": _DEFAULT_THETA}
 
 
-def check_copies(tensors: hf.Tensors, target_path: str | Path | None) -> None:
+def check_copies(tensors: hf.Tensors, target_path: str | Path | None, copies: Mapping[str, str] = COPIES) -> None:
     """Raises DataError unless the embeddings that a drafter stores are those of the target's folder or hub id.
 
     Compared in bfloat16: one of the two files may be in float32.
+
+    Args:
+        copies: {the copy's name: the target's}.
     """
-    stored = {name: original for name, original in COPIES.items() if name in tensors}
+    stored = {name: original for name, original in copies.items() if name in tensors}
     if not stored:
         return
     if target_path is None:

@@ -301,14 +301,27 @@ def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
     assert prompt_row("Hi", None) == {"prompt": "Hi"}
 
 
-def test_a_head_is_asked_for_before_anything_runs():
-    check_head(False, ("autoregressive", "backbone"))
+def test_a_folder_with_another_head_than_was_asked_for_is_refused():
     check_kind("domino", None, "F")
     check_kind("domino", "domino", "F")
     with pytest.raises(DominoError, match="drafter.head is 'markov', but the drafter in F has the head 'domino'"):
         check_kind("domino", "markov", "F")
-    with pytest.raises(DominoError, match="plain DFlash one without a head"):
-        check_head(False, ("autoregressive", "domino"))
+
+
+@pytest.mark.parametrize(
+    ("head", "mode", "message", "instead"),
+    [
+        ("none", "domino", "this one is plain DFlash", "'backbone'"),
+        ("medusa", "backbone", "medusa has none; use mode 'draft'", "'draft'"),
+        ("eagle3", "tree", "eagle3 drafts chains alone", "'draft'"),
+        ("eagle3", "domino", "this one is eagle3", "'draft'"),
+    ],
+)
+def test_a_mode_that_a_drafter_does_not_have_is_refused_before_anything_runs(head, mode, message, instead):
+    check_head(head, ("autoregressive", "draft"))
+    others = ("autoregressive", "backbone") if head == "none" else ("autoregressive",)
+    with pytest.raises(DominoError, match=f"(?s)decode.modes holds {mode}, but .*{message}.*{instead}"):
+        check_head(head, (*others, mode))
 
 
 @pytest.mark.parametrize("text", ["<|nonsense|>", "<unk>", "[MASK] <s>", "<|im_start", "\x00\ufffd"])

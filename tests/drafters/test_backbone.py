@@ -12,6 +12,7 @@ from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.drafters import blocks
 from domino_jax.drafters.backbone import training_attention
 from domino_jax.drafters.pair import Models
+from domino_jax.drafters.passed import Passed
 from tests.helpers.decoding_models import make_generator
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
@@ -216,7 +217,7 @@ def test_decoding_hidden_states_equal_the_training_path(layer_types, window):
             return drafter.module.apply({"params": drafter.params}, *args, method=method)
 
         cache = drafter.module.init_cache(3, 24)
-        cache = run(cache, features, slots, method="extend_context")
+        cache = run(cache, Passed(features), slots, method="extend_context")
         _, cache = run(cache, 3.0 * x, anchors, method="draft_hidden")
         return run(cache, x, anchors, method="draft_hidden")[0]
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from domino_jax.drafters.names import ROW_DRAFTERS
 from domino_jax.evals import round_times
 from domino_jax.weights.loading import load_models, load_target
 from tests.helpers.decoding_models import make_generator, random_models
@@ -46,6 +47,20 @@ def test_the_part_draft_and_the_mode_draft_are_timed_apart(timed, monkeypatch):
     )
     split = round_times.round_split(generator.models, generator.generator, state, ("draft",))["draft"]
     assert split["draft"] == 0.2 and split["round"] == 1.0 and split["other"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("head", ROW_DRAFTERS)
+def test_a_draft_without_a_backbone_is_one_part_that_stays_in_the_loop(head):
+    """Medusa's heads read a state that no draft changes: without a trace of the turn they would run once."""
+    generator = make_generator(random_models(head=head), max_new_tokens=2)
+    state = generator.start([PROMPT], [0])
+    parts = round_times._parts(generator.settings.sampling, generator.drafting("draft"))
+    for name in ("draft", "commit"):
+        text = jax.jit(parts[name]).lower(generator.models, state, np.int32(3)).compile().as_text()
+        assert any("dot" in line and "while/body" in line for line in text.splitlines()) or (head, name) == (
+            "medusa",
+            "commit",
+        )
 
 
 def test_a_steps_bytes_are_its_weights_and_the_cache(timed):

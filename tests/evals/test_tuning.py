@@ -62,6 +62,12 @@ def test_widths_halve_and_trees_fit():
     assert tuning.trees_of(dataclasses.replace(SETTINGS, drafting=DraftSettings()), own[0]) == {}
 
 
+def test_a_drafter_without_blocks_has_chains_of_one_size():
+    for head, widths in (("medusa", (4, 2, 1, 0)), ("eagle3", (7, 4, 2, 1, 0))):
+        [chains] = tuning.chains_of(random_models(head=head).drafter.config, "draft")
+        assert [shape.num_drafts for shape in chains] == list(widths)
+
+
 def timed(mode, block, drafts, rate, nodes=0, rows=1):
     lanes, beta = (4, -0.2) if nodes else (0, 0.0)
     return Timed(Shape(mode, block, drafts, nodes, lanes, beta), rows, 2.0, 1.0, rate, 1.5)

@@ -15,6 +15,10 @@ from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.settings import DecodeSettings, DraftSettings, GeneratorSettings, decode_settings
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.kinds import AnyConfig, AnyDrafter, new_drafter
+from domino_jax.drafters.medusa import MedusaConfig
+from domino_jax.drafters.names import EAGLE3, MEDUSA, ROW_DRAFTERS
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.near_ties import divergences
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -46,13 +50,13 @@ def random_params(shapes, seed: int) -> dict:
 
 
 @functools.lru_cache
-def random_target(vocab: int = VOCAB, tied: bool = False) -> tuple[Qwen3, dict]:
-    """Two layers, 32 wide, grouped heads 4/2 of width 16 (not 32/4)."""
+def random_target(vocab: int = VOCAB, tied: bool = False, layers: int = 2) -> tuple[Qwen3, dict]:
+    """Two layers or more, 32 wide, grouped heads 4/2 of width 16 (not 32/4)."""
     config = Qwen3Config(
         vocab_size=vocab,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
@@ -72,11 +76,26 @@ HEAD_SIZES = {
     "domino": {"pure_draft_prefix_len": 1, "emb_dim": 8, "gru_hidden_dim": 16},
     "markov": {"markov_rank": 8, "markov_head_type": "rnn"},
     "dflash2": {"selector_rank": 8, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
+    "eagle3": {"draft_vocab_size": 40, "target_layer_ids": (0, 1, 2)},
+    "medusa": {"num_heads": 4, "num_layers": 2, "bias": True},
 }
 
 
-def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[Drafter, dict]:
-    """One layer, or as many as `layer_types` has, over layer 0 of the target."""
+def row_config(target: Qwen3Config, head: str, **choices) -> AnyConfig:
+    """A drafter without blocks; the draft vocabulary of EAGLE-3 leaves some tokens out everywhere."""
+    fields = HEAD_SIZES[head] | choices
+    if head == MEDUSA:
+        return MedusaConfig.for_target(target, **fields)
+    tokens = np.linspace(0, target.vocab_size - 1, fields["draft_vocab_size"]).astype(int)
+    return Eagle3Config.for_target(target, **fields, draft_tokens=tokens)
+
+
+def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[AnyDrafter, dict]:
+    """One layer, or as many as `layer_types` has, over layer 0 of the target; or what HEAD_SIZES says."""
+    if choices.get("head") in ROW_DRAFTERS:
+        drafter = new_drafter(row_config(target.config, **choices))
+        shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+        return drafter, random_params(shapes, seed)
     fields = {
         "num_layers": len(choices["layer_types"]) if "layer_types" in choices else 1,
         "target_layer_ids": (0,),
@@ -94,7 +113,7 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
 
 @functools.lru_cache
 def random_models(block_size: int = 4, vocab: int = VOCAB, tied: bool = False, **choices) -> Models:
-    target, params = random_target(vocab, tied)
+    target, params = random_target(vocab, tied, layers=4 if choices.get("head") == EAGLE3 else 2)
     return Models(target, params, *random_drafter(target, block_size, **choices))
 
 

@@ -10,17 +10,19 @@ import json
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.kinds import new_drafter
+from domino_jax.drafters.names import EAGLE3, MEDUSA, ROW_DRAFTERS
 from domino_jax.models import sharding
 from domino_jax.training.curriculum import lambda_base
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
+from domino_jax.training.row_losses import Eagle3Settings, MedusaSettings
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step
-from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
+from tests.helpers.decoding_models import random_models
+from tests.helpers.models import Model, random_tokens, tiny_drafter, tiny_target
 
 ROWS, LENGTH, ANCHORS, TOTAL = 8, 24, 5, 20
 
@@ -35,8 +37,15 @@ def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
 
 @functools.lru_cache
 def models(head: str, **choices):
+    if head in ROW_DRAFTERS:
+        pair = random_models(head=head)
+        target = Model(pair.target.config, pair.target, pair.target_params)
+        return target, Model(pair.drafter.config, pair.drafter, pair.drafter_params)
     target = tiny_target(tied=False)
     return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,), **choices)
+
+
+ROW_SETTINGS = {EAGLE3: Eagle3Settings(passes=3), MEDUSA: MedusaSettings()}
 
 
 def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, drafter=None, **losses):
@@ -44,7 +53,10 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, sli
     size = int(np.prod(mesh))
     made = sharding.make_mesh(*mesh, devices=jax.devices()[:size])
     target, small = models(**(drafter or {"head": "domino"}))
-    drafter = Drafter(small.config, jnp.float32, attention_blocks, remat)
+    drafter = new_drafter(small.config, attention_blocks=attention_blocks, remat=remat)
+    settings = LossSettings(gamma=4.0, slice_blocks=slice_blocks, **losses)
+    if small.config.head in ROW_SETTINGS:
+        settings = ROW_SETTINGS[small.config.head]
     schedule = learning_rate(1e-2, TOTAL, 0.1)
     optimizer = make_optimizer("adamw")
     kv_heads = target.config.num_key_value_heads
@@ -63,7 +75,7 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, sli
             num_anchors=ANCHORS,
             learning_rate=schedule,
             curriculum=lambda step: lambda_base(step, TOTAL, 1.0, 1.0),
-            settings=LossSettings(gamma=4.0, slice_blocks=slice_blocks, **losses),
+            settings=settings,
             accumulate=accumulate,
             shardings=(places, sharding.replicated(made)),
         )

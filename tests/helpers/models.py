@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from domino_jax.drafters import blocks
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.drafters.kinds import new_drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.losses import LossSettings, Objective, loss_metrics
@@ -21,6 +22,7 @@ from domino_jax.weights.target import load_target
 from tests.helpers.paths import GOLDEN
 
 GOLDEN_SETS = ("tied_shift", "untied_noshift")  # of the Domino head
+ROW_SETS = ("eagle3", "medusa")
 MARKOV_SETS = ("markov_vanilla", "markov_gated", "markov_rnn")
 
 TARGET_FIELDS = {
@@ -205,7 +207,7 @@ def load_golden(name: str) -> Golden:
     drafter_config, drafter_params = load_drafter(folder / "drafter", target_config, jnp.float32)
     return Golden(
         Model(target_config, Qwen3(target_config), target_params),
-        Model(drafter_config, Drafter(drafter_config), drafter_params),
+        Model(drafter_config, new_drafter(drafter_config), drafter_params),
         load_file(folder / "golden.safetensors"),
         figures,
     )

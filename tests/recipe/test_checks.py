@@ -5,6 +5,7 @@ import json
 import pytest
 
 from configs import qwen3
+from domino_jax.drafters.names import ROW_DRAFTERS
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
@@ -49,6 +50,10 @@ BAD = [
     *((key, "") for key in ("target.path", "data.train")),
     *((key, "x") for key in ("drafter.head", "drafter.markov_head_type", "train.loss", "data.layout")),
     *((key, "x") for key in ("train.optimizer", "train.non_finite", "train.selector_rule")),
+    *((key, "x") for key in ("train.eagle3.mask", "train.medusa_loss")),
+    *((key, 0) for key in ("drafter.eagle3.draft_vocab_size", "drafter.medusa.num_heads", "drafter.medusa.num_layers")),
+    ("train.eagle3.passes", 0),
+    *(("train.eagle3.decay", value) for value in (0.0, 1.5)),
     *((key, "x") for key in ("target.dtype", "decode.dtype", "decode.parity")),
     *((key, value) for key in ("drafter.target_layer_ids",) for value in ((), (1, 1), (1, -2), (1, "x"))),
     *((key, value) for key in ("decode.modes",) for value in ((), ("forest",), ("domino", "domino"))),
@@ -218,10 +223,33 @@ def test_a_drafter_without_a_head_has_no_domino_mode():
     config = recipe()
     config.drafter.head = "none"
     config.eval.final, config.eval.prompts = True, "p.jsonl"
-    with pytest.raises(DominoError, match="no head"):
+    with pytest.raises(DominoError, match="drafter.head is 'none': .* needs a drafter with a head"):
         recipes.check(config, "train")
     config.decode.modes = ("autoregressive", "backbone")
     recipes.check(config, "train")
+
+
+@pytest.mark.parametrize("head", ROW_DRAFTERS)
+def test_a_drafter_without_a_backbone_has_no_mode_backbone(head):
+    config = recipe()
+    config.drafter.head = head
+    config.eval.final, config.eval.prompts = True, "p.jsonl"
+    with pytest.raises(DominoError, match=f"drafter.head is '{head}': .* {head} has none; use mode 'draft'"):
+        recipes.check(config, "train")
+    config.decode.modes = ("autoregressive", "draft")
+    recipes.check(config, "train")
+    config.decode.num_drafts = 65
+    with pytest.raises(DominoError, match="config.decode.num_drafts is 65, but"):
+        recipes.check(config, "train")
+
+
+@pytest.mark.parametrize(("key", "value"), [("dpace_alpha", 0.5), ("distill", 0.1), ("loss", "cross_entropy")])
+@pytest.mark.parametrize("head", ROW_DRAFTERS)
+def test_choices_of_the_losses_of_blocks_are_refused_where_there_are_none(head, key, value):
+    config = recipe()
+    config.drafter.head, config.train[key] = head, value
+    with pytest.raises(DominoError, match=f"config.train.{key} is .*: drafter.head {head} has its own loss"):
+        recipes.check(config, "train")
 
 
 def test_resolved_is_strict_json_and_survives_a_round_trip():

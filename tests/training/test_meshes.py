@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from domino_jax.drafters.names import ROW_DRAFTERS
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
 
@@ -25,6 +26,9 @@ MARKOV = {
     "confidence_head_with_markov": True,
 }
 RUNS["one, Markov"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": MARKOV, "kind": "markov"}
+for HEAD in ROW_DRAFTERS:
+    RUNS[f"one, {HEAD}"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": {"head": HEAD}}
+    RUNS[f"cube, {HEAD}"] = {**RUNS[f"one, {HEAD}"], "mesh": [2, 2, 2], "accumulate": 2, "remat": True}
 RUNS["cube, Markov"] = {**RUNS["one, Markov"], "mesh": [2, 2, 2], "accumulate": 2, "slice_blocks": 2}
 DFLASH2 = {"head": "dflash2", "shift_label": False}
 RUNS["one, DFlash2"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": DFLASH2, "kind": "dflash2", "contiguous": False}
@@ -50,6 +54,7 @@ def measured():
         ("cube in pieces", "one, D-PACE"),
         ("cube, Markov", "one, Markov"),
         ("cube, DFlash2", "one, DFlash2"),
+        *((f"cube, {head}", f"one, {head}") for head in ROW_DRAFTERS),
     ],
 )
 def test_losses_and_gradients_agree_across_meshes(name, plain):

@@ -1,0 +1,106 @@
+"""EAGLE-3 drafters between their public folders and their parameters, the draft vocabulary included."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domino_jax.drafters.eagle3_config import ARCHITECTURE, Eagle3Config
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError, quote
+from domino_jax.weights import hf
+from domino_jax.weights.speculators import check_copies
+from domino_jax.weights.target import EMBEDDING, Entry, Params, Sharding, linear, load_table, norm
+
+ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM")  # the second is vLLM's
+LAYER, VLLM_LAYER = "midlayer.", "layers.0."
+COPIES = {"embed_tokens.weight": EMBEDDING}
+OFFSETS, MEMBERS = VOCABULARY = ("d2t", "t2d")
+
+
+def eagle3_table(config: Eagle3Config) -> list[Entry]:
+    """Every tensor of floats."""
+    c, layer, attention = config, ("midlayer",), ("midlayer", "self_attn")
+    width, queries, keys = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+    return [
+        linear("fc", ("fc",), width, 3 * width),
+        *(norm(f"{LAYER}{name}", (*layer, name), width) for name in norms),
+        linear(f"{LAYER}self_attn.q_proj", (*attention, "q_proj"), queries, 2 * width),
+        linear(f"{LAYER}self_attn.k_proj", (*attention, "k_proj"), keys, 2 * width),
+        linear(f"{LAYER}self_attn.v_proj", (*attention, "v_proj"), keys, 2 * width),
+        linear(f"{LAYER}self_attn.o_proj", (*attention, "o_proj"), width, queries),
+        linear(f"{LAYER}mlp.gate_proj", (*layer, "mlp", "gate_proj"), c.intermediate_size, width),
+        linear(f"{LAYER}mlp.up_proj", (*layer, "mlp", "up_proj"), c.intermediate_size, width),
+        linear(f"{LAYER}mlp.down_proj", (*layer, "mlp", "down_proj"), width, c.intermediate_size),
+        norm("norm", ("norm",), width),
+        linear("lm_head", ("lm_head",), c.draft_vocab_size, width),
+    ]
+
+
+def load_eagle3(
+    folder: Path,
+    raw: dict[str, Any],
+    target: Qwen3Config,
+    dtype: Any,
+    sharding: Sharding = None,
+    target_path: str | Path | None = None,
+) -> tuple[Eagle3Config, Params]:
+    """The drafter of a folder whose config.json is `raw`; arguments as for load_drafter."""
+    refuse_other_layouts(raw)
+    tensors = hf.open_tensors(folder)
+    config = hf.parse_config(folder, raw, lambda raw: Eagle3Config.from_dict(raw, target.num_hidden_layers))
+    config = config.with_draft_tokens(_draft_tokens(tensors, config))
+    check_copies(tensors, target_path, COPIES)
+    table = eagle3_table(config)
+    aliases = {name.replace(LAYER, VLLM_LAYER): name for name in (entry.name for entry in table) if LAYER in name}
+    skipped = (*COPIES, *VOCABULARY)
+    return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=aliases)
+
+
+def refuse_other_layouts(raw: dict[str, Any]) -> None:
+    """Raises DataError for EAGLE-3 drafters of other projects, which compute something else or are nested."""
+    names = raw.get("architectures")
+    if "speculators_model_type" in raw or "transformer_layer_config" in raw:
+        raise DataError(
+            "this EAGLE-3 drafter is in the speculators layout (transformer_layer_config, layer ids one higher), which"
+            f" is not supported; convert it to a flat {ARCHITECTURE} folder."
+        )
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+        raise DataError(
+            f"this EAGLE-3 drafter has architectures {quote(names)}; only {' and '.join(ARCHITECTURES)} are supported."
+        )
+
+
+def _draft_tokens(tensors: hf.Tensors, config: Eagle3Config) -> np.ndarray:
+    """The target's ids of the draft vocabulary, from d2t, against which t2d is checked."""
+    sizes = {OFFSETS: (config.draft_vocab_size, "I64"), MEMBERS: (config.vocab_size, "BOOL")}
+    whole = config.draft_vocab_size == config.vocab_size
+    if whole and not set(VOCABULARY) & set(tensors):
+        return np.arange(config.vocab_size)
+    missing = [name for name in VOCABULARY if name not in tensors]
+    if missing:
+        raise DataError(
+            f"{tensors.folder} lacks {' and '.join(missing)}, which map its {config.draft_vocab_size} draft tokens to"
+            f" the target's {config.vocab_size}."
+        )
+    for name, (size, kind) in sizes.items():
+        stored = tensors[name]
+        if stored.shape != (size,) or stored.dtype != kind:
+            raise DataError(
+                f"{tensors.folder}: {name} is {stored.dtype} {list(stored.shape)}, but config.json describes {kind}"
+                f" {[size]} (draft_vocab_size {config.draft_vocab_size}, vocab_size {config.vocab_size})."
+            )
+    tokens = np.arange(config.draft_vocab_size) + tensors.read(OFFSETS)
+    config.with_draft_tokens(tokens)  # refuses ids that do not fit
+    if not np.array_equal(np.flatnonzero(tensors.read(MEMBERS)), tokens):
+        raise DataError(f"{tensors.folder}: {OFFSETS} and {MEMBERS} name different tokens; d2t holds offsets.")
+    return tokens
+
+
+def vocabulary_tensors(config: Eagle3Config) -> dict[str, np.ndarray]:
+    """d2t and t2d as they are stored."""
+    tokens = np.asarray(config.draft_tokens or range(config.vocab_size), np.int64)
+    members = np.zeros(config.vocab_size, bool)
+    members[tokens] = True
+    return {OFFSETS: tokens - np.arange(len(tokens)), MEMBERS: members}

@@ -1,0 +1,76 @@
+"""Medusa heads between their public folders and their parameters.
+
+The layout is that of vLLM and speculators. FasterDecoding's files, which name the same tensors otherwise, are read too.
+The lm_head is the target's: copies of it are compared and dropped, and written where they are asked for.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domino_jax.drafters.medusa import ARCHITECTURE, MedusaConfig
+from domino_jax.drafters.names import MEDUSA
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError, quote
+from domino_jax.weights import hf
+from domino_jax.weights.speculators import check_copies
+from domino_jax.weights.target import EMBEDDING, LM_HEAD, Entry, Params, Sharding, linear, load_table
+
+# {a copy's name: the target's}
+COPIES = {"lm_head.weight": LM_HEAD, "lm_heads.0.weight": LM_HEAD}
+
+
+def medusa_table(config: MedusaConfig) -> list[Entry]:
+    """Every tensor of the heads."""
+    table = []
+    for head, layer in np.ndindex(config.num_heads, config.num_hidden_layers):
+        name, path = f"blocks.{head}.layers.{layer}", (f"heads_{head}", f"layers_{layer}", "linear")
+        table.append(linear(name, path, config.hidden_size, config.hidden_size))
+        if config.bias:
+            table.append(Entry(f"{name}.bias", (*path, "bias"), (config.hidden_size,)))
+    return table
+
+
+def load_medusa(
+    folder: Path,
+    raw: dict[str, Any],
+    target: Qwen3Config,
+    dtype: Any,
+    sharding: Sharding = None,
+    target_path: str | Path | None = None,
+) -> tuple[MedusaConfig, Params]:
+    """The heads of a folder whose config.json is `raw`; arguments as for load_drafter."""
+    tensors = hf.open_tensors(folder)
+    config = hf.parse_config(folder, raw, lambda raw: MedusaConfig.from_dict(_public(raw, target)))
+    check_copies(tensors, target_path, COPIES)
+    table = medusa_table(config)
+    aliases = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in table}
+    aliases = {".linear.".join(name.rsplit(".", 1)): entry for name, entry in aliases.items()}
+    return config, load_table(tensors, table, dtype, sharding, skipped=tuple(COPIES), aliases=aliases)
+
+
+def _public(raw: dict[str, Any], target: Qwen3Config) -> dict[str, Any]:
+    """The config.json in the layout of vLLM, from FasterDecoding's, which names no widths and always has biases."""
+    if "medusa_num_heads" not in raw:
+        names = raw.get("architectures") or [ARCHITECTURE]
+        if names != [ARCHITECTURE]:
+            raise DataError(f"this Medusa drafter has architectures {quote(names)}; only {ARCHITECTURE} is supported.")
+        return raw
+    return {
+        **raw,
+        "model_type": MEDUSA,
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_heads": raw["medusa_num_heads"],
+        "num_hidden_layers": raw.get("medusa_num_layers", 1),
+        "medusa_fc_bias": True,
+        "original_lm_head": True,  # heads with matrices of their own have tensors that the table does not name
+    }
+
+
+def lm_head_copy(target_path: str | Path, dtype: Any) -> dict[str, np.ndarray]:
+    """The target's lm_head, or its embedding where they are tied, under the name that vLLM looks for."""
+    tensors = hf.open_tensors(hf.resolve_folder(target_path))
+    name = LM_HEAD if LM_HEAD in tensors else EMBEDDING
+    return {LM_HEAD: np.asarray(tensors.read(name), dtype)}

@@ -1,0 +1,134 @@
+"""train.py with EAGLE-3 and Medusa on a golden target: evaluated, exported, decoded, continued exactly."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from domino_jax import export, train
+from domino_jax.drafters.names import ROW_DRAFTERS
+from domino_jax.evals import measure
+from domino_jax.evals.round_times import StepBounds
+from domino_jax.recipe import cli
+from domino_jax.training.metrics import read_rows
+from domino_jax.weights.drafter import load_drafter
+from tests.helpers.golden_files import target_config
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """(training rows, the golden target's own answers; held-out prompts) as files."""
+    folder = tmp_path_factory.mktemp("rows")
+    rows = [
+        {"token_ids": one["prompt"] + one["output"], "loss_mask": [0] * len(one["prompt"]) + [1] * len(one["output"])}
+        for one in CASES
+    ]
+    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
+    for name, values in (("rows", rows), ("prompts", prompts)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(value)}\n" for value in values))
+    return folder / "rows.jsonl", folder / "prompts.jsonl"
+
+
+def run(head, files, workdir) -> int:
+    """The exit code of a run in this process."""
+    values = {
+        "config": ROOT / "configs" / "tiny.py",
+        "workdir": workdir,
+        "distributed": "off",
+        "config.target.path": GOLDEN / "target",
+        "config.drafter.head": head,
+        "config.drafter.target_layer_ids": "(1,2,4)",
+        "config.drafter.eagle3.draft_vocab_size": 48,
+        "config.drafter.medusa.num_heads": 3,
+        "config.train.eagle3.passes": 2,
+        "config.data.train": files[0],
+        "config.data.regenerate": False,
+        "config.data.layout": "pack",
+        "config.data.max_length": 112,
+        "config.train.steps": STEPS,
+        "config.train.batch_size": 2,
+        "config.train.log_every": 1,
+        "config.train.ema_decay": 0.5,
+        "config.checkpoint.every": 2,
+        "config.eval.every": 4,
+        "config.eval.final": True,
+        "config.eval.prompts": files[1],
+        "config.preflight.rows": 0,
+        "config.decode.modes": "('autoregressive','draft')",
+        "config.decode.max_new_tokens": 16,
+        "config.decode.num_drafts": 3,
+        "config.decode.cache_length": 128,
+    }
+    with pytest.raises(SystemExit) as left, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(measure, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
+        argv = ["train", *(f"--{key}={value}" for key, value in values.items())]
+        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
+    return left.value.code
+
+
+@pytest.fixture(scope="module")
+def finished(files, tmp_path_factory):
+    """head → the workdir of a whole run."""
+    folders = {}
+    for head in ROW_DRAFTERS:
+        folders[head] = tmp_path_factory.mktemp("finished") / head
+        assert run(head, files, folders[head]) == 0
+    return folders
+
+
+@pytest.mark.parametrize("head", ROW_DRAFTERS)
+def test_a_run_evaluates_exports_and_decodes(finished, head):
+    rows = read_rows(finished[head] / "metrics.jsonl")
+    steps = [row for row in rows if "loss" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert all({"loss_1", "accuracy_2", "accept_len", "grad_norm"} <= row.keys() for row in steps)
+    [judged] = [row for row in rows if "eval_tau" in row]
+    assert 1.0 <= judged["eval_tau"] <= 4.0 and judged["eval_identical"] == 1.0 and "eval_tau_backbone" not in judged
+    report = json.loads((finished[head] / "report" / "report.json").read_text())
+    assert report["identical_outputs"]["draft"]["same"] == 2
+    assert report["drafter"]["head"] == head and report["round_widths"] == {"draft": 4}
+    for name in ("plots/losses.png", "plots/tau.png", "export/README.md"):
+        assert (finished[head] / name).stat().st_size > 500, name
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens_of_the_answers(finished):
+    config, _ = load_drafter(finished["eagle3"] / "export", target_config("tied_shift"), "float32")
+    counts = np.bincount([token for case in CASES for token in case["output"]], minlength=260)
+    expected = np.sort(np.argsort(-counts, kind="stable")[:48])
+    assert config.draft_tokens == tuple(expected.tolist()) and counts[expected].sum() > 200
+
+
+@pytest.mark.parametrize("head", ROW_DRAFTERS)
+def test_a_run_that_is_cut_off_continues_exactly(finished, files, tmp_path, head):
+    """From the checkpoint of step 2, with the rows after it dropped."""
+    workdir = tmp_path / "again"
+    shutil.copytree(finished[head], workdir)
+    for name in ("checkpoints/4", "export", "report"):
+        shutil.rmtree(workdir / name)
+    (workdir / "finished.json").unlink()
+    assert run(head, files, workdir) == 0
+    for file in ("export/model.safetensors", "export/config.json"):
+        assert (workdir / file).read_bytes() == (finished[head] / file).read_bytes()
+    ours, theirs = (
+        [row["loss"] for row in read_rows(folder / "metrics.jsonl") if "loss" in row]
+        for folder in (workdir, finished[head])
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("head", ROW_DRAFTERS)
+def test_the_export_command_writes_what_the_run_wrote(finished, tmp_path, head):
+    argv = ["export", f"--workdir={finished[head]}", f"--output={tmp_path / 'out'}"]
+    with pytest.raises(SystemExit) as left:
+        cli.run(export.main, ("workdir", "output"), ("format",), argv)
+    assert left.value.code == 0
+    written, exported = (
+        (folder / "model.safetensors").read_bytes() for folder in (tmp_path / "out", finished[head] / "export")
+    )
+    assert written == exported

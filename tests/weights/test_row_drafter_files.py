@@ -1,0 +1,184 @@
+"""EAGLE-3 and Medusa folders: read strictly, written as they are read, other layouts refused by name."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.kinds import config_class
+from domino_jax.runtime.errors import DataError
+from domino_jax.weights import formats
+from domino_jax.weights.drafter import load_drafter, save_drafter, stored_config
+from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, target_config, write_model
+from tests.helpers.models import ROW_SETS
+
+FASTER_DECODING = {"base_model_name_or_path": "x", "medusa_num_heads": 5, "medusa_num_layers": 1}
+
+
+def load(name, folder, dtype="float32"):
+    return load_drafter(folder, target_config(name), dtype, target_path=folder_of(name, "target"))
+
+
+def changed(name, tmp_path, config=None, tensors=None, without=()):
+    """The golden folder with other keys and tensors."""
+    raw = raw_config(name, "drafter") | (config or {})
+    stored = stored_tensors(name, "drafter") | (tensors or {})
+    return write_model(tmp_path / "drafter", raw, {key: value for key, value in stored.items() if key not in without})
+
+
+def flat(params) -> list[np.ndarray]:
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(params)]
+
+
+@pytest.mark.parametrize("name", ROW_SETS)
+def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name):
+    config, params = load(name, folder_of(name, "drafter"))
+    save_drafter(tmp_path / "first", config, params)
+    again, params = load(name, tmp_path / "first", "bfloat16")
+    assert again == config
+    save_drafter(tmp_path / "second", again, params)
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
+
+
+@pytest.mark.parametrize("name", ROW_SETS)
+def test_in_float32_every_tensor_comes_back_bit_for_bit_with_the_vocabulary(tmp_path, name):
+    config, params = load(name, folder_of(name, "drafter"))
+    save_drafter(tmp_path / "out", config, params, "float32")
+    ours, theirs = load_file(tmp_path / "out" / "model.safetensors"), stored_tensors(name, "drafter")
+    assert set(ours) == set(theirs)
+    for key, tensor in theirs.items():
+        assert ours[key].dtype == tensor.dtype and np.array_equal(ours[key], tensor), key
+
+
+@pytest.mark.parametrize("name", ROW_SETS)
+def test_a_folder_that_lacks_has_or_misshapes_a_tensor_is_refused_by_name(tmp_path, name):
+    first = {"eagle3": "midlayer.self_attn.q_proj.weight", "medusa": "blocks.3.layers.0.weight"}[name]
+    with pytest.raises(DataError, match=f"(?s)1 missing.*missing: {first}"):
+        load(name, changed(name, tmp_path, without=(first,)))
+    with pytest.raises(DataError, match="(?s)1 unknown.*unknown: extra.weight"):
+        load(name, changed(name, tmp_path, tensors={"extra.weight": np.zeros((2, 2), np.float32)}))
+    with pytest.raises(DataError, match=f"(?s)1 misshaped.*misshaped: {first}"):
+        load(name, changed(name, tmp_path, tensors={first: np.zeros((2, 2), np.float32)}))
+
+
+@pytest.mark.parametrize("name", ROW_SETS)
+def test_a_drafter_of_another_target_is_refused(tmp_path, name):
+    other = dataclasses.replace(target_config(name), hidden_size=32)
+    with pytest.raises(DataError, match="was made for hidden_size .* the target has 32"):
+        load_drafter(folder_of(name, "drafter"), other, "float32")
+
+
+# -------------------------------------------------------------------------------------------------------- EAGLE-3
+
+
+def test_the_drafters_lm_head_is_its_own():
+    """Not the target's, although that one is tied and has more rows than the draft vocabulary."""
+    config, params = load("eagle3", folder_of("eagle3", "drafter"))
+    stored = stored_tensors("eagle3", "drafter")
+    assert np.array_equal(np.asarray(params["lm_head"]["kernel"]).T, stored["lm_head.weight"])
+    assert (config.draft_vocab_size, config.vocab_size) == (64, 260)
+    assert config.draft_tokens == tuple(np.flatnonzero(stored["t2d"]))
+
+
+def test_vllms_names_and_copies_of_the_embedding_are_read(tmp_path):
+    stored = stored_tensors("eagle3", "drafter")
+    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in stored.items()}
+    renamed["embed_tokens.weight"] = np.asarray(
+        stored_tensors("eagle3", "target")["model.embed_tokens.weight"], np.float32
+    )
+    folder = write_model(tmp_path / "vllm", raw_config("eagle3", "drafter"), renamed)
+    (config, params), (ours, plain) = load("eagle3", folder), load("eagle3", folder_of("eagle3", "drafter"))
+    assert config == ours
+    assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(plain), strict=True))
+    renamed["embed_tokens.weight"] = renamed["embed_tokens.weight"] + 1
+    with pytest.raises(DataError, match="embed_tokens.weight differs from the target's"):
+        load("eagle3", write_model(tmp_path / "other", raw_config("eagle3", "drafter"), renamed))
+
+
+ABSOLUTE = stored_tensors("eagle3", "drafter")["t2d"].nonzero()[0]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"d2t": ABSOLUTE}, "holds offsets|d2t holds offsets"),
+        ({"d2t": np.zeros(64, np.int64)}, "d2t and t2d name different tokens"),
+        ({"d2t": np.zeros(63, np.int64)}, r"d2t is I64 \[63\], but config.json describes I64 \[64\]"),
+        ({"d2t": np.zeros(64, np.float32)}, r"d2t is F32 \[64\]"),
+        ({"t2d": np.ones(64, bool)}, r"t2d is BOOL \[64\], but config.json describes BOOL \[260\]"),
+    ],
+)
+def test_a_draft_vocabulary_that_does_not_fit_is_refused(tmp_path, tensors, message):
+    """Absolute ids instead of offsets among them: these would be other tokens, and acceptance would be lost."""
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        load("eagle3", changed("eagle3", tmp_path, tensors=tensors))
+
+
+def test_a_draft_vocabulary_without_its_map_is_refused_and_a_whole_one_needs_none(tmp_path):
+    with pytest.raises(DataError, match="lacks t2d, which map its 64 draft tokens"):
+        load("eagle3", changed("eagle3", tmp_path, without=("t2d",)))
+    whole = {"lm_head.weight": np.zeros((260, 64), np.float32)}
+    folder = changed("eagle3", tmp_path, {"draft_vocab_size": 260}, whole, without=("d2t", "t2d"))
+    assert load("eagle3", folder)[0].draft_tokens == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}, "speculators layout"),
+        ({"architectures": ["Qwen3Eagle3Model"]}, r"architectures \['Qwen3Eagle3Model'\]; only"),
+    ],
+)
+def test_eagle3_folders_of_other_projects_are_refused_by_name(tmp_path, config, message):
+    with pytest.raises(DataError, match=message):
+        load("eagle3", changed("eagle3", tmp_path, config))
+
+
+def test_norms_of_other_eagles_are_unknown_tensors(tmp_path):
+    extra = {"layers.0.self_attn.q_norm.weight": np.ones(24, np.float32), "fc_norm.0.weight": np.ones(64, np.float32)}
+    with pytest.raises(DataError, match="(?s)2 unknown.*fc_norm.0.weight, layers.0.self_attn.q_norm.weight"):
+        load("eagle3", changed("eagle3", tmp_path, tensors=extra))
+
+
+def test_a_workdirs_config_holds_the_draft_vocabulary():
+    """A checkpoint has no d2t: without the tokens an export could not write them."""
+    config, _ = load("eagle3", folder_of("eagle3", "drafter"))
+    raw = stored_config(config)
+    assert config_class(raw) is Eagle3Config and Eagle3Config.from_dict(raw) == config
+
+
+# --------------------------------------------------------------------------------------------------------- Medusa
+
+
+def test_faster_decodings_names_are_read_with_biases(tmp_path):
+    stored = stored_tensors("medusa", "drafter")
+    tensors = {f"{head}.0.linear.weight": stored[f"blocks.{head}.layers.0.weight"] for head in range(5)}
+    tensors |= {f"{head}.0.linear.bias": np.full(48, head, np.float32) for head in range(5)}
+    config, params = load("medusa", write_model(tmp_path / "fd", FASTER_DECODING, tensors))
+    assert config.bias and config.num_heads == 5
+    linear = params["heads_3"]["layers_0"]["linear"]
+    assert np.array_equal(np.asarray(linear["kernel"]).T, tensors["3.0.linear.weight"])
+    assert (np.asarray(linear["bias"]) == 3).all()
+    own = {f"{head}.1.weight": np.zeros((300, 48), np.float32) for head in range(5)}
+    with pytest.raises(DataError, match="(?s)5 unknown.*0.1.weight"):
+        load("medusa", write_model(tmp_path / "own", FASTER_DECODING, tensors | own))
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "lm_heads.0.weight"])
+def test_a_copy_of_the_lm_head_must_be_the_targets(tmp_path, name):
+    original = np.asarray(stored_tensors("medusa", "target")["lm_head.weight"], np.float32)
+    load("medusa", changed("medusa", tmp_path, tensors={name: original}))
+    with pytest.raises(DataError, match=f"{name} differs from the target's lm_head.weight"):
+        load("medusa", changed("medusa", tmp_path, tensors={name: original + 1}))
+
+
+def test_a_copy_is_written_for_vllm_on_request(tmp_path):
+    config, params = load("medusa", folder_of("medusa", "drafter"))
+    save_drafter(tmp_path / "vllm", config, params, "float32", formats.VLLM, str(folder_of("medusa", "target")))
+    tensors = load_file(tmp_path / "vllm" / "model.safetensors")
+    assert np.array_equal(tensors["lm_head.weight"], stored_tensors("medusa", "target")["lm_head.weight"])
+    assert load("medusa", tmp_path / "vllm")[0] == config
