@@ -26,7 +26,7 @@ from pathlib import Path
 import jax
 from etils import epath
 
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.stored_tuning import tuned_settings
 from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
 from domino_jax.evals.measure import decode_prompts

@@ -15,7 +15,7 @@ import dataclasses
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.settings import decode_settings
+from domino_jax.decoding.decode_settings import decode_settings
 from domino_jax.decoding.stored_tuning import FILE, Setup, check_writable, store_tuning
 from domino_jax.evals import tuning
 from domino_jax.evals.models import named_drafter

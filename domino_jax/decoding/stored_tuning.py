@@ -15,17 +15,8 @@ from typing import Any
 
 import jax
 
-from domino_jax.decoding.settings import (
-    BASELINE,
-    DRAFT,
-    TREE,
-    DecodeSettings,
-    DraftSettings,
-    SamplingParams,
-    TreeSettings,
-    decode_settings,
-    json_scale,
-)
+from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings, json_scale
+from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, DraftSettings, SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.weights import hf

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
+from domino_jax.decoding.settings import BASELINE, DRAFT, supported_modes
 from domino_jax.drafters.names import NONE
 from domino_jax.drafters.pair import Models
 from domino_jax.evals import tables

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
+from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import TREE, DecodeSettings
+from domino_jax.decoding.settings import TREE
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.examples import collect_examples
 from domino_jax.evals.lanes import Lane, ModeRun, record_rounds

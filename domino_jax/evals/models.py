@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from domino_jax.decoding.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
+from domino_jax.decoding.decode_settings import DecodeSettings
+from domino_jax.decoding.settings import BASELINE, DRAFT, refused_mode, supported_modes
 from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding

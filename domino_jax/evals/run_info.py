@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.decoding.settings import DecodeSettings
+from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt, fingerprint

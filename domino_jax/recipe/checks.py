@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 from ml_collections import config_dict
 
+from domino_jax.decoding.decode_settings import tree_settings
 from domino_jax.decoding.settings import (
     BASELINE,
     LARGEST,
@@ -26,7 +27,6 @@ from domino_jax.decoding.settings import (
     cache_problem,
     parity_problem,
     refused_mode,
-    tree_settings,
 )
 from domino_jax.drafters.names import (
     CHAIN,

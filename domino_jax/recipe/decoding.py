@@ -16,8 +16,9 @@ from etils import epath
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
+from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import DecodeSettings, decode_settings, supported_modes
+from domino_jax.decoding.settings import supported_modes
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.drafters.drafter import rows_together
 from domino_jax.drafters.kinds import AnyConfig, new_drafter

@@ -11,8 +11,9 @@ import pytest
 
 from configs import qwen3
 from domino_jax.decoding import rounds
+from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import Generation, Generator, new_generator
-from domino_jax.decoding.settings import DecodeSettings, DraftSettings, GeneratorSettings, decode_settings
+from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter, init_drafter_params
 from domino_jax.drafters.eagle3_config import Eagle3Config

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from configs import tiny
-from domino_jax.decoding.settings import decode_settings
+from domino_jax.decoding.decode_settings import decode_settings
 from domino_jax.evals import report
 from domino_jax.runtime.cores import idle_time, kept_to, usable
 

@@ -1,0 +1,137 @@
+"""The decode section of a recipe as plain values, completed by a stored tuning.
+
+Nothing here imports jax, so that a recipe is checked before jax starts.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from domino_jax.decoding.settings import (
+    BASELINE,
+    TREE,
+    DraftSettings,
+    GeneratorSettings,
+    SamplingParams,
+    TreeSettings,
+    supported_modes,
+)
+
+if TYPE_CHECKING:
+    from domino_jax.decoding.stored_tuning import Tuning
+    from domino_jax.drafters.config import DrafterConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeSettings:
+    """The recipe's decode section as plain values; configs/qwen3.py describes them and has the defaults.
+
+    block_size, draft_scale, widths: from a stored tuning; without one 0, the drafter's own block, infinity, a greedy
+        draft, and none, num_drafts for every batch.  break_even: of that tuning, for the report.
+    tree: None without the mode.
+    """
+
+    modes: tuple[str, ...]
+    max_new_tokens: int
+    cache_length: int
+    batch_size: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    num_drafts: int
+    head_candidates: int
+    confidence: float
+    parity: str
+    simulate_tau: float
+    ignore_eos: bool
+    thinking: bool
+    dtype: str
+    concurrency: tuple[int, ...]
+    cores: int
+    block_size: int = 0
+    draft_scale: float = math.inf
+    widths: tuple[tuple[int, int], ...] = ()
+    break_even: tuple[tuple[int, int, float | None], ...] = ()
+    tree: TreeSettings | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def drafting(self) -> DraftSettings:
+        return DraftSettings(
+            scale=self.draft_scale,
+            num_drafts=self.num_drafts or None,
+            tree=self.tree,
+            head_candidates=self.head_candidates,
+            confidence=self.confidence,
+            # In fixed shape all rounds have one width, that of plain steps.
+            widths=() if self.parity == "fixed_shape" else self.widths,
+        )
+
+    def generator(self, target_stop_ids: Sequence[int], batch_size: int | None = None) -> GeneratorSettings:
+        """What a generator needs to know.
+
+        Args:
+            target_stop_ids: of the target's folder; ignore_eos drops them.
+            batch_size: rows decoded together; the recipe's when None.
+        """
+        return GeneratorSettings(
+            cache_slots=self.cache_length,
+            max_new_tokens=self.max_new_tokens,
+            batch_size=batch_size or self.batch_size,
+            sampling=self.sampling,
+            seed=self.seed,
+            drafting=self.drafting,
+            stop_ids=() if self.ignore_eos else tuple(target_stop_ids),
+            fixed_shape=self.parity == "fixed_shape",
+            simulated_tau=self.simulate_tau or None,
+        )
+
+    def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
+        """How each mode drafts; modes that the drafter does not have are left out."""
+        modes = [mode for mode in supported_modes(self.modes, config.head) if mode != BASELINE]
+        return {mode: dataclasses.replace(self.drafting, tree=self.tree if mode == TREE else None) for mode in modes}
+
+    def round_widths(self, config: "DrafterConfig") -> dict[str, int]:
+        """For each mode that drafts, the most tokens of a round."""
+        return {mode: drafting.width(config) + 1 for mode, drafting in self.draftings(config).items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values; infinity becomes "inf"."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        del values["break_even"]
+        values["widths"] = [list(pair) for pair in self.widths]
+        tree = self.tree and dataclasses.asdict(self.tree)
+        values["tree"] = tree and {**tree, "draft_scale": json_scale(self.tree.draft_scale)}
+        return {**values, "draft_scale": json_scale(self.draft_scale)}
+
+
+def json_scale(scale: float | None) -> float | str | None:
+    return str(scale) if scale is not None and math.isinf(scale) else scale
+
+
+def decode_settings(decode, tuning: "Tuning | None" = None) -> DecodeSettings:
+    """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default."""
+    tuned = {"block_size", "draft_scale", "widths", "break_even", "tree"}
+    names = {field.name for field in dataclasses.fields(DecodeSettings)} - tuned
+    values = {name: tuple(decode[name]) if isinstance(decode[name], list | tuple) else decode[name] for name in names}
+    if tuning:
+        values["draft_scale"] = tuning.draft_scale
+        if not decode.num_drafts:
+            values |= {name: getattr(tuning, name) for name in ("block_size", "num_drafts", "widths", "break_even")}
+    # Without the mode a tree's rows must not count in how much cache a prompt needs.
+    tree = tree_settings(decode.tree, tuning and tuning.tree) if TREE in decode.modes else None
+    return DecodeSettings(**values, tree=tree)
+
+
+def tree_settings(section, tuned: TreeSettings | None = None) -> TreeSettings:
+    """The recipe's tree section, without nodes the tuned shape; the coupling is always the tuned one."""
+    if tuned and section.nodes is None:
+        return tuned
+    tree = TreeSettings(**{name: value for name, value in section.items() if value is not None})
+    return dataclasses.replace(tree, draft_scale=tuned.draft_scale, spread=tuned.spread) if tuned else tree
