@@ -5,9 +5,11 @@ compared with it. Models have random weights, made on the device.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks import decode_latency, train_step
 from benchmarks.compile_decode import CANDIDATES
@@ -15,7 +17,7 @@ from benchmarks.decode_latency import rate
 from benchmarks.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings
-from domino_jax.evals.round_times import copy_stopwatch, endless, product_stopwatch, round_stopwatch
+from domino_jax.evals.round_times import copy_stopwatch, endless, round_stopwatch, stopwatch
 from domino_jax.training import estimates
 
 # Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.
@@ -90,6 +92,18 @@ def bandwidth(scale: Scale, peak_tflops: float | None) -> dict[str, Any]:
         "flops_per_second": rate(flops, seconds["product"]),
         "sheet_flops_per_second": peak_tflops * 1e12 if peak_tflops else known,
     }
+
+
+def product_stopwatch(size: int) -> tuple[Callable[[int], float], int]:
+    """turns → seconds of that many square bfloat16 products of `size` rows, and the FLOPs of one of them."""
+    # Values whose powers keep their size; of zeros a product is faster, because it needs less power.
+    a, x = (jax.random.normal(jax.random.key(seed), (size, size)).astype(jnp.bfloat16) for seed in range(2))
+    a = (a * size**-0.5).astype(jnp.bfloat16)
+
+    def products(a, x, turns):
+        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.dot(a, x), x)
+
+    return stopwatch(jax.jit(products), a, x), 2 * size**3
 
 
 # ------------------------------------------------------------------------------------------------------- decoding

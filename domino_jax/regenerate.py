@@ -195,14 +195,13 @@ def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: s
         everywhere = None if mesh.empty else replicated(mesh)
         models = load_models(loaded, drafter_path, everywhere, tuning.block_size if tuning else 0)
     drafting = tuning.chain if tuning else DraftSettings()
-    candidates = min(settings.head_candidates, loaded.model.config.vocab_size)
     generator_settings = GeneratorSettings(
         cache_slots=loaded.model.config.max_position_embeddings,
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size,
         sampling=settings.sampling,
         seed=settings.seed,
-        drafting=dataclasses.replace(drafting, head_candidates=candidates),
+        drafting=dataclasses.replace(drafting, head_candidates=settings.head_candidates),
         stop_ids=tuple(loaded.stop_ids),
     )
     return Answerer(models, generator_settings)

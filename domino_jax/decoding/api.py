@@ -151,7 +151,7 @@ class LoadSettings:
     draft_scale: c of drafts that share the target's noise (docs/equality.md).  num_drafts: tokens drafted a round.
         None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size and temperature, by
         the rows of the batch, else a greedy draft of all that the block gives.
-    head_candidates: tokens per slot that the head of a chain corrects; 0: the whole vocabulary.
+    head_candidates: tokens per slot that the head of a chain corrects; 0, or more than there are: the whole vocabulary.
     confidence: a chain ends before the first draft whose confidence head gives it a smaller chance (docs/heads.md).
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
         where a tree was faster than a chain, else none.

@@ -30,10 +30,13 @@ class Candidates(NamedTuple):
 
 
 def pick_candidates(base: Logits, count: int) -> Candidates:
-    """The `count` likeliest tokens of each slot, from base logits float32 [B, M, V]; 0: all of them, as they are."""
+    """The `count` likeliest tokens of each slot, from base logits float32 [B, M, V]; 0: all of them, as they are.
+
+    All of them, best first, where `count` is larger than V.
+    """
     if not count:
         return Candidates(None, base)
-    logits, tokens = largest(base, count)
+    logits, tokens = largest(base, min(count, base.shape[-1]))
     return Candidates(tokens, logits)
 
 

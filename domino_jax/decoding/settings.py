@@ -162,8 +162,8 @@ class DraftSettings:
     widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain. A batch takes the first pair
         whose rows are not fewer than its own, else the last pair.
     tree: draft a tree instead of a chain.
-    head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0: the whole
-        vocabulary. Drafters without a head do not read it.
+    head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0, or more
+        than there are: the whole vocabulary. Drafters without a head do not read it.
     confidence: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted; it
         may end before its first draft. 0 keeps all, and needs no confidence head.
     """
@@ -195,6 +195,14 @@ class DraftSettings:
         """Drafts that a round verifies; of a tree, all nodes but the root."""
         return self.tree.nodes - 1 if self.tree else self.width(config)
 
+    def negative(self) -> Problem | None:
+        """A count below 0, which no drafter has."""
+        if self.head_candidates < 0:
+            return Problem("head_candidates", self.head_candidates, "set it to 0 (the whole vocabulary) or more")
+        if (self.num_drafts or 0) < 0:
+            return Problem("num_drafts", self.num_drafts, "set it to 0 (all that the block gives) or more")
+        return None
+
     def problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:
         """A width that a block of `block_size` slots, which gives `block_drafts` drafts, does not have.
 
@@ -220,11 +228,11 @@ class DraftSettings:
         return None
 
 
-def candidates_problem(name: str, count: int, vocab: int) -> Problem | None:
-    """More candidates than there are tokens, or fewer than none."""
-    if count < 0:
-        return Problem(name, count, "set it to 0 (the whole vocabulary) or more")
-    return Problem(name, count, f"but the vocabulary has {vocab} tokens; lower it") if count > vocab else None
+def vocabulary_problem(tree: TreeSettings, vocab: int) -> Problem | None:
+    """More candidates than there are tokens."""
+    if tree.candidates <= vocab:
+        return None
+    return Problem("tree.candidates", tree.candidates, f"but the vocabulary has {vocab} tokens; lower it")
 
 
 def cache_problem(tree: TreeSettings, cache_slots: int, max_new_tokens: int) -> Problem | None:
@@ -291,13 +299,13 @@ class GeneratorSettings:
     def check(self, vocab: int, drafter: "DrafterConfig | None") -> None:
         """Raises DominoError for settings that do not fit a vocabulary of `vocab` tokens and this drafter."""
         tree = self.drafting.tree
-        problems = [self.sampling.problem()]
+        problems = [self.sampling.problem(), self.drafting.negative()]
         if self.fixed_shape and not drafter:
             problems.append(Problem("parity", "fixed_shape", "it needs a drafter, whose width plain decoding runs in"))
         if tree and drafter:
             problems += [
                 tree.problem(),
-                candidates_problem("tree.candidates", tree.candidates, vocab),
+                vocabulary_problem(tree, vocab),
                 cache_problem(tree, self.cache_slots, self.max_new_tokens),
                 parity_problem("fixed_shape" if self.fixed_shape else "near_tie", tree),
             ]
@@ -306,7 +314,5 @@ class GeneratorSettings:
         if drafter and self.drafting.confidence and not (drafter.head == MARKOV and drafter.enable_confidence_head):
             change = "but this drafter has no confidence head; set it to 0"
             problems.append(Problem("confidence", self.drafting.confidence, change))
-        if drafter and drafter.has_head:
-            problems.append(candidates_problem("head_candidates", self.drafting.head_candidates, vocab))
         for problem in filter(None, problems):
             raise DominoError(f"decode.{problem}")

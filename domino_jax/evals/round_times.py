@@ -53,7 +53,7 @@ def round_stopwatches(
     if set(modes) & set(CHAINS) and drafting.num_drafts != 0:
         parts = _parts(state.sampling or generator.settings.sampling, drafting)
     timed = {
-        name: _stopwatch(jax.jit(program), models, live)
+        name: stopwatch(jax.jit(program), models, live)
         for name, program in parts.items()
         if name != "head" or with_head
     }
@@ -74,7 +74,7 @@ def endless(state: DecodeState) -> DecodeState:
     return state.replace(done=jnp.zeros_like(state.done), limits=limits)
 
 
-def _stopwatch(program: Callable, *arguments) -> Callable[[int], float]:
+def stopwatch(program: Callable, *arguments) -> Callable[[int], float]:
     """turns → seconds that program(*arguments, turns) takes."""
 
     def seconds(turns: int) -> float:
@@ -236,7 +236,7 @@ def bare_stopwatch(models: Models, state: DecodeState) -> Callable[[int], float]
         return jax.lax.fori_loop(0, turns, turn, (state.anchors, state.target_cache))
 
     plain = Models(models.target, models.target_params)
-    return _stopwatch(jax.jit(bare), plain, endless(state))
+    return stopwatch(jax.jit(bare), plain, endless(state))
 
 
 def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
@@ -246,19 +246,7 @@ def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
     def copies(x, turns):
         return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.optimization_barrier(x + 1), x)
 
-    return _stopwatch(jax.jit(copies), x), 2 * x.nbytes
-
-
-def product_stopwatch(size: int) -> tuple[Callable[[int], float], int]:
-    """turns → seconds of that many square bfloat16 products of `size` rows, and the FLOPs of one of them."""
-    # Values whose powers keep their size; of zeros a product is faster, because it needs less power.
-    a, x = (jax.random.normal(jax.random.key(seed), (size, size)).astype(jnp.bfloat16) for seed in range(2))
-    a = (a * size**-0.5).astype(jnp.bfloat16)
-
-    def products(a, x, turns):
-        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.dot(a, x), x)
-
-    return _stopwatch(jax.jit(products), a, x), 2 * size**3
+    return stopwatch(jax.jit(copies), x), 2 * x.nbytes
 
 
 def step_bytes(models: Models, state: DecodeState) -> int:

@@ -161,10 +161,6 @@ def fit_to_drafter(
         reason = f"this drafter makes at most {most} drafts"
     drafts = at_most("decode.num_drafts", settings.num_drafts, most, reason)
     settings = dataclasses.replace(settings, num_drafts=drafts)
-    if drafter.has_head:
-        vocabulary = f"the vocabulary has {drafter.vocab_size} tokens"
-        count = at_most("decode.head_candidates", settings.head_candidates, drafter.vocab_size, vocabulary)
-        settings = dataclasses.replace(settings, head_candidates=count)
     if settings.tree:
         depth = at_most("decode.tree.depth", settings.tree.depth, most, reason)
         tree = dataclasses.replace(settings.tree, depth=depth)

@@ -60,6 +60,11 @@ def test_no_number_of_drafts_and_zero_are_all_that_the_block_gives():
     assert [drafting.num_drafts for drafting in settings] == [None, None, 3]
 
 
+def test_a_number_of_drafts_below_zero_is_refused():
+    with pytest.raises(DominoError, match="num_drafts is -1: set it to 0 "):
+        domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), num_drafts=-1)
+
+
 def test_pieces_join_to_the_answer():
     pieces = list(decoder().stream(PROMPT))
     assert "".join(piece.text for piece in pieces) == answer().text

@@ -76,7 +76,7 @@ def test_the_bare_step_is_the_whole_pass_in_a_loop(timed):
     generator, state, _, _ = timed
     programs = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(round_times, "_stopwatch", lambda program, *arguments: programs.append((program, arguments)))
+        patch.setattr(round_times, "stopwatch", lambda program, *arguments: programs.append((program, arguments)))
         round_times.bare_stopwatch(generator.models, state)
     [(program, arguments)] = programs
     text = program.lower(*arguments, np.int32(3)).compile().as_text()

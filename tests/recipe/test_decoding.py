@@ -15,17 +15,15 @@ from tests.helpers.paths import ROOT
 # Five drafts, as a block of 5 with shifted labels gives.
 DRAFTER = random_models(5).drafter.config
 TREE = TreeSettings(nodes=64, depth=8, lanes=4, candidates=8)
-SETTINGS = decode_settings_of(("domino", "tree"), num_drafts=8, head_candidates=100, tree=TREE)
+SETTINGS = decode_settings_of(("domino", "tree"), num_drafts=8, tree=TREE)
 
 
 def test_a_recipes_values_are_lowered_to_the_drafters_with_a_note_each():
     settings, notes = fit_to_drafter(SETTINGS, DRAFTER, ())
-    assert (settings.num_drafts, settings.head_candidates) == (5, 64)
-    assert (settings.tree.depth, settings.tree.nodes) == (5, 21)
+    assert (settings.num_drafts, settings.tree.depth, settings.tree.nodes) == (5, 5, 21)
     block = "this drafter's block of 5 gives at most 5 drafts: lowered to 5."
     assert notes == [
         f"note: config.decode.num_drafts is 8, but {block}",
-        "note: config.decode.head_candidates is 100, but the vocabulary has 64 tokens: lowered to 64.",
         f"note: config.decode.tree.depth is 8, but {block}",
         "note: config.decode.tree.nodes is 64, but 4 lanes of depth 5 and the anchor are 21: lowered to 21.",
     ]
@@ -34,23 +32,17 @@ def test_a_recipes_values_are_lowered_to_the_drafters_with_a_note_each():
 
 def test_values_that_fit_stay_as_they_are():
     tree = dataclasses.replace(TREE, nodes=8, depth=0)
-    fitting = dataclasses.replace(SETTINGS, num_drafts=0, head_candidates=64, tree=tree)
+    fitting = dataclasses.replace(SETTINGS, num_drafts=0, tree=tree)
     assert fit_to_drafter(fitting, DRAFTER, ("decode.num_drafts",)) == (fitting, [])
 
 
-LIMITS = {"decode.num_drafts": 5, "decode.head_candidates": 64, "decode.tree.depth": 5, "decode.tree.nodes": 21}
+LIMITS = {"decode.num_drafts": 5, "decode.tree.depth": 5, "decode.tree.nodes": 21}
 
 
 @pytest.mark.parametrize(("key", "most"), LIMITS.items())
 def test_a_value_of_the_command_line_is_refused(key, most):
     with pytest.raises(DominoError, match=rf"config\.{key} is \d+, but .* {most}\b.*: lower it to {most} or less"):
         fit_to_drafter(SETTINGS, DRAFTER, (key,))
-
-
-def test_candidates_of_a_head_are_of_no_concern_to_a_drafter_without_one():
-    headless = random_models(5, head="none").drafter.config
-    settings, notes = fit_to_drafter(SETTINGS, headless, ("decode.head_candidates",))
-    assert settings.head_candidates == 100 and not any("head_candidates" in note for note in notes)
 
 
 def test_a_forced_acceptance_length_is_refused_by_the_lowered_width():
