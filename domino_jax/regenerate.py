@@ -189,7 +189,8 @@ def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: s
     tuning = None
     models = Models(loaded.model, loaded.params)
     if drafter_path is not None:
-        setup = Setup(np.dtype(loaded.model.dtype).name, settings.batch_size, settings.sampling)
+        dtype = np.dtype(loaded.model.dtype).name
+        setup = Setup(dtype, settings.batch_size, settings.sampling, settings.head_candidates)
         tuning = stored_tuning(drafter_path, setup)
         mesh = jax.sharding.get_mesh()
         everywhere = None if mesh.empty else replicated(mesh)

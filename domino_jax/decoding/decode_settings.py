@@ -63,14 +63,15 @@ class DecodeSettings:
 
     @property
     def drafting(self) -> DraftSettings:
+        # In fixed shape all rounds have one width, that of plain steps.
+        widths = () if self.parity == "fixed_shape" else self.widths
         return DraftSettings(
             scale=self.draft_scale,
-            num_drafts=self.num_drafts or None,
+            num_drafts=None if widths else self.num_drafts or None,
             tree=self.tree,
             head_candidates=self.head_candidates,
             confidence=self.confidence,
-            # In fixed shape all rounds have one width, that of plain steps.
-            widths=() if self.parity == "fixed_shape" else self.widths,
+            widths=widths,
         )
 
     def generator(self, target_stop_ids: Sequence[int], batch_size: int | None = None) -> GeneratorSettings:

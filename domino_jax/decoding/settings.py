@@ -110,7 +110,7 @@ class TreeSettings:
 
     nodes: rows of the verifying pass, the root (the anchor) included.
     lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
-    depth: drafts of the longest path, at most what the block gives; 0 is the number of drafts of a chain.
+    depth: drafts of the longest path, at most what the block gives; 0: num_drafts of DraftSettings.
     beta: added to a node's log-probability for each step of depth, at most 0; lower values give broader trees.
     draft_scale: at temperature > 0 the constant c of a tree that is coupled with the target's noise: a candidate
         scores log-softmax((c·log q + g) / spread). None or inf: not coupled, a candidate scores log q.

@@ -1,8 +1,8 @@
-"""What `domino_jax.tune` measured for a drafter, in <drafter>/decoding.json: one row per device and way to sample.
+"""What `domino_jax.tune` measured for a drafter, in <drafter>/decoding.json: one row per setup.
 
-{"tuned": [{"device": "cpu", "dtype": "float32", "batch_size": 2, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
-            "min_p": 0.0, "mode": "draft", "block_size": 8, "num_drafts": 4, "draft_scale": "inf", "tree": null,
-            "widths": [[1, 8], [2, 4]], "prompts": 64,
+{"tuned": [{"dtype": "float32", "batch_size": 2, "head_candidates": 64, "parity": "near_tie", "device": "cpu",
+            "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mode": "draft", "block_size": 8,
+            "num_drafts": 4, "draft_scale": "inf", "tree": null, "widths": [[1, 8], [2, 4]], "prompts": 64,
             "measured": [{"rows": 1, "mode": "draft", "num_drafts": 8, "tau": 3.1, "break_even_tau": 1.6, …}, …]}]}
 """
 
@@ -45,7 +45,7 @@ class Tuning:
 
     @property
     def chain(self) -> DraftSettings:
-        return DraftSettings(scale=self.draft_scale, num_drafts=self.num_drafts, widths=self.widths)
+        return DraftSettings(scale=self.draft_scale, widths=self.widths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +55,16 @@ class Setup:
     dtype: str
     batch_size: int
     sampling: SamplingParams
+    head_candidates: int = 0
+    parity: str = "near_tie"
     device: str = dataclasses.field(default_factory=lambda: jax.devices()[0].device_kind)
 
     @classmethod
     def of(cls, settings: DecodeSettings) -> "Setup":
-        return cls(settings.dtype, settings.batch_size, settings.sampling)
+        return cls(settings.dtype, settings.batch_size, settings.sampling, settings.head_candidates, settings.parity)
 
     def as_json(self) -> dict[str, Any]:
-        values = {"device": self.device, "dtype": self.dtype, "batch_size": self.batch_size}
-        return values | dataclasses.asdict(self.sampling)
+        return {name: value for name, value in vars(self).items() if name != "sampling"} | vars(self.sampling)
 
 
 def tuned_settings(decode, drafter_path: str | None) -> DecodeSettings:
@@ -83,7 +84,7 @@ def stored_tuning(drafter_path: str | None, setup: Setup, largest: int = 0) -> T
     """The tuning for this setup, perhaps with a larger batch_size; None where none is stored.
 
     Args:
-        largest: rows that a tuning should reach, if there is one that does.
+        largest: rows that a tuning should reach. Of those that do the smallest is taken, else the largest of all.
 
     Raises:
         DataError: a damaged file.
@@ -93,8 +94,9 @@ def stored_tuning(drafter_path: str | None, setup: Setup, largest: int = 0) -> T
     folder = hf.drafter_folder(drafter_path)
     rows = [row for row in _rows(folder) if row["batch_size"] >= setup.batch_size]
     rows = [row for row in rows if _matches(row, dataclasses.replace(setup, batch_size=row["batch_size"]))]
-    enough = [row for row in rows if row["batch_size"] >= largest] or rows
-    return _tuning(folder, min(enough, key=lambda row: row["batch_size"])) if enough else None
+    rows.sort(key=lambda row: row["batch_size"])
+    enough = [row for row in rows if row["batch_size"] >= largest] or rows[-1:]
+    return _tuning(folder, enough[0]) if enough else None
 
 
 def check_writable(folder: Path) -> None:
@@ -141,7 +143,7 @@ def _matches(row: Mapping[str, Any], setup: Setup) -> bool:
 def _rows(folder: Path) -> list[dict[str, Any]]:
     raw = hf.read_json(folder, FILE, required=False)
     rows = raw.get("tuned", [])
-    names = {"device", "dtype", "batch_size", *dataclasses.asdict(SamplingParams())}
+    names = {field.name for kind in (Setup, SamplingParams) for field in dataclasses.fields(kind)} - {"sampling"}
     whole = isinstance(rows, list) and all(isinstance(row, dict) and names <= set(row) for row in rows)
     if not whole or not all(type(row["batch_size"]) is int for row in rows):
         raise _damaged(folder)
@@ -184,4 +186,4 @@ def _fine_widths(widths: tuple[tuple[int, int], ...], block_size: int) -> bool:
 
 
 def _damaged(folder: Path) -> DataError:
-    return DataError(f"{folder}/{FILE} is damaged; remove it, or tune again with python -m domino_jax.tune.")
+    return DataError(f"{folder}/{FILE} is damaged or of an earlier version; remove it and run domino_jax.tune.")

@@ -14,6 +14,7 @@ from domino_jax.decoding.decode_settings import decode_settings
 from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.decoding.stored_tuning import Setup, Tuning, store_tuning, stored_tuning, tuned_settings
 from domino_jax.runtime.errors import DataError, DominoError
+from tests.helpers.decoding_models import random_models
 from tests.helpers.paths import ASSETS
 
 GREEDY, WARM = Setup("float32", 1, SamplingParams()), Setup("float32", 1, SamplingParams(1.0))
@@ -34,6 +35,7 @@ def test_a_tuning_is_found_for_its_own_setup_only(tmp_path):
     found = [stored_tuning(str(tmp_path), setup) for setup in (GREEDY, WARM)]
     assert found == [CHAIN, dataclasses.replace(PLANTED, num_drafts=2)]
     others = {"dtype": "bfloat16", "batch_size": 8, "sampling": SamplingParams(0.9), "device": "TPU v5e"}
+    others |= {"head_candidates": 64, "parity": "fixed_shape"}
     for name, value in others.items():
         assert stored_tuning(str(tmp_path), dataclasses.replace(WARM, **{name: value})) is None
     rows = json.loads((tmp_path / "decoding.json").read_text())["tuned"]
@@ -84,7 +86,18 @@ def test_a_damaged_file_is_refused_by_its_name(tmp_path, change):
     path = tmp_path / "decoding.json"
     [row] = json.loads(path.read_text())["tuned"]
     path.write_text(json.dumps({"tuned": [{**row, **change}]}))
-    with pytest.raises(DataError, match=r"decoding\.json is damaged; remove it, or tune again"):
+    with pytest.raises(DataError, match=r"decoding\.json is damaged or of an earlier version; remove it and run"):
+        stored_tuning(str(tmp_path), GREEDY)
+
+
+@pytest.mark.parametrize("name", ["parity", "head_candidates"])
+def test_a_file_of_an_earlier_version_is_refused(tmp_path, name):
+    store_tuning(tmp_path, GREEDY, CHAIN, 8)
+    path = tmp_path / "decoding.json"
+    [row] = json.loads(path.read_text())["tuned"]
+    del row[name]
+    path.write_text(json.dumps({"tuned": [row]}))
+    with pytest.raises(DataError, match=r"of an earlier version; remove it"):
         stored_tuning(str(tmp_path), GREEDY)
 
 
@@ -99,9 +112,9 @@ def test_a_tuning_of_larger_batches_serves_smaller_ones_unless_they_have_their_o
         return tuning and tuning.widths[-1][0]
 
     assert [found(size) for size in (1, 2, 8, 9, 32, 33)] == [1, 8, 8, 32, 32, None]
-    assert (found(1, 16), found(1, 32), found(1, 64), found(8, 64)) == (32, 32, 1, 8)  # of concurrency
+    assert (found(1, 16), found(1, 32), found(1, 64), found(8, 64)) == (32, 32, 32, 32)  # of concurrency
     config = qwen3.get_config("none").decode
-    config.update({"dtype": "float32", "modes": ("draft",), "concurrency": (1, 32)})
+    config.update({"dtype": "float32", "modes": ("draft",), "head_candidates": 0, "concurrency": (1, 32)})
     assert tuned_settings(config, str(tmp_path)).widths == ((1, 5), (32, 2))
 
 
@@ -114,7 +127,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, text):
 
 def settings_of(folder, **changes):
     config = qwen3.get_config("none")
-    config.decode.update({"dtype": "float32", "modes": ("draft", "tree"), **changes})
+    config.decode.update({"dtype": "float32", "modes": ("draft", "tree"), "head_candidates": 0, **changes})
     return tuned_settings(config.decode, str(folder) if folder else None)
 
 
@@ -143,6 +156,17 @@ def test_decode_takes_the_tuning_except_for_what_the_recipe_sets(tmp_path):
     assert settings_of(None).tree == TreeSettings()
 
 
+def test_a_tree_without_a_depth_is_as_deep_as_the_block_whatever_chains_are_tuned_to(tmp_path):
+    store_tuning(tmp_path, WARM, PLANTED, 8)
+    config = random_models(4).drafter.config
+
+    def depths(**changes):
+        settings = settings_of(tmp_path, temperature=1.0, tree={"nodes": 16}, **changes)
+        return [settings.draftings(config)[mode].width(config) for mode in ("draft", "tree")]
+
+    assert (depths(), depths(num_drafts=2)) == ([3, 4], [2, 2])
+
+
 def test_what_a_report_holds_of_the_settings_is_json(tmp_path):
     store_tuning(tmp_path, WARM, dataclasses.replace(PLANTED, tree=dataclasses.replace(TREE, draft_scale=math.inf)), 8)
     values = settings_of(tmp_path, temperature=1.0).as_json()
@@ -154,7 +178,7 @@ def test_what_a_report_holds_of_the_settings_is_json(tmp_path):
 def test_the_python_apis_defaults_are_those_of_the_recipes():
     recipe = decode_settings(qwen3.get_config("none").decode)
     loading = domino_jax.LoadSettings()
-    for name in ("dtype", "cache_length", "max_new_tokens", "batch_size", "thinking", "temperature"):
+    for name in ("dtype", "cache_length", "max_new_tokens", "batch_size", "thinking", "temperature", "head_candidates"):
         assert getattr(loading, name) == getattr(recipe, name), name
     config = qwen3.get_config("none")
     config.decode.modes = ("tree",)
@@ -169,12 +193,13 @@ def test_the_python_api_uses_the_tuning_unless_the_caller_says_otherwise(tmp_pat
     store_tuning(drafter, WARM, Tuning("draft", 4, 2, 1.5, None, ((1, 2),)), 8)
 
     def loaded(**changes):
-        sizes = {"dtype": "float32", "cache_length": 128, "max_new_tokens": 16}
+        sizes = {"dtype": "float32", "cache_length": 128, "max_new_tokens": 16, "head_candidates": 0}
         decoder = domino_jax.load(str(ASSETS / "tiny_qwen3"), str(drafter), **sizes, **changes)
         drafting = decoder.generator.settings.drafting
-        return decoder.default_mode, decoder.models.drafter.config.block_size, drafting.num_drafts, drafting.scale
+        drafts = drafting.num_drafts or drafting.widths
+        return decoder.default_mode, decoder.models.drafter.config.block_size, drafts, drafting.scale
 
     whole = json.loads((drafter / "config.json").read_text())["block_size"]
-    assert loaded() == ("tree", 4, 3, math.inf)
-    assert loaded(temperature=1.0) == ("draft", 4, 2, 1.5)
+    assert loaded() == ("tree", 4, ((1, 3),), math.inf)
+    assert loaded(temperature=1.0) == ("draft", 4, ((1, 2),), 1.5)
     assert loaded(num_drafts=5) == ("draft", whole, 5, math.inf)
