@@ -9,7 +9,6 @@ nothing in the workdir changes. `train` writes the same folder as WORKDIR/export
 default format; specforge names the architecture that SpecForge's training looks for.
 """
 
-import json
 import os
 import re
 import tempfile
@@ -37,6 +36,7 @@ from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
 DRAFTER_CONFIG = "drafter_config.json"
+WORKDIR = "the workdir of a training run"
 # What an export replaces. Tuned constants go with the weights that they were measured with.
 OWN_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.[0-9a-f]+\.tmp|"
@@ -50,9 +50,9 @@ def main(flags: cli.Flags) -> None:
     workdir = open_path(flags.workdir).expanduser()
     if not workdir.is_dir():
         raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
-    raw = read_json(workdir / DRAFTER_CONFIG)
+    raw = hf.read_json(workdir, DRAFTER_CONFIG, kind=WORKDIR)
     config = config_class(raw).from_dict(raw)
-    recipe = read_json(workdir / "config.json")
+    recipe = hf.read_json(workdir, "config.json", kind=WORKDIR)
     step, tau = choose_step(workdir)
     with Checkpoints(workdir, keep=1) as checkpoints:
         params = restore_params(checkpoints, config, step, "ema" if recipe["train"]["ema_decay"] > 0 else "params")
@@ -141,35 +141,23 @@ def count_weights(params: Mapping[str, Any]) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
-def read_json(path: epath.Path) -> dict[str, Any]:
-    """A JSON object from a training run."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist: {path.parent} is not the workdir of a training run.")
-    try:
-        value = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}).") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{path} holds a {type(value).__name__}, expected a JSON object.")
-    return value
-
-
 def read_data(workdir: epath.Path) -> dict[str, Any] | None:
     """ "data" of a run's preflight.json; None without that file."""
-    path = workdir / "preflight.json"
-    if not path.is_file():
-        return None
-    found = read_json(path)
-    if not isinstance(found.get("data"), dict):
-        raise DataError(f"{path} does not describe the training data; delete it, and the model card leaves it out.")
-    return found["data"]
+    found = hf.read_json(workdir, "preflight.json", required=False)
+    if found and not isinstance(found.get("data"), dict):
+        raise DataError(
+            f"{workdir}/preflight.json does not describe the training data; delete it, and the model card leaves it"
+            " out."
+        )
+    return found.get("data")
 
 
 def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:
     """The report of a run's final decoding, if it decoded the drafter of this step."""
     marker = parse_marker(workdir, print)
-    path = workdir / "report" / "report.json"
-    return read_json(path) if marker and marker["exported_step"] == step and path.is_file() else None
+    if not marker or marker["exported_step"] != step:
+        return None
+    return hf.read_json(workdir / "report", "report.json", required=False) or None
 
 
 def choose_step(workdir: epath.Path) -> tuple[int, float | None]:

@@ -51,7 +51,7 @@ from domino_jax.training.preflight import run_preflight
 from domino_jax.training.state import NonFiniteGuard, TrainState
 from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
-from domino_jax.weights import formats
+from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import stored_config
 from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, read_target_config
 
@@ -238,7 +238,8 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     # Several processes do not decode at the end, so their run is over without a report.
     if config.eval.final and report is None and marker["processes"] == 1:
         return False
-    refuse_changes(export.read_json(workdir / "config.json"), recipe, recipes.FREE_TO_CHANGE, allowed)
+    before = hf.read_json(workdir, "config.json", kind=export.WORKDIR)
+    refuse_changes(before, recipe, recipes.FREE_TO_CHANGE, allowed)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
     if report is not None:
         console_table(report)

@@ -16,7 +16,7 @@ import numpy as np
 
 from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids, quote_names
 from domino_jax.data.template_guard import TemplateRefused, render
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import DataError, first_line, quote
 
 SHAREGPT_ROLES = {
     "system": "system",
@@ -48,8 +48,8 @@ def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "promp
         return list(row["token_ids"])
     _refuse_text_without(tokenizer, where)
     if "prompt" in row:
-        return _encode(tokenizer, row["prompt"])
-    return _encode(tokenizer, _Template(tokenizer, thinking, where).render(row["messages"], ask=True))
+        return _encode(tokenizer, row["prompt"], where)
+    return _encode(tokenizer, _Template(tokenizer, thinking, where).render(row["messages"], ask=True), where)
 
 
 def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> Row:
@@ -122,11 +122,11 @@ def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
                 "one. Give such rows as token_ids and loss_mask."
             )
         for piece, supervised in ((text[done:start], 0), (text[start:end], 1)):
-            piece_ids = _encode(template.tokenizer, piece)
+            piece_ids = _encode(template.tokenizer, piece, template.where)
             ids += piece_ids
             mask += [supervised] * len(piece_ids)
         done = end
-    rest = _encode(template.tokenizer, text[done:])
+    rest = _encode(template.tokenizer, text[done:], template.where)
     return Row(np.asarray(ids + rest, np.int32), np.asarray(mask + [0] * len(rest), np.float32))
 
 
@@ -157,7 +157,7 @@ def _closing_text(tokenizer: Any, thinking: bool) -> str:
     template = _Template(tokenizer, thinking, "the target's chat template")
     probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
     rest = template.render(probe, ask=False).rpartition(PROBE)[2]
-    ids = _encode(tokenizer, rest)
+    ids = _encode(tokenizer, rest, template.where)
     closing = tokenizer.decode(ids[:1], skip_special_tokens=False) if ids else ""
     if not closing or not rest.startswith(closing):
         raise DataError(
@@ -192,5 +192,10 @@ class _Template:
             raise DataError(f"{self.where}: the chat template refuses the messages ({error}).") from error
 
 
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False) if text else []
+def _encode(tokenizer: Any, text: str, where: str) -> list[int]:
+    if not text:
+        return []
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the tokenizer's Rust code raises plain Exceptions
+        raise DataError(f"{where}: the text cannot be encoded ({first_line(error)}).") from error

@@ -11,7 +11,7 @@ from domino_jax.data.chat import Row, encode_training_row
 from domino_jax.data.held_out import hold_out
 from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile, Source
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +24,7 @@ class RowEncoder:
     vocab_size: int | None
 
     def __call__(self, line: bytes, where: str) -> Row:
-        try:
-            row = encode_training_row(self.tokenizer, parse_row(line, where), self.thinking, where)
-        except DominoError:
-            raise
-        except Exception as error:  # the tokenizer's Rust code raises plain Exceptions, and the message names the row
-            raise DataError(f"{where}: the row cannot be encoded ({type(error).__name__}: {error}).") from error
+        row = encode_training_row(self.tokenizer, parse_row(line, where), self.thinking, where)
         # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
             raise DataError(f"{where}: token id {largest} is outside the target's {self.vocab_size} embedding rows.")

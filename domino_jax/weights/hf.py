@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
 from domino_jax.runtime.files import is_remote, replacing
-from domino_jax.runtime.remote import exists, fetch_folder
+from domino_jax.runtime.remote import BucketError, exists, fetch_folder
 from domino_jax.weights.safetensors_file import Stored, is_finite, parse_json, read_header
 
 FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
@@ -101,20 +101,29 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def read_json(folder: Path, name: str, required: bool = True) -> dict[str, Any]:
-    """A JSON object of the folder; {} when an optional file is absent."""
-    path = inside(folder, name)
+def read_json(
+    folder: Path, name: str, required: bool = True, kind: str = "a complete Hugging Face folder"
+) -> dict[str, Any]:
+    """A JSON object of the folder; {} when an optional file is absent.
+
+    Args:
+        folder: a pathlib.Path, or the etils.epath.Path of remote.open_path.
+        kind: what a folder without a required file is not.
+    """
+    path = folder / name if is_remote(folder) else inside(folder, name)
     if not path.is_file():
         if required:
-            raise DataError(f"{folder} holds no {name}; it is not a complete Hugging Face folder.")
+            raise DataError(f"{folder} holds no {name}; it is not {kind}.")
         return {}
     try:
-        size = path.stat().st_size
-        if size > JSON_LIMIT:
-            raise DataError(f"{folder}/{name} has {size} bytes; more than {JSON_LIMIT} are refused.")
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(JSON_LIMIT + 1)
+    except BucketError:
+        raise
     except OSError as error:
         raise DataError(f"{folder}/{name} cannot be read: {error.strerror}.") from None
+    if len(text) > JSON_LIMIT:
+        raise DataError(f"{folder}/{name} has more than {JSON_LIMIT} bytes; it is not read.")
     return parse_json(text, f"{folder}/{name}")
 
 

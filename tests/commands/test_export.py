@@ -297,7 +297,7 @@ def test_the_card_names_no_folder_of_the_machine(drafter):
     [
         (lambda workdir: shutil.rmtree(workdir), 2, "is not a folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
-        (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not JSON"),
+        (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not valid JSON"),
         (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),
         (lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")], 3, "no intact"),
         (lambda workdir: change_width(workdir), 3, "checkpoints/9 does not hold"),

@@ -16,7 +16,7 @@ from domino_jax.weights import hf
 READERS = {
     "metrics.jsonl": metrics.read_rows,
     "report.json": lambda file: report.read_report(file.parent),
-    "config.json": lambda file: export.read_json(epath.Path(file)),
+    "config.json": lambda file: hf.read_json(epath.Path(file.parent), file.name),
     "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
     "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
     "generation_config.json": lambda file: hf.stop_ids(file.parent),

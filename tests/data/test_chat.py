@@ -118,6 +118,7 @@ def test_a_raw_prompt_is_encoded_unchanged(tokenizer):
         ({"conversations": [{"value": "a"}]}, "conversations must be"),
         ({"messages": [{"role": "user", "content": 3}]}, "message 0 is"),
         ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>'"),
+        ({"messages": turns("a\ud800", "b")}, "the text cannot be encoded (TypeError: "),
     ],
 )
 def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):

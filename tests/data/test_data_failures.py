@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
+from domino_jax.data import rows
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.data_files import batches_of, rows_of, take, write_rows
 from tests.helpers.paths import ROOT
@@ -190,3 +191,9 @@ def test_a_process_that_reads_for_an_index_ends_with_a_killed_run(tmp_path):
         process.kill()
     psutil.wait_procs([worker], timeout=30)
     assert not worker.is_running()
+
+
+def test_a_fault_of_the_program_is_no_damaged_row(monkeypatch):
+    monkeypatch.setattr(rows, "encode_training_row", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rows.RowEncoder(None, 8, False, None)(b'{"token_ids": [1], "loss_mask": [1]}', "rows.jsonl:1")
