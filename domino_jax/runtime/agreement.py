@@ -24,15 +24,25 @@ def barrier(name: str) -> None:
 
 
 def primary_first(work: Callable[[], Any]) -> Any:
-    """The result of `work()`, called in process 0 and then in the others, also when process 0 failed."""
+    """The result of `work()`, called in process 0 and then in the others, also when process 0 failed.
+
+    It returns, or raises, once all of them are done: JAX's coordinator ends with process 0, and the others with it.
+    """
     if jax.process_count() == 1:
         return work()
     from orbax.checkpoint import multihost  # takes half a second
 
-    wait = multihost.get_barrier_sync_fn()
-    place = {"key": f"primary first {next(_BARRIERS)}", "timeout_ms": LONGEST_WAIT * 1_000}
+    number, primary = next(_BARRIERS), jax.process_index() == 0
+
+    def wait(event: str) -> None:
+        multihost.get_barrier_sync_fn()(key=f"{event} {number}", timeout_ms=LONGEST_WAIT * 1_000)
+
+    if not primary:
+        wait("primary done")
     with contextlib.ExitStack() as stack:
-        stack.callback(wait, **place) if jax.process_index() == 0 else wait(**place)
+        stack.callback(wait, "all done")
+        if primary:
+            stack.callback(wait, "primary done")
         return work()
 
 

@@ -56,7 +56,7 @@ def start(act="pass", mode="auto", prelude="", **environment):
     )
 
 
-def finish(process, seconds=60):
+def finish(process, seconds=180):
     """(exit code, standard output, standard error)"""
     out, error = process.communicate(timeout=seconds)
     return process.returncode, out, error
@@ -301,13 +301,14 @@ def test_a_lost_process_is_distinguished_from_a_fault_of_the_program_or_of_a_fil
 
 
 def test_a_survivor_leaves_within_30_seconds_when_its_peer_is_killed():
-    act = "if jax.process_index() == 1: os.kill(os.getpid(), 9)"
-    started = time.monotonic()
+    act = "if jax.process_index() == 1: print('dies at', time.time(), flush=True); os.kill(os.getpid(), 9)"
     survivor, killed = pair(act, DOMINO_HEARTBEAT_SECONDS="10")
+    left = time.time()
     assert killed[0] == -signal.SIGKILL
     # By a signal, which launchers answer with a new start.
     assert survivor[0] == -signal.SIGABRT
-    assert time.monotonic() - started < 30
+    [died] = moments([killed[1]], "dies")[0]
+    assert left - died < 30
 
 
 def test_a_command_that_is_not_preemptible_is_ended_by_sigterm():
@@ -320,7 +321,7 @@ def test_a_command_that_is_not_preemptible_is_ended_by_sigterm():
 FAILS_FIRST = """
     from domino_jax.runtime.errors import DataError
     def work():
-        time.sleep(1 - jax.process_index())
+        time.sleep(jax.process_index())
         print(f"worked at {time.time()}", flush=True)
         raise DataError("row 3 is broken")
     agreement.primary_first(work)
@@ -328,6 +329,7 @@ FAILS_FIRST = """
 
 
 def test_the_others_work_also_after_a_first_process_that_failed():
-    ends = pair(FAILS_FIRST.strip(), DOMINO_HEARTBEAT_SECONDS="5")
+    """The first one waits for them: they end with it, because it runs the coordinator."""
+    ends = pair(FAILS_FIRST.strip())
     found = moments([out for _, out, _ in ends], "worked")
     assert [len(times) for times in found] == [1, 1] and found[0] < found[1] and ends[0][0] == 3, ends
