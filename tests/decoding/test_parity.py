@@ -23,11 +23,13 @@ from tests.helpers.decoding_models import (
     CHAINS,
     SmallGenerator,
     check_lossless,
+    golden_models,
     make_generator,
     random_models,
     texts,
     uncached,
 )
+from tests.helpers.models import load_golden
 from tests.helpers.paths import ASSETS
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
@@ -39,6 +41,22 @@ def shipped() -> Models:
     config, params = load_target(ASSETS / "tiny_qwen3", jnp.bfloat16)
     drafter, drafter_params = load_drafter(ASSETS / "tiny_domino", config, jnp.bfloat16)
     return Models(Qwen3(config, jnp.bfloat16), params, Drafter(drafter, jnp.bfloat16), drafter_params)
+
+
+@functools.lru_cache
+def golden(fixed_shape: bool) -> SmallGenerator:
+    """Of a golden pair in bfloat16, whose programs compile in a quarter of the time of the shipped pair's."""
+    shape = {"cache_slots": 128, "max_new_tokens": 32, "batch_size": 4, "scale": math.inf}
+    models = in_bfloat16(golden_models("tied_shift"))
+    return make_generator(models, **shape, sampling=WARM, fixed_shape=fixed_shape)
+
+
+@functools.lru_cache
+def golden_prompts() -> list[list[int]]:
+    """Eight of one bucket."""
+    rows = [row["prompt"] for row in load_golden("tied_shift").figures["generate"]]
+    long = [prompt for prompt in rows if len(prompt) > 32]
+    return [prompt[start:] for prompt in long for start in (0, 1, 2, 3)]
 
 
 @functools.lru_cache
@@ -62,7 +80,7 @@ def in_bfloat16(models: Models) -> Models:
 
 def cached_bits(made: SmallGenerator, mode: str) -> list[np.ndarray]:
     """The bits of all keys and values that four answers left in the cache, row by row."""
-    asked = prompts(4)
+    asked = golden_prompts()[::2]
     state = made.start(asked, range(4), plain=mode == "autoregressive" and not made.settings.fixed_shape)
     state = made.advance(state, mode, made.settings.max_new_tokens)
     assert (state.lengths == np.array([len(prompt) for prompt in asked]) + 31).all()
@@ -73,22 +91,22 @@ def cached_bits(made: SmallGenerator, mode: str) -> list[np.ndarray]:
 
 
 def test_in_fixed_shape_bfloat16_texts_are_equal_to_the_last_token():
-    made = generator(4, 32, WARM, fixed_shape=True)
-    plain, fast = (texts(made.generate(prompts(8), mode)) for mode in ("autoregressive", "domino"))
+    made = golden(True)
+    plain, fast = (texts(made.generate(golden_prompts(), mode)) for mode in ("autoregressive", "domino"))
     assert plain == fast
 
 
 def test_in_fixed_shape_all_that_is_cached_is_equal_to_the_last_bit_and_else_it_is_not():
-    """Texts of a sure model are equal in any shape; the bits show that the shape makes them so."""
+    """Texts may be equal in any shape; the bits show that the shape makes them so."""
     for fixed_shape, equal in ((True, True), (False, False)):
-        made = generator(4, 32, WARM, fixed_shape=fixed_shape)
+        made = golden(fixed_shape)
         plain, fast = (cached_bits(made, mode) for mode in ("autoregressive", "domino"))
         # By chance a processor rounds some rows alike in both shapes: two of these four on an AMD EPYC, none on a Xeon.
         assert all((one == two).all() for one, two in zip(plain, fast, strict=True)) == equal
 
 
 def test_by_default_bfloat16_texts_part_at_near_ties_alone():
-    check_lossless(generator(4, 32, WARM, fixed_shape=False), prompts(8), ("autoregressive", "domino"))
+    check_lossless(golden(False), golden_prompts(), ("autoregressive", "domino"))
 
 
 def test_each_bfloat16_token_is_the_targets_choice_within_rounding():

@@ -32,6 +32,8 @@ PROMPTS = random_prompts(11)
 MODES = ("autoregressive", "domino", "tree")
 TREE = TreeSettings(nodes=6, lanes=2, candidates=8)
 CANDIDATES = 5  # of the chains in "candidates"
+# What is decoded of the first batch alone, in caches that hold the answers from the start: {name: mode}.
+ONE_BATCH = {"candidates": "domino", "tree": "tree"}
 EVALUATION = "evaluation"  # the name under which meshes (data, fsdp, tensor) are for the trainer's evaluation
 COMMAND = "command"  # the name under which, instead of a mesh, arguments of domino_jax.decode stand
 
@@ -58,12 +60,12 @@ def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) ->
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[: data * tensor])
     with jax.set_mesh(mesh):
         models = laid_out(random_models(tied=tied), mesh, split_head)
+        choices = {"batch_size": 8, "sampling": SamplingParams(1.0)}
+        few = make_generator(models, head_candidates=CANDIDATES, tree=TREE, **choices)
+        found = {name: texts(few.generate(PROMPTS[:8], mode)) for name, mode in ONE_BATCH.items()}
         # Caches that grow: on one device the test has them whole from the start.
-        made = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), tree=TREE, smallest_cache=16)
-        modes = MODES[1:] if split_head else MODES
-        found = {mode: texts(made.generate(PROMPTS, mode)) for mode in modes}
-        few = make_generator(models, batch_size=8, sampling=SamplingParams(1.0), head_candidates=CANDIDATES)
-        found["candidates"] = texts(few.generate(PROMPTS, "domino"))
+        made = make_generator(models, smallest_cache=16, **choices)
+        found |= {mode: texts(made.generate(PROMPTS, mode)) for mode in (MODES[1:2] if split_head else MODES[:2])}
         state = made.start(PROMPTS[:8], range(8))
         keys = state.target_cache[0][0]
         leaves = jax.tree.leaves((models.target_params, models.drafter_params))
