@@ -7,15 +7,15 @@ from domino_jax.models import sharding
 
 
 def test_what_a_pass_must_move_follows_the_slots_and_the_rows_of_the_caches():
-    """Two layers of Qwen3-8B: 2 bytes × 2 × 2 × 8 heads × 128 a slot, and one more written in each row of a step."""
+    """Three layers of Qwen3-8B: 2 bytes × 2 × 3 × 8 heads × 128 a slot, and one more written in each row of a step."""
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    models = compile_decode.models_on(mesh, "8b", layers=2)
+    models = compile_decode.models_on(mesh, "8b", layers=3)
     with jax.set_mesh(mesh):
         must = compile_context.must_move(models, compile_decode.state_on(mesh, models))
         names = set(compile_context.programs(mesh, models))
     assert set(must) | {"prefill chunks 1", "prefill whole 1", "prefill chunks 8", "prefill whole 8"} == names
     assert len(names) == compile_context.COUNT
-    slot = 2 * 2 * 2 * 8 * 128
+    slot = 2 * 2 * 3 * 8 * 128
     assert must["step 4096 8"] - must["step 512 1"] == slot * (4_097 * 8 - 513)
 
 
