@@ -188,8 +188,8 @@ def _decode() -> config_dict.ConfigDict:
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     decode.parity = "near_tie"
     # `python -m domino_jax.tune` measures the length of the draft block, num_drafts, the tree's shape and how drafts
-    # share the target's noise, for a device, dtype, batch size, sampling, parity and head_candidates. It stores them
-    # with the drafter, and decode reads there what is left open here.
+    # share the target's noise, for a device, dtype, batch size, sampling, parity, head_candidates and confidence. It
+    # stores them with the drafter, and decode reads there what is left open here.
     decode.num_drafts = 0  # tokens drafted and verified; 0: tuned, else all that the drafter's block gives
     # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
     # matrix is then read once per draft (docs/compile_decode.md).

@@ -149,8 +149,8 @@ class LoadSettings:
     batch_size: prompts of `generate` in flight at a time.
     thinking: for the chat template.
     draft_scale: c of drafts that share the target's noise (docs/equality.md).  num_drafts: tokens drafted a round.
-        None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size, temperature and
-        head_candidates, by the rows of the batch, else a greedy draft of all that the block gives.
+        None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size, temperature,
+        head_candidates and confidence, by the rows of the batch, else a greedy draft of all that the block gives.
     head_candidates: tokens per slot that the head of a chain corrects; 0, or more than there are: the whole vocabulary.
     confidence: a chain ends before the first draft whose confidence head gives it a smaller chance (docs/heads.md).
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
@@ -199,7 +199,7 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
     if tree and not drafter:
         raise DominoError("tree is given, but no drafter; name the drafter's folder, or leave tree out.")
     sampling = SamplingParams(settings.temperature)
-    setup = Setup(settings.dtype, settings.batch_size, sampling, settings.head_candidates)
+    setup = Setup(settings.dtype, settings.batch_size, sampling, settings.head_candidates, settings.confidence)
     tuning = stored_tuning(drafter, setup)
     drafting = settings.drafting(tuning)
     loaded = load_target(target, settings.dtype)

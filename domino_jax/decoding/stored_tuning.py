@@ -1,8 +1,9 @@
 """What `domino_jax.tune` measured for a drafter, in <drafter>/decoding.json: one row per setup.
 
-{"tuned": [{"dtype": "float32", "batch_size": 2, "head_candidates": 64, "parity": "near_tie", "device": "cpu",
-            "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mode": "draft", "block_size": 8,
-            "num_drafts": 4, "draft_scale": "inf", "tree": null, "widths": [[1, 8], [2, 4]], "prompts": 64,
+{"tuned": [{"dtype": "float32", "batch_size": 2, "head_candidates": 64, "confidence": 0.0, "parity": "near_tie",
+            "device": "cpu", "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mode": "draft",
+            "block_size": 8, "num_drafts": 4, "draft_scale": "inf", "tree": null, "widths": [[1, 8], [2, 4]],
+            "prompts": 64,
             "measured": [{"rows": 1, "mode": "draft", "num_drafts": 8, "tau": 3.1, "break_even_tau": 1.6, …}, …]}]}
 """
 
@@ -56,12 +57,20 @@ class Setup:
     batch_size: int
     sampling: SamplingParams
     head_candidates: int = 0
+    confidence: float = 0.0
     parity: str = "near_tie"
     device: str = dataclasses.field(default_factory=lambda: jax.devices()[0].device_kind)
 
     @classmethod
     def of(cls, settings: DecodeSettings) -> "Setup":
-        return cls(settings.dtype, settings.batch_size, settings.sampling, settings.head_candidates, settings.parity)
+        return cls(
+            settings.dtype,
+            settings.batch_size,
+            settings.sampling,
+            settings.head_candidates,
+            settings.confidence,
+            settings.parity,
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "sampling"} | vars(self.sampling)

@@ -35,7 +35,7 @@ def test_a_tuning_is_found_for_its_own_setup_only(tmp_path):
     found = [stored_tuning(str(tmp_path), setup) for setup in (GREEDY, WARM)]
     assert found == [CHAIN, dataclasses.replace(PLANTED, num_drafts=2)]
     others = {"dtype": "bfloat16", "batch_size": 8, "sampling": SamplingParams(0.9), "device": "TPU v5e"}
-    others |= {"head_candidates": 64, "parity": "fixed_shape"}
+    others |= {"head_candidates": 64, "confidence": 0.5, "parity": "fixed_shape"}
     for name, value in others.items():
         assert stored_tuning(str(tmp_path), dataclasses.replace(WARM, **{name: value})) is None
     rows = json.loads((tmp_path / "decoding.json").read_text())["tuned"]
