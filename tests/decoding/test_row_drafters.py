@@ -51,32 +51,28 @@ PROMPTS = [*random_prompts(2), *random_prompts(1, 14, 14), *random_prompts(1, 17
 REQUESTS = [Request(index, max_new_tokens=limit) for index, limit in enumerate(LIMITS)]
 
 
-@functools.lru_cache
-def generator(head: str, smallest: int, batch: int):
-    shape = {"cache_slots": 128, "max_new_tokens": 60, "smallest_cache": smallest, "batch_size": batch}
-    return make_generator(random_models(head=head), **shape, sampling=WARM)
+SHAPE = {"cache_slots": 128, "max_new_tokens": 60, "sampling": WARM}
 
 
 @functools.lru_cache
 def whole(head: str):
-    """Answers with caches that always have all slots."""
-    return generator(head, 128, 3).generate(PROMPTS, "draft", REQUESTS)
+    """Answers of three rows at a time, with caches that always have all slots."""
+    made = make_generator(random_models(head=head), **SHAPE, smallest_cache=128, batch_size=3)
+    return made.generate(PROMPTS, "draft", REQUESTS)
 
 
 @pytest.mark.parametrize("head", ROW_DRAFTERS)
 def test_caches_that_grow_and_shrink_change_no_answer_and_no_round(head):
-    """Three rows at a time, and four that shrink to one: rows of different length grow, end and are used again."""
-    made = generator(head, 16, 3)
+    """Four rows that shrink to one: rows of different length grow, end and are used again."""
+    made = make_generator(random_models(head=head), **SHAPE, smallest_cache=32, batch_size=4)
     assert made.generate(PROMPTS, "draft", REQUESTS) == whole(head)
     assert len({key[2] for key in made.compiled if key[0] == "draft"}) > 1
-    shrinking = generator(head, 16, 4)
-    assert shrinking.generate(PROMPTS, "draft", REQUESTS) == whole(head)
-    assert any(key[0] == "shrink" for key in shrinking.compiled)
+    assert any(key[0] == "shrink" for key in made.compiled)
 
 
 @pytest.mark.parametrize("head", ROW_DRAFTERS)
 def test_every_row_of_a_ragged_batch_drafts_as_it_does_alone(head):
-    alone = generator(head, 128, 1)
+    alone = make_generator(random_models(head=head), **SHAPE, smallest_cache=128)
     for place in (0, 4):
         [answer] = alone.generate([PROMPTS[place]], "draft", [REQUESTS[place]])
         assert answer == whole(head)[place]
