@@ -14,9 +14,11 @@ from domino_jax.drafters.names import MEDUSA
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
+from domino_jax.weights.safetensors_file import read_header
 from domino_jax.weights.speculators import check_copies
 from domino_jax.weights.target import EMBEDDING, LM_HEAD, Entry, Params, Sharding, linear, load_table
 
+FASTER_DECODING = "medusa_lm_head.safetensors"
 # {a copy's name: the target's}
 COPIES = {"lm_head.weight": LM_HEAD, "lm_heads.0.weight": LM_HEAD}
 
@@ -41,7 +43,8 @@ def load_medusa(
     target_path: str | Path | None = None,
 ) -> tuple[MedusaConfig, Params]:
     """The heads of a folder whose config.json is `raw`; arguments as for load_drafter."""
-    tensors = hf.open_tensors(folder)
+    named = hf.inside(folder, FASTER_DECODING)
+    tensors = hf.Tensors(folder, read_header(named)) if named.is_file() else hf.open_tensors(folder)
     config = hf.parse_config(folder, raw, lambda raw: MedusaConfig.from_dict(_public(raw, target)))
     check_copies(tensors, target_path, COPIES)
     table = medusa_table(config)

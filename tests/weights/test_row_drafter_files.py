@@ -158,7 +158,9 @@ def test_faster_decodings_names_are_read_with_biases(tmp_path):
     stored = stored_tensors("medusa", "drafter")
     tensors = {f"{head}.0.linear.weight": stored[f"blocks.{head}.layers.0.weight"] for head in range(5)}
     tensors |= {f"{head}.0.linear.bias": np.full(48, head, np.float32) for head in range(5)}
-    config, params = load("medusa", write_model(tmp_path / "fd", FASTER_DECODING, tensors))
+    folder = write_model(tmp_path / "fd", FASTER_DECODING, tensors)
+    (folder / "model.safetensors").rename(folder / "medusa_lm_head.safetensors")
+    config, params = load("medusa", folder)
     assert config.bias and config.num_heads == 5
     linear = params["heads_3"]["layers_0"]["linear"]
     assert np.array_equal(np.asarray(linear["kernel"]).T, tensors["3.0.linear.weight"])
