@@ -110,6 +110,11 @@ def _train() -> config_dict.ConfigDict:
     train.gamma = 7.0  # inf: no decay over the slots of a block
     train.dpace_alpha = config_dict.placeholder(float)  # α of D-PACE weights (0.5, say), which replace the decay
     train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
+    # A drafter's folder or train workdir: its backbone is taken over and left as it is, and the head alone is trained.
+    train.frozen_backbone = config_dict.placeholder(str)
+    # What a domino or markov head reads in training. text: the tokens of the text. drafts: its own greedy drafts, as
+    # when it decodes (training-time test).
+    train.head_tokens = "text"
     train.lambda_start = 1.0
     train.lambda_decay_ratio = 1.0  # share of the run over which λ falls to 0; inf: λ stays
     train.selector_alpha = 1.0  # head dflash2: weight of the selector's loss

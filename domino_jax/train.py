@@ -46,7 +46,6 @@ from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import Intervals, TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
-from domino_jax.training.optimizer import make_optimizer
 from domino_jax.training.preflight import run_preflight
 from domino_jax.training.state import NonFiniteGuard, TrainState
 from domino_jax.training.step_clock import Profile
@@ -118,7 +117,7 @@ def main(flags: cli.Flags) -> int | None:
             drafter = builders.drafter_of(drafter_config, config)
             decodes = config.eval.every > 0 or config.eval.final
             layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
-            optimizer = make_optimizer(config.train.optimizer)
+            optimizer = builders.optimizer_of(config.train)
             make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
             step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
             judged = config.eval.every > 0
@@ -138,6 +137,8 @@ def main(flags: cli.Flags) -> int | None:
                 say(f"continues from step {first}")
             else:
                 first, state, position = 0, make_state(run_key), None
+                if config.train.frozen_backbone:
+                    state = builders.with_frozen_backbone(state, drafter_config, config.train.frozen_backbone, loaded)
                 lost = read_rows(workdir / "metrics.jsonl")
                 if lost:
                     say(f"starts from step 0: step {lost[-1]['step']} was reached before without a checkpoint")

@@ -64,13 +64,16 @@ class Drafter(nn.Module):
         z = self.block_hidden(features, x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
-        predicting = z[:, :, self.config.first_slot :]
-        predicting = jax.lax.stop_gradient(predicting) if detached else predicting
-        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)))
-        codes = codes.reshape(*predicting.shape[:3], -1)
+        codes = self.block_codes(jax.lax.stop_gradient(z) if detached else z, inputs)
         if self.is_initializing():
             self.head.residual(codes)
         return z, codes
+
+    def block_codes(self, z: Hidden, inputs: jax.Array) -> jax.Array:
+        """The head's codes [B, A, M, E] of blocks z [B, A, G, D], after tokens given as `inputs` of a forward."""
+        predicting = z[:, :, self.config.first_slot :]
+        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)))
+        return codes.reshape(*predicting.shape[:3], -1)
 
     def block_hidden(
         self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None

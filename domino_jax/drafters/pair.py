@@ -51,6 +51,10 @@ class Models:
         """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
         return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens
 
+    def block_codes(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, M]."""
+        return self._drafter(Drafter.block_codes, z, self.head_inputs(tokens))
+
     def head_start(self, *batch: int) -> Any:
         """The head's state before any token (`Head.initial_state`)."""
         return self._drafter(lambda drafter: drafter.head.initial_state(*batch))

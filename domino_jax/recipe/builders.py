@@ -31,10 +31,11 @@ from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.losses import CROSS_ENTROPY, LossSettings
-from domino_jax.training.optimizer import learning_rate
+from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSettings
-from domino_jax.training.state import init_state
+from domino_jax.training.state import TrainState, init_state
 from domino_jax.training.step import make_train_step
+from domino_jax.weights.drafter import load_drafter, refuse_other_backbone
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
@@ -142,7 +143,33 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
         contiguous=own != DFLASH2,
         selector_rule=train.selector_rule,
         selector_detached=train.selector_detached and own == DFLASH2,
+        drafted_tokens=train.head_tokens == "drafts",
+        frozen_backbone=train.frozen_backbone is not None,
     )
+
+
+def optimizer_of(train) -> optax.GradientTransformation:
+    return make_optimizer(train.optimizer, frozen=() if train.frozen_backbone is None else ("backbone",))
+
+
+def with_frozen_backbone(state: TrainState, config: AnyConfig, path: str, loaded: LoadedTarget) -> TrainState:
+    """The state of a new run with the backbone of the drafter at `path`.
+
+    Raises:
+        DataError: that drafter's backbone has another shape, block or layout.
+    """
+    stored, params = load_drafter(path, loaded.model.config, np.float32, target_path=loaded.path)
+    refuse_other_backbone(config, stored, path)
+
+    def taken(params_of_state: dict) -> dict:
+        placed = jax.tree.map(
+            lambda old, new: jax.device_put(np.asarray(new), old.sharding),
+            params_of_state["backbone"],
+            params["backbone"],
+        )
+        return {**params_of_state, "backbone": placed}
+
+    return state.replace(params=taken(state.params), ema=taken(state.ema) if state.ema else {})
 
 
 def train_step_of(train, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Mesh, state_shapes: Any):

@@ -37,6 +37,7 @@ from domino_jax.drafters.names import (
     LONGEST_CHAIN,
     MARKOV,
     MARKOV_KINDS,
+    NONE,
     ROW_DRAFTERS,
     SELECTOR_RULES,
 )
@@ -191,6 +192,7 @@ CHOICES = (
     ("train.loss", ("own", "cross_entropy")),
     ("train.eagle3.mask", ("label", "parity")),
     ("train.medusa_loss", ("default", "unweighted", "common_rows")),
+    ("train.head_tokens", ("text", "drafts")),
     ("train.optimizer", ("adamw", "muon")),
     ("train.non_finite", ("stop", "skip")),
     ("train.selector_rule", SELECTOR_RULES),
@@ -263,6 +265,7 @@ def _check_training(config) -> None:
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
     _check_own_losses(config.drafter.head, train)
     _check_row_losses(config.drafter.head, train)
+    _check_head_training(config.drafter.head, train)
     steps = train.profile_steps
     change = 'give the first and the last step, as --config.train.profile_steps="(10,15)"'
     _require(not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]), "train.profile_steps", steps, change)
@@ -289,6 +292,17 @@ def _check_row_losses(head: str, train) -> None:
         for name, default in (("dpace_alpha", None), ("distill", 0.0), ("loss", "own")):
             change = f"drafter.head {head} has its own loss, which does not read it; leave it out"
             _require(train[name] == default, f"train.{name}", train[name], change)
+
+
+def _check_head_training(head: str, train) -> None:
+    only = f"only drafters with a head of domino or markov have it, and drafter.head is {head}; leave it out"
+    _require(train.head_tokens == "text" or head in (DOMINO, MARKOV), "train.head_tokens", train.head_tokens, only)
+    path, why = (
+        train.frozen_backbone,
+        f"it leaves the head of a block drafter to train, and drafter.head {head} has none; leave it out",
+    )
+    _require(path is None or bool(path), "train.frozen_backbone", path, "name a drafter's folder, or leave it out")
+    _require(path is None or head not in (NONE, *ROW_DRAFTERS), "train.frozen_backbone", path, why)
 
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:

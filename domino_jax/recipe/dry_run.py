@@ -30,7 +30,6 @@ from domino_jax.runtime.remote import open_path
 from domino_jax.training import compiled, estimates, topologies
 from domino_jax.training.console import say_bytes
 from domino_jax.training.estimates import device_bytes
-from domino_jax.training.optimizer import make_optimizer
 from domino_jax.weights import loading
 
 # Shapes of the public sizes, so that neither a hub nor a folder is needed.
@@ -106,7 +105,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
 
 def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[jax.stages.Traced, Any]:
     """The step of this recipe as it is before a compiler sees it, and the shapes of its state."""
-    optimizer = make_optimizer(config.train.optimizer)
+    optimizer = builders.optimizer_of(config.train)
     _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
     step = builders.train_step_of(config.train, target, drafter, optimizer, mesh, state)
     return step.trace(state, target_shapes(target, mesh), batch_shapes(config, mesh), key_shape(mesh)), state

@@ -41,6 +41,8 @@ class LossSettings:
     selector_rule: what a slot whose label is no candidate does to the loss of DFlash2's selector: one of
         names.SELECTOR_RULES.
     selector_detached: the selector's loss does not train the backbone.
+    drafted_tokens: the head reads its own greedy drafts instead of the true tokens (training_time_test.py).
+    frozen_backbone: no gradient enters the backbone.
     """
 
     gamma: float | None = 7.0
@@ -52,6 +54,8 @@ class LossSettings:
     markov_weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
     selector_rule: str = DROP
     selector_detached: bool = False
+    drafted_tokens: bool = False
+    frozen_backbone: bool = False
 
     @property
     def reads_target(self) -> bool:

@@ -17,8 +17,10 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
     return optax.join_schedules([lambda step: peak * (step + 1) / warmup, cosine], [warmup])
 
 
-def make_optimizer(kind: str) -> optax.GradientTransformation:
+def make_optimizer(kind: str, frozen: tuple[str, ...] = ()) -> optax.GradientTransformation:
     """Clip by the global L2 norm, then `kind`: "adamw" (the paper's, without weight decay) or "muon".
+
+    frozen: parts of the drafter that never change; they have no moments.
 
     Moments are float32 as the parameters.
 
@@ -40,7 +42,11 @@ def make_optimizer(kind: str) -> optax.GradientTransformation:
         )
     else:
         update = optax.adamw(1.0, b1=B1, b2=B2, eps=EPSILON, weight_decay=0.0)
-    return optax.chain(optax.clip_by_global_norm(CLIP_NORM), update)
+    chain = optax.chain(optax.clip_by_global_norm(CLIP_NORM), update)
+    if not frozen:
+        return chain
+    parts = {"frozen": optax.set_to_zero(), "trained": chain}
+    return optax.partition(parts, lambda params: {part: "frozen" if part in frozen else "trained" for part in params})
 
 
 def _hidden_matrices(params: dict) -> dict:

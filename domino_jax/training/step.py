@@ -35,6 +35,7 @@ from domino_jax.training.markov_loss import MarkovObjective
 from domino_jax.training.row_losses import RowSettings, row_labels, row_loss, row_objective
 from domino_jax.training.selector_loss import SelectorObjective, Teacher, selector_outputs
 from domino_jax.training.state import TrainState
+from domino_jax.training.training_time_test import greedy_tokens
 
 # The losses, by LossSettings.kind.
 OBJECTIVES = {CROSS_ENTROPY: Objective, MARKOV: MarkovObjective, DFLASH2: SelectorObjective}
@@ -106,10 +107,16 @@ def drafter_loss(
     """
     drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], drawn
     config = drafter.config
+    if objective.settings.frozen_backbone:
+        backbone = jax.lax.stop_gradient(models.drafter_params["backbone"])
+        models = models.replace(drafter_params={**models.drafter_params, "backbone": backbone})
     head_params = models.target.with_gathered_head(models.target_params)
 
     def unembed(rows):
         return models.target.apply({"params": head_params}, rows, method="unembed")
+
+    def base_logits(z):
+        return transformed_logits(unembed(z), config)
 
     x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
     before = blocks.head_tokens(tokens, anchors, config.num_drafts)
@@ -118,15 +125,17 @@ def drafter_loss(
     settings = objective.settings
     forward = (features, x, anchors, keep, inputs, positions, settings.selector_detached)
     z, codes = drafter.apply({"params": models.drafter_params}, *forward)
+    if settings.drafted_tokens:
+        before = greedy_tokens(
+            models, z[:, :, config.first_slot :], before[:, :, 0], base_logits, settings.slice_blocks
+        )
+        codes = models.block_codes(z, before)
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
     confidence = None
     if settings.kind == MARKOV and config.enable_confidence_head:
         confidence = models.confidence(z, before)
     # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
     head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
-
-    def base_logits(z):
-        return transformed_logits(unembed(z), config)
 
     def outputs_of(params, z, codes, confidence, states):
         base = base_logits(z)
@@ -229,6 +238,7 @@ def make_train_step(
         metrics = objective.metrics(sums)
         rate = jnp.asarray(learning_rate(state.step), jnp.float32)
         metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": count, "learning_rate": rate}
+        metrics["predictions"] = (drawn.labels if drafter.config.has_backbone else drawn).label_weights.sum()
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
         ema = {}

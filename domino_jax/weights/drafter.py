@@ -4,6 +4,7 @@
 target's.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +18,7 @@ from domino_jax.drafters.kinds import AnyConfig, config_class
 from domino_jax.drafters.markov_keys import is_deepspec
 from domino_jax.drafters.medusa import MedusaConfig
 from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RNN
+from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators
@@ -151,6 +153,31 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
             f"the drafter's target_layer_ids hold {beyond}, but the target has layers 0..{last}, and the last one's"
             " public hidden state is already normed, so it cannot be tapped."
         )
+
+
+def refuse_other_backbone(config: DrafterConfig, stored: AnyConfig, path: str | Path) -> None:
+    """Raises DataError unless the stored drafter's backbone is that of `config`; heads may differ."""
+    if not stored.has_backbone:
+        raise DataError(f"{path} holds a drafter of {stored.head}, which has no backbone; name a block drafter.")
+    ours, theirs = backbone_fields(config), backbone_fields(stored)
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise DataError(
+                f"the backbone of {path} has {name} {theirs[name]}, and the recipe's drafter has {value}.\n"
+                "Give the recipe the values of that drafter (its config.json), or name another one."
+            )
+
+
+def backbone_fields(config: DrafterConfig) -> dict[str, Any]:
+    """What two drafters with exchangeable backbones have in common."""
+    names = [field.name for field in dataclasses.fields(DecoderConfig)]
+    names += ["num_target_layers", "block_size", "mask_token_id", "target_layer_ids", "shift_label"]
+    names += ["conv_kernel_size", "conv_group_size"]
+    layers = range(config.num_hidden_layers)
+    return {name: getattr(config, name) for name in names} | {
+        "windows": [config.window(layer) for layer in layers],
+        "causal layers": [config.causal(layer) for layer in layers],
+    }
 
 
 def load_drafter(

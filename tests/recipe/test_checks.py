@@ -49,11 +49,12 @@ BAD = [
     *((key, 1) for key in ("drafter.block_size", "data.max_length", "decode.tree.nodes")),
     *((key, "") for key in ("target.path", "data.train")),
     *((key, "x") for key in ("drafter.head", "drafter.markov_head_type", "train.loss", "data.layout")),
-    *((key, "x") for key in ("train.optimizer", "train.non_finite", "train.selector_rule")),
+    *((key, "x") for key in ("train.optimizer", "train.non_finite", "train.selector_rule", "train.head_tokens")),
     *((key, "x") for key in ("train.eagle3.mask", "train.medusa_loss")),
     *((key, 0) for key in ("drafter.eagle3.draft_vocab_size", "drafter.medusa.num_heads", "drafter.medusa.num_layers")),
     ("train.eagle3.passes", 0),
     *(("train.eagle3.decay", value) for value in (0.0, 1.5)),
+    ("train.frozen_backbone", ""),
     *((key, "x") for key in ("target.dtype", "decode.dtype", "decode.parity")),
     *((key, value) for key in ("drafter.target_layer_ids",) for value in ((), (1, 1), (1, -2), (1, "x"))),
     *((key, value) for key in ("decode.modes",) for value in ((), ("forest",), ("domino", "domino"))),
@@ -122,6 +123,16 @@ def test_plain_dflash_is_unshifted_and_domino_shifted_unless_the_recipe_says_oth
     target = Qwen3Config.from_dict(json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text()))
     assert recipes.resolved(config)["drafter"]["shift_label"] is shifted
     assert drafter_config_of(config.drafter, target, 151_669).shift_label is shifted
+
+
+@pytest.mark.parametrize(("key", "value"), [("train.head_tokens", "drafts"), ("train.frozen_backbone", "FOLDER")])
+def test_a_drafter_without_a_head_has_none_to_train_alone_or_on_its_own_drafts(key, value):
+    config = recipe()
+    set_value(config, key, value)
+    recipes.check(config, "train")
+    config.drafter.head = "none"
+    with pytest.raises(DominoError, match=f"config.{key} is '{value}'.*drafter.head.*none"):
+        recipes.check(config, "train")
 
 
 @pytest.mark.parametrize(

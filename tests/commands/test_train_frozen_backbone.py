@@ -1,0 +1,108 @@
+"""train.py with the backbone of another drafter: only the head is trained, a restart continues, others are refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from domino_jax import train
+from domino_jax.recipe import cli
+from domino_jax.training.metrics import read_rows
+from domino_jax.weights.safetensors_file import read_header
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+
+
+def run(workdir, **changes):
+    """The exit code of a run in this process, in `workdir`; rows are the golden target's own answers."""
+    rows = workdir.parent / "rows.jsonl"
+    answers = [
+        {"token_ids": one["prompt"] + one["output"], "loss_mask": [0] * len(one["prompt"]) + [1] * len(one["output"])}
+        for one in CASES
+    ]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in answers))
+    values = {
+        "config": ROOT / "configs" / "tiny.py",
+        "workdir": workdir,
+        "distributed": "off",
+        "config.target.path": GOLDEN / "target",
+        "config.drafter.mask_token_id": 259,
+        "config.drafter.num_layers": 1,
+        "config.drafter.target_layer_ids": "(1,3)",
+        "config.drafter.block_size": 4,
+        "config.drafter.gru_hidden_dim": 16,
+        "config.drafter.emb_dim": 8,
+        "config.data.train": rows,
+        "config.data.regenerate": False,
+        "config.data.layout": "pad",
+        "config.data.max_length": 112,
+        "config.train.steps": 4,
+        "config.train.batch_size": 2,
+        "config.train.num_anchors": 8,
+        "config.train.log_every": 1,
+        "config.train.ema_decay": 0.5,
+        "config.checkpoint.every": 2,
+        "config.eval.every": 0,
+        "config.eval.final": False,
+        "config.preflight.rows": 0,
+    }
+    values |= {name.replace("__", "."): value for name, value in changes.items()}
+    argv = ["train", *(f"--{key}={value}" for key, value in values.items())]
+    with pytest.raises(SystemExit) as left:
+        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
+    return left.value.code
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """(workdir of a plain shifted drafter, workdir of a Domino drafter on its backbone)."""
+    folder = tmp_path_factory.mktemp("frozen")
+    plain, domino = folder / "plain", folder / "domino"
+    assert run(plain, config__drafter__head="none", config__drafter__shift_label=True) == 0
+    assert run(domino, config__train__frozen_backbone=plain) == 0
+    return plain, domino
+
+
+def exported(workdir):
+    stored = read_header(workdir / "export" / "model.safetensors")
+    return {name: np.asarray(tensor.read()) for name, tensor in stored.items()}
+
+
+def test_the_backbone_is_the_other_drafters_to_the_bit_and_the_head_learns(folders):
+    plain, domino = map(exported, folders)
+    assert set(domino) - set(plain) and set(plain) <= set(domino)
+    for name, tensor in plain.items():
+        assert tensor.tobytes() == domino[name].tobytes(), name
+    losses = [row["final_loss"] for row in read_rows(folders[1] / "metrics.jsonl")]
+    assert len(set(losses)) == 4
+
+
+def test_a_restart_continues_exactly(folders, tmp_path):
+    plain, domino = folders
+    again = tmp_path / "again"
+    shutil.copytree(domino, again)
+    for name in ("checkpoints/4", "export"):
+        shutil.rmtree(again / name)
+    (again / "finished.json").unlink()
+    assert run(again, config__train__frozen_backbone=plain, config__data__train=domino.parent / "rows.jsonl") == 0
+    for name, tensor in exported(domino).items():
+        assert exported(again)[name].tobytes() == tensor.tobytes(), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config__drafter__block_size": 5}, "has block_size 4, and the recipe's drafter has 5"),
+        ({"config__drafter__target_layer_ids": "(1,2)"}, "has target_layer_ids (1, 3), and the recipe's drafter has"),
+        ({"config__drafter__shift_label": False}, "has shift_label True, and the recipe's drafter has False"),
+    ],
+)
+def test_a_backbone_of_another_shape_is_refused(folders, tmp_path, capsys, changes, message):
+    workdir = tmp_path / "refused"
+    assert run(workdir, config__train__frozen_backbone=folders[0], **changes) == 3
+    said = capsys.readouterr().err
+    assert message in said and str(folders[0]) in said and len(said.strip().splitlines()) <= 5
+    assert not (workdir / "checkpoints").exists() or not list((workdir / "checkpoints").glob("[0-9]*"))
