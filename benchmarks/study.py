@@ -1,0 +1,279 @@
+"""The stages of a comparison in one folder: answers, trainings, decodings and other commands, each run once.
+
+A stage is a real command in a separate process with a log, <workdir>/<name>.log, and a record, <workdir>/<name>.json.
+A finished stage is taken as it is, an interrupted one continues as its command does, and one that was started with
+other flags is refused. So a study may be stopped at any moment and started again.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from domino_jax.recipe.checks import portable
+from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.preemption import PREEMPTED
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "configs" / "tiny.py"
+PROMPTS = ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl"
+EVALUATIONS = 5  # of each training, spread evenly, the last at its end
+LOGGED = 100  # steps of each training, about
+MINUTE = 60.0
+
+
+class OutOfTime(DominoError):
+    """The time of --minutes is over, or the study was asked to stop; everything so far is saved."""
+
+    exit_code = PREEMPTED
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One of the trainings compared: its title in the tables, what it changes in the recipe, its colour."""
+
+    title: str
+    changes: Mapping[str, Any]
+    colour: str = "#000000"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One command of a study.
+
+    name: of its record and log.  module: for `python -m`.  flags: without `--`, in any order.
+    folder: the flag that names its folder or file under the workdir, and that name.
+    """
+
+    name: str
+    module: str
+    flags: Mapping[str, Any]
+    folder: tuple[str, str]
+
+
+class Study:
+    """Runs stages in `workdir` until the time is over.
+
+    Args:
+        overrides: further --config.KEY=VALUE flags, which go to every command that has a recipe.
+        minutes: after which no stage begins and the running one is asked to save and stop; 0: no limit.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, overrides: Sequence[str] = (), minutes: float = 0.0):
+        self.workdir = pathlib.Path(workdir).expanduser().resolve()
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        self.overrides = dict(text.removeprefix("--").split("=", 1) for text in overrides)
+        self.deadline = time.monotonic() + MINUTE * minutes if minutes else None
+
+    # ------------------------------------------------------------------------------------------------ stages
+
+    def answers(self) -> pathlib.Path:
+        """The target's answers to the recipe's training prompts: rows for all trainings."""
+        prompts = self.overrides.get("config.data.train", str(PROMPTS))
+        flags = {"config": RECIPE, "prompts": prompts, **self.overrides}
+        return self.run(Stage("regenerate", "domino_jax.regenerate", flags, ("output", "rows.jsonl")))
+
+    def train(self, name: str, changes: Mapping[str, Any], seed: int, steps: int) -> pathlib.Path:
+        """The workdir of one training on the answers, evaluated EVALUATIONS times."""
+        every = max(1, steps // EVALUATIONS)
+        values = {
+            "seed": seed,
+            "train.steps": steps,
+            "train.log_every": max(1, steps // LOGGED),
+            "checkpoint.every": every,
+            "eval.every": every,
+            "eval.num_prompts": 64,
+            "eval.batch_size": 16,  # τ does not depend on it
+            "eval.final": False,
+            "preflight.rows": 0,  # the rows are the target's own
+            **changes,
+        }
+        name = f"{name}_seed{seed}_steps{steps}"
+        return self.run(Stage(name, "domino_jax.train", self._on_answers(values), ("workdir", name)))
+
+    def step_cost(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """dry_run.json of a training: the FLOPs of a step and more, counted from the program without running it."""
+        values = {"eval.every": 0, "eval.final": False, **changes}
+        flags = {**self._on_answers(values), "dry_run": ""}
+        folder = self.run(Stage(f"{name}_cost", "domino_jax.train", flags, ("workdir", f"{name}_cost")))
+        return json.loads((folder / "dry_run.json").read_text())
+
+    def decode(self, name: str, drafter: pathlib.Path, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The report of a decoding of the recipe's held-out prompts with the export of a training."""
+        changes = {"drafter.path": drafter, **values}
+        flags = {"config": RECIPE, **self.overrides, **{f"config.{key}": value for key, value in changes.items()}}
+        folder = self.run(Stage(name, "domino_jax.decode", flags, ("output", name)))
+        return json.loads((folder / "report.json").read_text())
+
+    def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Flags of a training: what the command line gives goes over what the study gives."""
+        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **self.overrides}
+        return flags | {"config.data.train": self.workdir / "rows.jsonl", "config.data.regenerate": False}
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def run(self, stage: Stage) -> pathlib.Path:
+        """The stage's folder or file, after its command has ended well, now or earlier.
+
+        Raises:
+            DominoError: it was started with other flags, or its command failed.
+            OutOfTime: the time is over.
+        """
+        folder, record = self.workdir / stage.folder[1], self.workdir / f"{stage.name}.json"
+        # Without the paths of workdir and checkout, which may be moved.
+        flags = {key: portable(str(value).replace(str(self.workdir), "WORKDIR")) for key, value in stage.flags.items()}
+        done = {"module": stage.module, "flags": flags, "seconds": 0.0, "finished": False}
+        if record.exists():
+            done = json.loads(record.read_text())
+            refuse_other_flags(record, done["flags"], flags)
+        if done["finished"]:
+            print(f"{stage.name}: already finished", flush=True)
+            return folder
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise OutOfTime(f"the time is over before {stage.name}; start again to continue.")
+        write_whole(record, json.dumps(done, indent=1) + "\n")
+        named = {**stage.flags, stage.folder[0]: folder}
+        arguments = [f"--{key}" if value == "" else f"--{key}={value}" for key, value in named.items()]
+        begin = time.monotonic()
+        try:
+            self.execute([stage.module, *arguments], stage.name)
+            done["finished"] = True
+        finally:
+            done["seconds"] = round(done["seconds"] + time.monotonic() - begin, 1)
+            write_whole(record, json.dumps(done, indent=1) + "\n")
+        return folder
+
+    def execute(self, command: Sequence[str], name: str) -> None:
+        """Runs a module in a separate process; its output goes to <workdir>/<name>.log."""
+        cache = self.workdir / ".xla_cache"  # one for all: the runs share most of their programs
+        cache.mkdir(mode=0o700, exist_ok=True)
+        environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(cache)}
+        log = self.workdir / f"{name}.log"
+        print(f"{name}: running, see {log}", flush=True)
+        with log.open("a", encoding="utf-8") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT
+            )
+        with passing_on(signal.SIGTERM, process):
+            code = self._wait(process)
+        if code in (PREEMPTED, -signal.SIGTERM):  # the latter: it had nothing to lose yet
+            raise OutOfTime(f"{name} was stopped with everything saved; start again to continue.")
+        if code:
+            last = log.read_text(encoding="utf-8").strip().splitlines()[-3:]
+            raise DominoError(f"{name} left with exit code {code}; {log} ends:\n" + "\n".join(last))
+
+    def _wait(self, process: subprocess.Popen) -> int:
+        left = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        try:
+            return process.wait(left)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # the commands save and leave
+            return process.wait()
+
+
+@contextlib.contextmanager
+def passing_on(number: signal.Signals, process: subprocess.Popen) -> Iterator[None]:
+    """A signal to this process goes to `process`, after whose end the study stops."""
+    before = signal.signal(number, lambda *_: process.send_signal(number))
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def refuse_other_flags(record: pathlib.Path, stored: Mapping[str, str], flags: Mapping[str, str]) -> None:
+    different = sorted(key for key in {*stored, *flags} if stored.get(key) != flags.get(key))
+    if different:
+        key = different[0]
+        was, now = (values.get(key, "absent") for values in (stored, flags))
+        raise DominoError(
+            f"{record} was made with other flags: {key} was {was} and is {now}.\n"
+            "Choose another --workdir, or give the same flags."
+        )
+
+
+# ---------------------------------------------------------------------------------------------- command line
+
+
+def parser_of(description: str, steps: int, output: pathlib.Path = ROOT / "docs") -> argparse.ArgumentParser:
+    """The flags that all studies have."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--workdir", required=True, help="folder of the rows and of all runs")
+    parser.add_argument("--steps", type=int, default=steps, help="steps of each training")
+    parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; a run of each kind for each")
+    parser.add_argument("--only", default="", help="names joined by commas: run these alone and write no table")
+    parser.add_argument("--minutes", type=float, default=0.0, help="save and stop after this time; 0: no limit")
+    parser.add_argument("--output", default=str(output), help="folder of results.md and the pictures")
+    return parser
+
+
+def parse(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, names: Callable[[argparse.Namespace], Sequence]
+) -> tuple[argparse.Namespace, list[str]]:
+    """(the flags, the --config.KEY=VALUE overrides); anything else is refused.
+
+    names: flags → what --only may name, which becomes a list.
+    """
+    options, overrides = parser.parse_known_args(arguments)
+    wrong = [text for text in overrides if not (text.startswith("--config.") and "=" in text)]
+    if wrong:
+        parser.error(f"{wrong[0]} is no flag; besides those above only --config.KEY=VALUE is passed on")
+    options.only = [name for name in options.only.split(",") if name]
+    unknown = [name for name in options.only if name not in names(options)]
+    if unknown:
+        parser.error(f"--only={unknown[0]}: choose among {', '.join(names(options))}")
+    return options, overrides
+
+
+def seeds_of(text: str) -> list[int]:
+    return [int(seed) for seed in text.split(",")]
+
+
+def say_command(module: str, options: argparse.Namespace, names: Sequence[str], overrides: Sequence[str]) -> str:
+    """The command that makes the same figures; names: of the flags to print."""
+    values = {**vars(options), "seeds": ",".join(map(str, options.seeds))}
+    return " ".join(
+        [f"python -m {module} --workdir=WORKDIR", *(f"--{name}={values[name]}" for name in names), *overrides]
+    )
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs `main`; a user's mistake is one message with its exit code."""
+    try:
+        main()
+    except DominoError as error:
+        print(f"error: {error}" if not isinstance(error, OutOfTime) else str(error), file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+# -------------------------------------------------------------------------------------------------- documents
+
+
+def put_section(path: pathlib.Path, name: str, text: str) -> None:
+    """Writes `text` between the marks `name` of a Markdown file; where there are none, at its end with new ones."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    if begin not in page:
+        page += f"\n{begin}\n{end}\n"
+    before, rest = page.split(begin)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, f"{before}{begin}\n{text.strip()}\n{end}{rest.split(end)[1]}")
+
+
+def table_lines(heading: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
+    """A Markdown table, the first `texts` columns to the left and the others to the right."""
+    marks = ["---"] * texts + ["---:"] * (len(heading) - texts)
+    return [f"| {' | '.join(row)} |" for row in (heading, marks, *rows)]
