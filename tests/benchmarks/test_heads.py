@@ -1,0 +1,251 @@
+"""benchmarks/heads.py: its arms as data, its stages, the section made from recorded figures, and all of it once."""
+
+import ast
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import heads
+from benchmarks.drafter_probe import batches, digest, slot_sums
+from benchmarks.head_variants import ARMS, variants
+from benchmarks.heads_tables import by_place, over_flops, say_tau, section
+from benchmarks.study import Study
+from configs import tiny
+from domino_jax.drafters.names import HEADS, NONE
+from domino_jax.recipe import checks as recipes
+from domino_jax.runtime.errors import DataError
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+
+
+# ------------------------------------------------------------------------------------------------ the arms
+
+
+@pytest.mark.parametrize("name", variants(16))
+def test_a_drafter_changes_keys_and_types_of_the_recipe(name):
+    one, config = variants(16)[name], tiny.get_config()
+    for key, value in one.changes.items():
+        tuples = {key: ast.literal_eval(value)} if isinstance(value, str) and value.startswith("(") else {key: value}
+        config.update_from_flattened_dict(tuples)
+    config.eval.final = False
+    recipes.check(config, "train")
+
+
+def test_every_head_is_compared_and_every_drafter_is_in_an_arm():
+    made = variants(16)
+    assert {one.changes["drafter.head"] for one in made.values()} == set(HEADS)
+    assert {name for arm in ARMS.values() for name in arm.variants} == set(made)
+    assert {one.changes["drafter.head"] for name, one in made.items() if name in ARMS["b"].variants} == set(HEADS)
+
+
+def test_a_frozen_backbone_has_the_layout_of_its_heads():
+    made = variants(16)
+    for one in made.values():
+        if one.backbone:
+            backbone = made[one.backbone].changes
+            shifted = one.changes["drafter.head"] != "dflash2"
+            assert backbone["drafter.head"] == NONE and backbone.get("drafter.shift_label", False) is shifted
+            assert backbone["drafter.block_size"] == one.changes["drafter.block_size"]
+
+
+# -------------------------------------------------------------------------------------------------- figures
+
+
+def test_recall_and_teacher_forced_lengths_by_hand():
+    """Two blocks of two slots over three tokens; the last slot of the second one has no label."""
+    base = jnp.array([[[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]], [[1.0, 3.0, 2.0], [9.0, 0.0, 0.0]]])
+    final = base.at[0, 1].set(jnp.array([9.0, 0.0, 0.0]))
+    labels, weights = jnp.array([[0, 0], [2, 0]]), jnp.array([[1.0, 1.0], [1.0, 0.0]])
+    sums = jax.device_get(slot_sums(base, final, labels, weights))
+    assert sums["labels"].tolist() == [2.0, 1.0]
+    assert sums["recall1"].tolist() == [1.0, 0.0] and sums["recall16"].tolist() == [2.0, 1.0]
+    assert sums["correct"].tolist() == [1.0, 1.0]
+    assert (sums["accepted"], sums["blocks"]) == (3.0 + 1.0, 2)
+
+
+def test_rows_are_padded_together_and_their_order_is_in_the_digest():
+    rows = [{"token_ids": [5] * size, "loss_mask": [1] * size} for size in (3, 1, 2, 2, 4)]
+    first, second = batches(rows)
+    assert first["tokens"].shape == second["tokens"].shape == (4, 4)
+    assert np.asarray(first["loss_mask"]).sum() == 8 and np.asarray(second["loss_mask"]).sum() == 4
+    assert digest(rows) != digest(rows[::-1]) and digest(rows) == digest([dict(row) for row in rows])
+
+
+def test_seconds_of_a_step_leave_the_compilation_out():
+    rows = [{"step": step, "seconds": 60.0 + step * 0.5} for step in (5, 10, 15, 20)]
+    rows[0]["seconds"] = 1.0
+    assert heads.step_seconds(rows) == 0.5
+
+
+# ------------------------------------------------------------------------------------- the section, exactly
+
+
+def chain(emitted, rounds, tokens_per_second=200.0, split=True):
+    parts = {"draft": 0.5, "head": 0.25, "round": 4.0}
+    return {
+        "emitted": emitted,
+        "rounds": rounds,
+        "tokens_per_second": tokens_per_second,
+        "speedup": tokens_per_second / 100.0,
+        "conditional": [0.75, 0.5, None],
+        "time_split": parts if split else None,
+        "break_even_tau": 2.0 if split else None,
+        "identical": {"same": 2, "of": 2, "violations": 0},
+    }
+
+
+def seed(scale, blocks=True):
+    plain = {**chain([0, 0], [0, 0], 100.0, split=False), "conditional": [], "identical": None}
+    emitted = [6 * scale, 2 * scale]
+    modes = {"autoregressive": plain, "draft": chain(emitted, [2, 2]), "tree": chain(emitted, [1, 2])}
+    if blocks:
+        modes["backbone"] = chain(emitted, [4, 4])
+    probe = {"recall": {"1": [0.5, 0.25, 0.125], "16": [1.0, 0.75, 0.5]}, "accept_len": 2.5}
+    return {
+        "steps": 30,
+        "flops": 2e12,
+        "predictions": 3e6,
+        "teacher_forced": 3.25,
+        "curve": [[1e12, 1.5], [2e12, 2.0]],
+        "trained": 1_500_000,
+        "stored": 2_000_000,
+        "draft_bytes": 4_000_000,
+        "blocks": probe if blocks else None,
+        "greedy": {"modes": modes, "plain": "abc"},
+        "sampled": {"modes": modes, "plain": "def"},
+        **({"published": {"modes": {"draft": chain(emitted, [2, 2])}, "drafts": 3}} if blocks else {}),
+    }
+
+
+def recorded():
+    drafters = {
+        "domino": {"title": "Domino", "colour": "#000000", "backbone": "", "seeds": [seed(1), seed(2)]},
+        "eagle3": {"title": "EAGLE-3", "colour": "#111111", "backbone": "", "seeds": [seed(1, False), seed(1, False)]},
+    }
+    del drafters["eagle3"]["seeds"][0]["greedy"]["modes"]["tree"]
+    rows = {"training": {"count": 1000, "sha256": "0123456789abcdef99"}, "held_out": {"count": 2, "sha256": "f" * 64}}
+    return {
+        "arm": "b",
+        "width": 4,
+        "steps": 30,
+        "seeds": [0, 1],
+        "rows": rows,
+        "oracle": 3.75,
+        "command": "python -m benchmarks.heads --workdir=WORKDIR --arm=b",
+        "conditions": "A processor, 2 cores.",
+        "drafters": drafters,
+    }
+
+
+EXPECTED = (
+    "| Domino | 1.50 / 2.00 | 30 | 3.00 | 2.00 | 3.25 | 2.50 | 3.00 ± 1.00 [1.50, 4.50] | 3.00 ± 1.00 [1.50, 4.50] | "
+    "3.00 [1.50, 4.50] | 1.50 ± 0.50 | 4.00 ± 1.33 [1.50, 9.00] | 4.00 ± 1.33 [1.50, 9.00] | 3.00 (3) |"
+)
+
+
+def test_the_section_of_recorded_figures():
+    text = section(recorded(), ARMS["b"])
+    lines = text.splitlines()
+    assert lines[0] == "### Everything trained, equal steps"
+    assert EXPECTED in lines
+    eagle = next(line for line in lines if line.startswith("| EAGLE-3 | 1.50"))
+    assert eagle.split(" | ")[6] == "–" and eagle.endswith("| – |")  # no blocks, no other depth
+    assert "| Domino | 4.00 | 0.50 | 0.25 | 4.00 | 2.00 | 100 | 200 | 200 | 2.00 |" in lines
+    assert "| Domino | accepted | 0.75 | 0.50 | – |" in lines
+    assert "| Domino | recall@16 | 1.00 | 0.75 | 0.50 |" in lines
+    assert not any(line.startswith("| EAGLE-3 | recall") for line in lines)
+    assert "- Plain against plain: 4 of 4 greedy plain decodings gave the same texts." in lines
+    assert "- Oracle: with every draft accepted τ is 3.75 of at most 4; ends of texts cut the last rounds." in lines
+    assert "so τ is at most 4; mean ± half the range of 2 training seeds" in text
+    assert (
+        "Training rows: 1,000, the target's own answers (SHA-256 of their token ids in order 0123456789abcdef)" in text
+    )
+    assert text.endswith("held-out prompts: 2 (ffffffffffffffff). A processor, 2 cores.\n")
+
+
+def test_plain_decodings_that_differ_are_counted():
+    changed = recorded()
+    changed["drafters"]["eagle3"]["seeds"][1]["greedy"]["plain"] = "other"
+    assert "Plain against plain: 3 of 4 greedy plain decodings" in section(changed, ARMS["b"])
+
+
+def test_one_seed_has_no_range_and_one_prompt_no_interval():
+    only = seed(1)
+    only["greedy"]["modes"]["draft"] = chain([6], [2])
+    assert say_tau([only], "greedy", "draft") == "3.00"
+
+
+def test_places_that_no_seed_reached_are_left_out():
+    assert by_place([[0.5, None], [1.0, 0.5, None]]) == [0.75, 0.5]
+
+
+def test_the_pictures_have_a_line_for_each_drafter():
+    figure = over_flops(recorded()["drafters"])
+    assert [line.get_label() for line in figure.axes[0].lines] == ["Domino", "EAGLE-3"]
+
+
+# ------------------------------------------------------------------------------------------------ the stages
+
+
+def test_a_backbone_comes_before_its_heads_and_is_run_for_one_that_is_named_alone():
+    made = variants(16)
+    assert heads.with_backbones(made, ["markov_rnn_frozen"]) == ["backbone_shifted", "markov_rnn_frozen"]
+    assert heads.with_backbones(made, ["domino", "dflash2"]) == ["domino", "dflash2"]
+
+
+def test_a_held_out_prompt_among_the_training_prompts_is_refused(tmp_path, monkeypatch):
+    rows = [{"token_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}, {"token_ids": [4, 5], "loss_mask": [0, 1]}]
+
+    def execute(self, command, name):
+        own = rows if name == "regenerate" else rows[1:]
+        path = next(flag for flag in command if flag.startswith("--output=")).split("=", 1)[1]
+        with open(path, "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in own)
+
+    monkeypatch.setattr(Study, "execute", execute)
+    with pytest.raises(DataError, match="1 prompts of .* are training prompts as well"):
+        heads.main([f"--workdir={tmp_path}", "--arm=b"])
+
+
+@pytest.mark.slow(minutes=6)
+@pytest.mark.parametrize("arm", ["a", "c"])
+def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm):
+    """On the golden target: every head, blocks of 4, three steps; then once more, with nothing left to run."""
+    for name, cases in (("train", CASES[1:]), ("held_out", CASES[:1])):
+        rows = [{"id": f"{name}{index}", "token_ids": case["prompt"]} for index, case in enumerate(cases)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {
+        "target.path": GOLDEN / "target",
+        "drafter.mask_token_id": 259,
+        "drafter.num_layers": 1,
+        "drafter.target_layer_ids": "(1,2,3)",
+        "drafter.gru_hidden_dim": 16,
+        "drafter.emb_dim": 8,
+        "data.train": tmp_path / "train.jsonl",
+        "data.max_length": 64,
+        "train.batch_size": 2,
+        "train.num_anchors": 8,
+        "eval.prompts": tmp_path / "held_out.jsonl",
+        "decode.max_new_tokens": 8,
+        "decode.cache_length": 128,
+        "decode.tree.nodes": 6,
+        "regenerate.max_new_tokens": 16,
+    }
+    monkeypatch.setattr(heads, "PILOT_STEPS", 20)
+    flags = [f"--workdir={tmp_path / 'work'}", f"--output={tmp_path / 'docs'}", f"--arm={arm}", "--width=4"]
+    flags += ["--steps=3", "--train_seconds=0.1", *(f"--config.{key}={value}" for key, value in changes.items())]
+    heads.main(flags)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    made = variants(4)
+    assert all(f"| {made[name].title} |" in page for name in ARMS[arm].variants)
+    assert "differ by more than a near tie" in page and "; 0 of the others" in page
+    for picture in ("flops", "positions"):
+        assert (tmp_path / "docs" / f"heads_{picture}_{arm}.png").exists()
+    monkeypatch.setattr(Study, "execute", lambda self, command, name: pytest.fail(f"{name} was run again"))
+    heads.main(flags)
+    assert (tmp_path / "docs" / "results.md").read_text().splitlines()[:20] == page.splitlines()[:20]
