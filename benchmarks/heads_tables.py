@@ -34,10 +34,13 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         f"{arm.equal} The verifying pass has {width} rows, so τ is at most {width}; mean ± half the range of "
         f"{len(recorded['seeds'])} training seeds, with 95 % intervals over prompts in brackets.",
         "\n".join(quality(drafters)),
+        "What was trained, and with how much; FLOPs are those of the products in the compiled step's program, the "
+        "target's pass included:",
+        "\n".join(efforts(drafters)),
         f"![τ against training FLOPs](heads_flops_{name}.png)",
         "What a draft costs, and what a round is worth (chains, T = 0):",
         "\n".join(costs(drafters)),
-        "By position: acceptance of draft k given that all before it were accepted (chain, T = 0), and, of block "
+        "By position: acceptance of draft k given that all before it were accepted (chains), and, of block "
         "drafters, the share of labels among the 1 and 16 likeliest tokens of the base logits on held-out answers.",
         "\n".join(positions(drafters, width - 1)),
         f"![acceptance by position](heads_positions_{name}.png)",
@@ -53,10 +56,10 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
 
 
 def quality(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What was trained, with how much, and τ."""
-    heading = ["drafter", "trained / stored parameters, M", "steps", "predictions, M", "training TFLOPs"]
-    heading += ["teacher-forced, training rows", "teacher-forced, held-out"]
-    heading += [f"τ, {name}" for name in TEMPERATURES.values()] + ["τ per prompt, T = 0", "τ of its backbone, T = 0"]
+    """τ by decoding, and beside it the accepted length with the true tokens given."""
+    heading = ["drafter", "teacher-forced, training rows", "teacher-forced, held-out"]
+    heading += [f"τ, {name}" for name in TEMPERATURES.values()]
+    heading += [f"τ per prompt, {name}" for name in TEMPERATURES.values()] + ["τ of its backbone, T = 0"]
     heading += [f"τ of a tree, {name}" for name in TEMPERATURES.values()] + ["τ at its published drafts"]
     body = []
     for one in drafters.values():
@@ -65,14 +68,10 @@ def quality(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
         body.append(
             [
                 one["title"],
-                f"{mean(seeds, 'trained') / MILLION:.2f} / {mean(seeds, 'stored') / MILLION:.2f}",
-                f"{mean(seeds, 'steps'):.0f}",
-                f"{mean(seeds, 'predictions') / MILLION:.2f}",
-                f"{mean(seeds, 'flops') / TERA:.2f}",
                 f"{mean(seeds, 'teacher_forced'):.2f}",
                 f"{statistics.fmean(forced):.2f}" if forced else NOTHING,
                 *(say_tau(seeds, kind, DRAFT) for kind in TEMPERATURES),
-                say_per_prompt(seeds, "greedy", DRAFT),
+                *(say_per_prompt(seeds, kind, DRAFT) for kind in TEMPERATURES),
                 say_tau(seeds, "greedy", BACKBONE, interval=False),
                 *(say_tau(seeds, kind, TREE) for kind in TEMPERATURES),
                 say_published(seeds),
@@ -81,9 +80,20 @@ def quality(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return table_lines(heading, body)
 
 
+def efforts(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What was trained, and with how much."""
+    heading = ["drafter", "trained parameters, M", "stored, M", "steps", "supervised predictions, M", "training TFLOPs"]
+    parts = {"trained": MILLION, "stored": MILLION, "steps": 1, "predictions": MILLION, "flops": TERA}
+    body = [
+        [one["title"], *(f"{mean(one['seeds'], key) / unit:,.{0 if unit == 1 else 2}f}" for key, unit in parts.items())]
+        for one in drafters.values()
+    ]
+    return table_lines(heading, body)
+
+
 def costs(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
     heading = ["drafter", "MB read per draft", "draft, ms", "head, ms", "round, ms", "round ÷ step = break-even τ"]
-    heading += ["tokens/s, plain", "tokens/s, chain", "tokens/s, tree", "speed-up, chain"]
+    heading += ["tokens/s, plain", "tokens/s, chain", "tokens/s, tree", "speed-up, chain", "speed-up, chain, T = 1"]
     body = []
     for one in drafters.values():
         seeds = one["seeds"]
@@ -95,8 +105,8 @@ def costs(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 f"{mean(seeds, 'draft_bytes') / MEGA:.2f}",
                 *(middle([split[part] for split in splits], ".2f") for part in ("draft", "head", "round")),
                 middle([chain["break_even_tau"] for chain in chains], ".2f"),
-                *(middle(of_mode(seeds, mode, "tokens_per_second"), ",.0f") for mode in (PLAIN, DRAFT, TREE)),
-                middle(of_mode(seeds, DRAFT, "speedup"), ".2f"),
+                *(middle(of_mode(seeds, "greedy", mode, "tokens_per_second"), ",.0f") for mode in (PLAIN, DRAFT, TREE)),
+                *(middle(of_mode(seeds, kind, DRAFT, "speedup"), ".2f") for kind in TEMPERATURES),
             ]
         )
     return table_lines(heading, body)
@@ -106,7 +116,7 @@ def positions(drafters: Mapping[str, Mapping[str, Any]], drafts: int) -> list[st
     heading = ["drafter", "", *(str(place) for place in range(1, drafts + 1))]
     body = []
     for one in drafters.values():
-        kinds = {"accepted": conditional(one["seeds"])}
+        kinds = {f"accepted, {name}": conditional(one["seeds"], kind) for kind, name in TEMPERATURES.items()}
         recorded = [seed["blocks"]["recall"] for seed in one["seeds"] if seed["blocks"]]
         for k in RECALLS:
             kinds[f"recall@{k}"] = by_place([recall[k] for recall in recorded])
@@ -130,8 +140,8 @@ def middle(values: Sequence[float | None], form: str) -> str:
     return f"{statistics.median(measured):{form}}" if measured else NOTHING
 
 
-def of_mode(seeds: Seeds, mode: str, key: str) -> list[float]:
-    return [seed["greedy"]["modes"][mode][key] for seed in seeds if mode in seed["greedy"]["modes"]]
+def of_mode(seeds: Seeds, kind: str, mode: str, key: str) -> list[float]:
+    return [seed[kind]["modes"][mode][key] for seed in seeds if mode in seed[kind]["modes"]]
 
 
 def taus(seeds: Seeds, kind: str, mode: str) -> list[float]:
@@ -175,8 +185,8 @@ def say_published(seeds: Seeds) -> str:
     return f"{statistics.fmean(values):.2f} ({seeds[0]['published']['drafts']})" if values else NOTHING
 
 
-def conditional(seeds: Seeds) -> list[float]:
-    return by_place([seed["greedy"]["modes"][DRAFT]["conditional"] for seed in seeds])
+def conditional(seeds: Seeds, kind: str) -> list[float]:
+    return by_place(of_mode(seeds, kind, DRAFT, "conditional"))
 
 
 def by_place(rows: Sequence[Sequence[float | None]]) -> list[float]:
@@ -249,7 +259,7 @@ def over_positions(drafters: Mapping[str, Mapping[str, Any]]):
     figure = figure_of(8, 4.5)
     axes = figure.add_subplot()
     for one in drafters.values():
-        rates = conditional(one["seeds"])
+        rates = conditional(one["seeds"], "greedy")
         axes.plot(range(1, len(rates) + 1), rates, color=one["colour"], linestyle=style(one), label=one["title"])
     axes.set(xlabel="draft", ylabel="accepted, given that all before were", ylim=(0, 1))
     tidy(axes, legend=False)
