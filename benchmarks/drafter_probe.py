@@ -82,8 +82,11 @@ def block_figures(models: Models, rows: Sequence[dict[str, Any]]) -> dict[str, A
 
         def of_block(part):
             z, codes, labels, weights = part
-            base = models.unembed(z)
+            base = models.draft_logits(z)
             final = corrected(models.drafter, models.drafter_params, base, codes)
+            count = config.candidates(0)
+            if count:  # a selector chooses among these alone
+                final = jnp.where(base >= jax.lax.top_k(base, count)[0][..., -1:], final, -jnp.inf)
             return slot_sums(base, final, labels, weights)
 
         parts = (z, codes, drawn.labels.ids, drawn.labels.label_weights)

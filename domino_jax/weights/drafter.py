@@ -173,6 +173,7 @@ def backbone_fields(config: DrafterConfig) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(DecoderConfig)]
     names += ["num_target_layers", "block_size", "mask_token_id", "target_layer_ids", "shift_label"]
     names += ["conv_kernel_size", "conv_group_size"]
+    names += ["input_embedding_scale", "output_multiplier", "final_logit_softcapping"]
     layers = range(config.num_hidden_layers)
     return {name: getattr(config, name) for name in names} | {
         "windows": [config.window(layer) for layer in layers],
