@@ -183,7 +183,7 @@ def by_clock(
     """The drafters with the steps that fit into equal time, by the seconds per step of short runs of each."""
     study, seconds = comparison.study, {}
     for name, one in drafters.items():
-        quiet = {**one.changes, "eval.every": 0, "train.log_every": 5}
+        quiet = {**one.changes, "eval.every": 0, "checkpoint.every": PILOT_STEPS, "train.log_every": 5}
         folder = study.train(f"{name}_w{options.width}_pilot", quiet, options.seeds[0], PILOT_STEPS)
         seconds[name] = step_seconds(read_rows(folder / "metrics.jsonl"))
     budget = options.train_seconds or options.steps * seconds["domino"]
@@ -206,12 +206,12 @@ def training_figures(run: pathlib.Path, flops: float) -> dict[str, Any]:
     rows = read_rows(run / "metrics.jsonl")
     trained = [row for row in rows if "predictions" in row]
     steps = trained[-1]["step"]
-    late = [row["accept_len"] for row in trained if row["step"] > 0.9 * steps]
+    late = [row["accept_len"] for row in trained if row["step"] > 0.9 * steps and "accept_len" in row]
     return {
         "steps": steps,
         "flops": steps * flops,
         "predictions": steps * statistics.fmean(row["predictions"] for row in trained),
-        "teacher_forced": statistics.fmean(late),
+        "teacher_forced": statistics.fmean(late) if late else None,  # DFlash2 logs that of its own path instead
         "curve": [[row["step"] * flops, row["eval_tau"]] for row in rows if row.get("eval_tau") is not None],
     }
 

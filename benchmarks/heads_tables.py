@@ -68,8 +68,7 @@ def quality(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
         body.append(
             [
                 one["title"],
-                f"{mean(seeds, 'teacher_forced'):.2f}",
-                f"{statistics.fmean(forced):.2f}" if forced else NOTHING,
+                *(average(values) for values in ([seed["teacher_forced"] for seed in seeds], forced)),
                 *(say_tau(seeds, kind, DRAFT) for kind in TEMPERATURES),
                 *(say_per_prompt(seeds, kind, DRAFT) for kind in TEMPERATURES),
                 say_tau(seeds, "greedy", BACKBONE, interval=False),
@@ -132,6 +131,12 @@ def positions(drafters: Mapping[str, Mapping[str, Any]], drafts: int) -> list[st
 
 def mean(seeds: Seeds, key: str) -> float:
     return statistics.fmean(seed[key] for seed in seeds)
+
+
+def average(values: Sequence[float | None]) -> str:
+    """The mean of those that were measured."""
+    measured = [value for value in values if value is not None]
+    return f"{statistics.fmean(measured):.2f}" if measured else NOTHING
 
 
 def middle(values: Sequence[float | None], form: str) -> str:
