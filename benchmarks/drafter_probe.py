@@ -144,8 +144,8 @@ def probe(run: pathlib.Path, answers: pathlib.Path) -> dict[str, Any]:
     loaded = loading.load_target(recipe["target"]["path"], recipe["decode"]["dtype"])
     models = loading.load_models(loaded, str(run))
     rows = read_answers(answers)
-    has_blocks = isinstance(models.drafter_params.get("backbone"), dict)
-    return {**sizes(models), "rows": digest(rows), "blocks": block_figures(models, rows) if has_blocks else None}
+    figures = block_figures(models, rows) if models.drafter.config.has_backbone else None
+    return {**sizes(models), "rows": digest(rows), "blocks": figures}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -53,7 +53,7 @@ class Models:
 
     def block_codes(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
         """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, M]."""
-        return self._drafter(Drafter.block_codes, z, self.head_inputs(tokens))
+        return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens)))
 
     def head_start(self, *batch: int) -> Any:
         """The head's state before any token (`Head.initial_state`)."""
