@@ -61,11 +61,16 @@ def variants(width: int) -> dict[str, HeadVariant]:
                 f"Markov, {kind}",
                 f"markov_{kind}",
                 {"drafter.head": "markov", "drafter.markov_head_type": kind, "drafter.markov_rank": rank},
-                7,
+                min(7, width),
             )
             for kind in MARKOV_KINDS
         },
-        "dflash2": ("DFlash2", "dflash2", {"drafter.head": "dflash2", "drafter.selector_rank": rank}, 7),
+        "dflash2": (
+            "DFlash2",
+            "dflash2",
+            {"drafter.head": "dflash2", "drafter.selector_rank": rank},
+            min(7, width - 1),
+        ),
     }
     made = {
         name: HeadVariant(title, {**block, **changes}, COLOURS[colour], published=published)
@@ -76,7 +81,9 @@ def variants(width: int) -> dict[str, HeadVariant]:
     medusa = {**rows, "drafter.head": "medusa", "drafter.medusa.num_heads": width - 1}
     eagle3 = {**rows, "drafter.head": "eagle3", "drafter.target_layer_ids": "(1,11,20)"}
     made["eagle3"] = HeadVariant("EAGLE-3", eagle3, COLOURS["eagle3"], modes=(PLAIN, DRAFT), published=7)
-    made["medusa"] = HeadVariant("Medusa-1", medusa, COLOURS["medusa"], modes=(PLAIN, DRAFT, TREE), published=5)
+    made["medusa"] = HeadVariant(
+        "Medusa-1", medusa, COLOURS["medusa"], modes=(PLAIN, DRAFT, TREE), published=min(5, width - 1)
+    )
     return made | _common(made) | _frozen(made)
 
 
