@@ -178,6 +178,14 @@ def test_a_copy_of_the_lm_head_must_be_the_targets(tmp_path, name):
         load("medusa", changed("medusa", tmp_path, tensors={name: original + 1}))
 
 
+def test_servers_that_draft_with_a_folder_are_named():
+    config = load("eagle3", folder_of("eagle3", "drafter"))[0]
+    assert formats.sglang_refusal(config) is None and formats.vllm_refusal(config) is None
+    assert formats.serving_note(config) is None
+    config = load("medusa", folder_of("medusa", "drafter"))[0]
+    assert "--format=vllm" in formats.serving_note(config)
+
+
 def test_a_copy_is_written_for_vllm_on_request(tmp_path):
     config, params = load("medusa", folder_of("medusa", "drafter"))
     save_drafter(tmp_path / "vllm", config, params, "float32", formats.VLLM, str(folder_of("medusa", "target")))
