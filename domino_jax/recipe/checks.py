@@ -37,7 +37,6 @@ from domino_jax.drafters.names import (
     LONGEST_CHAIN,
     MARKOV,
     MARKOV_KINDS,
-    NONE,
     ROW_DRAFTERS,
     SELECTOR_RULES,
 )
@@ -47,6 +46,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 DTYPES = ("float32", "bfloat16")
 MESH_AXES = ("data", "fsdp", "tensor")
+HEADED = (DOMINO, MARKOV, DFLASH2)  # block drafters with a head
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
 # refused (checkpoint.refuse_changes) unless --allow_config_change names it.
@@ -295,14 +295,11 @@ def _check_row_losses(head: str, train) -> None:
 
 
 def _check_head_training(head: str, train) -> None:
-    only = f"only drafters with a head of domino or markov have it, and drafter.head is {head}; leave it out"
-    _require(train.head_tokens == "text" or head in (DOMINO, MARKOV), "train.head_tokens", train.head_tokens, only)
-    path, why = (
-        train.frozen_backbone,
-        f"it leaves the head of a block drafter to train, and drafter.head {head} has none; leave it out",
-    )
-    _require(path is None or bool(path), "train.frozen_backbone", path, "name a drafter's folder, or leave it out")
-    _require(path is None or head not in (NONE, *ROW_DRAFTERS), "train.frozen_backbone", path, why)
+    reads, path = train.head_tokens, train.frozen_backbone
+    change = f"drafter.head is {head}, and only {DOMINO} and {MARKOV} read their drafts; leave it out"
+    _require(reads == "text" or head in (DOMINO, MARKOV), "train.head_tokens", reads, change)
+    change = f"name a drafter's folder for a drafter.head of {', '.join(HEADED)} (it is {head}), or leave it out"
+    _require(path is None or (bool(path) and head in HEADED), "train.frozen_backbone", path, change)
 
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
@@ -369,12 +366,8 @@ def _check_mesh(section: str, mesh, axes: Collection[str]) -> None:
 
 
 def _check_train_needs(config) -> None:
-    _require(
-        bool(config.data.train),
-        "data.train",
-        config.data.train,
-        "name the training rows, as --config.data.train=ROWS.jsonl",
-    )
+    rows = config.data.train
+    _require(bool(rows), "data.train", rows, "name the training rows, as --config.data.train=ROWS.jsonl")
     judged = config.eval.every > 0 and not config.data.held_out
     _require(
         bool(config.eval.prompts) or not (judged or config.eval.final),
