@@ -13,6 +13,7 @@ from domino_jax.decoding.propose import draft_base, propose
 from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.drafters import blocks
 from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.passed import Passed
 from domino_jax.training.losses import LossSettings
 from domino_jax.training.selector_loss import SelectorObjective, Teacher, pair_scores, selector_outputs
 from domino_jax.training.step import batch_gradients, label_blocks, target_pass
@@ -190,7 +191,7 @@ def drafts():
         )
         slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         # Features after the start are written too, as a round writes those of rejected rows: nothing may read them.
-        cache = models.extend_context(models.drafter.init_cache(4, 128), features, slots)
+        cache = models.extend_context(models.drafter.init_cache(4, 128), Passed(features), slots)
         state = types.SimpleNamespace(anchors=anchors, lengths=starts, draft_cache=cache, keys=None)
         z, unary, _ = draft_base(models, state)
         chosen = propose(models, state, SamplingParams(), DraftSettings())[0]
