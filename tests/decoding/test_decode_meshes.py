@@ -12,6 +12,7 @@ import tempfile
 import pytest
 
 from domino_jax.decoding.settings import SamplingParams
+from domino_jax.drafters.names import ROW_DRAFTERS
 from domino_jax.training.evaluate import DecodedEvaluation
 from tests.helpers.decode_mesh_run import COMMAND, EVALUATION, MODES, ONE_BATCH, PROMPTS
 from tests.helpers.decoding_models import make_generator, random_models, texts
@@ -22,6 +23,8 @@ MESHES = {"data": [4, 1], "both": [2, 4], "tied": [2, 2, True]}
 FAST = ("tied",)
 # Meshes of training steps (data, fsdp, tensor) → (data, tensor) that an evaluation decodes on: two key/value heads.
 TRAINED = {(2, 2, 2): (4, 2), (1, 8, 1): (4, 2)}
+# Those and the heads of the drafters that are evaluated on them.
+EVALUATED = [*((mesh, "domino") for mesh in TRAINED), *(((2, 2, 2), head) for head in ROW_DRAFTERS)]
 PAIR, NEW = "tied_shift", 24
 
 
@@ -154,8 +157,8 @@ def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
 
 
 @functools.lru_cache
-def evaluated_on_one_device() -> dict:
-    models = random_models()
+def evaluated_on_one_device(head: str) -> dict:
+    models = random_models(head=head)
     return without_time(evaluation_of(models)(models.drafter_params))
 
 
@@ -183,14 +186,14 @@ def without_time(found: dict) -> dict:
 
 @functools.lru_cache
 def evaluated_on_meshes() -> list[dict]:
-    return read(started({EVALUATION: [list(sizes) for sizes in TRAINED]}, 8, {}))[EVALUATION]
+    return read(started({EVALUATION: [[*sizes, head] for sizes, head in EVALUATED]}, 8, {}))[EVALUATION]
 
 
-@pytest.mark.parametrize("trained, decoded", TRAINED.items())
-def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device(trained, decoded):
-    alone = evaluated_on_one_device()
+@pytest.mark.parametrize("trained, head", EVALUATED)
+def test_an_evaluation_while_training_on_a_mesh_is_that_of_one_device(trained, head):
+    alone, decoded = evaluated_on_one_device(head), TRAINED[trained]
     assert alone["eval_tau"] > 1
-    found = evaluated_on_meshes()[list(TRAINED).index(trained)]
+    found = evaluated_on_meshes()[EVALUATED.index((trained, head))]
     expected = {name: pytest.approx(value) for name, value in alone.items()}
     assert without_time(found["found"]) == without_time(found["again"]) == expected
     assert found["mesh"] == {"data": decoded[0], "fsdp": 1, "tensor": decoded[1]}
@@ -209,8 +212,8 @@ def in_two_processes(meshes: dict) -> list[dict]:
 
 @pytest.mark.slow
 def test_texts_and_evaluations_of_two_processes_are_those_of_one_device():
-    expected = {name: pytest.approx(value) for name, value in evaluated_on_one_device().items()}
-    for found in in_two_processes({"both": [2, 2], EVALUATION: [[1, 4, 1]]}):
+    expected = {name: pytest.approx(value) for name, value in evaluated_on_one_device("domino").items()}
+    for found in in_two_processes({"both": [2, 2], EVALUATION: [[1, 4, 1, "domino"]]}):
         assert {mode: found["both"][mode] for mode in MODES} == {mode: on_one_device(False, mode) for mode in MODES}
         [evaluated] = found[EVALUATION]
         assert without_time(evaluated["found"]) == without_time(evaluated["again"]) == expected

@@ -9,7 +9,6 @@ the target's cache on one device}. Two names are for something else: EVALUATION 
 """
 
 import json
-import math
 import os
 import sys
 
@@ -78,21 +77,22 @@ def run(data: int, tensor: int, tied: bool = False, split_head: bool = False) ->
         }
 
 
-def evaluate(*mesh_sizes: int, tensor: int = 0) -> dict:
+def evaluate(data: int, fsdp: int, tensor: int, head: str) -> dict:
     """Two evaluations of a training run: weights where the trainer has them, over fsdp and tensor.
 
     Returns:
         {"found" by the first, "again" by the second, "mesh" that it decoded on, "left": arrays that the second left on
         the devices}
     """
-    mesh = sharding.make_mesh(*mesh_sizes, devices=jax.devices()[: math.prod(mesh_sizes)])
-    models, config = random_models(), random_models().target.config
+    mesh = sharding.make_mesh(data, fsdp, tensor, devices=jax.devices()[: data * fsdp * tensor])
+    models = random_models(head=head)
+    config = models.target.config
 
     def put(tree):
         return jax.device_put(tree, sharding.param_shardings(mesh, tree, config.num_key_value_heads))
 
     with jax.set_mesh(mesh):
-        layout = EvaluationLayout(mesh, config, models.drafter, tensor)
+        layout = EvaluationLayout(mesh, config, models.drafter)
         trained, drafter_params = put(models.target_params), put(models.drafter_params)
         models = Models(models.target, trained, layout.drafter)
         generator = make_generator(models, batch_size=4, sampling=SamplingParams(1.0))
