@@ -25,7 +25,7 @@ from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.data.rows import RowEncoder
 from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.names import BLOCK_HEADS
+from domino_jax.drafters.names import BLOCK_HEADS, EAGLE3
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
 from domino_jax.models import sharding
@@ -135,6 +135,7 @@ def main(flags: cli.Flags) -> int | None:
             if restored:
                 first, state, position = restored.step, restored.state, restored.data_state
                 say(f"continues from step {first}")
+                refuse_other_vocabulary(workdir, drafter_config)
             else:
                 first, state, position = 0, make_state(run_key), None
                 if config.train.frozen_backbone:
@@ -297,6 +298,19 @@ def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
             f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "
             f"{meta['data'][:12]} now); bring the old rows back,\n"
             "train in another workdir, or allow it with --allow_config_change=data.train"
+        )
+
+
+def refuse_other_vocabulary(workdir: epath.Path, config: AnyConfig) -> None:
+    """Refuses to continue a drafter whose draft vocabulary was counted otherwise: its lm_head rows are other tokens."""
+    if config.head != EAGLE3:
+        return
+    name = "drafter_config.json"
+    earlier = hf.read_json(workdir, name, kind="the workdir of a run that can be continued")
+    if earlier.get("draft_tokens") != stored_config(config)["draft_tokens"]:
+        raise DataError(
+            f"the draft vocabulary of {workdir}/{name} is not the one that these training rows give now: the lm_head of"
+            " the checkpoint was trained for other tokens.\nBring the old rows back, or train in another workdir."
         )
 
 

@@ -26,6 +26,7 @@ from domino_jax.decoding.settings import (
     GeneratorSettings,
     SamplingParams,
     TreeSettings,
+    refused_mode,
 )
 from domino_jax.decoding.stored_tuning import Setup, Tuning, stored_tuning
 from domino_jax.decoding.text_stream import TextStream
@@ -205,6 +206,8 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
     loaded = load_target(target, settings.dtype)
     block = tuning.block_size if tuning and settings.num_drafts is None and tree is None else 0
     models = load_models(loaded, drafter, block_size=block)
+    if tree and (refused := refused_mode(TREE, models.drafter.config.head)):
+        raise DominoError(f"tree is given, but {refused}.")
     most = min(settings.cache_length, loaded.model.config.max_position_embeddings) // 2
     generator_settings = GeneratorSettings(
         cache_slots=settings.cache_length,

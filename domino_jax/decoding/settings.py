@@ -195,12 +195,14 @@ class DraftSettings:
         """Drafts that a round verifies; of a tree, all nodes but the root."""
         return self.tree.nodes - 1 if self.tree else self.width(config)
 
-    def negative(self) -> Problem | None:
-        """A count below 0, which no drafter has."""
+    def out_of_range(self) -> Problem | None:
+        """A value that no drafter has."""
         if self.head_candidates < 0:
             return Problem("head_candidates", self.head_candidates, "set it to 0 (the whole vocabulary) or more")
         if (self.num_drafts or 0) < 0:
             return Problem("num_drafts", self.num_drafts, "set it to 0 (all that the block gives) or more")
+        if not 0 <= self.confidence <= 1:  # False for NaN as well
+            return Problem("confidence", self.confidence, "give a chance from 0 (off) to 1")
         return None
 
     def problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:
@@ -299,7 +301,7 @@ class GeneratorSettings:
     def check(self, vocab: int, drafter: "DrafterConfig | None") -> None:
         """Raises DominoError for settings that do not fit a vocabulary of `vocab` tokens and this drafter."""
         tree = self.drafting.tree
-        problems = [self.sampling.problem(), self.drafting.negative()]
+        problems = [self.sampling.problem(), self.drafting.out_of_range()]
         if self.fixed_shape and not drafter:
             problems.append(Problem("parity", "fixed_shape", "it needs a drafter, whose width plain decoding runs in"))
         if tree and drafter:

@@ -27,7 +27,7 @@ AnyDrafter = Drafter | Eagle3 | Medusa
 
 def config_class(raw: dict[str, Any]) -> type[AnyConfig]:
     """Which config reads a parsed config.json."""
-    names = " ".join(map(str, raw.get("architectures") or ()))
+    names = str(raw.get("architectures"))
     if "Medusa" in names or raw.get("model_type") == MEDUSA or "medusa_num_heads" in raw:
         return MedusaConfig
     if "Eagle3" in names or "eagle_config" in raw or LAYER_IDS in raw:

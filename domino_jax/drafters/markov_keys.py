@@ -19,13 +19,13 @@ OWN = ("projector_type", "markov_rank", "enable_confidence_head")  # keys that o
 
 def is_dspark(raw: dict[str, Any], nested: dict[str, Any]) -> bool:
     """True for a drafter with the layout of DSpark, always shifted, with a Markov head unless its rank is 0."""
-    names = raw.get("architectures") or ()
+    names = str(raw.get("architectures"))
     return either(raw, nested, "projector_type") == PROJECTOR or CLASS in names or is_deepspec(raw)
 
 
 def is_deepspec(raw: dict[str, Any]) -> bool:
     """True for DeepSpec's flat files, which also store copies of the target's embedding and lm_head."""
-    return _DEEPSPEC_CLASS in (raw.get("architectures") or ())
+    return _DEEPSPEC_CLASS in str(raw.get("architectures"))
 
 
 def markov_fields(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,9 @@ def tune(
         settings: with the tree to start from, or none to leave trees out.
         mode: of the chain.
     """
+    if settings.drafting.tree and (refused := refused_mode(TREE, models.drafter.config.head)):
+        print(f"no trees are measured: {refused}.")
+        settings = dataclasses.replace(settings, drafting=dataclasses.replace(settings.drafting, tree=None))
     if not settings.sampling.greedy:
         for kind in (mode, TREE) if settings.drafting.tree else (mode,):
             settings = dataclasses.replace(settings, drafting=best_coupling(models, settings, kind, prompts))
@@ -306,8 +309,7 @@ def _best_trees(
     widest: Shape,
 ) -> dict[Shape, float]:
     """Of each size the tree that would have emitted most per round of these answers, with its τ."""
-    refused = refused_mode(TREE, models.drafter.config.head)
-    by_nodes = {} if refused else trees_of(settings, widest)
+    by_nodes = trees_of(settings, widest)
     recordings = {}
     for lanes in sorted({shape.lanes for shapes in by_nodes.values() for shape in shapes}):
         smallest = Shape(TREE, widest.block_size, widest.num_drafts, nodes=2, lanes=lanes)

@@ -256,10 +256,9 @@ def _whole_numbers(values: Collection, least: int = 0) -> bool:
 
 def _check_training(config) -> None:
     data, train = config.data, config.train
-    change = (
-        f"a row of data.max_length {data.max_length} has one anchor less than tokens; lower the one or raise the other"
-    )
-    _require(train.num_anchors < data.max_length, "train.num_anchors", train.num_anchors, change)
+    change = f"a row of data.max_length {data.max_length} has one anchor less than tokens; change one of the two"
+    fine = train.num_anchors < data.max_length or config.drafter.head in ROW_DRAFTERS  # which draw no anchors
+    _require(fine, "train.num_anchors", train.num_anchors, change)
     fine = train.accumulate >= 1 and train.batch_size % train.accumulate == 0
     _require(fine, "train.accumulate", train.accumulate, f"it has to divide train.batch_size {train.batch_size}")
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
@@ -389,6 +388,9 @@ def _check_final_decoding(drafter, decode) -> None:
         )
     if not set(decode.modes) - {BASELINE}:
         return
+    sure = drafter.head == MARKOV and drafter.enable_confidence_head
+    change = f"a drafter of drafter.head {drafter.head} has no confidence head; set it to 0"
+    _require(sure or decode.confidence == 0, "decode.confidence", decode.confidence, change)
     tree = tree_settings(decode.tree) if TREE in decode.modes else None
     drafting = DraftSettings(num_drafts=decode.num_drafts or None, tree=tree)
     drafts, most = drafter.block_size - (0 if shifts_labels(drafter) else 1), None

@@ -125,6 +125,20 @@ def test_a_run_that_is_cut_off_continues_exactly(finished, files, tmp_path, head
     assert ours == theirs
 
 
+def test_a_run_with_another_draft_vocabulary_is_not_continued(finished, files, tmp_path, capsys):
+    """Its shapes are the same, but the rows of the lm_head were trained for other tokens."""
+    workdir = tmp_path / "again"
+    shutil.copytree(finished["eagle3"], workdir)
+    shutil.rmtree(workdir / "checkpoints" / "4")
+    (workdir / "finished.json").unlink()
+    config = json.loads((workdir / "drafter_config.json").read_text())
+    config["draft_tokens"][-1] += 1
+    (workdir / "drafter_config.json").write_text(json.dumps(config))
+    assert run("eagle3", files, workdir) == 3
+    assert "was trained for other tokens" in capsys.readouterr().err
+    assert json.loads((workdir / "drafter_config.json").read_text()) == config
+
+
 @pytest.mark.parametrize("head", ROW_DRAFTERS)
 def test_the_export_command_writes_what_the_run_wrote(finished, tmp_path, head):
     argv = ["export", f"--workdir={finished[head]}", f"--output={tmp_path / 'out'}"]

@@ -11,7 +11,7 @@ from domino_jax.decoding import terminal
 from domino_jax.decoding.api import LoadSettings, TextPiece
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError
-from tests.helpers.paths import ASSETS
+from tests.helpers.paths import ASSETS, GOLDEN
 
 PROMPT = "Laura has 46 plums. She breaks 5. She buys 9 more. How many plums does Laura have now?"
 
@@ -63,6 +63,18 @@ def test_no_number_of_drafts_and_zero_are_all_that_the_block_gives():
 def test_a_number_of_drafts_below_zero_is_refused():
     with pytest.raises(DominoError, match="num_drafts is -1: set it to 0 "):
         domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), num_drafts=-1)
+
+
+@pytest.mark.parametrize("confidence", [-0.5, 1.5, float("nan")])
+def test_a_confidence_that_is_no_chance_is_refused(confidence):
+    with pytest.raises(DominoError, match="confidence is .*: give a chance from 0"):
+        domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), confidence=confidence)
+
+
+def test_a_tree_for_a_drafter_that_has_none_is_refused_when_it_is_loaded():
+    with pytest.raises(DominoError, match="tree is given, but mode 'tree' needs a drafter that scores paths"):
+        folders = str(GOLDEN / "tied_shift" / "target"), str(GOLDEN / "eagle3" / "drafter")
+        domino_jax.load(*folders, dtype="float32", tree=domino_jax.TreeSettings(nodes=8))
 
 
 def test_pieces_join_to_the_answer():

@@ -2,7 +2,9 @@
 
 import pytest
 
+from domino_jax.drafters import kinds
 from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.markov_keys import is_deepspec
 from domino_jax.runtime.errors import DataError
 from tests.helpers.public_drafter import PUBLIC_8B
 
@@ -32,6 +34,12 @@ def markov_of(config: DrafterConfig) -> dict:
 
 
 EXPECTED = {name: MARKOV[name] for name in FIELDS}
+
+
+@pytest.mark.parametrize("value", [5, True, None, ["x", 5]])
+def test_architectures_of_any_form_are_read(value):
+    assert kinds.config_class({"architectures": value}) is DrafterConfig
+    assert not is_deepspec({"architectures": value})
 
 
 @pytest.mark.parametrize("place", ["top", "nested", "both"])

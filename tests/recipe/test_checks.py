@@ -324,3 +324,22 @@ def test_a_tree_needs_room_in_the_cache():
         recipes.check(config, "decode")
     config.decode.tree.nodes = 63
     recipes.check(config, "decode")
+
+
+def test_a_confidence_without_its_head_is_refused_before_the_training():
+    config = recipe()
+    config.eval.final, config.eval.prompts, config.decode.confidence = True, "p.jsonl", 0.5
+    with pytest.raises(DominoError, match=r"decode.confidence is 0.5: a drafter of drafter.head domino has no conf"):
+        recipes.check(config, "train")
+    config.drafter.head = "markov"
+    config.decode.modes = ("autoregressive", "draft")
+    recipes.check(config, "train")
+
+
+def test_drafters_without_blocks_need_no_room_for_anchors():
+    config = recipe()
+    config.data.max_length, config.train.num_anchors = 200, 256
+    with pytest.raises(DominoError, match=r"train.num_anchors is 256: a row of data.max_length 200"):
+        recipes.check(config, "train")
+    config.drafter.head = "medusa"
+    recipes.check(config, "train")
