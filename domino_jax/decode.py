@@ -27,6 +27,7 @@ import jax
 from etils import epath
 
 from domino_jax.decoding.decode_settings import DecodeSettings
+from domino_jax.decoding.settings import DRAFT
 from domino_jax.decoding.stored_tuning import tuned_settings
 from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
 from domino_jax.evals.measure import decode_prompts
@@ -192,7 +193,7 @@ def compare(
     """Several drafters; a mode that needs a head is left out for drafters without one."""
     drafters = {}
     for name, path in folders.items():
-        models = loader.models(loaded, path, ("backbone",))
+        models = loader.models(loaded, path, (DRAFT,))  # which all drafters have
         settings, notes = fit_to_drafter(info.requested, models.drafter.config, given)
         drafters[name] = ComparedDrafter(recipes.portable(path), models, settings)
         for note in notes:

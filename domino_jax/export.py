@@ -51,7 +51,7 @@ def main(flags: cli.Flags) -> None:
     if not workdir.is_dir():
         raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
     raw = hf.read_json(workdir, DRAFTER_CONFIG, kind=WORKDIR)
-    config = config_class(raw).from_dict(raw)
+    config = hf.parse_config(workdir, raw, config_class(raw).from_dict, DRAFTER_CONFIG)
     recipe = hf.read_json(workdir, "config.json", kind=WORKDIR)
     step, tau = choose_step(workdir)
     with Checkpoints(workdir, keep=1) as checkpoints:

@@ -137,12 +137,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
-def parse_config(folder: Path, raw: dict[str, Any], parse: Callable[[dict[str, Any]], Config]) -> Config:
+def parse_config(
+    folder: Path, raw: dict[str, Any], parse: Callable[[dict[str, Any]], Config], name: str = "config.json"
+) -> Config:
     """`parse(raw)`, with a value of the wrong kind (a list for a number, …) reported as what it is: damaged data."""
     try:
         return parse(raw)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DataError(f"{folder}/config.json holds a value of the wrong kind: {quote(str(error))}.") from None
+        raise DataError(f"{folder}/{name} holds a value of the wrong kind: {quote(str(error))}.") from None
 
 
 def stop_ids(folder: Path) -> tuple[int, ...]:

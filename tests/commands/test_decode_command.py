@@ -192,6 +192,17 @@ def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_pat
     assert code == 0 and "holds a finished decoding" in printed
 
 
+def test_drafters_with_and_without_blocks_are_compared(untimed, tmp_path, capsys):
+    prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
+    output, chain = tmp_path / "out", GOLDEN.parent / "eagle3" / "drafter"
+    changes = {"config__decode__modes": "('autoregressive','draft')", "config__decode__max_new_tokens": 8}
+    argv = arguments(prompts, output, config__drafter__path=None, **changes)
+    code, _, error = start(capsys, [*argv, f"--config.decode.compare=('{DRAFTER}','{chain}')"])
+    assert code == 0, error
+    comparison = json.loads((output / "compare.json").read_text())
+    assert [one["identical_outputs"]["draft"]["same"] for one in comparison["drafters"].values()] == [1, 1]
+
+
 def test_stop_ids_are_the_folders_and_ignore_eos_drops_them():
     loaded = load_target(str(TARGET), "float32")
     assert loaded.stop_ids == (257,) and loaded.tokenizer is None

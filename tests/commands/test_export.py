@@ -297,12 +297,17 @@ def test_the_card_names_no_folder_of_the_machine(drafter):
     [
         (lambda workdir: shutil.rmtree(workdir), 2, "is not a folder"),
         (lambda workdir: (workdir / "drafter_config.json").unlink(), 3, "is not the workdir of a training run"),
+        (
+            lambda workdir: change(workdir, architectures=5, dflash_config="x"),
+            3,
+            "drafter_config.json holds a value of",
+        ),
         (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not valid JSON"),
         (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),
         (lambda workdir: [shutil.rmtree(state) for state in workdir.glob("checkpoints/*/state")], 3, "no intact"),
         (lambda workdir: change_width(workdir), 3, "checkpoints/9 does not hold"),
     ],
-    ids=["no workdir", "no drafter config", "torn recipe", "no checkpoints", "no state", "other shapes"],
+    ids=["no workdir", "no drafter config", "wrong kinds", "torn recipe", "no checkpoints", "no state", "other shapes"],
 )
 def test_a_workdir_that_cannot_be_exported_is_reported(workdir, capsys, damage, code, message):
     damage(workdir)
@@ -310,6 +315,11 @@ def test_a_workdir_that_cannot_be_exported_is_reported(workdir, capsys, damage, 
     assert (found, "Traceback" in printed) == (code, False)
     assert message in printed and len(printed.strip().splitlines()) <= 5
     assert not (workdir.parent / "out").exists()
+
+
+def change(workdir, **values):
+    path = workdir / "drafter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def change_width(workdir):
