@@ -53,6 +53,8 @@ DISTRIBUTED = "domino_jax.runtime.distributed"
 # The formats are those of drafter.formats (a test holds them together): importing that one would start jax.
 CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge", "vllm")}
 
+RENAMED = {"projector": "head"}  # keys of earlier recipes
+
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
@@ -252,7 +254,7 @@ def _check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
         if not isinstance(section, config_dict.ConfigDict):
             raise DominoError(f"--config.{key}: {above} is a value of {recipe}, not a section.")
         if name not in section:
-            near = difflib.get_close_matches(name, list(section), n=1)
+            near = [RENAMED[name]] if name in RENAMED else difflib.get_close_matches(name, list(section), n=1)
             hint = f'Did you mean "{near[0]}"?' if near else f"It has {', '.join(sorted(section))}."
             raise DominoError(f'--config.{key}: {above} in {recipe} has no "{name}". {hint}')
         section = section[name]

@@ -74,6 +74,7 @@ def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, ex
     ("arguments", "message"),
     [
         ([TINY, "--workdir=w", "--config.train.setps=3"], 'Did you mean "steps"?'),
+        ([TINY, "--workdir=w", "--config.drafter.projector=domino"], 'Did you mean "head"?'),
         ([TINY, "--workdir=w", "--config.tran.steps=3"], 'Did you mean "train"?'),
         ([TINY, "--workdir=w", "--config.zzz=3"], 'no "zzz". It has checkpoint, data'),
         ([TINY, "--workdir=w", "--config.train.steps.more=3"], "config.train.steps is a value"),
