@@ -142,7 +142,7 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
 def decode_placement(
     mesh: Mesh, kv_heads: int, tied: bool, split_head: bool = False
 ) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
-    """`placement` for decoding: the Domino head whole on every device, and an embedding that is no lm_head too.
+    """`placement` for decoding: the head whole on every device, and an embedding that is no lm_head too.
 
     A collective for each drafted token costs more than the head's split saves where devices answer slowly.
     A tied embedding stays split, for the lm_head's sake.

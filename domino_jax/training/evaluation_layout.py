@@ -19,7 +19,7 @@ class EvaluationLayout:
 
     Args:
         mesh: the training mesh.
-        split_head: as decode.mesh.split_head: the Domino head over those devices too, instead of whole on each.
+        split_head: as decode.mesh.split_head: the head over those devices too, instead of whole on each.
     """
 
     def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: AnyDrafter, split_head: bool = False):

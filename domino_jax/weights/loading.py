@@ -126,7 +126,7 @@ def load_models(
     Args:
         sharding: where the drafter's weights go, as for load_target.
         block_size: slots of the draft block from a stored tuning; 0: the drafter's own.
-        split_head: the sharding splits the Domino head over the vocabulary (decode_placement).
+        split_head: the sharding splits the head over the vocabulary (decode_placement).
     """
     if not drafter_path:
         return Models(loaded.model, loaded.params)
