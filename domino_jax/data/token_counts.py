@@ -15,7 +15,8 @@ def frequent_tokens(rows: TrainingRows, vocab: int, count: int) -> np.ndarray:
     """The `count` most frequent supervised tokens, ascending, int64; ties go to the lower id.
 
     Args:
-        vocab: tokens that there are.  count: at most as many; tokens that no answer has fill up what is missing.
+        vocab: tokens that there are.
+        count: at most `vocab`. If fewer tokens occur, the lowest unused ids fill the rest.
     """
     places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COUNTED_ROWS)).round().astype(np.int64))
     counts = np.zeros(vocab, np.int64)

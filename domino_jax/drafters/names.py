@@ -9,5 +9,5 @@ HEADS = (*BLOCK_HEADS, *ROW_DRAFTERS)
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 # What the loss of the selector does with a slot whose label is no candidate.
 SELECTOR_RULES = (DROP, REPLACE) = ("drop", "replace")
-# Drafts of an EAGLE-3 chain where nothing else is asked for, as many as the public number of training passes; and most.
+# The default and the largest length of an EAGLE-3 chain; the default is the public number of training passes.
 CHAIN, LONGEST_CHAIN = 7, 64

@@ -1,7 +1,7 @@
 """What drafters without blocks learn from every row of a text: the heads of Medusa, the passes of EAGLE-3.
 
-A row stands where a block stands in losses.py, its heads or passes where the slots do: arrays [B, S, J, ...], S rows of
-the text and J heads or passes. The same slices bound how many logits are in memory.
+Arrays are [B, S, J, ...]: the S rows of a text take the place of the blocks of losses.py, and J heads or passes that of
+the slots. The same slices bound how many logits are in memory.
 """
 
 import dataclasses
