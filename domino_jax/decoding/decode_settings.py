@@ -131,7 +131,7 @@ def decode_settings(decode, tuning: "Tuning | None" = None) -> DecodeSettings:
 
 
 def tree_settings(section, tuned: TreeSettings | None = None) -> TreeSettings:
-    """The recipe's tree section, without nodes the tuned shape; the coupling is always the tuned one."""
+    """The recipe's tree section, or the tuned shape if `nodes` is not set; the coupling is always the tuned one."""
     if tuned and section.nodes is None:
         return tuned
     tree = TreeSettings(**{name: value for name, value in section.items() if value is not None})

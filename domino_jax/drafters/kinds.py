@@ -2,7 +2,7 @@
 
 A config has `head` (names.HEADS), `has_backbone`, `has_head`, `num_drafts`, `most_drafts`, `block_size` (rows of the
 pass that verifies num_drafts), `target_layer_ids`, `num_key_value_heads`, `vocab_size`, `max_position_embeddings` and
-`to_dict`. A module has what follows; the rest of drafting is its own (decoding/propose.py).
+`to_dict`. Every module has the methods below; drafting differs by kind (decoding/propose.py).
 
     example() -> arguments of `init`
     init_cache(batch, slots) -> what it keeps of the text: a tuple of trees of arrays. Those with four axes are caches
