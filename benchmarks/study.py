@@ -65,7 +65,7 @@ class Study:
 
     Args:
         overrides: further --config.KEY=VALUE flags, which go to every command that has a recipe.
-        minutes: after which no stage begins and the running one is asked to save and stop; 0: no limit.
+        minutes: the time limit. After it no stage begins, and the running one is asked to save and stop. 0: no limit.
     """
 
     def __init__(self, workdir: str | os.PathLike, overrides: Sequence[str] = (), minutes: float = 0.0):

@@ -124,7 +124,7 @@ def plain_generate(
 ) -> list[int]:
     """transformers' own greedy generate with its cache: the new tokens, a stop id included.
 
-    lookup: its prompt-lookup decoding, with so many drafts copied from the text so far.
+    lookup: drafts of its prompt-lookup decoding, which copies them from the text so far. None: without it.
     """
     ids = torch.tensor([prompt])
     settings = GenerationConfig(

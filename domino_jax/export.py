@@ -69,7 +69,8 @@ def main(flags: cli.Flags) -> None:
     )
     measured = f", the best of the run with a decoded τ of {tau:.2f}," if tau is not None else ""
     print(f"wrote the drafter of step {step}{measured} to {flags.output}")
-    if note := formats.serving_note(config):
+    # A folder for vLLM has what the note would ask for.
+    if flags.format != formats.VLLM and (note := formats.serving_note(config)):
         print(f"note: {note}")
 
 

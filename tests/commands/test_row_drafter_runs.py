@@ -149,3 +149,11 @@ def test_the_export_command_writes_what_the_run_wrote(finished, tmp_path, head):
         (folder / "model.safetensors").read_bytes() for folder in (tmp_path / "out", finished[head] / "export")
     )
     assert written == exported
+
+
+def test_a_folder_for_vllm_is_not_said_to_need_what_it_has(finished, tmp_path, capsys):
+    for format in ("serving", "vllm"):
+        argv = ["export", f"--workdir={finished['medusa']}", f"--output={tmp_path / format}", f"--format={format}"]
+        with pytest.raises(SystemExit):
+            cli.run(export.main, ("workdir", "output"), ("format",), argv)
+        assert ("note: SGLang cannot serve" in capsys.readouterr().out) == (format == "serving")
