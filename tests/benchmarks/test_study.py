@@ -52,7 +52,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path, worker):
         folder = Study(tmp_path / "work").run(stage(worker))
     assert starts(folder) == 1
     record = json.loads((tmp_path / "work" / "stage.json").read_text())
-    assert record["finished"] and record["seconds"] > 0 and record["module"] == "worker"
+    assert record["finished"] and record["module"] == "worker"
 
 
 def test_other_flags_are_refused_also_for_an_unfinished_stage(tmp_path, worker):
