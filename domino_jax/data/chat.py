@@ -134,9 +134,9 @@ def _answer_span(template: "_Template", messages: list[dict], place: int, text: 
     """The start and the end (closing token included) of the answer `messages[place]` in the template's text."""
     where, closing = template.where, _closing_text(template.tokenizer, template.thinking)
     # The generation prompt may hold an empty think block, which the template drops from earlier turns; with thinking on
-    # it never does.
+    # it never does. Most rows need the first of the two alone, and a rendering is much of a row's time.
     bare = dataclasses.replace(template, thinking=True)
-    prompts = [asked.render(messages[:place], ask=True) for asked in dict.fromkeys((template, bare))]
+    prompts = (asked.render(messages[:place], ask=True) for asked in dict.fromkeys((template, bare)))
     start = next((len(prompt) for prompt in prompts if text.startswith(prompt)), None)
     if start is None:
         raise DataError(
