@@ -1,12 +1,13 @@
-"""What one trained drafter predicts and costs, beside its decoding: recall of its base logits, and its sizes.
+"""What one trained drafter predicts, drafts and holds: recall of its base logits, decodings, sizes.
 
-    python -m benchmarks.drafter_probe --run=WORKDIR --answers=ROWS.jsonl --output=FILE.json
+    python -m benchmarks.drafter_probe --run=WORKDIR --answers=ROWS.jsonl --prompts=FILE.jsonl --output=FOLDER
 
 --run is a finished workdir of domino_jax.train, --answers are rows of domino_jax.regenerate for held-out prompts. Block
 drafters predict the target's own answers after anchors that depend on the rows alone, so all drafters of one layout
 see the same blocks. Recall at K of a slot is the share of its labels among the K likeliest tokens of the base logits:
-the most that a head which reorders K candidates can get right. Drafters of another structure have no blocks; of them
-only sizes are counted.
+the most that a head which reorders K candidates can get right. Drafters of another structure have no blocks. All are
+decoded (drafter_decoding.py), and so are the checkpoints of the run. Writes FOLDER/figures.json, last; a command that
+was interrupted continues in its folder.
 """
 
 import argparse
@@ -20,25 +21,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.drafter_decoding import CURVE_PROMPTS, Plan, curve, decoded, read_lines
 from benchmarks.random_models import state_of
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, GeneratorSettings
+from domino_jax.decoding.settings import BASELINE, DRAFT, GeneratorSettings
 from domino_jax.drafters import blocks
 from domino_jax.drafters.pair import Models
 from domino_jax.recipe.dry_run_evaluation import round_bytes
+from domino_jax.runtime.files import write_whole
 from domino_jax.training.losses import LossSettings, accepted_lengths
 from domino_jax.training.step import corrected, label_blocks, target_pass
 from domino_jax.weights import loading
 
+FIGURES = "figures.json"
 KS = (1, 16)
 ANCHORS = 32  # of a row
 ROWS = 4  # together
 SLOTS = 256  # of the caches whose bytes count
-
-
-def read_answers(path: str | pathlib.Path) -> list[dict[str, Any]]:
-    """Rows with token_ids and loss_mask."""
-    return [json.loads(line) for line in pathlib.Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def digest(rows: Sequence[dict[str, Any]]) -> str:
@@ -139,21 +138,38 @@ def sizes(models: Models) -> dict[str, int]:
     }
 
 
-def probe(run: pathlib.Path, answers: pathlib.Path) -> dict[str, Any]:
+def probe(run: pathlib.Path, answers: pathlib.Path, plan: Plan, output: pathlib.Path) -> dict[str, Any]:
     recipe = json.loads((run / "config.json").read_text())
     loaded = loading.load_target(recipe["target"]["path"], recipe["decode"]["dtype"])
     models = loading.load_models(loaded, str(run))
-    rows = read_answers(answers)
-    figures = block_figures(models, rows) if models.drafter.config.has_backbone else None
-    return {**sizes(models), "rows": digest(rows), "blocks": figures}
+    rows = read_lines(answers)
+    return {
+        **sizes(models),
+        "rows": digest(rows),
+        "blocks": block_figures(models, rows) if models.drafter.config.has_backbone else None,
+        "decoded": decoded(models, loaded, recipe, plan, output / "decoded"),
+        "curve": curve(models, loaded, recipe, plan, run, output / "checkpoints"),
+        "curve_prompts": min(plan.count, CURVE_PROMPTS),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("run", "answers", "output"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--count", type=int, default=48, help="prompts to decode")
+    parser.add_argument("--modes", default=f"{BASELINE},{DRAFT}", help="joined by commas")
+    parser.add_argument("--drafts", type=int, default=15, help="of a chain")
+    parser.add_argument("--published", type=int, default=0, help="also decode chains of as many drafts; 0: do not")
+    parser.add_argument("--nodes", type=int, default=16, help="of a tree, the root included")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise at temperature 1")
     choices = parser.parse_args(arguments)
-    choices.output.write_text(json.dumps(probe(choices.run, choices.answers), indent=1) + "\n")
+    modes = tuple(choices.modes.split(","))
+    plan = Plan(choices.prompts, choices.count, modes, choices.drafts, choices.published, choices.nodes, choices.seed)
+    choices.output.mkdir(parents=True, exist_ok=True)
+    found = probe(choices.run, choices.answers, plan, choices.output)
+    write_whole(choices.output / FIGURES, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """The section of docs/results.md and the pictures of one arm of benchmarks/heads.py, from its recorded figures."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.head_variants import BACKBONE, DRAFT, PLAIN, TREE, Arm
+from benchmarks.drafter_decoding import PUBLISHED
+from benchmarks.head_variants import BACKBONE, DRAFT, TREE, Arm
 from benchmarks.study import table_lines
 from domino_jax.evals.plots import label_ends
 from domino_jax.evals.summary import ratio_interval, resampled_sums
@@ -16,6 +18,7 @@ NOTHING = "–"
 MILLION, TERA, MEGA = 1e6, 1e12, 1e6
 TEMPERATURES = {"greedy": "T = 0", "sampled": "T = 1"}
 RECALLS = ("1", "16")
+LABEL = 0.052  # of the height of a picture's axes, for a line of text
 
 Seeds = Sequence[Mapping[str, Any]]
 
@@ -26,28 +29,35 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
     recorded: what benchmarks/heads.py writes to figures_ARM.json.
     """
     name, width, rows = recorded["arm"], recorded["width"], recorded["rows"]
-    drafters = recorded["drafters"]
+    drafters, timings = recorded["drafters"], recorded["timings"]
     training, held_out = rows["training"], rows["held_out"]
     parts = [
         f"### {arm.title}",
         f"```\n{recorded['command']}\n```",
-        f"{arm.equal} The verifying pass has {width} rows, so τ is at most {width}; mean ± half the range of "
+        f"{arm.says} The verifying pass has {width} rows, so every τ is at most {width}. In the last column it is at "
+        "most one more than the drafts in parentheses. Mean ± half the range of "
         f"{len(recorded['seeds'])} training seeds, with 95 % intervals over prompts in brackets.",
         "\n".join(quality(drafters)),
-        "What was trained, and with how much; FLOPs are those of the products in the compiled step's program, the "
-        "target's pass included:",
+        "What was trained, and with how much. FLOPs are those of the products in the step's program, the target's pass "
+        "and the optimizer included; lean ones count what has to be computed, once. Memory is the compiler's peak of a "
+        "step:",
         "\n".join(efforts(drafters)),
         f"![τ against training FLOPs](heads_flops_{name}.png)",
-        "What a draft costs, and what a round is worth (chains, T = 0):",
-        "\n".join(costs(drafters)),
-        "By position: acceptance of draft k given that all before it were accepted (chains), and, of block "
-        "drafters, the share of labels among the 1 and 16 likeliest tokens of the base logits on held-out answers.",
-        "\n".join(positions(drafters, width - 1)),
+        "The points of a line are the checkpoints of its runs and their end; the learning rate falls until then.",
+        "What a draft costs, and what a round is worth: chains at temperature 0 unless a column names something else, "
+        f"one request at a time in float32, drafters of seed {recorded['seeds'][0]}. A plain step takes "
+        f"{timings['step_ms']:.2f} ms; plain decoding does {timings['plain']['greedy']:,.0f} tokens/s at temperature 0 "
+        f"and {timings['plain']['sampled']:,.0f} at 1. {timings['conditions']}",
+        "\n".join(costs(drafters, timings)),
+        "By position, means over the seeds: acceptance of draft k given that all before it were accepted (chains); the "
+        "share of rounds that emitted k tokens; and, of block drafters, the share of labels among the 1 and 16 "
+        "likeliest tokens of the base logits on held-out answers.",
+        "\n".join(positions(drafters, width)),
         f"![acceptance by position](heads_positions_{name}.png)",
         "\n".join(f"- {line}" for line in controls(recorded)),
-        f"{recorded['steps']} steps where nothing else is said. Training rows: {training['count']:,}, the target's own "
-        f"answers (SHA-256 of their token ids in order {training['sha256'][:16]}); held-out prompts: "
-        f"{held_out['count']:,} ({held_out['sha256'][:16]}). {recorded['conditions']}",
+        f"Training rows: {training['count']:,}, the target's own answers (SHA-256 of their token ids in order "
+        f"{training['sha256'][:16]}); held-out prompts: {held_out['count']:,} ({held_out['sha256'][:16]}). "
+        f"{recorded['conditions']}",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -81,47 +91,68 @@ def quality(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def efforts(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What was trained, and with how much."""
-    heading = ["drafter", "trained parameters, M", "stored, M", "steps", "supervised predictions, M", "training TFLOPs"]
-    parts = {"trained": MILLION, "stored": MILLION, "steps": 1, "predictions": MILLION, "flops": TERA}
+    columns = {
+        "trained": ("trained parameters, M", MILLION),
+        "stored": ("stored, M", MILLION),
+        "steps": ("steps", 1),
+        "predictions": ("supervised predictions, M", MILLION),
+        "flops": ("training TFLOPs", TERA),
+        "lean_flops": ("lean TFLOPs", TERA),
+        "train_bytes": ("peak memory, MB", MEGA),
+    }
     body = [
-        [one["title"], *(f"{mean(one['seeds'], key) / unit:,.{0 if unit == 1 else 2}f}" for key, unit in parts.items())]
+        [
+            one["title"],
+            *(
+                f"{mean(one['seeds'], key) / unit:,.{2 if unit in (MILLION, TERA) and key != 'train_bytes' else 0}f}"
+                for key, (_, unit) in columns.items()
+            ),
+        ]
         for one in drafters.values()
     ]
-    return table_lines(heading, body)
+    return table_lines(["drafter", *(heading for heading, _ in columns.values())], body)
 
 
-def costs(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    heading = ["drafter", "MB read per draft", "draft, ms", "head, ms", "round, ms", "round ÷ step = break-even τ"]
-    heading += ["tokens/s, plain", "tokens/s, chain", "tokens/s, tree", "speed-up, chain", "speed-up, chain, T = 1"]
-    body = []
-    for one in drafters.values():
-        seeds = one["seeds"]
-        chains = [seed["greedy"]["modes"][DRAFT] for seed in seeds]
-        splits = [chain["time_split"] for chain in chains if chain["time_split"]]
+def costs(drafters: Mapping[str, Mapping[str, Any]], timings: Mapping[str, Any]) -> list[str]:
+    """What a draft reads, a round takes and decoding gains."""
+    parts = ("draft", "head", "verify", "commit", "round")
+    heading = ["drafter", "MB read per draft", "peak memory, MB", *(f"{part}, ms" for part in parts)]
+    heading += ["round ÷ step = break-even τ", "tokens/s", "tokens/s, tree"]
+    heading += ["speed-up", "speed-up, tree", "speed-up, T = 1"]
+    plain, body = timings["plain"], []
+    for name, one in drafters.items():
+        timed = timings["drafters"][name]
+        rates = timed["tokens_per_second"]
+        greedy = [rates["greedy"][mode] if mode in rates["greedy"] else None for mode in (DRAFT, TREE)]
+        ratios = [*(quotient(rate, plain["greedy"]) for rate in greedy)]
+        ratios.append(quotient(rates["sampled"][DRAFT], plain["sampled"]))
         body.append(
             [
                 one["title"],
-                f"{mean(seeds, 'draft_bytes') / MEGA:.2f}",
-                *(middle([split[part] for split in splits], ".2f") for part in ("draft", "head", "round")),
-                middle([chain["break_even_tau"] for chain in chains], ".2f"),
-                *(middle(of_mode(seeds, "greedy", mode, "tokens_per_second"), ",.0f") for mode in (PLAIN, DRAFT, TREE)),
-                *(middle(of_mode(seeds, kind, DRAFT, "speedup"), ".2f") for kind in TEMPERATURES),
+                f"{mean(one['seeds'], 'draft_bytes') / MEGA:.2f}",
+                f"{timed['peak_bytes'] / MEGA:.0f}",
+                *(say(timed["split"][part], ".2f") for part in parts),
+                say(timed["break_even"], ".2f"),
+                *(say(rate, ",.0f") for rate in greedy),
+                *(say(value, ".2f") for value in ratios),
             ]
         )
     return table_lines(heading, body)
 
 
-def positions(drafters: Mapping[str, Mapping[str, Any]], drafts: int) -> list[str]:
-    heading = ["drafter", "", *(str(place) for place in range(1, drafts + 1))]
+def positions(drafters: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
+    heading = ["drafter", "", *(str(place) for place in range(1, width + 1))]
     body = []
     for one in drafters.values():
-        kinds = {f"accepted, {name}": conditional(one["seeds"], kind) for kind, name in TEMPERATURES.items()}
-        recorded = [seed["blocks"]["recall"] for seed in one["seeds"] if seed["blocks"]]
+        seeds = one["seeds"]
+        kinds = {f"accepted, {name}": conditional(seeds, kind) for kind, name in TEMPERATURES.items()}
+        kinds |= {f"rounds, {name}": shares_of_rounds(seeds, kind) for kind, name in TEMPERATURES.items()}
+        recorded = [seed["blocks"]["recall"] for seed in seeds if seed["blocks"]]
         for k in RECALLS:
             kinds[f"recall@{k}"] = by_place([recall[k] for recall in recorded])
         for kind, values in kinds.items():
             if values:
-                cells = [*(f"{value:.2f}" for value in values[:drafts]), *[NOTHING] * (drafts - len(values))]
+                cells = [*(f"{value:.2f}" for value in values[:width]), *[NOTHING] * (width - len(values))]
                 body.append([one["title"], kind, *cells])
     return table_lines(heading, body, texts=2)
 
@@ -139,20 +170,21 @@ def average(values: Sequence[float | None]) -> str:
     return f"{statistics.fmean(measured):.2f}" if measured else NOTHING
 
 
-def middle(values: Sequence[float | None], form: str) -> str:
-    """The median of those that were measured."""
-    measured = [value for value in values if value is not None]
-    return f"{statistics.median(measured):{form}}" if measured else NOTHING
+def say(value: float | None, form: str) -> str:
+    return NOTHING if value is None else f"{value:{form}}"
 
 
-def of_mode(seeds: Seeds, kind: str, mode: str, key: str) -> list[float]:
-    return [seed[kind]["modes"][mode][key] for seed in seeds if mode in seed[kind]["modes"]]
+def quotient(above: float | None, below: float | None) -> float | None:
+    return above / below if above and below else None
+
+
+def of_mode(seeds: Seeds, kind: str, mode: str) -> list[Mapping[str, Any]]:
+    return [seed[kind]["modes"][mode] for seed in seeds if mode in seed[kind]["modes"]]
 
 
 def taus(seeds: Seeds, kind: str, mode: str) -> list[float]:
     """Pooled τ of each seed; none without this mode."""
-    modes = [seed[kind]["modes"][mode] for seed in seeds if kind in seed and mode in seed[kind]["modes"]]
-    return [sum(one["emitted"]) / sum(one["rounds"]) for one in modes if sum(one["rounds"])]
+    return [sum(one["emitted"]) / sum(one["rounds"]) for one in of_mode(seeds, kind, mode) if sum(one["rounds"])]
 
 
 def say_tau(seeds: Seeds, kind: str, mode: str, interval: bool = True) -> str:
@@ -181,17 +213,26 @@ def say_per_prompt(seeds: Seeds, kind: str, mode: str) -> str:
 
 def summed(seeds: Seeds, kind: str, mode: str) -> tuple[np.ndarray, np.ndarray]:
     """Tokens emitted and rounds of each prompt, over all seeds: float64 [P] each."""
-    modes = [seed[kind]["modes"][mode] for seed in seeds]
+    modes = of_mode(seeds, kind, mode)
     return tuple(np.sum([one[key] for one in modes], axis=0, dtype=float) for key in ("emitted", "rounds"))
 
 
 def say_published(seeds: Seeds) -> str:
-    values = taus(seeds, "published", DRAFT)
-    return f"{statistics.fmean(values):.2f} ({seeds[0]['published']['drafts']})" if values else NOTHING
+    values = taus(seeds, "greedy", PUBLISHED)
+    return f"{statistics.fmean(values):.2f} ({seeds[0]['published']})" if values else NOTHING
 
 
 def conditional(seeds: Seeds, kind: str) -> list[float]:
-    return by_place(of_mode(seeds, kind, DRAFT, "conditional"))
+    return by_place([one["conditional"] for one in of_mode(seeds, kind, DRAFT)])
+
+
+def shares_of_rounds(seeds: Seeds, kind: str) -> list[float]:
+    """The share of all seeds' rounds that emitted 1, 2, … tokens."""
+    counts = Counter()
+    for one in of_mode(seeds, kind, DRAFT):
+        counts.update({int(length): count for length, count in one["histogram"].items()})
+    total = sum(counts.values())
+    return [counts[length] / total for length in range(1, max(counts, default=0) + 1)] if total else []
 
 
 def by_place(rows: Sequence[Sequence[float | None]]) -> list[float]:
@@ -240,8 +281,8 @@ def pictures(recorded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def over_flops(drafters: Mapping[str, Mapping[str, Any]]):
-    """τ of evaluations during the training against the FLOPs so far, the mean of the seeds."""
-    figure = figure_of(8, 4.5)
+    """τ of the checkpoints against the FLOPs so far, the mean of the seeds."""
+    figure = figure_of(9, 5)
     axes = figure.add_subplot()
     for one in drafters.values():
         curves = [seed["curve"] for seed in one["seeds"] if seed["curve"]]
@@ -251,26 +292,29 @@ def over_flops(drafters: Mapping[str, Mapping[str, Any]]):
         if points:
             flops, values = zip(*points, strict=True)
             tera = [value / TERA for value in flops]
-            axes.plot(
-                tera, values, color=one["colour"], linestyle=style(one), marker="o", markersize=3, label=one["title"]
-            )
+            axes.plot(tera, values, **look(one), marker="o", markersize=3)
     axes.set(xlabel="training TFLOPs", ylabel="τ by decoding held-out prompts, T = 0", xlim=(0, None))
     tidy(axes, legend=False)
-    label_ends(axes)
+    label_ends(axes, LABEL, right=1.02)
     return figure
 
 
 def over_positions(drafters: Mapping[str, Mapping[str, Any]]):
-    figure = figure_of(8, 4.5)
+    figure = figure_of(9, 5)
     axes = figure.add_subplot()
     for one in drafters.values():
         rates = conditional(one["seeds"], "greedy")
-        axes.plot(range(1, len(rates) + 1), rates, color=one["colour"], linestyle=style(one), label=one["title"])
-    axes.set(xlabel="draft", ylabel="accepted, given that all before were", ylim=(0, 1))
+        if rates:
+            axes.plot(range(1, len(rates) + 1), rates, **look(one))
+    axes.set(xlabel="draft", ylabel="accepted, given that all before were; T = 0", ylim=(0, 1))
     tidy(axes, legend=False)
-    label_ends(axes)
+    label_ends(axes, LABEL, right=1.02)
     return figure
 
 
-def style(one: Mapping[str, Any]) -> str:
-    return "--" if "common" in one["title"] else "-"
+def look(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "color": one["colour"],
+        "linestyle": "--" if "common" in one["title"] else "-",
+        "label": one["title"],
+    }

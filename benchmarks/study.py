@@ -26,7 +26,7 @@ from domino_jax.runtime.preemption import PREEMPTED
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "configs" / "tiny.py"
 PROMPTS = ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl"
-EVALUATIONS = 5  # of each training, spread evenly, the last at its end
+EVALUATIONS = 4  # of each training, spread evenly, the last at its end
 LOGGED = 100  # steps of each training, about
 MINUTE = 60.0
 
@@ -84,7 +84,7 @@ class Study:
 
     def train(self, name: str, changes: Mapping[str, Any], seed: int, steps: int) -> pathlib.Path:
         """The workdir of one training on the answers, evaluated EVALUATIONS times."""
-        every = max(1, steps // EVALUATIONS)
+        every = -(-steps // EVALUATIONS)
         values = {
             "seed": seed,
             "train.steps": steps,
@@ -100,9 +100,12 @@ class Study:
         name = f"{name}_seed{seed}_steps{steps}"
         return self.run(Stage(name, "domino_jax.train", self._on_answers(values), ("workdir", name)))
 
-    def step_cost(self, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """dry_run.json of a training: the FLOPs of a step and more, counted from the program without running it."""
-        values = {"eval.every": 0, "eval.final": False, **changes}
+    def step_cost(self, name: str, changes: Mapping[str, Any], steps: int) -> dict[str, Any]:
+        """dry_run.json of a training: FLOPs and memory of a step, counted from the program without running it.
+
+        With the steps of the training the program is the same, and the training has left it in the cache.
+        """
+        values = {"train.steps": steps, "eval.every": 0, "eval.final": False, **changes}
         flags = {**self._on_answers(values), "dry_run": ""}
         folder = self.run(Stage(f"{name}_cost", "domino_jax.train", flags, ("workdir", f"{name}_cost")))
         return json.loads((folder / "dry_run.json").read_text())
@@ -151,6 +154,10 @@ class Study:
             done["seconds"] = round(done["seconds"] + time.monotonic() - begin, 1)
             write_whole(record, json.dumps(done, indent=1) + "\n")
         return folder
+
+    def forget(self, name: str) -> None:
+        """Lets a stage be run again."""
+        (self.workdir / f"{name}.json").unlink(missing_ok=True)
 
     def execute(self, command: Sequence[str], name: str) -> None:
         """Runs a module in a separate process; its output goes to <workdir>/<name>.log."""
@@ -210,10 +217,10 @@ def parser_of(description: str, steps: int, output: pathlib.Path = ROOT / "docs"
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--workdir", required=True, help="folder of the rows and of all runs")
-    parser.add_argument("--steps", type=int, default=steps, help="steps of each training")
+    parser.add_argument("--steps", type=at_least(1), default=steps, help="steps of each training")
     parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; a run of each kind for each")
     parser.add_argument("--only", default="", help="names joined by commas: run these alone and write no table")
-    parser.add_argument("--minutes", type=float, default=0.0, help="save and stop after this time; 0: no limit")
+    parser.add_argument("--minutes", type=time_of, default=0.0, help="save and stop after this time; 0: no limit")
     parser.add_argument("--output", default=str(output), help="folder of results.md and the pictures")
     return parser
 
@@ -236,8 +243,30 @@ def parse(
     return options, overrides
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a flag that is a whole number, `least` or more."""
+
+    def whole(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
+        return int(text)
+
+    return whole
+
+
 def seeds_of(text: str) -> list[int]:
-    return [int(seed) for seed in text.split(",")]
+    return [at_least(0)(seed) for seed in text.split(",")]
+
+
+def time_of(text: str) -> float:
+    """The type of a flag that is a time; 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a time of 0 or more")
+    return value
 
 
 def say_command(module: str, options: argparse.Namespace, names: Sequence[str], overrides: Sequence[str]) -> str:

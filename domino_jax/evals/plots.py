@@ -232,19 +232,32 @@ def curve(axes, pairs: Sequence[tuple[int, float]], colour: str, label: str) -> 
     axes.plot(steps, means, color=colour, linewidth=1.8, label=label)
 
 
-def label_ends(axes) -> None:
-    """Writes each line's label after its end, in its colour, without overlaps."""
+def label_ends(axes, gap: float = 0.065, right: float | None = None) -> None:
+    """Writes each line's label after its end, in its colour, without overlaps.
+
+    Args:
+        gap: the height of a line of text, as a share of these axes.
+        right: where all labels begin, as a share of the width; None: each after its own line.
+    """
     axes.autoscale_view()  # else the limits are those of an empty picture
     to_shares = axes.transData + axes.transAxes.inverted()  # data → shares of the axes' width and height
-    ends = [
-        (*to_shares.transform(line.get_xydata()[-1]), line)
-        for line in axes.lines
-        if not line.get_label().startswith("_")
-    ]
-    below = -1.0
-    for right, height, line in sorted(ends, key=lambda end: end[1]):
-        below = max(height, below + 0.065)  # a line of text is 0.065 of these axes high
-        axes.text(right + 0.02, below, line.get_label(), transform=axes.transAxes, color=line.get_color(), va="center")
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    ends = sorted(((*to_shares.transform(line.get_xydata()[-1]), line) for line in lines), key=lambda end: end[1])
+    for (end, _, line), height in zip(ends, spread([height for _, height, _ in ends], gap), strict=True):
+        place = end + 0.02 if right is None else right
+        axes.text(place, height, line.get_label(), transform=axes.transAxes, color=line.get_color(), va="center")
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights moved apart by at least `gap`, upwards, and from the top of the axes (1.0) back down."""
+    moved: list[float] = []
+    for height in heights:
+        moved.append(max(height, moved[-1] + gap) if moved else height)
+    most = 1.0
+    for place in reversed(range(len(moved))):
+        moved[place] = min(moved[place], most)
+        most = moved[place] - gap
+    return moved
 
 
 def _taus(rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from benchmarks import heads
+from benchmarks.drafter_decoding import both_temperatures, divergences_of, lane_figures
 from benchmarks.drafter_probe import batches, digest, slot_sums
 from benchmarks.head_variants import ARMS, variants
 from benchmarks.heads_tables import by_place, over_flops, say_tau, section
 from benchmarks.study import Study
 from configs import tiny
 from domino_jax.drafters.names import HEADS, NONE
+from domino_jax.evals.prompts import Prompt
 from domino_jax.recipe import checks as recipes
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
@@ -83,39 +85,116 @@ def test_rows_are_padded_together_and_their_order_is_in_the_digest():
     assert digest(rows) != digest(rows[::-1]) and digest(rows) == digest([dict(row) for row in rows])
 
 
-def test_seconds_of_a_step_leave_the_compilation_out():
-    rows = [{"step": step, "seconds": 60.0 + step * 0.5} for step in (5, 10, 15, 20)]
-    rows[0]["seconds"] = 1.0
+def test_seconds_of_a_step_leave_the_compilation_and_other_work_out():
+    seconds = [60.0, 62.5, 65.0, 90.0]  # the first interval compiled, and something disturbed the last
+    rows = [{"step": 5 * place, "seconds": total} for place, total in enumerate(seconds, 1)]
     assert heads.step_seconds(rows) == 0.5
+
+
+def test_figures_of_a_lane_by_hand():
+    lines = [{"accept_lengths": [1, 3]}, {"accept_lengths": [2]}, {"accept_lengths": []}]
+    figures = lane_figures(lines, [{"near_tie": True}, {"near_tie": False}])
+    assert figures["emitted"] == [4, 2, 0] and figures["rounds"] == [2, 1, 0]
+    assert figures["histogram"] == {"1": 1, "2": 1, "3": 1}
+    assert figures["conditional"] == [2 / 3, 1 / 2]
+    assert figures["identical"] == {"same": 1, "of": 3, "violations": 1}
+    assert lane_figures([{"accept_lengths": []}], None)["histogram"] == {}
+
+
+def test_divergences_are_divided_by_temperature():
+    records = [
+        {"sitting": 1},
+        {"group": 0, "lanes": {"plain": {"divergences": None}, "draft": {"divergences": [{"prompt": 1}]}}},
+        {"group": 1, "lanes": {"plain": {"divergences": None}, "draft": {"divergences": [{"prompt": 2}]}}},
+    ]
+    assert divergences_of(records, "draft", [0, 2]) == [{"prompt": 2}]
+    assert divergences_of(records, "draft", [1, 3]) == [{"prompt": 1}]
+    assert divergences_of(records, "plain", [0, 2]) is None
+
+
+def test_each_prompt_is_asked_once_for_each_temperature_with_the_same_noise():
+    prompts = [Prompt(f"p{place}", (1, 2), place) for place in range(2)]
+    asked = both_temperatures(prompts, seed=3)
+    assert [prompt.id for prompt in asked] == ["p0, greedy", "p0, sampled", "p1, greedy", "p1, sampled"]
+    assert [prompt.request.sampling.temperature for prompt in asked] == [0.0, 1.0, 0.0, 1.0]
+    assert [(prompt.request.noise, prompt.request.seed) for prompt in asked] == [(0, 3), (0, 3), (1, 3), (1, 3)]
+
+
+def test_the_points_of_a_run_are_its_planned_checkpoints_and_its_end():
+    chain = {"emitted": [6, 2, 50], "rounds": [2, 2, 5]}
+    decoded = {"greedy": {"modes": {"draft": chain}}}
+    probe = {"curve": [[10, 30, 20], [13, 9, 3], [20, 35, 20]], "curve_prompts": 2, "decoded": decoded}
+    points = heads.curve_of(probe, flops=2.0, steps=30)
+    assert points == [[20.0, 1.5], [40.0, 1.75], [60.0, 2.0]]  # step 13 was an interruption
+
+
+def test_steps_for_equal_predictions(tmp_path, monkeypatch):
+    each = {"domino": 300.0, "markov_rnn": 302.0, "eagle3": 900.0, "dflash2": 280.0}
+
+    def train(self, name, one, seed):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"step": 1, "predictions": each[name]}) + "\n")
+        return tmp_path / name
+
+    monkeypatch.setattr(heads.Comparison, "train", train)
+    options, _ = heads.parsed(["--workdir=w", "--arm=d", "--steps=90"])
+    comparison = heads.Comparison(Study(tmp_path), options)
+    found = heads.by_predictions(comparison, {name: variants(16)[name] for name in each})
+    assert {name: one.steps for name, one in found.items()} == {
+        "domino": 90,
+        "markov_rnn": 90,
+        "eagle3": 30,
+        "dflash2": 96,
+    }
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--width=1", "1 is not a whole number of 2 or more"),
+        ("--steps=0", "0 is not a whole number of 1 or more"),
+        ("--steps=-3", "-3 is not a whole number of 1 or more"),
+        ("--prompts=0", "0 is not a whole number of 1 or more"),
+        ("--seeds=0,-1", "-1 is not a whole number of 0 or more"),
+        ("--train_seconds=-1", "-1 is not a time of 0 or more"),
+        ("--minutes=nan", "nan is not a time of 0 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(flag, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        heads.parsed(["--workdir=w", flag])
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_timings_alone_need_a_finished_arm(tmp_path):
+    with pytest.raises(DominoError, match="run the arm without --only_timings first"):
+        heads.main([f"--workdir={tmp_path}", "--only_timings"])
 
 
 # ------------------------------------------------------------------------------------- the section, exactly
 
 
-def chain(emitted, rounds, tokens_per_second=200.0, split=True):
-    parts = {"draft": 0.5, "head": 0.25, "round": 4.0}
+def lane(emitted, rounds):
     return {
         "emitted": emitted,
         "rounds": rounds,
-        "tokens_per_second": tokens_per_second,
-        "speedup": tokens_per_second / 100.0,
-        "conditional": [0.75, 0.5, None],
-        "time_split": parts if split else None,
-        "break_even_tau": 2.0 if split else None,
-        "identical": {"same": 2, "of": 2, "violations": 0},
+        "histogram": {"1": 1, "2": 3} if sum(rounds) else {},
+        "conditional": [0.75, 0.5, None] if sum(rounds) else [],
+        "identical": {"same": 2, "of": 2, "violations": 0} if sum(rounds) else None,
     }
 
 
 def seed(scale, blocks=True):
-    plain = {**chain([0, 0], [0, 0], 100.0, split=False), "conditional": [], "identical": None}
     emitted = [6 * scale, 2 * scale]
-    modes = {"autoregressive": plain, "draft": chain(emitted, [2, 2]), "tree": chain(emitted, [1, 2])}
+    modes = {"autoregressive": lane([0, 0], [0, 0]), "draft": lane(emitted, [2, 2]), "tree": lane(emitted, [1, 2])}
     if blocks:
-        modes["backbone"] = chain(emitted, [4, 4])
+        modes |= {"backbone": lane(emitted, [4, 4]), "published": lane(emitted, [2, 2])}
     probe = {"recall": {"1": [0.5, 0.25, 0.125], "16": [1.0, 0.75, 0.5]}, "accept_len": 2.5}
     return {
         "steps": 30,
         "flops": 2e12,
+        "lean_flops": 1.5e12,
+        "train_bytes": 64_000_000,
         "predictions": 3e6,
         "teacher_forced": 3.25,
         "curve": [[1e12, 1.5], [2e12, 2.0]],
@@ -123,16 +202,26 @@ def seed(scale, blocks=True):
         "stored": 2_000_000,
         "draft_bytes": 4_000_000,
         "blocks": probe if blocks else None,
+        "published": 3 if blocks else 0,
         "greedy": {"modes": modes, "plain": "abc"},
         "sampled": {"modes": modes, "plain": "def"},
-        **({"published": {"modes": {"draft": chain(emitted, [2, 2])}, "drafts": 3}} if blocks else {}),
+    }
+
+
+def timed(*modes):
+    rates = {"draft": 200.0, "tree": 150.0}
+    return {
+        "tokens_per_second": {"greedy": {mode: rates[mode] for mode in modes}, "sampled": {"draft": 120.0}},
+        "split": {"draft": 0.5, "head": 0.25, "verify": 3.0, "commit": 0.125, "round": 4.0},
+        "break_even": 2.0,
+        "peak_bytes": 21_000_000,
     }
 
 
 def recorded():
     drafters = {
-        "domino": {"title": "Domino", "colour": "#000000", "backbone": "", "seeds": [seed(1), seed(2)]},
-        "eagle3": {"title": "EAGLE-3", "colour": "#111111", "backbone": "", "seeds": [seed(1, False), seed(1, False)]},
+        "domino": {"title": "Domino", "colour": "#000000", "seeds": [seed(1), seed(2)]},
+        "eagle3": {"title": "EAGLE-3", "colour": "#111111", "seeds": [seed(1, False), seed(1, False)]},
     }
     for each in drafters["eagle3"]["seeds"]:
         del each["greedy"]["modes"]["tree"]  # the same object as at temperature 1
@@ -146,6 +235,12 @@ def recorded():
         "oracle": 3.75,
         "command": "python -m benchmarks.heads --workdir=WORKDIR --arm=b",
         "conditions": "A processor, 2 cores.",
+        "timings": {
+            "plain": {"greedy": 100.0, "sampled": 80.0},
+            "step_ms": 2.0,
+            "conditions": "It was quiet.",
+            "drafters": {"domino": timed("draft", "tree"), "eagle3": timed("draft")},
+        },
         "drafters": drafters,
     }
 
@@ -162,16 +257,20 @@ def test_the_section_of_recorded_figures():
     lines = text.splitlines()
     assert lines[0] == "### Everything trained, equal steps"
     assert EXPECTED in lines
-    assert "| Domino | 1.50 | 2.00 | 30 | 3.00 | 2.00 |" in lines
+    assert "| Domino | 1.50 | 2.00 | 30 | 3.00 | 2.00 | 1.50 | 64 |" in lines
     eagle = next(line for line in lines if line.startswith("| EAGLE-3 | 3.25"))
     assert eagle.split(" | ")[2] == "–" and eagle.endswith("| – |")  # no blocks, no other depth
-    assert "| Domino | 4.00 | 0.50 | 0.25 | 4.00 | 2.00 | 100 | 200 | 200 | 2.00 | 2.00 |" in lines
-    assert all(f"| Domino | accepted, T = {place} | 0.75 | 0.50 | – |" in lines for place in (0, 1))
-    assert "| Domino | recall@16 | 1.00 | 0.75 | 0.50 |" in lines
+    times = "0.50 | 0.25 | 3.00 | 0.12 | 4.00 | 2.00"
+    assert f"| Domino | 4.00 | 21 | {times} | 200 | 150 | 2.00 | 1.50 | 1.50 |" in lines
+    assert f"| EAGLE-3 | 4.00 | 21 | {times} | 200 | – | 2.00 | – | 1.50 |" in lines
+    assert all(f"| Domino | accepted, T = {place} | 0.75 | 0.50 | – | – |" in lines for place in (0, 1))
+    assert "| Domino | rounds, T = 0 | 0.25 | 0.75 | – | – |" in lines
+    assert "| Domino | recall@16 | 1.00 | 0.75 | 0.50 | – |" in lines
     assert not any(line.startswith("| EAGLE-3 | recall") for line in lines)
     assert "- Plain against plain: 4 of 4 greedy plain decodings gave the same texts." in lines
     assert "- Oracle: with every draft accepted τ is 3.75 of at most 4; ends of texts cut the last rounds." in lines
-    assert "so τ is at most 4; mean ± half the range of 2 training seeds" in text
+    assert "so every τ is at most 4." in text and "Mean ± half the range of 2 training seeds" in text
+    assert "A plain step takes 2.00 ms; plain decoding does 100 tokens/s at temperature 0 and 80 at 1. It was" in text
     assert (
         "Training rows: 1,000, the target's own answers (SHA-256 of their token ids in order 0123456789abcdef)" in text
     )
@@ -186,7 +285,7 @@ def test_plain_decodings_that_differ_are_counted():
 
 def test_one_seed_has_no_range_and_one_prompt_no_interval():
     only = seed(1)
-    only["greedy"]["modes"]["draft"] = chain([6], [2])
+    only["greedy"]["modes"]["draft"] = lane([6], [2])
     assert say_tau([only], "greedy", "draft") == "3.00"
 
 
@@ -222,9 +321,10 @@ def test_a_held_out_prompt_among_the_training_prompts_is_refused(tmp_path, monke
         heads.main([f"--workdir={tmp_path}", "--arm=b"])
 
 
-@pytest.mark.slow(minutes=4)
+@pytest.mark.slow(minutes=6)
 @pytest.mark.parametrize(
-    ("arm", "names"), [("a", ("backbone_unshifted", "dflash2_frozen")), ("c", ("domino", "eagle3", "medusa"))]
+    ("arm", "names"),
+    [("a", ("backbone_unshifted", "dflash2_frozen")), ("c", ("domino", "eagle3", "medusa")), ("d", ("domino", "none"))],
 )
 def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm, names):
     """Some of an arm's drafters on the golden target, blocks of 4, few steps; then once more, with nothing to run."""
@@ -238,6 +338,7 @@ def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm,
         "drafter.target_layer_ids": "(1,2,3)",
         "drafter.gru_hidden_dim": 16,
         "drafter.emb_dim": 8,
+        "drafter.selector_rank": 8,
         "data.train": tmp_path / "train.jsonl",
         "data.max_length": 64,
         "train.batch_size": 2,
@@ -245,7 +346,7 @@ def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm,
         "eval.prompts": tmp_path / "held_out.jsonl",
         "decode.max_new_tokens": 8,
         "decode.cache_length": 128,
-        "decode.tree.nodes": 6,
+        "decode.tree.lanes": 4,
         "regenerate.max_new_tokens": 16,
     }
     monkeypatch.setattr(heads, "PILOT_STEPS", 20)
@@ -259,6 +360,15 @@ def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm,
     assert "differ by more than a near tie" in page and "; 0 of the others" in page
     for picture in ("flops", "positions"):
         assert (tmp_path / "docs" / f"heads_{picture}_{arm}.png").exists()
+    execute, stages = Study.execute, []
     monkeypatch.setattr(Study, "execute", lambda self, command, name: pytest.fail(f"{name} was run again"))
     heads.main(flags)
     assert (tmp_path / "docs" / "results.md").read_text().splitlines()[:20] == page.splitlines()[:20]
+
+    def only_timings(self, command, name):
+        stages.append(name)
+        execute(self, command, name)
+
+    monkeypatch.setattr(Study, "execute", only_timings)
+    heads.main([*flags, "--only_timings"])
+    assert stages == [f"timings_{arm}"]

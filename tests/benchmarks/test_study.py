@@ -129,7 +129,7 @@ def test_trainings_and_decodings_are_the_real_commands(tmp_path, monkeypatch):
     assert answers[0] == "domino_jax.regenerate" and "--prompts=PROMPTS" in answers
     assert name == "domino_seed1_steps10" and folder == tmp_path / name and train[0] == "domino_jax.train"
     wanted = ["config.seed=1", "config.train.steps=10", "config.train.gamma=3.0", "config.train.batch_size=2"]
-    wanted += ["config.eval.every=2", f"config.data.train={tmp_path / 'rows.jsonl'}", f"workdir={folder}"]
+    wanted += ["config.eval.every=3", f"config.data.train={tmp_path / 'rows.jsonl'}", f"workdir={folder}"]
     assert {f"--{flag}" for flag in wanted} <= set(train)
     (tmp_path / "chain").mkdir()
     (tmp_path / "chain" / "report.json").write_text('{"format": 2}')
