@@ -107,13 +107,12 @@ def _common(made: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
 def _frozen(made: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
     """Heads alone on a backbone that was trained without a head; a shifted one and an unshifted one."""
     shifted = {**made["none"].changes, "drafter.shift_label": True}
-    found = {"backbone_shifted": dataclasses.replace(made["none"], title="shifted backbone alone", changes=shifted)}
-    found["backbone_unshifted"] = dataclasses.replace(made["none"], title="unshifted backbone alone", colour="#999999")
+    found = {"backbone_shifted": dataclasses.replace(made["none"], title="DFlash, shifted", changes=shifted)}
     for name in ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2"):
         one = made[name]
         # Plain DFlash has no convolution, so the selector on its backbone has none either.
         extra = {"drafter.conv_kernel_size": 0} if name == "dflash2" else {"train.lambda_start": 0.0}
-        backbone = "backbone_unshifted" if name == "dflash2" else "backbone_shifted"
+        backbone = "none" if name == "dflash2" else "backbone_shifted"
         found[f"{name}_frozen"] = dataclasses.replace(one, changes={**one.changes, **extra}, backbone=backbone)
     random = {**found["domino_frozen"].changes, "train.learning_rate": 1e-12}
     found["random_frozen"] = dataclasses.replace(
@@ -127,9 +126,9 @@ EVERYTHING = ("none", *BLOCKS, "eagle3", "medusa")
 ARMS = {
     "a": Arm(
         "One frozen backbone, the head alone trained",
-        ("backbone_shifted", "backbone_unshifted", "random_frozen", *(f"{name}_frozen" for name in BLOCKS)),
+        ("none", "backbone_shifted", "random_frozen", *(f"{name}_frozen" for name in BLOCKS)),
         "The backbones were trained as plain DFlash, so no head was trained together with its backbone. DFlash2 is its "
-        "selector alone, without convolutions, on the unshifted backbone; the other heads are on the shifted one.",
+        "selector alone, without convolutions, on the usual, unshifted one; the other heads are on the shifted one.",
     ),
     "b": Arm(
         "Everything trained, equal steps",

@@ -100,3 +100,9 @@ def test_pictures_of_a_simulated_run_say_so(tmp_path, monkeypatch):
     monkeypatch.setattr(plots.Figure, "suptitle", lambda figure, text, **look: titles.append(text))
     assert drawn(tmp_path / "plots", report_of(info=info_with(simulate_tau=7.17))) == ALWAYS
     assert titles == ["SIMULATED acceptance, τ forced to 7.17"] * 3
+
+
+def test_labels_are_spread_upwards_and_stay_below_the_top():
+    assert plots.spread([0.25, 0.25, 0.75], 0.125) == [0.25, 0.375, 0.75]
+    assert plots.spread([0.5, 1.0, 1.0], 0.25) == [0.5, 0.75, 1.0]
+    assert plots.spread([], 0.25) == []
