@@ -61,7 +61,12 @@ def measure(runs: Mapping[str, pathlib.Path], plan: Plan) -> dict[str, Any]:
                     one |= round_figures(lane, prompts[0])
                     steps.append(one.pop("step_ms"))
         # Here, so that it counts the cores that were used.
-        return {"plain": plain, "step_ms": sorted(steps)[len(steps) // 2], "drafters": found, "conditions": conditions()}
+        return {
+            "plain": plain,
+            "step_ms": sorted(steps)[len(steps) // 2],
+            "drafters": found,
+            "conditions": conditions(),
+        }
 
 
 def lanes_of(

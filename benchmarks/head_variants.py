@@ -107,7 +107,11 @@ def _common(made: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
 def _frozen(made: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
     """Heads alone on a backbone that was trained without a head; a shifted one and an unshifted one."""
     shifted = {**made["none"].changes, "drafter.shift_label": True}
-    found = {"backbone_shifted": dataclasses.replace(made["none"], title="DFlash, shifted", changes=shifted)}
+    found = {
+        "backbone_shifted": dataclasses.replace(
+            made["none"], title="DFlash, shifted", changes=shifted, colour="#999999"
+        )
+    }
     for name in ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2"):
         one = made[name]
         # Plain DFlash has no convolution, so the selector on its backbone has none either.
