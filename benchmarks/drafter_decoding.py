@@ -71,19 +71,18 @@ def decoded(
     with RunFiles(output, {"plan": {**dataclasses.asdict(plan), "modes": list(plan.modes)}}) as files:
         run_lanes(lanes, asked, codec, ROWS, files)
     answers, records = read_lines(output / GENERATIONS), read_lines(output / PROGRESS)
+    widths = {lane.name: (plan.published if lane.name == PUBLISHED else plan.drafts) + 1 for lane in lanes}
     found = {}
     for kind, temperature in TEMPERATURES.items():
         places = [place for place, prompt in enumerate(asked) if prompt.request.sampling.temperature == temperature]
         ids = {asked[place].id for place in places}
         of_kind = [line for line in answers if line["id"] in ids]
-        by_lane = {lane.name: [line for line in of_kind if is_of(line, lane)] for lane in lanes}
-        found[kind] = {
-            "modes": {
-                lane.name: lane_figures(by_lane[lane.name], divergences_of(records, lane.name, places))
-                for lane in lanes
-            },
-            "plain": plain_digest(by_lane[BASELINE]),
-        }
+        modes = {}
+        for lane in lanes:
+            lines = [line for line in of_kind if is_of(line, lane)]
+            modes[lane.name] = lane_figures(lines, divergences_of(records, lane.name, places), widths[lane.name])
+        plain = [line for line in of_kind if line["mode"] == BASELINE]
+        found[kind] = {"modes": modes, "plain": plain_digest(plain)}
     return found
 
 
@@ -160,12 +159,13 @@ def curve(
 # ---------------------------------------------------------------------------------------------------- figures
 
 
-def lane_figures(lines: Sequence[Mapping[str, Any]], diverged: Sequence[Mapping] | None) -> dict[str, Any]:
+def lane_figures(lines: Sequence[Mapping[str, Any]], diverged: Sequence[Mapping] | None, width: int) -> dict[str, Any]:
     """Figures of one mode's answers at one temperature.
 
     Args:
         lines: of generations.jsonl, in the order of the prompts.
         diverged: where answers differ from those of plain decoding; None for plain decoding itself.
+        width: tokens that a round can emit.
 
     Returns:
         emitted, rounds: of each answer.  histogram: rounds by the tokens they emitted.  conditional: the share of
@@ -173,7 +173,7 @@ def lane_figures(lines: Sequence[Mapping[str, Any]], diverged: Sequence[Mapping]
     """
     lengths = [line["accept_lengths"] for line in lines]
     counts = collections.Counter(emitted for each in lengths for emitted in each)
-    histogram = full_histogram(counts, max(counts, default=0))
+    histogram = full_histogram(counts, width)
     return {
         "emitted": [sum(each) for each in lengths],
         "rounds": [len(each) for each in lengths],

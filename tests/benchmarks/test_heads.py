@@ -93,12 +93,12 @@ def test_seconds_of_a_step_leave_the_compilation_and_other_work_out():
 
 def test_figures_of_a_lane_by_hand():
     lines = [{"accept_lengths": [1, 3]}, {"accept_lengths": [2]}, {"accept_lengths": []}]
-    figures = lane_figures(lines, [{"near_tie": True}, {"near_tie": False}])
+    figures = lane_figures(lines, [{"near_tie": True}, {"near_tie": False}], width=5)
     assert figures["emitted"] == [4, 2, 0] and figures["rounds"] == [2, 1, 0]
-    assert figures["histogram"] == {"1": 1, "2": 1, "3": 1}
-    assert figures["conditional"] == [2 / 3, 1 / 2]
+    assert figures["histogram"] == {"1": 1, "2": 1, "3": 1, "4": 0, "5": 0}
+    assert figures["conditional"] == [2 / 3, 1 / 2, 0.0, None]
     assert figures["identical"] == {"same": 1, "of": 3, "violations": 1}
-    assert lane_figures([{"accept_lengths": []}], None)["histogram"] == {}
+    assert lane_figures([{"accept_lengths": []}], None, width=5)["histogram"] == {}
 
 
 def test_divergences_are_divided_by_temperature():
