@@ -22,6 +22,7 @@ from domino_jax.training.optimizer import learning_rate, make_optimizer
         (0.5, 250, 0.5),
         (0.5, 500, 0.0),
         (0.5, 999, 0.0),
+        (float("inf"), 999, 1.0),  # stays
     ],
 )
 def test_lambda_over_a_thousand_steps(ratio, step, expected):
