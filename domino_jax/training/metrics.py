@@ -47,8 +47,8 @@ ONLY_WHEN_SET = ("skipped", "hang")  # shown once they are not 0
 COLUMNS = 120  # of a line in a log; figures are left out from the first of these on until it fits
 LEFT_OUT = ("goodput", "data_wait", "anchors_per_second", "tokens_per_second", "base_accept_len", "learning_rate")
 LEFT_OUT += ("final_loss", "grad_norm", "mfu")
-# Bookkeeping of the goodput: in the file, and no curve.
-NO_CURVE = ("started", "productive_seconds")
+# Bookkeeping of the time: in the file, and no curve.
+NO_CURVE = ("started", "productive_seconds", "cpu_seconds")
 
 PATIENCE = 5.0  # seconds before the progress of a phase between two steps is shown in a log
 

@@ -53,6 +53,8 @@ class StepClock:
         # The wall clock is read once: while the process runs it may be set, and the monotonic one may not.
         self._before, self._start = max(now - self._started, 0.0), time.monotonic()
         self._productive = max((row["productive_seconds"] for row in kept if "productive_seconds" in row), default=0.0)
+        self._cpu_before = max((row["cpu_seconds"] for row in kept if "cpu_seconds" in row), default=0.0)
+        self._cpu_start = time.process_time()
         self._row_flops = functools.cache(row_flops) if row_flops else None
         self._peak = peak_flops
         self._fetched = time.monotonic()
@@ -105,7 +107,8 @@ class StepClock:
             "rows_per_second", "tokens_per_second" and "anchors_per_second" over the working time; "data_wait", the
             share of it that the loop waited for batches (an upper bound of the devices' own wait: they may have been
             busy with earlier steps); "mfu" where the devices' peak is known: the lean FLOPs against it. None of these
-            before the second step of a start. Always "goodput", "productive_seconds" and "started".
+            before the second step of a start. Always "goodput", "productive_seconds" and "started"; where the devices
+            are CPUs also "cpu_seconds", the processor time of this process so far, that of earlier starts included.
         """
         working = time.monotonic() - self._begin - self._elsewhere
         rates = {}
@@ -123,6 +126,8 @@ class StepClock:
                 rates["mfu"] = self._flops / working / self._peak
         wall = max(self._before + time.monotonic() - self._start, self._productive, 1e-9)
         self._begin_interval()
+        if jax.default_backend() == "cpu":
+            rates["cpu_seconds"] = self._cpu_before + time.process_time() - self._cpu_start
         return {
             **rates,
             "goodput": self._productive / wall,

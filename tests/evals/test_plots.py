@@ -36,6 +36,23 @@ def test_a_whole_run_gets_three_pictures(tmp_path):
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(names)
 
 
+def test_acceptance_is_drawn_over_hours_too(monkeypatch):
+    """Of a core where the run logged its processor time; a step between two logged ones is between their hours."""
+    pictures = {}
+    monkeypatch.setattr(plots, "save", lambda folder, drawn: pictures.update(drawn))
+    for rows, words in (
+        (TRAINED, "hours"),
+        ([{**row, "cpu_seconds": 72 * row["step"]} for row in TRAINED], "of a core"),
+    ):
+        monkeypatch.setattr(plots, "read_rows", lambda path, rows=rows: rows + EVALUATED)
+        plot_run("workdir")
+        [axes] = pictures["tau.png"].axes
+        [above] = axes.child_axes
+        pictures["tau.png"].canvas.draw()
+        assert words in above.get_xlabel()
+    assert above.get_xlim()[1] == pytest.approx(72 * 100 / 3600, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("rows", "names"),
     [

@@ -40,7 +40,7 @@ def test_the_first_step_is_told_apart_and_counts_in_no_rate(clock_time):
     clock_time.passes(7)
     run_steps(clock, clock_time, 1, working=60.0)
     assert clock.first_step_seconds == 60.0
-    assert set(clock.rates()) == {"goodput", "productive_seconds", "started"}
+    assert set(clock.rates()) == {"goodput", "productive_seconds", "started", "cpu_seconds"}
 
 
 def test_rates_of_an_interval(clock_time):
@@ -110,6 +110,15 @@ def test_the_first_start_is_remembered_when_all_its_steps_were_lost(tmp_path, cl
     second = logged_start(tmp_path, clock_time, 0, 4)
     assert second["started"] == first["started"]
     assert second["goodput"] == pytest.approx(9 / 32)
+
+
+def test_processor_time_goes_on_from_the_kept_rows_and_is_told_of_cpus_alone(clock_time, monkeypatch):
+    monkeypatch.setattr(time, "process_time", lambda: 50.0)
+    clock = StepClock([], [{"cpu_seconds": 100.0}])
+    monkeypatch.setattr(time, "process_time", lambda: 57.0)
+    assert clock.rates()["cpu_seconds"] == 107.0
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert "cpu_seconds" not in clock.rates()
 
 
 @pytest.mark.parametrize("jump", [-3e8, 3e8])
