@@ -35,8 +35,9 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         f"### {arm.title}",
         f"```\n{recorded['command']}\n```",
         f"{arm.says} The verifying pass has {width} rows, so every τ is at most {width}. In the last column it is at "
-        "most one more than the drafts in parentheses. Mean ± half the range of "
-        f"{len(recorded['seeds'])} training seeds, with 95 % intervals over prompts in brackets.",
+        "most one more than the drafts in parentheses. Training seeds: "
+        f"{', '.join(map(str, recorded['seeds']))} (mean ± half the range where there are several), with 95 % intervals "
+        "over prompts in brackets.",
         "\n".join(quality(drafters)),
         "What was trained, and with how much. FLOPs are those of the products in the step's program, the target's pass "
         "and the optimizer included; lean ones count what has to be computed, once. Memory is the compiler's peak of a "

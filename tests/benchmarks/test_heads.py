@@ -269,7 +269,7 @@ def test_the_section_of_recorded_figures():
     assert not any(line.startswith("| EAGLE-3 | recall") for line in lines)
     assert "- Plain against plain: 4 of 4 greedy plain decodings gave the same texts." in lines
     assert "- Oracle: with every draft accepted τ is 3.75 of at most 4; ends of texts cut the last rounds." in lines
-    assert "so every τ is at most 4." in text and "Mean ± half the range of 2 training seeds" in text
+    assert "so every τ is at most 4." in text and "Training seeds: 0, 1 (mean ± half the range" in text
     assert "A plain step takes 2.00 ms; plain decoding does 100 tokens/s at temperature 0 and 80 at 1. It was" in text
     assert (
         "Training rows: 1,000, the target's own answers (SHA-256 of their token ids in order 0123456789abcdef)" in text
