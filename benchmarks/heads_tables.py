@@ -31,13 +31,13 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
     name, width, rows = recorded["arm"], recorded["width"], recorded["rows"]
     drafters, timings = recorded["drafters"], recorded["timings"]
     training, held_out = rows["training"], rows["held_out"]
+    seeds = ", ".join(map(str, recorded["seeds"]))
     parts = [
         f"### {arm.title}",
         f"```\n{recorded['command']}\n```",
         f"{arm.says} The verifying pass has {width} rows, so every τ is at most {width}. In the last column it is at "
-        "most one more than the drafts in parentheses. Training seeds: "
-        f"{', '.join(map(str, recorded['seeds']))} (mean ± half the range where there are several), with 95 % intervals "
-        "over prompts in brackets.",
+        f"most one more than the drafts in parentheses. Training seeds: {seeds} (mean ± half the range where there are "
+        "several); 95 % intervals over prompts are in brackets.",
         "\n".join(quality(drafters)),
         "What was trained, and with how much. FLOPs are those of the products in the step's program, the target's pass "
         "and the optimizer included; lean ones count what has to be computed, once. Memory is the compiler's peak of a "
