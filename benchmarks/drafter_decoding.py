@@ -37,7 +37,7 @@ from domino_jax.weights.loading import LoadedTarget
 TEMPERATURES = {"greedy": 0.0, "sampled": 1.0}
 PUBLISHED = "published"  # the chain of the published drafter's length
 ROWS = 3  # together; smaller batches, and programs for them, come with four rows and more
-CURVE_PROMPTS = 16  # that the checkpoints of a run are decoded with
+CURVE_PROMPTS = 12  # that the checkpoints of a run are decoded with
 
 
 @dataclasses.dataclass(frozen=True)

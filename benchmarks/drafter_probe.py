@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("run", "answers", "output"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
     parser.add_argument("--prompts", required=True)
-    parser.add_argument("--count", type=int, default=48, help="prompts to decode")
+    parser.add_argument("--count", type=int, default=32, help="prompts to decode")
     parser.add_argument("--modes", default=f"{BASELINE},{DRAFT}", help="joined by commas")
     parser.add_argument("--drafts", type=int, default=15, help="of a chain")
     parser.add_argument("--published", type=int, default=0, help="also decode chains of as many drafts; 0: do not")

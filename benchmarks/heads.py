@@ -119,7 +119,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument(
         "--width", type=at_least(2), default=16, help="rows of the verifying pass; blocks have as many slots"
     )
-    parser.add_argument("--prompts", type=at_least(1), default=48, help="held-out prompts to decode")
+    parser.add_argument("--prompts", type=at_least(1), default=32, help="held-out prompts to decode")
     parser.add_argument("--train_seconds", type=time_of, default=0.0, help="arm c; 0: what Domino needs for --steps")
     parser.add_argument("--only_timings", action="store_true", help="time the drafters of a finished arm again")
     return parse(parser, arguments, lambda options: ARMS[options.arm].variants)
