@@ -82,6 +82,13 @@ class Cluster:
             time.sleep(0.2)
         return state
 
+    def wait_for_step_daemons(self, number: str, seconds: float = 30) -> None:
+        """Wait until the daemons of a job's steps have ended; they may outlive the job's end by seconds."""
+        end = time.monotonic() + seconds
+        while sockets := list(self.folder.glob(f"spool-*/node*_{number}.*")):
+            assert time.monotonic() < end, sockets
+            time.sleep(0.1)
+
 
 @contextlib.contextmanager
 def running(folder: pathlib.Path) -> Iterator[Cluster]:

@@ -43,10 +43,15 @@ def wait_for_text(folder, text, count=1, seconds=30):
 
 
 def start_again_now(slurm, folder, number, seconds=30):
-    """Without the two minutes that Slurm waits before it starts a requeued job."""
+    """Without the two minutes that Slurm waits before it starts a requeued job, but not before the nodes are ready.
+
+    Until the next second a node takes the new start's credential for the one that the requeue has revoked: the job
+    fails. And a daemon of the first start's steps removes, when it ends, a socket of the same name.
+    """
     wait_for_text(folder, "back into the queue", seconds=seconds)
     slurm.wait(number, "PENDING")
-    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now")
+    slurm.wait_for_step_daemons(number)
+    slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now+1")
 
 
 def test_two_tasks_on_each_of_two_nodes_run_the_words(slurm, tmp_path):
