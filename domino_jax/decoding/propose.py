@@ -1,5 +1,6 @@
 """The draft of one round: backbone over [anchor, mask, …], base logits of all slots, then the head's rollout."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,7 +8,8 @@ import jax.numpy as jnp
 
 from domino_jax.decoding.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.sampling import Sampling, choose, choose_with, reads_noise
+from domino_jax.decoding.rollout import roll_out, scan_drafts, settle
+from domino_jax.decoding.sampling import Sampling, choose, reads_noise
 from domino_jax.decoding.settings import DraftSettings
 from domino_jax.drafters.names import EAGLE3
 from domino_jax.drafters.pair import Models
@@ -75,45 +77,15 @@ def roll_out_head(
     sampling: Sampling,
     settings: DraftSettings,
 ) -> jax.Array:
-    """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
+    """The head's roll-out over z [B, M, D] and base logits float32 [B, M, V]: draft tokens int32 [B, M].
 
-    What of the head does not depend on tokens is taken for all slots before the loop, and so are the candidates' rows
-    of its last matrix; the loop carries the head's state and the last token. Draft i sees the state after the anchor
-    and drafts 1..i-1, and shares the target's noise at its absolute position.
+    Draft i shares the target's noise at its absolute position.
     """
-    prefix = min(models.drafter.config.pure_draft_prefix_len, base.shape[1])
     candidates = pick_candidates(base, models.drafter.config.candidates(settings.head_candidates))
     if reads_noise(sampling, settings.scale):
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
-    corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
-    first = settle(jax.tree.map(lambda column: column[:, :prefix], candidates), sampling, settings.scale)
-    consumed = jnp.concatenate([state.anchors[:, None], first], axis=1)  # [B, 1 + prefix]
-    halves, head = models.head_hidden_half(z), models.head_start(z.shape[0])
-    for index in range(prefix):
-        head, _ = models.head_step(head, consumed[:, index], halves[:, index])
-
-    def correct(carry, slot):
-        head, token = carry
-        half, choices, rows = slot
-        head, code = models.head_step(head, token, half)
-        change = models.residual(code)[:, None] if rows is None else models.residual_of(code[:, None], rows)
-        choices = jax.tree.map(lambda column: column[:, None], choices)
-        choices = choices._replace(logits=choices.logits + change)
-        token = settle(choices, sampling, settings.scale)[:, 0]
-        return (head, token), token
-
-    rows = None if corrected.tokens is None else models.head_rows(corrected.tokens)
-    slots = (halves[:, prefix:], corrected, rows)
-    slots = jax.tree.map(lambda column: column.swapaxes(0, 1), slots)
-    # A GPU's command buffer ends at a loop; unrolled, all drafts fit into one. Elsewhere a loop compiles faster and
-    # runs as fast.
-    _, rest = jax.lax.platform_dependent(
-        (head, consumed[:, -1]),
-        slots,
-        cuda=lambda start, slots: jax.lax.scan(correct, start, slots, unroll=True),
-        default=lambda start, slots: jax.lax.scan(correct, start, slots),
-    )
-    return jnp.concatenate([first, rest.T], axis=1)
+    choose_draft = functools.partial(settle, sampling=sampling, scale=settings.scale)
+    return roll_out(models, state.anchors, z, candidates, choose_draft, scan_drafts)
 
 
 def until_unsure(models: Models, state: DecodeState, z: Hidden, drafts: jax.Array, threshold: float) -> jax.Array:
@@ -150,18 +122,5 @@ def draft_chain(
     if drafts == 0:
         (rows, _, _), _ = step(start, 0)
         return jnp.zeros((len(state.anchors), 0), jnp.int32), (rows, state.draft_cache[1])
-    (rows, _, _), drafted = jax.lax.platform_dependent(
-        start,
-        jnp.arange(drafts),
-        cuda=lambda start, steps: jax.lax.scan(step, start, steps, unroll=True),
-        default=lambda start, steps: jax.lax.scan(step, start, steps),
-    )
+    (rows, _, _), drafted = scan_drafts(step, start, jnp.arange(drafts))
     return drafted.T, (rows, state.draft_cache[1])
-
-
-def settle(candidates: Candidates, sampling: Sampling, scale: float) -> jax.Array:
-    """The draft at each slot, int32 [B, M]: argmax(scale · log p + g) over the candidates."""
-    places = choose_with(candidates.logits, candidates.noise, sampling, scale)
-    if candidates.tokens is None:
-        return places
-    return jnp.take_along_axis(candidates.tokens, places[:, :, None], axis=-1)[:, :, 0]

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from domino_jax.decoding.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import draft_base, draft_positions
+from domino_jax.decoding.rollout import scan_drafts
 from domino_jax.decoding.sampling import Sampling, process_logits
 from domino_jax.decoding.settings import DraftSettings
 from domino_jax.drafters.names import DFLASH2
@@ -114,9 +115,6 @@ def grow_lanes(
         z: [B, M, D], the backbone's hidden states, one per depth.
         candidates: their logits divided by `_divisor`; with noise where the tree is coupled with the target's choice.
         rest: log_rest of the other logits, float32 [B, M].
-
-    One scan over the depths, unrolled where the chain's rollout is, for the same reason (propose.py); unrolled
-    elsewhere, four depths took a third longer to compile.
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
     per_depth = {**candidates._asdict(), "rest": rest}
@@ -149,12 +147,7 @@ def grow_lanes(
     slots = jnp.full((batch, lanes), ROOT)
     tokens = jnp.broadcast_to(anchors[:, None], (batch, lanes))
     by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
-    _, levels = jax.lax.platform_dependent(
-        (scores, slots, tokens, head),
-        (jnp.arange(depths), by_depth),
-        cuda=lambda start, levels: jax.lax.scan(deepen, start, levels, unroll=True),
-        default=lambda start, levels: jax.lax.scan(deepen, start, levels),
-    )
+    _, levels = scan_drafts(deepen, (scores, slots, tokens, head), (jnp.arange(depths), by_depth))
     return Ledger(*(level.swapaxes(0, 1).reshape(batch, -1) for level in levels))
 
 

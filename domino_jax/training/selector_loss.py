@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from domino_jax.decoding.candidates import largest
+from domino_jax.decoding.candidates import Candidates, largest
+from domino_jax.decoding.rollout import roll_out_blocks
 from domino_jax.drafters.names import REPLACE
 from domino_jax.drafters.pair import Models
 from domino_jax.models.shapes import Hidden, Logits
@@ -92,7 +93,8 @@ def selector_outputs(
             jax.lax.stop_gradient(base) if settings.selector_detached else base, tokens, axis=-1
         )
         scores = unary + pair_scores(models.replace(drafter_params={"head": params}), codes, tokens)
-        path = drafted_path(drafting, jax.lax.stop_gradient(z), *served, teacher.anchors)
+        candidates = Candidates(served[1], served[0])
+        path = roll_out_blocks(drafting, teacher.anchors, jax.lax.stop_gradient(z), candidates)
         return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
 
     return outputs_of
@@ -101,22 +103,6 @@ def selector_outputs(
 def pair_scores(models: Models, codes: jax.Array, tokens: jax.Array) -> jax.Array:
     """The head's corrections float32 [..., K] of tokens int32 [..., K] by one code [..., E] each."""
     return models.residual_of(codes[..., None, :], models.head_rows(tokens))[..., 0, :]
-
-
-def drafted_path(models: Models, z: Hidden, unary: jax.Array, tokens: jax.Array, anchors: jax.Array) -> jax.Array:
-    """The greedy draft int32 [B, n, M] from z [B, n, M, D] and the candidates [B, n, M, K], as decoding writes it."""
-
-    def choose(previous, slot):
-        half, unary, tokens, rows = slot
-        code = models.head_step((), previous, half)[1]
-        scores = unary + models.residual_of(code[..., None, :], rows)[..., 0, :]
-        best = jnp.argmax(scores, axis=-1, keepdims=True)
-        chosen = jnp.take_along_axis(tokens, best, axis=-1)[..., 0]
-        return chosen, chosen
-
-    slots = (models.head_hidden_half(z), unary, tokens, models.head_rows(tokens))
-    slots = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), slots)
-    return jnp.moveaxis(jax.lax.scan(choose, anchors, slots)[1], 0, 2)
 
 
 def selector_sums(base: Logits, choices: Choices, labels: Labels, settings: LossSettings) -> Sums:

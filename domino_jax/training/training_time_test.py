@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from domino_jax.decoding.candidates import Candidates
+from domino_jax.decoding.rollout import roll_out_blocks
 from domino_jax.drafters.pair import Models
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.slices import cut, joined
@@ -28,22 +30,10 @@ def greedy_tokens(
     count = anchors.shape[1]
     size = min(slice_blocks, count)
     parts = (cut(jax.lax.stop_gradient(z), 1, size), cut(anchors, 1, size))
-    drafted = jax.lax.map(lambda part: _roll_out(models, *part, unembed), parts)
-    return joined(drafted, 1, count)
 
+    def tokens_before(part):
+        z, anchors = part
+        drafts = roll_out_blocks(models, anchors, z, Candidates(None, jax.lax.stop_gradient(unembed(z))))
+        return jnp.concatenate([anchors[..., None], drafts[..., :-1]], axis=-1)
 
-def _roll_out(models: Models, z: Hidden, anchors: jax.Array, unembed: Callable[[Hidden], Logits]) -> jax.Array:
-    """Of one slice, z [B, n, M, D] and anchors [B, n]; the slots follow one another."""
-    corrected = jnp.arange(z.shape[2]) >= models.drafter.config.pure_draft_prefix_len
-
-    def draft(carry, slot):
-        state, token = carry
-        half, logits, corrected = slot
-        state, code = models.head_step(state, token, half)
-        logits = logits + jnp.where(corrected, models.residual(code), 0.0)
-        return (state, jnp.argmax(logits, axis=-1).astype(jnp.int32)), token
-
-    slots = [jnp.moveaxis(x, 2, 0) for x in (models.head_hidden_half(z), jax.lax.stop_gradient(unembed(z)))]
-    start = (models.head_start(*anchors.shape), anchors)
-    _, before = jax.lax.scan(draft, start, (*slots, corrected))
-    return jnp.moveaxis(before, 0, 2)
+    return joined(jax.lax.map(tokens_before, parts), 1, count)
