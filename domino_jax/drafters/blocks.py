@@ -64,6 +64,14 @@ def slot_positions(anchors: jax.Array, block_size: int) -> jax.Array:
     return anchors[:, :, None] + jnp.arange(block_size)
 
 
+def label_positions(anchors: jax.Array, block_size: int, first_slot: int) -> jax.Array:
+    """int32 [B, A, G]: where the label of each slot is, a+1+k of shifted blocks and a+k of unshifted ones; not clamped.
+
+    first_slot: `DrafterConfig.first_slot`, 0 of shifted blocks.
+    """
+    return slot_positions(anchors, block_size) + 1 - first_slot
+
+
 def block_tokens(tokens: Tokens, anchors: jax.Array, keep: jax.Array, block_size: int, mask_token_id: int) -> jax.Array:
     """int32 [B, A, G]: the anchor's token in slot 0 (the mask token where keep is False), mask tokens after it."""
     first = jnp.where(keep, jnp.take_along_axis(tokens, anchors, axis=1), mask_token_id)
@@ -78,17 +86,18 @@ def labels_and_weights(
     keep: jax.Array,
     *,
     block_size: int,
-    shift_label: bool,
+    first_slot: int,
     contiguous: bool,
     documents: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Labels int32 and raw weights float32, each [B, A, G].
 
-    Slot k is labelled by the token at a+1+k (shifted) or a+k (unshifted, whose slot 0 has no weight). With contiguous
-    True a block stops at its first unsupervised token, so it never runs on into the next turn; False is the public
-    trainer's way. In packed rows (documents int32 [B, S]) no label is taken from another document than the anchor's.
+    Slot k is labelled by the token at its place in `label_positions`; slots before `first_slot` have no weight. With
+    contiguous True a block stops at its first unsupervised token, so it never runs on into the next turn; False is the
+    public trainer's way. In packed rows (documents int32 [B, S]) no label is taken from another document than the
+    anchor's.
     """
-    positions = slot_positions(anchors, block_size) + (1 if shift_label else 0)
+    positions = label_positions(anchors, block_size, first_slot)
     labels = gather_positions(tokens, positions)
     supervised = (gather_positions(loss_mask, positions) > 0.5) & (positions < tokens.shape[1]) & keep[:, :, None]
     if documents is not None:
@@ -96,17 +105,16 @@ def labels_and_weights(
             gather_positions(documents, positions) == jnp.take_along_axis(documents, anchors, axis=1)[..., None]
         )
     weights = supervised.astype(jnp.float32)
-    start = 0 if shift_label else 1
     if contiguous:
-        weights = weights.at[:, :, start:].set(jnp.cumprod(weights[:, :, start:], axis=-1))
-    return labels, weights.at[:, :, :start].set(0.0)
+        weights = weights.at[:, :, first_slot:].set(jnp.cumprod(weights[:, :, first_slot:], axis=-1))
+    return labels, weights.at[:, :, :first_slot].set(0.0)
 
 
-def position_decay(block_size: int, shift_label: bool, gamma: float | None) -> jax.Array:
+def position_decay(block_size: int, first_slot: int, gamma: float | None) -> jax.Array:
     """float32 [G]: exp(-i/γ) for the i-th predicted slot, the first 1 in both conventions; γ None is all ones."""
     if gamma is None:
         return jnp.ones((block_size,), jnp.float32)
-    order = jnp.maximum(jnp.arange(block_size) - (0 if shift_label else 1), 0)
+    order = jnp.maximum(jnp.arange(block_size) - first_slot, 0)
     return jnp.exp(-order.astype(jnp.float32) / gamma)
 
 

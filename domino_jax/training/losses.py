@@ -112,7 +112,7 @@ def slot_weights(label_weights: jax.Array, config: DrafterConfig, settings: Loss
     """
     if settings.dpace_alpha is not None:
         return label_weights
-    return label_weights * position_decay(config.block_size, config.shift_label, settings.gamma)
+    return label_weights * position_decay(config.block_size, config.first_slot, settings.gamma)
 
 
 class Labels(NamedTuple):

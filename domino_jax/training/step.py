@@ -84,7 +84,7 @@ def label_blocks(
         anchors,
         keep,
         block_size=config.block_size,
-        shift_label=config.shift_label,
+        first_slot=config.first_slot,
         contiguous=settings.contiguous,
         documents=batch["documents"] if "documents" in batch else None,
     )
@@ -150,7 +150,7 @@ def drafter_loss(
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
     """The target's states [B, A, G, D] that predict each label: one place before the label, clamped to the row."""
-    places = blocks.slot_positions(anchors, config.block_size) - (0 if config.shift_label else 1)
+    places = blocks.label_positions(anchors, config.block_size, config.first_slot) - 1
     places = jnp.clip(places, 0, hidden.shape[1] - 1)
     flat = places.reshape(places.shape[0], -1, 1)
     return jnp.take_along_axis(hidden, flat, axis=1).reshape(*places.shape, hidden.shape[-1])

@@ -21,12 +21,12 @@ def as_text(row):
     return "".join(str(int(cell)) for cell in row)
 
 
-def labels_at(anchors, mask="11111111", *, shift_label=True, contiguous=True, keep=None, size=4):
+def labels_at(anchors, mask="11111111", *, first_slot=0, contiguous=True, keep=None, size=4):
     """labels and raw weights of row 0 as lists of lists."""
     anchors = jnp.array([anchors])
     keep = jnp.ones(anchors.shape, bool) if keep is None else jnp.array([keep])
     labels, weights = blocks.labels_and_weights(
-        ROW, mask_of(mask), anchors, keep, block_size=size, shift_label=shift_label, contiguous=contiguous
+        ROW, mask_of(mask), anchors, keep, block_size=size, first_slot=first_slot, contiguous=contiguous
     )
     return labels[0].tolist(), weights[0].tolist()
 
@@ -128,34 +128,34 @@ def test_shifted_labels_start_one_after_the_anchor():
 
 
 def test_unshifted_labels_start_at_the_anchor_whose_slot_has_no_weight():
-    assert labels_at([1], shift_label=False) == ([[11, 12, 13, 14]], [[0, 1, 1, 1]])
+    assert labels_at([1], first_slot=1) == ([[11, 12, 13, 14]], [[0, 1, 1, 1]])
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
-@pytest.mark.parametrize("shift_label, weights", [(True, [1, 0, 0, 0]), (False, [0, 1, 0, 0])])
-def test_the_last_anchor_has_exactly_one_supervised_slot(shift_label, weights, contiguous):
+@pytest.mark.parametrize("first_slot, weights", [(0, [1, 0, 0, 0]), (1, [0, 1, 0, 0])])
+def test_the_last_anchor_has_exactly_one_supervised_slot(first_slot, weights, contiguous):
     """a = S - 2 with S labels."""
-    assert labels_at([6], shift_label=shift_label, contiguous=contiguous)[1] == [weights]
+    assert labels_at([6], first_slot=first_slot, contiguous=contiguous)[1] == [weights]
 
 
 def test_labels_past_the_row_are_clamped_and_have_no_weight():
     assert labels_at([5]) == ([[16, 17, 17, 17]], [[1, 1, 0, 0]])
 
 
-@pytest.mark.parametrize("shift_label, weights", [(True, [1, 0, 0, 0]), (False, [0, 1, 0, 0])])
-def test_contiguous_labels_stop_at_the_first_unsupervised_token(shift_label, weights):
-    assert labels_at([1], "01101111", shift_label=shift_label)[1] == [weights]
+@pytest.mark.parametrize("first_slot, weights", [(0, [1, 0, 0, 0]), (1, [0, 1, 0, 0])])
+def test_contiguous_labels_stop_at_the_first_unsupervised_token(first_slot, weights):
+    assert labels_at([1], "01101111", first_slot=first_slot)[1] == [weights]
 
 
-@pytest.mark.parametrize("shift_label, weights", [(True, [1, 0, 1, 1]), (False, [0, 1, 0, 1])])
-def test_uncut_labels_go_on_after_a_gap(shift_label, weights):
-    assert labels_at([1], "01101111", shift_label=shift_label, contiguous=False)[1] == [weights]
+@pytest.mark.parametrize("first_slot, weights", [(0, [1, 0, 1, 1]), (1, [0, 1, 0, 1])])
+def test_uncut_labels_go_on_after_a_gap(first_slot, weights):
+    assert labels_at([1], "01101111", first_slot=first_slot, contiguous=False)[1] == [weights]
 
 
-@pytest.mark.parametrize("shift_label", [True, False])
-def test_contiguous_and_uncut_labels_agree_without_a_gap(shift_label):
+@pytest.mark.parametrize("first_slot", [0, 1])
+def test_contiguous_and_uncut_labels_agree_without_a_gap(first_slot):
     contiguous, uncut = (
-        labels_at([1, 3], "01111110", shift_label=shift_label, contiguous=choice) for choice in (True, False)
+        labels_at([1, 3], "01111110", first_slot=first_slot, contiguous=choice) for choice in (True, False)
     )
     assert contiguous == uncut
 
@@ -167,26 +167,26 @@ def test_a_dropped_block_has_no_weight(contiguous):
 
 def test_an_unsupervised_anchor_token_does_not_cut_an_unshifted_block():
     """Slot 0 stands for the anchor itself and is no label, so its mask plays no part."""
-    assert labels_at([1], "00111111", shift_label=False)[1] == [[0, 1, 1, 1]]
+    assert labels_at([1], "00111111", first_slot=1)[1] == [[0, 1, 1, 1]]
 
 
 def test_decay_of_shifted_slots_starts_at_slot_zero():
-    decay = blocks.position_decay(16, True, 7.0)
+    decay = blocks.position_decay(16, 0, 7.0)
     np.testing.assert_allclose(decay[jnp.array([0, 1, 15])], [1.0, 0.866878, 0.117319], rtol=1e-5)
 
 
 def test_decay_of_unshifted_slots_starts_at_slot_one():
-    decay = blocks.position_decay(16, False, 7.0)
+    decay = blocks.position_decay(16, 1, 7.0)
     np.testing.assert_allclose(decay[jnp.array([1, 2, 15])], [1.0, 0.866878, 0.135335], rtol=1e-5)
 
 
 def test_unshifted_slot_zero_has_no_weight_with_decay_either():
-    _, weights = labels_at([1], shift_label=False)
-    assert (np.array(weights[0]) * blocks.position_decay(4, False, 7.0))[0] == 0.0
+    _, weights = labels_at([1], first_slot=1)
+    assert (np.array(weights[0]) * blocks.position_decay(4, 1, 7.0))[0] == 0.0
 
 
 def test_no_gamma_means_no_decay():
-    assert blocks.position_decay(3, True, None).tolist() == [1.0, 1.0, 1.0]
+    assert blocks.position_decay(3, 0, None).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_head_consumes_the_tokens_from_the_anchor_on_clamped_to_the_row():

@@ -97,7 +97,7 @@ def test_no_gradient_flows_through_the_teacher_or_the_chance_that_confidence_lea
 def test_nothing_counts_after_the_first_unsupervised_label():
     """Anchor 1 with labels at 2, 3, 4: a gap at 3 ends the block, and the public trainer's other mask goes on."""
     tokens, mask = jnp.arange(8)[None], jnp.array([[1.0, 1, 1, 0, 1, 1, 1, 1]])
-    shape = {"block_size": 3, "shift_label": True}
+    shape = {"block_size": 3, "first_slot": 0}
     for contiguous, weights in ((True, [1, 0, 0]), (False, [1, 0, 1])):
         anchors, keep = jnp.array([[1]]), jnp.array([[True]])
         ids, found = labels_and_weights(tokens, mask, anchors, keep, contiguous=contiguous, **shape)

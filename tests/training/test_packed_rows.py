@@ -129,7 +129,7 @@ def test_labels_end_with_the_document():
         jnp.array([[1]]),
         jnp.ones((1, 1), bool),
         block_size=4,
-        shift_label=True,
+        first_slot=0,
         contiguous=False,
         documents=jnp.array([[1, 1, 1, 2, 2, 2]]),
     )
