@@ -5,10 +5,9 @@ import rich.console
 
 from domino_jax.data.rows import TrainingRows
 from domino_jax.runtime.distributed import is_primary
-from domino_jax.runtime.progress import Progress
+from domino_jax.runtime.progress import PATIENCE, Progress
 
 COUNTED_ROWS = 16_384  # drawn evenly from all; more of them hardly change the order, and long ones take 11 ms each
-PATIENCE = 5.0  # seconds before the progress is shown
 
 
 def frequent_tokens(rows: TrainingRows, vocab: int, count: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import rich.progress
 import rich.text
 
 SECONDS_BETWEEN_LINES = 10.0
+PATIENCE = 5.0  # seconds after which work is shown that is often over by then
 
 
 def duration(seconds: float | None) -> str:

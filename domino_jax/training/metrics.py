@@ -12,7 +12,7 @@ import rich.console
 from domino_jax.runtime.appending import AppendingThread
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import write_whole
-from domino_jax.runtime.progress import Phase, Progress, TrainingBar, duration
+from domino_jax.runtime.progress import PATIENCE, Phase, Progress, TrainingBar, duration
 from domino_jax.runtime.remote import open_path
 from domino_jax.training import tensorboard
 from domino_jax.training.step_clock import StepClock
@@ -50,7 +50,6 @@ LEFT_OUT += ("final_loss", "grad_norm", "mfu")
 # Bookkeeping of the time: in the file, and no curve.
 NO_CURVE = ("started", "productive_seconds", "cpu_seconds")
 
-PATIENCE = 5.0  # seconds before the progress of a phase between two steps is shown in a log
 
 Value = float | Sequence[float]
 

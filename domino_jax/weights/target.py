@@ -19,7 +19,7 @@ import rich.console
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, quote
-from domino_jax.runtime.progress import Progress
+from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.weights import hf
 from domino_jax.weights.safetensors_file import FLOATS, is_finite
 
@@ -31,7 +31,6 @@ EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 # Buffers that older writers saved with the weights; they follow from rope_theta.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
-PATIENCE = 5.0  # seconds of loading before its progress is shown
 
 
 @dataclasses.dataclass(frozen=True)
