@@ -190,7 +190,7 @@ def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: s
     models = Models(loaded.model, loaded.params)
     if drafter_path is not None:
         dtype = np.dtype(loaded.model.dtype).name
-        setup = Setup(dtype, settings.batch_size, settings.sampling, settings.head_candidates)
+        setup = Setup(dtype, settings.batch_size, settings.sampling, head_candidates=settings.head_candidates)
         tuning = stored_tuning(drafter_path, setup)
         mesh = jax.sharding.get_mesh()
         everywhere = None if mesh.empty else replicated(mesh)

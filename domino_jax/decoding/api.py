@@ -15,6 +15,7 @@ from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
+from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request
@@ -28,7 +29,7 @@ from domino_jax.decoding.settings import (
     TreeSettings,
     refused_mode,
 )
-from domino_jax.decoding.stored_tuning import Setup, Tuning, stored_tuning
+from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError, DominoError
@@ -200,7 +201,13 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
     if tree and not drafter:
         raise DominoError("tree is given, but no drafter; name the drafter's folder, or leave tree out.")
     sampling = SamplingParams(settings.temperature)
-    setup = Setup(settings.dtype, settings.batch_size, sampling, settings.head_candidates, settings.confidence)
+    setup = Setup(
+        settings.dtype,
+        settings.batch_size,
+        sampling,
+        head_candidates=settings.head_candidates,
+        confidence=settings.confidence,
+    )
     tuning = stored_tuning(drafter, setup)
     drafting = settings.drafting(tuning)
     loaded = load_target(target, settings.dtype)

@@ -19,8 +19,31 @@ from domino_jax.decoding.settings import (
 )
 
 if TYPE_CHECKING:
-    from domino_jax.decoding.stored_tuning import Tuning
     from domino_jax.drafters.config import DrafterConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """The fastest way to draft that `domino_jax.tune` found. mode: draft or tree, the faster one in the largest batch.
+
+    num_drafts: of the fastest chain in the largest batch.
+    tree: its fastest shape within the same block; None where no tree was measured.
+    widths: pairs (rows, drafts) of the fastest chain by the rows of a batch, ascending; 0 drafts is a plain step.
+    break_even: triples (rows, drafts, τ above which such rounds are faster than plain decoding) of the chains in this
+        block, as they were measured; None where a step was too fast to time.
+    """
+
+    mode: str
+    block_size: int
+    num_drafts: int
+    draft_scale: float
+    tree: TreeSettings | None
+    widths: tuple[tuple[int, int], ...]
+    break_even: tuple[tuple[int, int, float | None], ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def chain(self) -> DraftSettings:
+        return DraftSettings(scale=self.draft_scale, widths=self.widths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +139,7 @@ def json_scale(scale: float | None) -> float | str | None:
     return str(scale) if scale is not None and math.isinf(scale) else scale
 
 
-def decode_settings(decode, tuning: "Tuning | None" = None) -> DecodeSettings:
+def decode_settings(decode, tuning: Tuning | None = None) -> DecodeSettings:
     """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default."""
     tuned = {"block_size", "draft_scale", "widths", "break_even", "tree"}
     names = {field.name for field in dataclasses.fields(DecodeSettings)} - tuned

@@ -16,37 +16,13 @@ from typing import Any
 
 import jax
 
-from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings, json_scale
-from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, DraftSettings, SamplingParams, TreeSettings
+from domino_jax.decoding.decode_settings import DecodeSettings, Tuning, decode_settings, json_scale
+from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.weights import hf
 
 FILE = "decoding.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuning:
-    """The fastest way to draft that `domino_jax.tune` found. mode: draft or tree, the faster one in the largest batch.
-
-    num_drafts: of the fastest chain in the largest batch.
-    tree: its fastest shape within the same block; None where no tree was measured.
-    widths: pairs (rows, drafts) of the fastest chain by the rows of a batch, ascending; 0 drafts is a plain step.
-    break_even: triples (rows, drafts, τ above which such rounds are faster than plain decoding) of the chains in this
-        block, as they were measured; None where a step was too fast to time.
-    """
-
-    mode: str
-    block_size: int
-    num_drafts: int
-    draft_scale: float
-    tree: TreeSettings | None
-    widths: tuple[tuple[int, int], ...]
-    break_even: tuple[tuple[int, int, float | None], ...] = dataclasses.field(default=(), compare=False)
-
-    @property
-    def chain(self) -> DraftSettings:
-        return DraftSettings(scale=self.draft_scale, widths=self.widths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +32,7 @@ class Setup:
     dtype: str
     batch_size: int
     sampling: SamplingParams
+    _: dataclasses.KW_ONLY
     head_candidates: int = 0
     confidence: float = 0.0
     parity: str = "near_tie"
@@ -67,9 +44,9 @@ class Setup:
             settings.dtype,
             settings.batch_size,
             settings.sampling,
-            settings.head_candidates,
-            settings.confidence,
-            settings.parity,
+            head_candidates=settings.head_candidates,
+            confidence=settings.confidence,
+            parity=settings.parity,
         )
 
     def as_json(self) -> dict[str, Any]:

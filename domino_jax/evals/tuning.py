@@ -22,6 +22,7 @@ import rich.console
 import rich.table
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_pooled
+from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.settings import (
     BACKBONE,
@@ -33,7 +34,6 @@ from domino_jax.decoding.settings import (
     TreeSettings,
     refused_mode,
 )
-from domino_jax.decoding.stored_tuning import Tuning
 from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds

@@ -12,8 +12,9 @@ import pytest
 from etils import epath
 
 from domino_jax import export
+from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.settings import SamplingParams
-from domino_jax.decoding.stored_tuning import Setup, Tuning, store_tuning
+from domino_jax.decoding.stored_tuning import Setup, store_tuning
 from domino_jax.evals.model_card import model_card, public_sources
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
