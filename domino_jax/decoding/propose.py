@@ -104,7 +104,7 @@ def draft_chain(
     """
     config = models.drafter.config
     drafts = settings.width(config)
-    tokens = jnp.asarray(config.draft_tokens, jnp.int32) if config.draft_tokens else None
+    tokens = jnp.asarray(config.draft_tokens) if len(config.draft_tokens) else None
 
     def step(carry, index):
         rows, hidden, token = carry

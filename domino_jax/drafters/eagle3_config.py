@@ -37,12 +37,14 @@ class Eagle3Config(DecoderConfig):
     """Shapes of one drafter; vocab_size is the target's.
 
     target_layer_ids: zero-based layers of the target whose outputs are fused.
-    draft_vocab_size: V_d.  draft_tokens: the target's ids of the draft vocabulary, ascending; () for all tokens.
+    draft_vocab_size: V_d.
+    draft_token_bytes: `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the
+        hash of bytes, while it would go through 32,000 numbers of a tuple again.
     """
 
     target_layer_ids: tuple[int, ...]
     draft_vocab_size: int
-    draft_tokens: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
 
     head = EAGLE3
     has_backbone = False
@@ -54,6 +56,11 @@ class Eagle3Config(DecoderConfig):
     def block_size(self) -> int:
         """Rows of the pass that verifies a chain of the usual length, the anchor's included."""
         return self.num_drafts + 1
+
+    @property
+    def draft_tokens(self) -> np.ndarray:
+        """The target's ids of the draft vocabulary, int32 [V_d], ascending; empty for all tokens."""
+        return np.frombuffer(self.draft_token_bytes, np.int32)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target_layers: int | None = None) -> "Eagle3Config":
@@ -137,7 +144,7 @@ class Eagle3Config(DecoderConfig):
         if (np.diff(ids) <= 0).any():
             raise DataError("the draft vocabulary names the target's tokens twice or out of order; d2t is damaged.")
         whole = self.draft_vocab_size == self.vocab_size
-        return dataclasses.replace(self, draft_tokens=() if whole else tuple(ids.tolist()))
+        return dataclasses.replace(self, draft_token_bytes=b"" if whole else ids.astype(np.int32).tobytes())
 
     def to_dict(self) -> dict[str, Any]:
         """The public config.json; what it lacks, the draft vocabulary, is stored as tensors."""

@@ -238,8 +238,8 @@ class Eagle3Objective(RowObjective):
         draft, target, weights = outputs.base, outputs.target, labels.label_weights
         choice = jnp.argmax(target, axis=-1)
         drafted, teacher, known = jnp.argmax(draft, axis=-1), target, jnp.ones(choice.shape, bool)
-        if self.config.draft_tokens:
-            tokens = jnp.asarray(self.config.draft_tokens, jnp.int32)
+        if len(self.config.draft_tokens):
+            tokens = jnp.asarray(self.config.draft_tokens)
             drafted, teacher = tokens[drafted], target[:, tokens]
             known = jnp.zeros(target.shape[-1], bool).at[tokens].set(True)[choice]
         log_q = jax.nn.log_softmax(draft, axis=-1)

@@ -248,4 +248,4 @@ def save_drafter(
 def stored_config(config: AnyConfig) -> dict[str, Any]:
     """The config.json of a workdir: with the draft vocabulary, which a folder stores as tensors."""
     raw = config.to_dict()
-    return {**raw, "draft_tokens": list(config.draft_tokens)} if isinstance(config, Eagle3Config) else raw
+    return {**raw, "draft_tokens": config.draft_tokens.tolist()} if isinstance(config, Eagle3Config) else raw

@@ -100,7 +100,7 @@ def _draft_tokens(tensors: hf.Tensors, config: Eagle3Config) -> np.ndarray:
 
 def vocabulary_tensors(config: Eagle3Config) -> dict[str, np.ndarray]:
     """d2t and t2d as they are stored."""
-    tokens = np.asarray(config.draft_tokens or range(config.vocab_size), np.int64)
+    tokens = config.draft_tokens.astype(np.int64) if len(config.draft_tokens) else np.arange(config.vocab_size)
     members = np.zeros(config.vocab_size, bool)
     members[tokens] = True
     return {OFFSETS: tokens - np.arange(len(tokens)), MEMBERS: members}

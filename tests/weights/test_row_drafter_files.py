@@ -81,7 +81,7 @@ def test_the_drafters_lm_head_is_its_own():
     stored = stored_tensors("eagle3", "drafter")
     assert np.array_equal(np.asarray(params["lm_head"]["kernel"]).T, stored["lm_head.weight"])
     assert (config.draft_vocab_size, config.vocab_size) == (64, 260)
-    assert config.draft_tokens == tuple(np.flatnonzero(stored["t2d"]))
+    assert config.draft_tokens.tolist() == np.flatnonzero(stored["t2d"]).tolist()
 
 
 def test_vllms_names_and_copies_of_the_embedding_are_read(tmp_path):
@@ -123,7 +123,7 @@ def test_a_draft_vocabulary_without_its_map_is_refused_and_a_whole_one_needs_non
         load("eagle3", changed("eagle3", tmp_path, without=("t2d",)))
     whole = {"lm_head.weight": np.zeros((260, 64), np.float32)}
     folder = changed("eagle3", tmp_path, {"draft_vocab_size": 260}, whole, without=("d2t", "t2d"))
-    assert load("eagle3", folder)[0].draft_tokens == ()
+    assert not len(load("eagle3", folder)[0].draft_tokens)
 
 
 @pytest.mark.parametrize(
