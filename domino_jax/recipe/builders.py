@@ -30,9 +30,11 @@ from domino_jax.training.curriculum import lambda_base, selector_alpha
 from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
-from domino_jax.training.losses import CROSS_ENTROPY, LossSettings
+from domino_jax.training.losses import LossSettings
+from domino_jax.training.markov_loss import MarkovSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSettings
+from domino_jax.training.selector_loss import SelectorSettings
 from domino_jax.training.state import TrainState, init_state
 from domino_jax.training.step import make_train_step
 from domino_jax.weights.drafter import load_drafter, refuse_other_backbone
@@ -132,20 +134,19 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
         return MEDUSA_LOSSES[train.medusa_loss]
     if head == EAGLE3:
         return Eagle3Settings(**train.eagle3)
-    own = head if train.loss == "own" and head in (MARKOV, DFLASH2) else CROSS_ENTROPY
-    return LossSettings(
-        gamma=None if math.isinf(train.gamma) else train.gamma,
-        dpace_alpha=train.dpace_alpha,
-        distill=train.distill,
-        kind=own,
-        markov_weights=tuple(train.markov_weights),
+    shared = {
+        "gamma": None if math.isinf(train.gamma) else train.gamma,
+        "drafted_tokens": train.head_tokens == "drafts",
+        "frozen_backbone": train.frozen_backbone is not None,
+    }
+    if head == MARKOV and train.loss == "own":
+        return MarkovSettings(**shared, weights=tuple(train.markov_weights))
+    shared["dpace_alpha"] = train.dpace_alpha
+    if head == DFLASH2 and train.loss == "own":
         # A block of DFlash2 may run on into the next turn, as in its public trainers.
-        contiguous=own != DFLASH2,
-        selector_rule=train.selector_rule,
-        selector_detached=train.selector_detached and own == DFLASH2,
-        drafted_tokens=train.head_tokens == "drafts",
-        frozen_backbone=train.frozen_backbone is not None,
-    )
+        choices = {"rule": train.selector_rule, "detached": train.selector_detached, "contiguous": False}
+        return SelectorSettings(**shared, **choices)
+    return LossSettings(**shared, distill=train.distill)
 
 
 def optimizer_of(train) -> optax.GradientTransformation:

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from domino_jax.drafters.blocks import position_decay
 from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import DROP, MARKOV
 from domino_jax.models.shapes import Logits
 from domino_jax.models.slices import cut, joined
 
@@ -28,19 +27,13 @@ Sums = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-    """Choices of the loss, from the recipe.
+    """Choices of the loss, from the recipe; the losses of other heads are subclasses, with choices of their own.
 
     gamma: decay constant γ of the slot weights; None turns decay off.
     contiguous: the labels of a block end at the first unsupervised token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
     distill: share of the total-variation distance to the target's own distribution; the cross-entropy has the rest.
     slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
-    kind: which loss; CROSS_ENTROPY is the dual one of this file.
-    markov_weights: of the cross-entropy, the L1 distance and the confidence in the loss MARKOV (markov_loss.py), which
-        reads neither dpace_alpha nor distill.
-    selector_rule: what a slot whose label is no candidate does to the loss of DFlash2's selector: one of
-        names.SELECTOR_RULES.
-    selector_detached: the selector's loss does not train the backbone.
     drafted_tokens: the head reads its own greedy drafts instead of the true tokens (training_time_test.py).
     frozen_backbone: no gradient enters the backbone.
     """
@@ -50,17 +43,16 @@ class LossSettings:
     dpace_alpha: float | None = None
     distill: float = 0.0
     slice_blocks: int = 32
-    kind: str = CROSS_ENTROPY
-    markov_weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
-    selector_rule: str = DROP
-    selector_detached: bool = False
     drafted_tokens: bool = False
     frozen_backbone: bool = False
+
+    kind = CROSS_ENTROPY
+    detached = False  # whether no gradient enters the backbone through the head's codes
 
     @property
     def reads_target(self) -> bool:
         """Whether the loss compares with the target's own logits."""
-        return any(self.markov_weights[1:]) if self.kind == MARKOV else self.distill > 0
+        return self.distill > 0
 
 
 def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:

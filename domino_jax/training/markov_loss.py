@@ -3,15 +3,43 @@
 Source: the objective that SpecForge and DeepSpec publish for DSpark.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.training.losses import EPSILON, Labels, Objective, Outputs, Sums, loss_metrics, total_variation
+from domino_jax.drafters.names import MARKOV
+from domino_jax.training.losses import (
+    EPSILON,
+    Labels,
+    LossSettings,
+    Objective,
+    Outputs,
+    Sums,
+    loss_metrics,
+    total_variation,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovSettings(LossSettings):
+    """Choices of this loss, which reads neither dpace_alpha nor distill.
+
+    weights: of the cross-entropy, the L1 distance and the confidence.
+    """
+
+    weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
+
+    kind = MARKOV
+
+    @property
+    def reads_target(self) -> bool:
+        return any(self.weights[1:])
 
 
 class MarkovObjective(Objective):
-    """(a·Σ w·CE + b·Σ w·L1 + c·Σ w·BCE) / Σ w, with a, b, c of settings.markov_weights and no λ.
+    """(a·Σ w·CE + b·Σ w·L1 + c·Σ w·BCE) / Σ w, with a, b, c of settings.weights and no λ.
 
     L1 = Σ_v |q - p| of the final logits' q and the target's p. BCE is the binary cross-entropy of the confidence logits
     against the chance 1 - L1/2 that the draft is accepted, through which no gradient flows.
@@ -43,7 +71,7 @@ class MarkovObjective(Objective):
         return sums
 
     def loss(self, sums: Sums) -> jax.Array:
-        weighted = zip(self.settings.markov_weights, ("final_loss", "l1", "bce"), strict=True)
+        weighted = zip(self.settings.weights, ("final_loss", "l1", "bce"), strict=True)
         return sum(share * sums[name] for share, name in weighted if name in sums) / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from domino_jax.decoding.candidates import Candidates, largest
 from domino_jax.decoding.rollout import roll_out_blocks
-from domino_jax.drafters.names import REPLACE
+from domino_jax.drafters.names import DFLASH2, DROP, REPLACE
 from domino_jax.drafters.pair import Models
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.training.losses import (
@@ -28,6 +28,21 @@ from domino_jax.training.losses import (
     cross_entropy,
     dpace_weights,
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectorSettings(LossSettings):
+    """Choices of this loss, which does not read distill.
+
+    rule: what a slot whose label is no candidate does to the selector's loss: one of names.SELECTOR_RULES.
+    detached: the selector's loss does not train the backbone.
+    """
+
+    rule: str = DROP
+    detached: bool = False
+
+    kind = DFLASH2
+    reads_target = False
 
 
 class Choices(NamedTuple):
@@ -69,7 +84,7 @@ class SelectorObjective(Objective):
 
 
 def selector_outputs(
-    models: Models, unembed: Callable[[Hidden], Logits], settings: LossSettings
+    models: Models, unembed: Callable[[Hidden], Logits], settings: SelectorSettings
 ) -> Callable[..., Outputs]:
     """outputs_of for `sliced_loss`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], None, Teacher) → Outputs.
 
@@ -86,12 +101,10 @@ def selector_outputs(
         served = largest(jax.lax.stop_gradient(base), config.selector_top_k)
         covered = (served[1] == teacher.labels[..., None]).any(axis=-1)
         tokens = served[1]
-        if settings.selector_rule == REPLACE:
+        if settings.rule == REPLACE:
             weakest = jnp.arange(tokens.shape[-1]) == tokens.shape[-1] - 1  # they come best first
             tokens = jnp.where(weakest & ~covered[..., None], teacher.labels[..., None], tokens)
-        unary = jnp.take_along_axis(
-            jax.lax.stop_gradient(base) if settings.selector_detached else base, tokens, axis=-1
-        )
+        unary = jnp.take_along_axis(jax.lax.stop_gradient(base) if settings.detached else base, tokens, axis=-1)
         scores = unary + pair_scores(models.replace(drafter_params={"head": params}), codes, tokens)
         candidates = Candidates(served[1], served[0])
         path = roll_out_blocks(drafting, teacher.anchors, jax.lax.stop_gradient(z), candidates)
@@ -105,7 +118,7 @@ def pair_scores(models: Models, codes: jax.Array, tokens: jax.Array) -> jax.Arra
     return models.residual_of(codes[..., None, :], models.head_rows(tokens))[..., 0, :]
 
 
-def selector_sums(base: Logits, choices: Choices, labels: Labels, settings: LossSettings) -> Sums:
+def selector_sums(base: Logits, choices: Choices, labels: Labels, settings: SelectorSettings) -> Sums:
     """Additive sums of one slice: base logits [n, M, V], choices [n, M, ...], labels with arrays [n, G] → scalars.
 
     D-PACE weights follow from the losses of the base logits and weigh both terms.
@@ -117,7 +130,7 @@ def selector_sums(base: Logits, choices: Choices, labels: Labels, settings: Loss
         weights = weights * dpace_weights(base_losses, label_weights, settings.dpace_alpha)
     supervised, has_label = label_weights > 0, label_weights.max(-1) > 0
     is_label = choices.tokens == ids[..., None]
-    kept = weights if settings.selector_rule == REPLACE else weights * choices.covered
+    kept = weights if settings.rule == REPLACE else weights * choices.covered
     losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
     right = jnp.take_along_axis(is_label, jnp.argmax(choices.scores, axis=-1, keepdims=True), axis=-1)[..., 0]
     covered_weights = weights * choices.covered

@@ -123,7 +123,7 @@ def drafter_loss(
     inputs = models.head_inputs(before)
     positions = batch["positions"] if "positions" in batch else None
     settings = objective.settings
-    forward = (features, x, anchors, keep, inputs, positions, settings.selector_detached)
+    forward = (features, x, anchors, keep, inputs, positions, settings.detached)
     z, codes = drafter.apply({"params": models.drafter_params}, *forward)
     if settings.drafted_tokens:
         before = greedy_tokens(

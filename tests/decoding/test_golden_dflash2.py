@@ -15,7 +15,13 @@ from domino_jax.drafters import blocks
 from domino_jax.drafters.drafter import Drafter
 from domino_jax.drafters.passed import Passed
 from domino_jax.training.losses import LossSettings
-from domino_jax.training.selector_loss import SelectorObjective, Teacher, pair_scores, selector_outputs
+from domino_jax.training.selector_loss import (
+    SelectorObjective,
+    SelectorSettings,
+    Teacher,
+    pair_scores,
+    selector_outputs,
+)
 from domino_jax.training.step import batch_gradients, label_blocks, target_pass
 from domino_jax.weights.drafter import drafter_table
 from tests.helpers.decoding_models import golden_models, make_generator
@@ -78,7 +84,7 @@ def teacher_forced():
         inputs = blocks.head_tokens(tokens, anchors, config.num_drafts)
         z, codes = models.drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, inputs)
         teacher = Teacher(labels.ids[:, :, 1:], jnp.take_along_axis(tokens, anchors, axis=1))
-        outputs = selector_outputs(models, models.draft_logits, LossSettings())
+        outputs = selector_outputs(models, models.draft_logits, SelectorSettings())
         found = outputs(models.drafter_params["head"], z, codes, None, teacher)
         return {"features": features, "z": z, "unary": models.draft_logits(z), **found.extra._asdict()}
 
@@ -114,17 +120,11 @@ def test_sliding_layers_that_are_not_causal_match_the_reference():
     assert abs(ours - a["train.block_hidden"])[valid()].max() > 0.1
 
 
-def settings_of(variant: str) -> tuple[LossSettings, float]:
+def settings_of(variant: str) -> tuple[SelectorSettings, float]:
     """The settings of a variant, and its α."""
     row = golden().figures["train"][variant]
-    settings = LossSettings(
-        gamma=row["gamma"],
-        contiguous=False,
-        slice_blocks=7,
-        kind="dflash2",
-        selector_rule=row["rule"],
-        selector_detached=row["stop_gradient"],
-    )
+    rules = {"rule": row["rule"], "detached": row["stop_gradient"]}
+    settings = SelectorSettings(gamma=row["gamma"], contiguous=False, slice_blocks=7, **rules)
     return settings, row["selector_alpha"]
 
 

@@ -10,9 +10,7 @@ import pytest
 from domino_jax.decoding.propose import draft_base, propose
 from domino_jax.decoding.settings import DraftSettings, SamplingParams
 from domino_jax.drafters import blocks
-from domino_jax.drafters.names import MARKOV
-from domino_jax.training.losses import LossSettings
-from domino_jax.training.markov_loss import MarkovObjective
+from domino_jax.training.markov_loss import MarkovObjective, MarkovSettings
 from domino_jax.training.step import corrected, drafter_loss, label_blocks, target_pass
 from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import MARKOV_SETS, by_stored_name, load_golden, run_blocks
@@ -81,7 +79,7 @@ def loss_and_gradients(name: str, variant: str):
     models, golden, (batch, anchors, keep) = golden_models(name), load_golden(name), inputs_of(name)
     figures, config = golden.figures["train"][variant], golden.drafter.config
     weights = tuple(figures[f"{term}_weight"] for term in ("ce", "l1", "confidence"))
-    settings = LossSettings(gamma=figures["gamma"], kind=MARKOV, markov_weights=weights, slice_blocks=7)
+    settings = MarkovSettings(gamma=figures["gamma"], weights=weights, slice_blocks=7)
 
     @jax.jit
     def run(params):

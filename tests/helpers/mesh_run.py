@@ -13,12 +13,14 @@ import jax
 import numpy as np
 
 from domino_jax.drafters.kinds import new_drafter
-from domino_jax.drafters.names import EAGLE3, MEDUSA, ROW_DRAFTERS
+from domino_jax.drafters.names import DFLASH2, EAGLE3, MARKOV, MEDUSA, ROW_DRAFTERS
 from domino_jax.models import sharding
 from domino_jax.training.curriculum import lambda_base
 from domino_jax.training.losses import LossSettings
+from domino_jax.training.markov_loss import MarkovSettings
 from domino_jax.training.optimizer import learning_rate, make_optimizer
 from domino_jax.training.row_losses import Eagle3Settings, MedusaSettings
+from domino_jax.training.selector_loss import SelectorSettings
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step
 from tests.helpers.decoding_models import random_models
@@ -45,6 +47,7 @@ def models(head: str, **choices):
     return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,), **choices)
 
 
+OWN_LOSSES = {MARKOV: MarkovSettings, DFLASH2: SelectorSettings}
 ROW_SETTINGS = {EAGLE3: Eagle3Settings(passes=3), MEDUSA: MedusaSettings()}
 
 
@@ -54,9 +57,9 @@ def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, sli
     made = sharding.make_mesh(*mesh, devices=jax.devices()[:size])
     target, small = models(**(drafter or {"head": "domino"}))
     drafter = new_drafter(small.config, attention_blocks=attention_blocks, remat=remat)
-    settings = LossSettings(gamma=4.0, slice_blocks=slice_blocks, **losses)
-    if small.config.head in ROW_SETTINGS:
-        settings = ROW_SETTINGS[small.config.head]
+    head = small.config.head
+    choices = {"gamma": 4.0, "slice_blocks": slice_blocks, **losses}
+    settings = ROW_SETTINGS[head] if head in ROW_SETTINGS else OWN_LOSSES.get(head, LossSettings)(**choices)
     schedule = learning_rate(1e-2, TOTAL, 0.1)
     optimizer = make_optimizer("adamw")
     kv_heads = target.config.num_key_value_heads

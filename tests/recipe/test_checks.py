@@ -161,7 +161,7 @@ def test_the_recipes_markov_values_reach_the_drafter_and_its_loss():
     made = drafter_config_of(config.drafter, target, 151_669)
     assert not made.enable_confidence_head and not made.confidence_head_with_markov
     settings = loss_settings(config.train, "markov")
-    assert (settings.kind, settings.markov_weights, settings.contiguous) == ("markov", (0.1, 0.9, 1.0), True)
+    assert (settings.kind, settings.weights, settings.contiguous) == ("markov", (0.1, 0.9, 1.0), True)
     assert settings.reads_target and not loss_settings(config.train, "domino").reads_target
     config.train.loss = "cross_entropy"
     assert loss_settings(config.train, "markov").kind == loss_settings(config.train, "domino").kind == "cross_entropy"
@@ -188,14 +188,14 @@ def test_the_recipes_selector_and_convolutions_reach_the_drafter_and_its_loss():
     assert (made.conv_kernel_size, made.conv_group_size, made.suffix_start) == (2, 16, 1)
     assert recipes.resolved(config)["drafter"]["conv_kernel_size"] == 2
     settings = loss_settings(config.train, "dflash2")
-    assert (settings.kind, settings.selector_rule, settings.selector_detached) == ("dflash2", "replace", True)
+    assert (settings.kind, settings.rule, settings.detached) == ("dflash2", "replace", True)
     assert not settings.contiguous and not settings.reads_target
     half = config.train.steps // 2
     assert float(curriculum_of(config.train, "dflash2")(half)) == pytest.approx(1.0, rel=1e-4)
     assert float(curriculum_of(config.train, "cross_entropy")(half)) == pytest.approx(0.5, rel=1e-4)
     config.train.loss = "cross_entropy"
     plain = loss_settings(config.train, "dflash2")
-    assert plain.contiguous and not plain.selector_detached
+    assert plain.contiguous and not plain.detached
     config.drafter.conv_kernel_size = 0
     assert drafter_config_of(config.drafter, target, 151_669).conv_group_size == 0
     config.drafter.head, config.drafter.conv_kernel_size = "domino", 3

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from domino_jax.drafters.blocks import labels_and_weights
-from domino_jax.training.losses import Labels, LossSettings, Outputs, sliced_loss
-from domino_jax.training.markov_loss import MarkovObjective
+from domino_jax.training.losses import Labels, Outputs, sliced_loss
+from domino_jax.training.markov_loss import MarkovObjective, MarkovSettings
 from domino_jax.training.optimizer import make_optimizer
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 
-SETTINGS = LossSettings(gamma=None, kind="markov")
+SETTINGS = MarkovSettings(gamma=None)
 LOG3 = float(np.log(3.0))
 
 
@@ -60,20 +60,18 @@ def test_a_slot_without_a_label_counts_nowhere_and_ends_the_expected_run():
 def test_weights_of_zero_and_one_leave_one_term():
     for place, expected in enumerate(((np.log(4 / 3) + np.log(2)) / 2, 0.25, np.log(2))):
         weights = tuple(float(index == place) for index in range(3))
-        settings = dataclasses.replace(SETTINGS, markov_weights=weights)
+        settings = dataclasses.replace(SETTINGS, weights=weights)
         assert measured(FINAL, TARGET, [[0.0, 0.0]], [[1, 1]], settings=settings)[0] == pytest.approx(
             expected, abs=1e-5
         )
 
 
 def test_without_a_target_or_a_confidence_head_the_other_terms_are_left_out():
-    loss, metrics = measured(
-        FINAL, None, None, [[1, 1]], settings=dataclasses.replace(SETTINGS, markov_weights=(1, 0, 0))
-    )
+    loss, metrics = measured(FINAL, None, None, [[1, 1]], settings=dataclasses.replace(SETTINGS, weights=(1, 0, 0)))
     assert loss == pytest.approx((np.log(4 / 3) + np.log(2)) / 2, abs=1e-5)
     assert not {"l1_loss", "confidence_loss", "tau_probabilistic"} & set(metrics)
     assert "confidence_loss" not in measured(FINAL, TARGET, None, [[1, 1]])[1]
-    assert not dataclasses.replace(SETTINGS, markov_weights=(1.0, 0.0, 0.0)).reads_target and SETTINGS.reads_target
+    assert not dataclasses.replace(SETTINGS, weights=(1.0, 0.0, 0.0)).reads_target and SETTINGS.reads_target
 
 
 def test_no_label_at_all_is_a_loss_of_zero():
@@ -83,7 +81,7 @@ def test_no_label_at_all_is_a_loss_of_zero():
 
 def test_no_gradient_flows_through_the_teacher_or_the_chance_that_confidence_learns():
     labels = Labels(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2)), jnp.ones((1, 2)))
-    settings = dataclasses.replace(SETTINGS, markov_weights=(0.0, 0.0, 1.0))
+    settings = dataclasses.replace(SETTINGS, weights=(0.0, 0.0, 1.0))
     objective = MarkovObjective(settings, 0.0, labels.weight)
 
     def loss_of(final, confidence):
@@ -160,7 +158,7 @@ def run(accumulate: int):
         num_anchors=6,
         learning_rate=lambda step: jnp.float32(1e-2),
         curriculum=lambda step: jnp.float32(1.0),
-        settings=LossSettings(gamma=4.0, slice_blocks=4, kind="markov"),
+        settings=MarkovSettings(gamma=4.0, slice_blocks=4),
         accumulate=accumulate,
         ema_decay=0.9,
     )

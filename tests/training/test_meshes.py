@@ -25,13 +25,13 @@ MARKOV = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-RUNS["one, Markov"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": MARKOV, "kind": "markov"}
+RUNS["one, Markov"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": MARKOV}
 for HEAD in ROW_DRAFTERS:
     RUNS[f"one, {HEAD}"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": {"head": HEAD}}
     RUNS[f"cube, {HEAD}"] = {**RUNS[f"one, {HEAD}"], "mesh": [2, 2, 2], "accumulate": 2, "remat": True}
 RUNS["cube, Markov"] = {**RUNS["one, Markov"], "mesh": [2, 2, 2], "accumulate": 2, "slice_blocks": 2}
 DFLASH2 = {"head": "dflash2", "shift_label": False}
-RUNS["one, DFlash2"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": DFLASH2, "kind": "dflash2", "contiguous": False}
+RUNS["one, DFlash2"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": DFLASH2, "contiguous": False}
 RUNS["cube, DFlash2"] = {**RUNS["one, DFlash2"], "mesh": [2, 2, 2], "accumulate": 2, "slice_blocks": 2, "remat": True}
 
 

@@ -10,8 +10,8 @@ import pytest
 from domino_jax.drafters.names import DROP, REPLACE
 from domino_jax.drafters.pair import Models
 from domino_jax.training.curriculum import selector_alpha
-from domino_jax.training.losses import Labels, LossSettings, slot_weights
-from domino_jax.training.selector_loss import Choices, SelectorObjective, leading_run, selector_sums
+from domino_jax.training.losses import Labels, slot_weights
+from domino_jax.training.selector_loss import Choices, SelectorObjective, SelectorSettings, leading_run, selector_sums
 from domino_jax.training.step import batch_gradients, label_blocks
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 
@@ -60,7 +60,7 @@ def sums(rule: str, gamma: float | None = 2.0, dpace_alpha: float | None = None)
     tokens = TOKENS.copy()
     if rule == REPLACE:
         tokens[~covered, -1] = LABELS[:, 1:][~covered]
-    settings = LossSettings(gamma=gamma, selector_rule=rule, dpace_alpha=dpace_alpha)
+    settings = SelectorSettings(gamma=gamma, rule=rule, dpace_alpha=dpace_alpha)
     labels = Labels(jnp.asarray(LABELS), jnp.asarray(WEIGHTS), slot_weights(WEIGHTS, models()[1].config, settings))
     ours = jax.jit(lambda: selector_sums(base, Choices(tokens, scores, covered, PATH), labels, settings))()
 
@@ -133,8 +133,7 @@ def test_a_path_ends_at_a_slot_without_a_label():
 def gradients(slice_blocks=3, rule=DROP, detached=False, alpha=ALPHA, accumulate=1):
     """(metrics, gradients) of two rows with 5 blocks each."""
     target, drafter = models()
-    rules = {"selector_rule": rule, "selector_detached": detached}
-    settings = LossSettings(4.0, False, slice_blocks=slice_blocks, kind="dflash2", **rules)
+    settings = SelectorSettings(4.0, False, slice_blocks=slice_blocks, rule=rule, detached=detached)
     mask = jnp.ones((2, 16)).at[:, :3].set(0.0).at[0, 8].set(0.0)
     batch = {"tokens": random_tokens((2, 16), seed=5), "loss_mask": mask, "row_ids": jnp.arange(2)}
     anchors, keep = jnp.array([[3, 5, 6, 9, 13], [4, 7, 10, 14, 0]]), jnp.ones((2, 5), bool).at[1, 4].set(False)
