@@ -16,8 +16,8 @@ import pytest
 from domino_jax import decode, regenerate, train
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError, unwritable
-from tests.commands.test_train_command import arguments, training_rows, write_rows
 from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import arguments, training_rows, write_rows
 
 # A command as ours are, with something to say before and after its reader is gone.
 TALKS = """

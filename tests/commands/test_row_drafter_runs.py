@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from domino_jax import export, train
+from domino_jax import export
 from domino_jax.drafters.names import ROW_DRAFTERS
 from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
@@ -14,62 +14,39 @@ from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.golden_files import target_config
-from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import CASES, arguments, start, training_files
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
 STEPS = 4
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """(training rows, the golden target's own answers; held-out prompts) as files."""
-    folder = tmp_path_factory.mktemp("rows")
-    rows = [
-        {"token_ids": one["prompt"] + one["output"], "loss_mask": [0] * len(one["prompt"]) + [1] * len(one["output"])}
-        for one in CASES
-    ]
-    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
-    for name, values in (("rows", rows), ("prompts", prompts)):
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(value)}\n" for value in values))
-    return folder / "rows.jsonl", folder / "prompts.jsonl"
+    return training_files(tmp_path_factory.mktemp("rows"))
 
 
 def run(head, files, workdir) -> int:
     """The exit code of a run in this process."""
-    values = {
-        "config": ROOT / "configs" / "tiny.py",
-        "workdir": workdir,
-        "distributed": "off",
-        "config.target.path": GOLDEN / "target",
+    drafter = {
         "config.drafter.head": head,
         "config.drafter.target_layer_ids": "(1,2,4)",
         "config.drafter.eagle3.draft_vocab_size": 48,
         "config.drafter.medusa.num_heads": 3,
         "config.train.eagle3.passes": 2,
-        "config.data.train": files[0],
-        "config.data.regenerate": False,
-        "config.data.layout": "pack",
-        "config.data.max_length": 112,
-        "config.train.steps": STEPS,
-        "config.train.batch_size": 2,
-        "config.train.log_every": 1,
-        "config.train.ema_decay": 0.5,
-        "config.checkpoint.every": 2,
-        "config.eval.every": 4,
-        "config.eval.final": True,
-        "config.eval.prompts": files[1],
-        "config.preflight.rows": 0,
-        "config.decode.modes": "('autoregressive','draft')",
-        "config.decode.max_new_tokens": 16,
-        "config.decode.num_drafts": 3,
-        "config.decode.cache_length": 128,
     }
-    with pytest.raises(SystemExit) as left, pytest.MonkeyPatch.context() as patched:
+    choices = {
+        "config__data__layout": "pack",
+        "config__data__max_length": 112,
+        "config__train__steps": STEPS,
+        "config__train__ema_decay": 0.5,
+        "config__checkpoint__every": 2,
+        "config__eval__every": 4,
+        "config__eval__final": True,
+        "config__preflight__rows": 0,
+        "config__decode__modes": "('autoregressive','draft')",
+    }
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(measure, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
-        argv = ["train", *(f"--{key}={value}" for key, value in values.items())]
-        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
-    return left.value.code
+        return start(arguments(files, workdir, drafter, **choices))
 
 
 @pytest.fixture(scope="module")

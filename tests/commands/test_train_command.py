@@ -22,79 +22,15 @@ from domino_jax.training.metrics import read_rows
 from domino_jax.weights.loading import keep_compiled
 from tests.helpers.environment import optimizing
 from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import CASES, STEPS, arguments, losses, start, training_files, write_rows
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
-STEPS = 8
 LOGGED = ("base_loss", "final_loss", "lambda_base", "learning_rate", "grad_norm", "accept_len", "base_accept_len")
 LOGGED += ("seconds",)
 
 
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def training_rows():
-    """The golden target's own answers to the golden prompts."""
-    return [
-        {
-            "token_ids": case["prompt"] + case["output"],
-            "loss_mask": [0] * len(case["prompt"]) + [1] * len(case["output"]),
-        }
-        for case in CASES
-    ]
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """(training rows, held-out prompts) as files."""
-    folder = tmp_path_factory.mktemp("rows")
-    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
-    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
-
-
-def arguments(files, workdir, **changes):
-    values = {
-        "config": ROOT / "configs" / "tiny.py",
-        "workdir": workdir,
-        "distributed": "off",  # the tests share a process, whose devices are in use already
-        "config.target.path": GOLDEN / "target",
-        "config.drafter.mask_token_id": 259,
-        "config.drafter.num_layers": 1,
-        "config.drafter.target_layer_ids": "(1,3)",
-        "config.drafter.block_size": 4,
-        "config.drafter.gru_hidden_dim": 16,
-        "config.drafter.emb_dim": 8,
-        "config.data.train": files[0],
-        "config.data.regenerate": False,
-        "config.data.layout": "pad",
-        "config.data.max_length": 144,
-        "config.train.steps": STEPS,
-        "config.train.batch_size": 2,
-        "config.train.num_anchors": 8,
-        "config.train.log_every": 1,
-        "config.checkpoint.every": 4,
-        "config.eval.every": 0,
-        "config.eval.final": False,
-        "config.eval.prompts": files[1],
-        "config.decode.max_new_tokens": 16,
-        "config.decode.num_drafts": 3,  # of 4
-        "config.decode.cache_length": 128,
-        **{key.replace("__", "."): value for key, value in changes.items()},
-    }
-    return ["train", *(f"--{key}={value}" for key, value in values.items())]
-
-
-def start(argv):
-    """Runs the command in this process and returns its exit code."""
-    with pytest.raises(SystemExit) as left:
-        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
-    return left.value.code
-
-
-def losses(workdir):
-    return {row["step"]: row["loss"].hex() for row in read_rows(workdir / "metrics.jsonl") if "loss" in row}
+    return training_files(tmp_path_factory.mktemp("rows"))
 
 
 def weights(workdir):

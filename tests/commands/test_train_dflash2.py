@@ -8,8 +8,8 @@ from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.model_card import training_lines
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter
-from tests.commands.test_train_command import CASES, arguments, start, training_rows, write_rows
 from tests.helpers.golden_files import target_config
+from tests.helpers.train_runs import arguments, start, training_files
 
 CHOICES = {
     "config__drafter__head": "dflash2",
@@ -27,10 +27,7 @@ CHOICES = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """(training rows, held-out prompts) as files."""
-    folder = tmp_path_factory.mktemp("rows")
-    prompts = [{"id": "p", "token_ids": CASES[0]["prompt"]}]
-    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+    return training_files(tmp_path_factory.mktemp("rows"), prompts=1)
 
 
 @pytest.fixture(scope="module")

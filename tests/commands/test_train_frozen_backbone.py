@@ -1,59 +1,26 @@
 """train.py with the backbone of another drafter: only the head is trained, a restart continues, others are refused."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 
-from domino_jax import train
-from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.safetensors_file import read_header
-from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import arguments, start, training_files
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+CHOICES = {
+    "config__data__max_length": 112,
+    "config__train__steps": 4,
+    "config__train__ema_decay": 0.5,
+    "config__checkpoint__every": 2,
+    "config__preflight__rows": 0,
+}
 
 
 def run(workdir, **changes):
     """The exit code of a run in this process, in `workdir`; rows are the golden target's own answers."""
-    rows = workdir.parent / "rows.jsonl"
-    answers = [
-        {"token_ids": one["prompt"] + one["output"], "loss_mask": [0] * len(one["prompt"]) + [1] * len(one["output"])}
-        for one in CASES
-    ]
-    rows.write_text("".join(f"{json.dumps(row)}\n" for row in answers))
-    values = {
-        "config": ROOT / "configs" / "tiny.py",
-        "workdir": workdir,
-        "distributed": "off",
-        "config.target.path": GOLDEN / "target",
-        "config.drafter.mask_token_id": 259,
-        "config.drafter.num_layers": 1,
-        "config.drafter.target_layer_ids": "(1,3)",
-        "config.drafter.block_size": 4,
-        "config.drafter.gru_hidden_dim": 16,
-        "config.drafter.emb_dim": 8,
-        "config.data.train": rows,
-        "config.data.regenerate": False,
-        "config.data.layout": "pad",
-        "config.data.max_length": 112,
-        "config.train.steps": 4,
-        "config.train.batch_size": 2,
-        "config.train.num_anchors": 8,
-        "config.train.log_every": 1,
-        "config.train.ema_decay": 0.5,
-        "config.checkpoint.every": 2,
-        "config.eval.every": 0,
-        "config.eval.final": False,
-        "config.preflight.rows": 0,
-    }
-    values |= {name.replace("__", "."): value for name, value in changes.items()}
-    argv = ["train", *(f"--{key}={value}" for key, value in values.items())]
-    with pytest.raises(SystemExit) as left:
-        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
-    return left.value.code
+    return start(arguments(training_files(workdir.parent), workdir, **CHOICES, **changes))
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from domino_jax.training.metrics import read_rows
-from tests.commands.test_train_command import CASES, arguments, losses, training_rows, write_rows
 from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import arguments, losses, training_files
 
 pytestmark = pytest.mark.slow
 
@@ -79,9 +79,7 @@ PHASES = (
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     """The flags of a run of 8 steps that regenerates its rows, evaluates twice and decodes at the end."""
-    folder = tmp_path_factory.mktemp("rows")
-    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
-    files = write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+    files = training_files(tmp_path_factory.mktemp("rows"))
     return lambda workdir: arguments(
         files,
         workdir,

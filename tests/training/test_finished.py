@@ -17,15 +17,12 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.training import step_folders
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter, read_rows
-from tests.commands.test_train_command import CASES, arguments, losses, start, training_rows, write_rows
+from tests.helpers.train_runs import arguments, losses, start, training_files
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """(training rows, held-out prompts) as files."""
-    folder = tmp_path_factory.mktemp("rows")
-    prompts = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:2])]
-    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", prompts)
+    return training_files(tmp_path_factory.mktemp("rows"))
 
 
 @pytest.fixture(scope="module", autouse=True)

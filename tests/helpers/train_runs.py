@@ -1,0 +1,85 @@
+"""The train command on a golden target, in this process: its rows, its flags, its exit code and what it leaves."""
+
+import json
+import pathlib
+
+import pytest
+
+from domino_jax import train
+from domino_jax.recipe import cli
+from domino_jax.training.metrics import read_rows
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+STEPS = 8
+DOMINO = {  # a small drafter of the default head
+    "config.drafter.mask_token_id": 259,
+    "config.drafter.num_layers": 1,
+    "config.drafter.target_layer_ids": "(1,3)",
+    "config.drafter.block_size": 4,
+    "config.drafter.gru_hidden_dim": 16,
+    "config.drafter.emb_dim": 8,
+    "config.train.num_anchors": 8,
+}
+
+
+def write_rows(path: pathlib.Path, rows: list[dict]) -> pathlib.Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def training_rows() -> list[dict]:
+    """The golden target's own answers to the golden prompts."""
+    return [
+        {
+            "token_ids": case["prompt"] + case["output"],
+            "loss_mask": [0] * len(case["prompt"]) + [1] * len(case["output"]),
+        }
+        for case in CASES
+    ]
+
+
+def training_files(folder: pathlib.Path, prompts: int = 2) -> tuple[pathlib.Path, pathlib.Path]:
+    """(training rows, held-out prompts) as files."""
+    held_out = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES[:prompts])]
+    return write_rows(folder / "rows.jsonl", training_rows()), write_rows(folder / "prompts.jsonl", held_out)
+
+
+def arguments(files, workdir, drafter=DOMINO, **changes) -> list[str]:
+    """The words of a run of STEPS steps without evaluations; `changes` name flags, with __ for their dots."""
+    values = {
+        "config": ROOT / "configs" / "tiny.py",
+        "workdir": workdir,
+        "distributed": "off",  # the tests share a process, whose devices are in use already
+        "config.target.path": GOLDEN / "target",
+        **drafter,
+        "config.data.train": files[0],
+        "config.data.regenerate": False,
+        "config.data.layout": "pad",
+        "config.data.max_length": 144,
+        "config.train.steps": STEPS,
+        "config.train.batch_size": 2,
+        "config.train.log_every": 1,
+        "config.checkpoint.every": 4,
+        "config.eval.every": 0,
+        "config.eval.final": False,
+        "config.eval.prompts": files[1],
+        "config.decode.max_new_tokens": 16,
+        "config.decode.num_drafts": 3,  # of 4
+        "config.decode.cache_length": 128,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return ["train", *(f"--{key}={value}" for key, value in values.items())]
+
+
+def start(argv: list[str]) -> int:
+    """Runs the command in this process and returns its exit code."""
+    with pytest.raises(SystemExit) as left:
+        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
+    return left.value.code
+
+
+def losses(workdir: pathlib.Path) -> dict[int, str]:
+    """Step → its loss, to the last bit."""
+    return {row["step"]: row["loss"].hex() for row in read_rows(workdir / "metrics.jsonl") if "loss" in row}
