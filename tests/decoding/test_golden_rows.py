@@ -9,17 +9,10 @@ import pytest
 
 from domino_jax.decoding.propose import propose
 from domino_jax.decoding.settings import DraftSettings, SamplingParams
-from domino_jax.training.row_losses import (
-    MEDUSA_LOSSES,
-    Eagle3Settings,
-    eagle3_states,
-    row_labels,
-    row_loss,
-    row_objective,
-)
+from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, eagle3_states
 from domino_jax.training.step import target_pass
 from tests.helpers.decoding_models import golden_models, make_generator
-from tests.helpers.models import ROW_SETS, by_stored_name, load_golden
+from tests.helpers.models import ROW_SETS, by_stored_name, load_golden, row_gradients
 
 VARIANTS = [("eagle3", "default"), *(("medusa", variant) for variant in MEDUSA_LOSSES)]
 
@@ -46,23 +39,9 @@ def settings_of(name: str, variant: str):
 @functools.lru_cache
 def trained(name: str, variant: str):
     """(metrics, gradients by stored name) of one variant of the loss, in slices of a few rows."""
-    models, batch, settings = golden_models(name), batch_of(name), settings_of(name, variant)
-    config = models.drafter.config
-
-    @jax.jit
-    def run(params):
-        labels = row_labels(config, batch, settings)
-        objective = row_objective(config, labels, settings)
-        features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
-
-        def loss_of(params):
-            return row_loss(models.replace(drafter_params=params), features, batch, labels, objective, hidden)
-
-        (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        return {**objective.metrics(sums), "differentiated": loss}, gradients
-
-    metrics, gradients = jax.device_get(run(models.drafter_params))
-    return metrics, by_stored_name(config, gradients)
+    models = golden_models(name)
+    loss, metrics, gradients = row_gradients(models, batch_of(name), settings_of(name, variant))
+    return {**metrics, "differentiated": loss}, by_stored_name(models.drafter.config, gradients)
 
 
 @functools.lru_cache

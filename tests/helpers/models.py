@@ -16,6 +16,7 @@ from domino_jax.drafters.kinds import new_drafter
 from domino_jax.drafters.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.losses import LossSettings, Objective, loss_metrics
+from domino_jax.training.row_losses import RowSettings, row_labels, row_loss, row_objective
 from domino_jax.training.step import DrawnBlocks, corrected, drafter_loss, target_pass
 from domino_jax.weights.drafter import drafter_table, load_drafter
 from domino_jax.weights.target import load_target
@@ -186,6 +187,25 @@ def dual_loss(models: Models, features, batch, drawn: DrawnBlocks, settings: Los
     objective = Objective(settings, share, drawn.labels.weight)
     loss, sums = drafter_loss(models, features, batch, drawn, objective)
     return loss, loss_metrics(sums, share)
+
+
+def row_gradients(models: Models, batch, settings: RowSettings):
+    """(loss, metrics, gradients) of a batch for a drafter without blocks, compiled."""
+    config = models.drafter.config
+
+    @jax.jit
+    def run(params):
+        labels = row_labels(config, batch, settings)
+        objective = row_objective(config, labels, settings)
+        features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
+
+        def loss_of(params):
+            return row_loss(models.replace(drafter_params=params), features, batch, labels, objective, hidden)
+
+        (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return loss, objective.metrics(sums), gradients
+
+    return jax.device_get(run(models.drafter_params))
 
 
 class Golden(NamedTuple):

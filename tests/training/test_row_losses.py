@@ -22,7 +22,7 @@ from domino_jax.training.row_losses import (
 from domino_jax.training.state import init_state
 from domino_jax.training.step import make_train_step, target_pass
 from tests.helpers.decoding_models import random_models
-from tests.helpers.models import random_tokens
+from tests.helpers.models import random_tokens, row_gradients
 
 HEADS = ("eagle3", "medusa")
 SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
@@ -139,21 +139,7 @@ def measured(head: str, mask: str = "label", together: bool = False):
     """(loss, metrics, gradients) of the rows apart or together; without the number of positions of the batch."""
     models, batch = random_models(head=head), packed() if together else rows()
     settings = Eagle3Settings(passes=3, mask=mask) if head == "eagle3" else SETTINGS[head]
-
-    @jax.jit
-    def run(params):
-        config = models.drafter.config
-        labels = row_labels(config, batch, settings)
-        objective = row_objective(config, labels, settings)
-        features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
-
-        def loss_of(params):
-            return row_loss(models.replace(drafter_params=params), features, batch, labels, objective, hidden)
-
-        (loss, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
-        return loss, objective.metrics(sums), gradients
-
-    loss, metrics, gradients = jax.device_get(run(models.drafter_params))
+    loss, metrics, gradients = row_gradients(models, batch, settings)
     share = batch["tokens"].size if head == "eagle3" else 1.0
     return loss * share, metrics, jax.tree.map(lambda leaf: leaf * share, gradients)
 
