@@ -25,7 +25,7 @@ from domino_jax.training.selector_loss import (
 from domino_jax.training.step import batch_gradients, label_blocks, target_pass
 from domino_jax.weights.drafter import drafter_table
 from tests.helpers.decoding_models import golden_models, make_generator
-from tests.helpers.models import load_golden, run_blocks
+from tests.helpers.models import load_golden, reference_accept_lengths, run_blocks
 
 VARIANTS = ("default", "replace", "stop_gradient", "unary")
 # Our names of the reference's figures; the backbone's logits are "base" for every head.
@@ -225,9 +225,7 @@ def test_generations_and_accept_lengths_equal_the_reference():
     answers = generator().generate([row["prompt"] for row in rows], "draft")
     for answer, row in zip(answers, rows, strict=True):
         assert answer.token_ids == row["output"]
-        reference = row["accept_lengths"]
-        before = 1 + sum(reference[:-1])
-        assert answer.accept_lengths == [*reference[:-1], min(reference[-1], row["max_new_tokens"] - before)]
+        assert answer.accept_lengths == reference_accept_lengths(row)
 
 
 def test_first_round_drafts_equal_the_reference():

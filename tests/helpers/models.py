@@ -217,6 +217,12 @@ class Golden(NamedTuple):
     figures: dict[str, Any]
 
 
+def reference_accept_lengths(row: dict[str, Any]) -> list[int]:
+    """Of a generation in golden.json. Our last entry is cut to the tokens kept; the reference's may run past them."""
+    *earlier, last = row["accept_lengths"]
+    return [*earlier, min(last, row["max_new_tokens"] - 1 - sum(earlier))]
+
+
 @functools.lru_cache
 def load_golden(name: str) -> Golden:
     """Reads tests/golden/<name>; a missing file is an error."""
