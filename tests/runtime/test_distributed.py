@@ -1,4 +1,4 @@
-"""distributed.py with real processes: who listens where, who finds whom, and what a wrong environment gets."""
+"""How processes connect and leave, with real ones: who listens where, who finds whom, what a wrong environment gets."""
 
 import os
 import re
@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from domino_jax.runtime import distributed
+from domino_jax.runtime.connection import free_port
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 
@@ -72,7 +73,7 @@ def by_hand(port, count, process):
 
 def pair(act="pass", **environment):
     """Two processes of one run, placed by hand; their (code, out, error)."""
-    port = distributed.free_port()
+    port = free_port()
     return [finish(process) for process in [start(act, **by_hand(port, 2, i), **environment) for i in (0, 1)]]
 
 
@@ -92,7 +93,7 @@ def test_one_process_has_jaxs_services_on_the_loopback_alone_and_goes_round_a_pr
 
 
 def test_every_interface_is_served_on_request():
-    port = distributed.free_port()
+    port = free_port()
     code, out, _ = finish(start(**by_hand(port, 1, 0), JAX_COORDINATOR_BIND_ADDRESS=f"[::]:{port}"))
     assert code == 0
     assert not listened(out) <= LOOPBACK_ONLY
@@ -160,7 +161,7 @@ def test_what_the_first_process_finds_out_is_known_in_all_and_nobody_waits_for_i
 
 
 def test_two_slurm_tasks_on_one_node_reach_the_barrier_with_ranks_0_and_1():
-    port = str(distributed.free_port())
+    port = str(free_port())
     step = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": port}
     tasks = [start(**step, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)) for rank in (0, 1)]
     ends = [finish(task) for task in tasks]
@@ -232,7 +233,7 @@ def test_a_port_that_is_taken_is_named(place):
 
 def test_processes_whose_peers_never_come_give_up_with_2_or_as_lost_where_a_launcher_starts_again():
     for process, environment, left in ((0, {"DOMINO_RESTARTED": "1"}, -signal.SIGABRT), (1, {}, 2)):
-        place = by_hand(distributed.free_port(), 3, process)
+        place = by_hand(free_port(), 3, process)
         code, _, error = finish(start(**place, DOMINO_INIT_SECONDS="2", **environment))
         assert (code, "Traceback" in error) == (left, False), error
         assert "error: waited 2 s for all processes at JAX_COORDINATOR_ADDRESS=127.0.0.1:" in error

@@ -10,7 +10,7 @@ import pytest
 
 from domino_jax.recipe import cli
 from domino_jax.runtime import remote
-from domino_jax.runtime.distributed import free_port
+from domino_jax.runtime.connection import free_port
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
 

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from domino_jax.data.chat import Row
 from domino_jax.models.sharding import make_mesh
-from domino_jax.runtime.distributed import free_port
+from domino_jax.runtime.connection import free_port
 from domino_jax.runtime.errors import DataError
 from domino_jax.training import estimates, preflight
 from domino_jax.training.estimates import Plan
