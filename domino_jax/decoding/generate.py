@@ -63,6 +63,18 @@ class _Batch:
     clock: Clock
 
 
+@dataclasses.dataclass
+class _Row:
+    """A row of the batch that answers a prompt, as the host knows it.
+
+    index: of the prompt.  length: committed tokens, the prompt's included.  drafted: drafts verified so far.
+    """
+
+    index: int
+    length: int
+    drafted: int = 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generator(Programs):
     """Generates for any number of prompts with fixed shapes: one compiled program per mode, rows and cache slots.
@@ -97,42 +109,41 @@ class Generator(Programs):
         batch = self._batch(models, mode, prompts, requests)
         answers: list[Generation | None] = [None] * len(prompts)
         waiting = deque(range(len(prompts)))
-        rows: list[int | None] = [None] * self.batch_rows(len(prompts))  # the prompt that each row answers
-        lengths, drafted = np.zeros((2, len(rows)), np.int32)
+        rows: list[_Row | None] = [None] * self.batch_rows(len(prompts))
         state = None
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
-        while waiting or any(index is not None for index in rows):
+        while waiting or any(rows):
             keep = self._slots_to_keep(rows, len(waiting))
-            rows, lengths, drafted = [rows[slot] for slot in keep], lengths[keep], drafted[keep]
-            free = [slot for slot, index in enumerate(rows) if index is None][: len(waiting)]
+            rows = [rows[slot] for slot in keep]
+            free = [slot for slot, row in enumerate(rows) if row is None][: len(waiting)]
             for slot in free:
-                rows[slot] = waiting.popleft()
-                lengths[slot], drafted[slot] = len(prompts[rows[slot]]), 0
-            live = [slot for slot, index in enumerate(rows) if index is not None]
-            longest = int(lengths[live].max())
+                index = waiting.popleft()
+                rows[slot] = _Row(index, length=len(prompts[index]))
             if state is None:
-                first = [rows[slot] for slot in free]
+                first = [rows[slot].index for slot in free]
                 first = [prompts[index] for index in first], [requests[index] for index in first]
                 state, free = self._start(batch, *first, len(rows)), []
-            state = self._fit(batch, state, longest, keep)
+            state = self._fit(batch, state, max(row.length for row in rows if row), keep)
             for slot in free:
-                state = self._admit(batch, state, slot, prompts[rows[slot]], requests[rows[slot]])
+                index = rows[slot].index
+                state = self._admit(batch, state, slot, prompts[index], requests[index])
             # The dispatch ends when a request that waits can have a row, or a smaller batch holds the rest.
             idle = 0 if waiting else len(rows) - self.smaller_batch(len(rows)) - 1
             state = self.advance(models, state, mode, most, idle, clock=batch.clock)
             if between:
                 between(sum(answer is not None for answer in answers))
             columns = (state.tokens, state.counts, state.accepts, state.rounds)
-            before = drafted
             done, lengths, drafted, columns = jax.device_get((state.done, state.lengths, state.drafted, columns))
-            batch.clock.drafts += int((drafted - before)[live].sum())
-            lengths, drafted = np.array(lengths), np.array(drafted)
-            for slot in live:
+            for slot, row in enumerate(rows):
+                if row is None:
+                    continue
+                batch.clock.drafts += int(drafted[slot]) - row.drafted
+                row.length, row.drafted = int(lengths[slot]), int(drafted[slot])
                 if done[slot]:
-                    answers[rows[slot]] = collect([column[slot] for column in columns], self.stop_ids)
-                    batch.clock.decode_tokens += len(answers[rows[slot]].token_ids) - 1
-                    rows[slot] = None
+                    answer = collect([column[slot] for column in columns], self.stop_ids)
+                    batch.clock.decode_tokens += len(answer.token_ids) - 1
+                    answers[row.index], rows[slot] = answer, None
         return Generated(answers, batch.clock)
 
     def stream(
@@ -249,17 +260,17 @@ class Generator(Programs):
         batch.clock.prefill_seconds += seconds
         return state
 
-    def _slots_to_keep(self, rows: Sequence[int | None], waiting: int) -> list[int]:
+    def _slots_to_keep(self, rows: Sequence[_Row | None], waiting: int) -> list[int]:
         """The slots of the rows that stay: all, or the unfinished ones and enough others to fill a smaller batch.
 
         Args:
-            rows: the prompt of each unfinished row, None for the others.  waiting: prompts without a row.
+            rows: None for those that are done.  waiting: prompts without a row.
         """
-        unfinished = [slot for slot, index in enumerate(rows) if index is not None]
+        unfinished = [slot for slot, row in enumerate(rows) if row]
         size = self.batch_rows(len(unfinished) + waiting)
         if size >= len(rows):
             return list(range(len(rows)))
-        return [*unfinished, *(slot for slot, index in enumerate(rows) if index is None)][:size]
+        return [*unfinished, *(slot for slot, row in enumerate(rows) if not row)][:size]
 
     def _fit(self, batch: _Batch, state: DecodeState, longest: int, keep: Sequence[int]) -> DecodeState:
         """The rows `keep` with caches that hold `longest` tokens and a block; the state passed in is used up.

@@ -5,6 +5,7 @@ import functools
 import jax
 import pytest
 
+from domino_jax.decoding.generate import _Row
 from domino_jax.decoding.programs import Programs
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import SamplingParams, TreeSettings
@@ -105,9 +106,10 @@ def test_rows_that_stay_keep_all_they_have_and_the_old_caches_are_used_up():
     made = generator(smallest_cache=32)
     state = made.start(PROMPTS[:8], range(8))
     batch = made._batch(made.models, "draft", PROMPTS[:8], [made.request(index) for index in range(8)])
-    assert made._slots_to_keep([None, 7, None, 2, None, None, None, None], 0) == [1, 3]
-    assert made._slots_to_keep([None, 7, None, None, None, None, None, None], 0) == [1, 0]
-    assert made._slots_to_keep([None, 7, None, None, None, None, None, None], 2) == list(range(8))
+    row = _Row(index=0, length=5)
+    assert made._slots_to_keep([None, row, None, row, None, None, None, None], 0) == [1, 3]
+    assert made._slots_to_keep([None, row, None, None, None, None, None, None], 0) == [1, 0]
+    assert made._slots_to_keep([None, row, None, None, None, None, None, None], 2) == list(range(8))
     before = jax.tree.map(lambda leaf: leaf.copy(), state.replace(keys=jax.random.key_data(state.keys)))
     caches = jax.tree.leaves((state.target_cache, state.draft_cache))
     shrunk = made._fit(batch, state, 20, [6, 1])
