@@ -6,12 +6,13 @@ recipe that changed in between.
 <workdir>/checkpoints/<step>/manifest.json   written last (manifest.py); step_folders.py lists the other files
 """
 
+import contextlib
 import functools
 import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -236,12 +237,20 @@ class Checkpoints:
             raise self._unreadable(step, "its JSON lacks the data position or the recipe")
         if check is not None:
             check(extra["meta"])
+        with self._readable(step, "state"):
+            refuse_other_shapes(self._folders.path(step) / "state", abstract_state)
         state = self._read(step, "state", ocp.args.StandardRestore(jax.tree.map(_placed, abstract_state)))
         return Restored(step, state, extra["data"], extra["meta"])
 
     def _read(self, step: int, item: str, args: Any) -> Any:
-        try:
+        with self._readable(step, item):
             return self._checkpointer().restore(self._folders.path(step), args=ocp.args.Composite(**{item: args}))[item]
+
+    @contextlib.contextmanager
+    def _readable(self, step: int, item: str) -> Iterator[None]:
+        """Raises a DataError for what Orbax raises of a part of a step that it cannot read."""
+        try:
+            yield
         except UNREADABLE as error:
             if is_loss(error):
                 raise
@@ -318,6 +327,17 @@ def _absolute(workdir: str | os.PathLike) -> epath.Path:
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def refuse_other_shapes(folder: epath.Path, abstract_state: Any) -> None:
+    """ValueError where an array stored in the folder has another shape than in the state's tree.
+
+    Orbax would refuse it too, but only among its reads of the other arrays, which it then leaves unfinished.
+    """
+    stored = ocp.tree.to_flat_dict(ocp.PyTreeCheckpointHandler().metadata(folder).tree)
+    for name, leaf in ocp.tree.to_flat_dict(abstract_state).items():
+        if name in stored and tuple(stored[name].shape) != leaf.shape:
+            raise ValueError(f"{'.'.join(name)} is {list(stored[name].shape)}, here it is {list(leaf.shape)}")
 
 
 def refuse_changes(old: Mapping, new: Mapping, free: Collection[str], allowed: Collection[str]) -> None:
