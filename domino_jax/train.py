@@ -115,13 +115,14 @@ def main(flags: cli.Flags) -> int | None:
             batches = batches_of(config, source, loaded, share)
             drafter_config = builders.with_draft_vocabulary(drafter_config, batches.rows)
             drafter = builders.drafter_of(drafter_config, config)
-            decodes = config.eval.every > 0 or config.eval.final
-            layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh) if decodes else None
+            layout = evaluate = None
+            if config.eval.every or config.eval.final:
+                layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh)
+            if config.eval.every:
+                evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
             optimizer = builders.optimizer_of(config.train)
             make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
             step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
-            judged = config.eval.every > 0
-            evaluate = builders.evaluation_of(config, loaded, layout, batches.rows) if judged else None
 
             # -------------------------------------------------------- state: new, or the newest intact checkpoint
             meta = {"config": recipe, "data": batches.fingerprint}
