@@ -14,7 +14,8 @@ from domino_jax.recipe import cli
 from domino_jax.runtime import remote
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter, read_rows
-from tests.commands.test_train_command import GOLDEN, arguments, files, losses, start, weights  # noqa: F401
+from tests.commands.test_train_command import files, weights  # noqa: F401
+from tests.helpers.train_runs import GOLDEN, arguments, losses, start
 
 STEPS = 4
 CHANGES = {

@@ -22,9 +22,9 @@ import pytest
 
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.target import save_target
-from tests.commands.test_train_command import write_rows
 from tests.helpers.models import MASK_TOKEN, tiny_target
 from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import write_rows
 
 pytestmark = pytest.mark.slow
 
