@@ -301,11 +301,12 @@ def over_flops(drafters: Mapping[str, Mapping[str, Any]]):
 
 
 def over_positions(drafters: Mapping[str, Mapping[str, Any]]):
+    """Conditional acceptance of chains; rows with the common loss are in the table alone, or nothing could be seen."""
     figure = figure_of(9, 5)
     axes = figure.add_subplot()
     for one in drafters.values():
         rates = conditional(one["seeds"], "greedy")
-        if rates:
+        if rates and not has_common_loss(one):
             axes.plot(range(1, len(rates) + 1), rates, **look(one))
     axes.set(xlabel="draft", ylabel="accepted, given that all before were; T = 0", ylim=(0, 1))
     tidy(axes, legend=False)
@@ -316,6 +317,10 @@ def over_positions(drafters: Mapping[str, Mapping[str, Any]]):
 def look(one: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "color": one["colour"],
-        "linestyle": "--" if "common" in one["title"] else "-",
+        "linestyle": "--" if has_common_loss(one) else "-",
         "label": one["title"],
     }
+
+
+def has_common_loss(one: Mapping[str, Any]) -> bool:
+    return one["title"].endswith("common loss")
