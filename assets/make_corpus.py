@@ -3,14 +3,15 @@
     python -m assets.make_corpus --output=assets/tiny_qwen3 --workdir=/tmp/tiny_target
 
 The tokenizer files and the two prompt files go to --output, the tokenised conversations (`corpus.npz`, `heldout.npz`)
-to --workdir, where make_tiny_target.py reads them. A tokenizer that lies in
---output is kept. Everything is seeded; the functions are those of the Python that runs this.
+to --workdir, where make_tiny_target.py reads them. A tokenizer that is in --output is kept; --tokenizer copies that of
+another folder there first. Everything is seeded; the functions are those of the Python that runs this.
 """
 
 import argparse
 import json
 import pathlib
 import random
+import shutil
 import zlib
 
 import numpy as np
@@ -28,6 +29,8 @@ from assets.tiny_answers import (
 
 MAX_CONVERSATION = 300
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|mask|>"]
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")  # of write_tokenizer
 
 # Qwen's split with one difference: a word takes at most a space with it, not any sign ("(self" is "(" and "self"), so
 # that a name is the same tokens wherever it stands, which makes copying learnable for a small model. Digits stay
@@ -174,11 +177,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
+    parser.add_argument("--tokenizer", type=pathlib.Path, help="folder of a tokenizer to take over")
     parser.add_argument("--vocabulary", type=int, default=1536, help="rows of the embedding, special tokens included")
     parser.add_argument("--conversations", type=int, default=90_000)
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     args.workdir.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES if args.tokenizer else ():
+        shutil.copyfile(args.tokenizer / name, args.output / name)
 
     library = tiny_tasks.harvest()
     held_out = [f for f in library if is_held_out(f)]

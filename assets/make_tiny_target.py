@@ -1,10 +1,12 @@
 """Train the tiny target of assets/tiny_qwen3 on the corpus of make_corpus.py.
 
     python -m assets.make_tiny_target --workdir=/tmp/tiny_target --output=assets/tiny_qwen3 --minutes=80
+    python -m assets.make_tiny_target --workdir=DIR --output=FOLDER --minutes=20 --layers=12 --width=96
 
-A Qwen3 decoder, deep and narrow, trained on the CPU in float32 for a given time. The learning rate follows the clock,
-not the step, so that a busy machine costs tokens and never an unfinished schedule. The state is saved every few
-minutes; the same command resumes.
+A Qwen3 decoder, deep and narrow, trained on the CPU in float32 for a given time; --layers and --width make targets of
+other sizes. --output holds the tokenizer (make_corpus.py). The learning rate follows the clock, not the step, so that a
+busy machine costs tokens and never an unfinished schedule. The state is saved every few minutes; the same command
+resumes.
 """
 
 import argparse
@@ -30,16 +32,23 @@ WARM_UP = 0.02  # part of the time
 INIT_STD = 0.06
 
 
-def model_config(vocab_size: int) -> Qwen3Config:
-    """Deep and narrow, because on a CPU nine rows then cost only about two single ones."""
+HEAD_DIM = 32
+
+
+def model_config(vocab_size: int, layers: int = 24, width: int = 128) -> Qwen3Config:
+    """Deep and narrow, because on a CPU nine rows then cost only about two single ones.
+
+    width: a multiple of HEAD_DIM, with half as many key/value heads as heads where that divides them, else one.
+    """
+    heads = width // HEAD_DIM
     return Qwen3Config(
         vocab_size=vocab_size,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=24,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=1 if heads % 2 else heads // 2,
+        head_dim=HEAD_DIM,
         rms_norm_eps=1e-6,
         rope_theta=10_000.0,
         tie_word_embeddings=True,
@@ -190,7 +199,7 @@ def train(args: argparse.Namespace, say: Callable[[str], None]) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(args.output)
     stops = [tokenizer.eos_token_id, tokenizer.pad_token_id]
     token_ids = {"bos_token_id": None, "eos_token_id": stops, "pad_token_id": tokenizer.pad_token_id}
-    config = model_config(len(tokenizer))
+    config = model_config(len(tokenizer), args.layers, args.width)
     model, optimizer = Qwen3(config), make_optimizer(args.optimizer)
     gradients, update, evaluate = make_functions(model, optimizer)
     corpus, validation = (dict(np.load(args.workdir / f"{name}.npz")) for name in ("corpus", "heldout"))
@@ -230,11 +239,15 @@ def main() -> None:
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--minutes", type=float, default=80)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--width", type=int, default=128, help=f"a multiple of {HEAD_DIM}")
     parser.add_argument("--tokens", type=int, default=2400, help="tokens of one batch, padding included")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--checkpoint_minutes", type=float, default=10)
     args = parser.parse_args()
+    if args.width < HEAD_DIM or args.width % HEAD_DIM:
+        parser.error(f"--width={args.width} is no multiple of {HEAD_DIM}, the width of an attention head")
     with (args.workdir / "log.txt").open("a", buffering=1) as log:
 
         def say(text: str) -> None:

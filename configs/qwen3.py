@@ -112,6 +112,13 @@ def _train() -> config_dict.ConfigDict:
     train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
     # A drafter's folder or train workdir: its backbone is taken over and left as it is, and the head alone is trained.
     train.frozen_backbone = config_dict.placeholder(str)
+    # A drafter's folder or train workdir with the same head, of any target with the same tokenizer: its tables of
+    # tokens are the first values of a markov or dflash2 head's.
+    train.head_from = config_dict.placeholder(str)
+    train.frozen_tables = False  # True: these tables are left as they are
+    # In each block the head is cut to its rank times one of these, drawn at random, so that one training serves several
+    # values of decode.head_rank, as (0.25, 0.5, 1.0). Empty: never.
+    train.rank_scales = ()
     # What a domino or markov head reads in training. text: the tokens of the text. drafts: its own greedy drafts, as
     # when it decodes (training-time test).
     train.head_tokens = "text"
@@ -199,6 +206,7 @@ def _decode() -> config_dict.ConfigDict:
     # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
     # matrix is then read once per draft (docs/compile_decode.md).
     decode.head_candidates = 64
+    decode.head_rank = 0  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
     decode.confidence = 0.0
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)

@@ -95,6 +95,7 @@ class AnswerSettings:
     seed: int
     thinking: bool
     head_candidates: int = 0
+    head_rank: int = 0
 
 
 def settings_of(config) -> AnswerSettings:
@@ -107,6 +108,7 @@ def settings_of(config) -> AnswerSettings:
         seed=config.seed,
         thinking=config.data.thinking,
         head_candidates=config.decode.head_candidates,
+        head_rank=config.decode.head_rank,
     )
 
 
@@ -190,11 +192,13 @@ def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: s
     models = Models(loaded.model, loaded.params)
     if drafter_path is not None:
         dtype = np.dtype(loaded.model.dtype).name
-        setup = Setup(dtype, settings.batch_size, settings.sampling, head_candidates=settings.head_candidates)
+        choices = {"head_candidates": settings.head_candidates, "head_rank": settings.head_rank}
+        setup = Setup(dtype, settings.batch_size, settings.sampling, **choices)
         tuning = stored_tuning(drafter_path, setup)
         mesh = jax.sharding.get_mesh()
         everywhere = None if mesh.empty else replicated(mesh)
-        models = load_models(loaded, drafter_path, everywhere, tuning.block_size if tuning else 0)
+        block = tuning.block_size if tuning else 0
+        models = load_models(loaded, drafter_path, everywhere, block, head_rank=settings.head_rank)
     drafting = tuning.chain if tuning else DraftSettings()
     generator_settings = GeneratorSettings(
         cache_slots=loaded.model.config.max_position_embeddings,

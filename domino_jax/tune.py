@@ -7,8 +7,8 @@
 Measures the width of the draft for batches of 1, 2, 4, … up to decode.batch_size rows, with mode tree in decode.modes
 the shape of the tree, and at temperature > 0 how drafts share the target's noise (evals/tuning.py, docs/decoding.md).
 The text is the same each time; the speed is not. The result goes into <drafter>/decoding.json under device, dtype,
-batch size, sampling, parity, head_candidates and confidence. `decode`, `regenerate` and `domino_jax.load` read it
-there and use it wherever the recipe or the caller leaves the value open.
+batch size, sampling, parity, head_candidates, head_rank and confidence. `decode`, `regenerate` and `domino_jax.load`
+read it there and use it wherever the recipe or the caller leaves the value open.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def main(flags: cli.Flags) -> None:
     mode = tuning.chain_mode(settings.modes)
     loaded = load_target(config.target.path, settings.dtype)
     path = named_drafter(config.drafter.path, (mode,))
-    models = load_models(loaded, path)
+    models = load_models(loaded, path, head_rank=settings.head_rank)
     folder = hf.drafter_folder(path)
     check_writable(folder)
     rows = read_prompts(source, config.decode.num_prompts or None)

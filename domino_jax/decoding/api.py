@@ -154,6 +154,7 @@ class LoadSettings:
         None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size, temperature,
         head_candidates and confidence, by the rows of the batch, else a greedy draft of all that the block gives.
     head_candidates: tokens per slot that the head of a chain corrects; 0, or more than there are: the whole vocabulary.
+    head_rank: what the head is cut to; 0: all of it (docs/heads.md).
     confidence: a chain ends before the first draft whose confidence head gives it a smaller chance (docs/heads.md).
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
         where a tree was faster than a chain, else none.
@@ -168,6 +169,7 @@ class LoadSettings:
     draft_scale: float | None = None
     num_drafts: int | None = None
     head_candidates: int = 64
+    head_rank: int = 0
     confidence: float = 0.0
     tree: TreeSettings | None = None
     temperature: float = 0.0
@@ -207,12 +209,13 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
         sampling,
         head_candidates=settings.head_candidates,
         confidence=settings.confidence,
+        head_rank=settings.head_rank,
     )
     tuning = stored_tuning(drafter, setup)
     drafting = settings.drafting(tuning)
     loaded = load_target(target, settings.dtype)
     block = tuning.block_size if tuning and settings.num_drafts is None and tree is None else 0
-    models = load_models(loaded, drafter, block_size=block)
+    models = load_models(loaded, drafter, block_size=block, head_rank=settings.head_rank)
     if tree and (refused := refused_mode(TREE, models.drafter.config.head)):
         raise DominoError(f"tree is given, but {refused}.")
     most = min(settings.cache_length, loaded.model.config.max_position_embeddings) // 2

@@ -66,6 +66,7 @@ class DecodeSettings:
     seed: int
     num_drafts: int
     head_candidates: int
+    head_rank: int
     confidence: float
     parity: str
     simulate_tau: float

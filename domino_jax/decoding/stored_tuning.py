@@ -1,6 +1,7 @@
 """What `domino_jax.tune` measured for a drafter, in <drafter>/decoding.json: one row per setup.
 
-{"tuned": [{"dtype": "float32", "batch_size": 2, "head_candidates": 64, "confidence": 0.0, "parity": "near_tie",
+{"tuned": [{"dtype": "float32", "batch_size": 2, "head_candidates": 64, "head_rank": 0, "confidence": 0.0,
+            "parity": "near_tie",
             "device": "cpu", "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "mode": "draft",
             "block_size": 8, "num_drafts": 4, "draft_scale": "inf", "tree": null, "widths": [[1, 8], [2, 4]],
             "prompts": 64,
@@ -35,6 +36,7 @@ class Setup:
     _: dataclasses.KW_ONLY
     head_candidates: int = 0
     confidence: float = 0.0
+    head_rank: int = 0
     parity: str = "near_tie"
     device: str = dataclasses.field(default_factory=lambda: jax.devices()[0].device_kind)
 
@@ -46,6 +48,7 @@ class Setup:
             settings.sampling,
             head_candidates=settings.head_candidates,
             confidence=settings.confidence,
+            head_rank=settings.head_rank,
             parity=settings.parity,
         )
 
@@ -130,7 +133,10 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     raw = hf.read_json(folder, FILE, required=False)
     rows = raw.get("tuned", [])
     names = {field.name for kind in (Setup, SamplingParams) for field in dataclasses.fields(kind)} - {"sampling"}
-    whole = isinstance(rows, list) and all(isinstance(row, dict) and names <= set(row) for row in rows)
+    whole = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    if whole:
+        rows = [{"head_rank": 0, **row} for row in rows]  # earlier tunings are of whole heads and do not say so
+        whole = all(names <= set(row) for row in rows)
     if not whole or not all(type(row["batch_size"]) is int for row in rows):
         raise _damaged(folder)
     return rows

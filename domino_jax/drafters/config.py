@@ -20,7 +20,7 @@ from domino_jax.drafters.dflash2_keys import check_layout, is_dflash2, option_fi
 from domino_jax.drafters.markov_keys import CLASS as DSPARK_CLASS
 from domino_jax.drafters.markov_keys import OWN as DSPARK_OWN
 from domino_jax.drafters.markov_keys import is_dspark, markov_fields, markov_keys
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, MARKOV_KINDS, NONE
+from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, MARKOV_KINDS, NONE, RANK_KEYS
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
@@ -65,6 +65,11 @@ class DrafterConfig(DecoderConfig):
     def has_head(self) -> bool:
         """False for a plain DFlash drafter."""
         return self.head != NONE
+
+    @property
+    def head_rank(self) -> int:
+        """E, the rank of the head's correction; 0 without a head."""
+        return getattr(self, RANK_KEYS[self.head]) if self.has_head else 0
 
     @property
     def reads_embeddings(self) -> bool:

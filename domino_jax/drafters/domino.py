@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.drafters.head import Head, SplitLinear
+from domino_jax.drafters.head import Head, SplitLinear, cut_ranks
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import gathered
@@ -78,8 +78,8 @@ class DominoHead(Head):
         state = jax.lax.optimization_barrier(self.gru.advance(state, self.gru.input_gates(x)))
         return state, self._code(half, state)
 
-    def codes(self, z: Hidden, x: jax.Array) -> jax.Array:
-        return self._code(self.hidden_half(z), self.prefix_states(x))
+    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        return cut_ranks(self._code(self.hidden_half(z), self.prefix_states(x)), kept)
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t."""

@@ -47,6 +47,7 @@ class Drafter(nn.Module):
         inputs: jax.Array,
         positions: Positions | None = None,
         detached: bool = False,
+        kept: jax.Array | None = None,
     ) -> tuple[Hidden, jax.Array | None]:
         """The teacher-forced forward of A blocks per row; also what `init` traces.
 
@@ -56,6 +57,7 @@ class Drafter(nn.Module):
                 [B, A, M, D] or ids int32 [B, A, M].
             positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
             detached: no gradient enters the backbone through the codes.
+            kept: bool [B, A, E], the ranks of the head that remain in each block; None: all.
 
         Returns:
             z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`; the full
@@ -64,15 +66,16 @@ class Drafter(nn.Module):
         z = self.block_hidden(features, x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
-        codes = self.block_codes(jax.lax.stop_gradient(z) if detached else z, inputs)
+        codes = self.block_codes(jax.lax.stop_gradient(z) if detached else z, inputs, kept)
         if self.is_initializing():
             self.head.residual(codes)
         return z, codes
 
-    def block_codes(self, z: Hidden, inputs: jax.Array) -> jax.Array:
+    def block_codes(self, z: Hidden, inputs: jax.Array, kept: jax.Array | None = None) -> jax.Array:
         """The head's codes [B, A, M, E] of blocks z [B, A, G, D], after tokens given as `inputs` of a forward."""
         predicting = z[:, :, self.config.first_slot :]
-        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)))
+        kept = None if kept is None else kept.reshape(-1, 1, kept.shape[-1])
+        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)), kept)
         return codes.reshape(*predicting.shape[:3], -1)
 
     def block_hidden(

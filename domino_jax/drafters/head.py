@@ -11,6 +11,8 @@ from domino_jax.models.layers import INIT_STD, Linear, with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain, gathered
 
+TOKEN_TABLES = ("predecessor", "up")  # the parameters of a head that have a row, or a column, for each token
+
 
 class Head(nn.Module):
     """Logits of a slot = base logits + code · matrix. The code [..., E] follows from the slot's z, from the token
@@ -41,10 +43,11 @@ class Head(nn.Module):
         """State, the token before the slot, and the slot's half → (the state after that token, code [..., E])."""
         raise NotImplementedError
 
-    def codes(self, z: Hidden, x: jax.Array) -> jax.Array:
+    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
         """Codes [B, T, E] of all slots at once, from z [B, T, D] and x [B, T, ...], the true tokens before the slots.
 
-        They equal those of T steps.
+        They equal those of T steps. With `kept`, bool [B, 1, E], the numbers that it leaves out are 0 wherever the head
+        reads or makes them: the codes are those of a head of the rank that is kept.
         """
         raise NotImplementedError
 
@@ -83,6 +86,11 @@ class Head(nn.Module):
     def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
         """The correction float32 [B, T, V] of all slots, with arguments as `codes`."""
         return self.residual(self.codes(z, x))
+
+
+def cut_ranks(values: jax.Array, kept: jax.Array | None) -> jax.Array:
+    """values [..., E] with 0 at the ranks that `kept`, bool [..., E], leaves out; None: as they are."""
+    return values if kept is None else values * kept.astype(values.dtype)
 
 
 class SplitLinear(nn.Module):

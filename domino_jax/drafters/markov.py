@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from domino_jax.drafters.head import Head, SplitLinear
+from domino_jax.drafters.head import Head, SplitLinear, cut_ranks
 from domino_jax.drafters.names import GATED, RNN, VANILLA
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
@@ -49,35 +49,43 @@ class MarkovHead(Head):
         return self.gate.part(0, z, bias=True) if kind == GATED else self.joint.part(2, z, bias=True)
 
     def step(self, state: Any, x: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
-        kind, v = self.config.markov_head_type, self.look_up(x)
-        if kind == VANILLA:
-            return state, v
-        if kind == GATED:
-            return state, jax.nn.sigmoid(half + self.gate.part(1, v)) * v
+        v = self.look_up(x)
+        if self.config.markov_head_type != RNN:
+            return state, self._gated(v, half)
         state, code = self._recur(state, half + self.joint.part(1, v), self.joint.matrix(0))
         return jax.lax.optimization_barrier(state), code  # as in the Domino head
 
-    def codes(self, z: Hidden, x: jax.Array) -> jax.Array:
+    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
         if self.is_initializing() and self.config.enable_confidence_head:
             self.confidence(z, x)
-        half = self.hidden_half(z)
+        half, v = self.hidden_half(z), cut_ranks(self.look_up(x), kept)
         if self.config.markov_head_type != RNN:
-            return self.step((), x, half)[1]
-        shares = half + self.joint.part(1, self.look_up(x))
+            return self._gated(v, half)
+        shares = half + self.joint.part(1, v)
         start, matrix = self.initial_state(len(x)), self.joint.matrix(0)
-        codes = jax.lax.scan(lambda state, share: self._recur(state, share, matrix), start, shares.swapaxes(0, 1))[1]
-        return codes.swapaxes(0, 1)
+        kept = None if kept is None else kept[:, 0]
 
-    def confidence(self, z: Hidden, x: jax.Array) -> jax.Array:
+        def recur(state, share):
+            return tuple(cut_ranks(values, kept) for values in self._recur(state, share, matrix))
+
+        return jax.lax.scan(recur, start, shares.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+    def confidence(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
         """Logits float32 [...] of a draft's chance to be accepted, given that those before it were.
 
         Args:
-            z: [..., D] of the slots.  x: int32 [...], the tokens before them.
+            z: [..., D] of the slots.  x: int32 [...], the tokens before them.  kept: bool [..., E] as of `codes`.
         """
         logit = self.confidence_proj.part(0, z, bias=True)
         if self.config.confidence_head_with_markov:
-            logit += self.confidence_proj.part(1, self.look_up(x))
+            logit += self.confidence_proj.part(1, cut_ranks(self.look_up(x), kept))
         return logit[..., 0].astype(jnp.float32)
+
+    def _gated(self, v: jax.Array, half: jax.Array) -> jax.Array:
+        """The code of vanilla, v [..., E] itself, and of gated."""
+        if self.config.markov_head_type == VANILLA:
+            return v
+        return jax.nn.sigmoid(half + self.gate.part(1, v)) * v
 
     def _recur(self, state: jax.Array, share: jax.Array, matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
         """One slot of the recurrence: state float32 [..., E], what else goes into p, c and o [..., 3E]."""

@@ -6,6 +6,8 @@ BLOCK_HEADS = (NONE, DOMINO, MARKOV, DFLASH2) = ("none", "domino", "markov", "df
 # Drafters of another structure, which learn from every row of the text instead of from blocks.
 ROW_DRAFTERS = (EAGLE3, MEDUSA) = ("eagle3", "medusa")
 HEADS = (*BLOCK_HEADS, *ROW_DRAFTERS)
+# Where each head's rank is: in a recipe's drafter section and in a drafter's config.
+RANK_KEYS = {DOMINO: "emb_dim", MARKOV: "markov_rank", DFLASH2: "selector_rank"}
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 # What the loss of the selector does with a slot whose label is no candidate.
 SELECTOR_RULES = (DROP, REPLACE) = ("drop", "replace")

@@ -66,9 +66,12 @@ class Models:
         """(the head's state after `tokens` int32 [...], the code [..., E] of the slots that follow them)."""
         return self._drafter(lambda drafter: drafter.head.step(state, self.head_inputs(tokens), half))
 
-    def confidence(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Logits float32 [...] of the confidence head, for slots z [..., D] after `tokens` int32 [...]."""
-        return self._drafter(lambda drafter: drafter.head.confidence(z, tokens))
+    def confidence(self, z: jax.Array, tokens: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """Logits float32 [...] of the confidence head, for slots z [..., D] after `tokens` int32 [...].
+
+        kept: bool [..., E], the ranks of the head that remain; None: all.
+        """
+        return self._drafter(lambda drafter: drafter.head.confidence(z, tokens, kept))
 
     def head_rows(self, tokens: jax.Array) -> jax.Array:
         return self._drafter(lambda drafter: drafter.head.rows(tokens))

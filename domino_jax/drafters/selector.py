@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax
 
-from domino_jax.drafters.head import Head
+from domino_jax.drafters.head import Head, cut_ranks
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden
 
@@ -32,5 +32,5 @@ class Selector(Head):
     def step(self, state: tuple, x: jax.Array, half: jax.Array) -> tuple[tuple, jax.Array]:
         return (), self.look_up(x) * half
 
-    def codes(self, z: Hidden, x: jax.Array) -> jax.Array:
-        return self.step((), x, self.hidden_half(z))[1]
+    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        return cut_ranks(self.step((), x, self.hidden_half(z))[1], kept)

@@ -10,6 +10,7 @@ from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.settings import BASELINE, DRAFT, refused_mode, supported_modes
 from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
+from domino_jax.drafters.ranks import with_head_rank
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError
@@ -116,10 +117,12 @@ class Loader:
             return load_models(loaded, None)
         if self.settings.simulate_tau and not drafter_path:
             config = shortened(self.made_up(loaded.model.config), self.settings.block_size)
+            config = with_head_rank(config, self.settings.head_rank)
             models = random_drafter(loaded, config, place, self.split_head)
         else:
             path = named_drafter(drafter_path, modes)
-            models = load_models(loaded, path, place, self.settings.block_size, self.split_head)
+            block, rank = self.settings.block_size, self.settings.head_rank
+            models = load_models(loaded, path, place, block, self.split_head, rank)
             check_kind(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.head, modes)
         return models

@@ -18,6 +18,7 @@ from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.head import TOKEN_TABLES
 from domino_jax.drafters.kinds import AnyConfig, AnyDrafter, new_drafter
 from domino_jax.drafters.medusa import MedusaConfig
 from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
@@ -37,7 +38,7 @@ from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSet
 from domino_jax.training.selector_loss import SelectorSettings
 from domino_jax.training.state import TrainState, init_state
 from domino_jax.training.step import make_train_step
-from domino_jax.weights.drafter import load_drafter, refuse_other_backbone
+from domino_jax.weights.drafter import load_drafter, load_token_tables, refuse_other_backbone
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
@@ -138,6 +139,8 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
         "gamma": None if math.isinf(train.gamma) else train.gamma,
         "drafted_tokens": train.head_tokens == "drafts",
         "frozen_backbone": train.frozen_backbone is not None,
+        "frozen_tables": train.frozen_tables,
+        "rank_scales": tuple(train.rank_scales),
     }
     if head == MARKOV and train.loss == "own":
         return MarkovSettings(**shared, weights=tuple(train.markov_weights))
@@ -150,7 +153,9 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
 
 
 def optimizer_of(train) -> optax.GradientTransformation:
-    return make_optimizer(train.optimizer, frozen=() if train.frozen_backbone is None else ("backbone",))
+    frozen = [] if train.frozen_backbone is None else ["backbone"]
+    frozen += [f"head/{name}" for name in TOKEN_TABLES] if train.frozen_tables else []
+    return make_optimizer(train.optimizer, frozen=tuple(frozen))
 
 
 def with_frozen_backbone(state: TrainState, config: AnyConfig, path: str, loaded: LoadedTarget) -> TrainState:
@@ -162,15 +167,27 @@ def with_frozen_backbone(state: TrainState, config: AnyConfig, path: str, loaded
     stored, params = load_drafter(path, loaded.model.config, np.float32, target_path=loaded.path)
     refuse_other_backbone(config, stored, path)
 
-    def taken(params_of_state: dict) -> dict:
-        placed = jax.tree.map(
-            lambda old, new: jax.device_put(np.asarray(new), old.sharding),
-            params_of_state["backbone"],
-            params["backbone"],
-        )
-        return {**params_of_state, "backbone": placed}
+    return _with_params(state, {"backbone": params["backbone"]})
 
-    return state.replace(params=taken(state.params), ema=taken(state.ema) if state.ema else {})
+
+def with_token_tables(state: TrainState, config: AnyConfig, path: str) -> TrainState:
+    """The state of a new run with the head's tables of tokens of the drafter at `path`, whatever its target.
+
+    Raises:
+        DataError: that drafter's head is another one, of another rank or over another vocabulary.
+    """
+    return _with_params(state, load_token_tables(path, config))
+
+
+def _with_params(state: TrainState, given: dict) -> TrainState:
+    """The state with the given parameters, a part of its tree, in the place of its own."""
+
+    def merged(old: Any, new: Any) -> Any:
+        if isinstance(new, dict):
+            return {**old, **{name: merged(old[name], part) for name, part in new.items()}}
+        return jax.device_put(np.asarray(new), old.sharding)
+
+    return state.replace(params=merged(state.params, given), ema=merged(state.ema, given) if state.ema else {})
 
 
 def train_step_of(train, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Mesh, state_shapes: Any):

@@ -40,13 +40,13 @@ from domino_jax.drafters.names import (
     ROW_DRAFTERS,
     SELECTOR_RULES,
 )
+from domino_jax.recipe.head_rules import decoded_rank_rule, head_rules
 from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 DTYPES = ("float32", "bfloat16")
 MESH_AXES = ("data", "fsdp", "tensor")
-HEADED = (DOMINO, MARKOV, DFLASH2)  # block drafters with a head
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
 # refused (checkpoint.refuse_changes) unless --allow_config_change names it.
@@ -171,7 +171,8 @@ LEAST = {
         *("seed", "drafter.pure_draft_prefix_len", "drafter.mask_token_id", "drafter.conv_kernel_size"),
         *("data.held_out", "preflight.rows", "train.selector_alpha"),
         *("eval.every", "regenerate.num_prompts", "decode.seed", "decode.num_prompts", "decode.num_drafts"),
-        *("decode.head_candidates", "decode.cores", "train.lambda_decay_ratio", "train.hang_seconds"),
+        *("decode.head_candidates", "decode.head_rank", "decode.cores"),
+        *("train.lambda_decay_ratio", "train.hang_seconds"),
     ),
     1: (
         *("drafter.num_layers", "drafter.intermediate_size", "drafter.gru_hidden_dim", "drafter.emb_dim"),
@@ -264,7 +265,8 @@ def _check_training(config) -> None:
     _require(train.gamma > 0, "train.gamma", train.gamma, "set --config.train.gamma above 0, or to inf for no decay")
     _check_own_losses(config.drafter.head, train)
     _check_row_losses(config.drafter.head, train)
-    _check_head_training(config.drafter.head, train)
+    for rule in head_rules(config.drafter, train):
+        _require(*rule)
     steps = train.profile_steps
     change = 'give the first and the last step, as --config.train.profile_steps="(10,15)"'
     _require(not steps or (len(steps) == 2 and 0 < steps[0] <= steps[1]), "train.profile_steps", steps, change)
@@ -291,14 +293,6 @@ def _check_row_losses(head: str, train) -> None:
         for name, default in (("dpace_alpha", None), ("distill", 0.0), ("loss", "own")):
             change = f"drafter.head {head} has its own loss, which does not read it; leave it out"
             _require(train[name] == default, f"train.{name}", train[name], change)
-
-
-def _check_head_training(head: str, train) -> None:
-    reads, path = train.head_tokens, train.frozen_backbone
-    change = f"drafter.head is {head}, and only {DOMINO} and {MARKOV} read their drafts; leave it out"
-    _require(reads == "text" or head in (DOMINO, MARKOV), "train.head_tokens", reads, change)
-    change = f"name a drafter's folder for a drafter.head of {', '.join(HEADED)} (it is {head}), or leave it out"
-    _require(path is None or (bool(path) and head in HEADED), "train.frozen_backbone", path, change)
 
 
 def _check_sampling(section: str, values, min_p: float = 0.0) -> None:
@@ -391,6 +385,7 @@ def _check_final_decoding(drafter, decode) -> None:
     sure = drafter.head == MARKOV and drafter.enable_confidence_head
     change = f"a drafter of drafter.head {drafter.head} has no confidence head; set it to 0"
     _require(sure or decode.confidence == 0, "decode.confidence", decode.confidence, change)
+    _require(*decoded_rank_rule(drafter, decode))
     tree = tree_settings(decode.tree) if TREE in decode.modes else None
     drafting = DraftSettings(num_drafts=decode.num_drafts or None, tree=tree)
     drafts, most = drafter.block_size - (0 if shifts_labels(drafter) else 1), None

@@ -37,6 +37,7 @@ HELP = {
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
     "format": "serving (default: what SGLang and vLLM open), specforge (what its training continues from) or vllm",
+    "head_rank": "cut the head to this rank; a training with train.rank_scales made it fit to be cut",
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
     "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
@@ -47,6 +48,7 @@ OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a valu
 LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
+INTEGERS = ("head_rank",)
 NOT_READ = ("config", "prompt", "output", "given")  # flags that are not addresses to read
 # Where it was never imported no process is connected, and importing it here would start jax.
 DISTRIBUTED = "domino_jax.runtime.distributed"
@@ -69,6 +71,7 @@ class Flags:
     prompt: str | None = None
     output: str | None = None
     format: str = "serving"
+    head_rank: int = 0
     allow_config_change: tuple[str, ...] = ()
     distributed: str = "auto"
     interactive: bool = False
@@ -229,6 +232,7 @@ def _define(name: str, values: absl_flags.FlagValues) -> None:
     else:
         define = absl_flags.DEFINE_list if name in LISTS else absl_flags.DEFINE_string
         define = absl_flags.DEFINE_boolean if name in BOOLEANS else define
+        define = absl_flags.DEFINE_integer if name in INTEGERS else define
         define(name, None, HELP[name], flag_values=values)
 
 
@@ -289,6 +293,8 @@ def _explain(message: str, values: absl_flags.FlagValues) -> str:
     if refused:
         if refused[1] in CHOICES:
             return f"--{refused[1]}={refused[3]}: set it to one of {', '.join(CHOICES[refused[1]])}."
+        if refused[1] in INTEGERS:
+            return f"--{refused[1]}={refused[3]}: give a whole number."
         if not refused[2]:
             return f"--{refused[1]}={refused[3]}: give --{refused[1]} or --no{refused[1]}, without a value."
         kind = values[refused[1]].parser.flag_type()

@@ -23,6 +23,7 @@ from domino_jax.decoding.terminal import chat, show
 from domino_jax.drafters.drafter import rows_together
 from domino_jax.drafters.kinds import AnyConfig, new_drafter
 from domino_jax.drafters.pair import Models
+from domino_jax.drafters.ranks import cut_head
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
 from domino_jax.evals.prompts import TextCodec, prepare_prompts
@@ -218,8 +219,9 @@ def decode_trained(
     prompts = prepare_prompts(rows, TextCodec(target.tokenizer, requested.thinking))
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):
-        drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
+        drafter_config, rounded = cut_head(drafter_config, rounded, requested.head_rank)
+        drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         models = Models(target.model, target.params, drafter, rows_together(rounded))
         settings, notes = fit_to_drafter(requested, drafter_config, ())
         print(*notes, sep="\n", end="\n" * bool(notes))

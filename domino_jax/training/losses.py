@@ -36,6 +36,8 @@ class LossSettings:
     slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
     drafted_tokens: the head reads its own greedy drafts instead of the true tokens (training_time_test.py).
     frozen_backbone: no gradient enters the backbone.
+    frozen_tables: none enters the head's tables of tokens.
+    rank_scales: in each block the head is cut to its rank times one of these, drawn at random; empty: never.
     """
 
     gamma: float | None = 7.0
@@ -45,6 +47,8 @@ class LossSettings:
     slice_blocks: int = 32
     drafted_tokens: bool = False
     frozen_backbone: bool = False
+    frozen_tables: bool = False
+    rank_scales: tuple[float, ...] = ()
 
     kind = CROSS_ENTROPY
     detached = False  # whether no gradient enters the backbone through the head's codes

@@ -20,7 +20,7 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
 def make_optimizer(kind: str, frozen: tuple[str, ...] = ()) -> optax.GradientTransformation:
     """Clip by the global L2 norm, then `kind`: "adamw" (the paper's, without weight decay) or "muon".
 
-    frozen: parts of the drafter that never change; they have no moments.
+    frozen: parts of the drafter that never change, as "backbone" or "head/up"; they have no moments.
 
     Moments are float32 as the parameters.
 
@@ -46,7 +46,20 @@ def make_optimizer(kind: str, frozen: tuple[str, ...] = ()) -> optax.GradientTra
     if not frozen:
         return chain
     parts = {"frozen": optax.set_to_zero(), "trained": chain}
-    return optax.partition(parts, lambda params: {part: "frozen" if part in frozen else "trained" for part in params})
+    return optax.partition(parts, lambda params: _labels(params, frozen))
+
+
+def _labels(params: dict, frozen: tuple[str, ...]) -> dict:
+    """ "frozen" or "trained" for each part of the drafter, or for the parts of a part."""
+
+    def label(name: str, part: dict) -> str | dict:
+        if name in frozen:
+            return "frozen"
+        if not any(path.startswith(f"{name}/") for path in frozen):
+            return "trained"
+        return {below: "frozen" if f"{name}/{below}" in frozen else "trained" for below in part}
+
+    return {name: label(name, part) for name, part in params.items()}
 
 
 def _hidden_matrices(params: dict) -> dict:

@@ -15,9 +15,11 @@ from domino_jax.drafters import blocks
 from domino_jax.drafters.backbone import transformed_logits
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.drafter import Drafter
+from domino_jax.drafters.head import TOKEN_TABLES
 from domino_jax.drafters.kinds import AnyDrafter
 from domino_jax.drafters.names import DFLASH2, MARKOV
 from domino_jax.drafters.pair import Models
+from domino_jax.drafters.ranks import kept_ranks, sample_ranks
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
 from domino_jax.training.losses import (
@@ -67,11 +69,15 @@ def target_pass(
 
 
 class DrawnBlocks(NamedTuple):
-    """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels."""
+    """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels.
+
+    ranks: int32 [B, A], what the head is cut to in each block; None: it is whole.
+    """
 
     anchors: jax.Array
     keep: jax.Array
     labels: Labels
+    ranks: jax.Array | None = None
 
 
 def label_blocks(
@@ -105,11 +111,10 @@ def drafter_loss(
         features: of the target, [B, S, C·D].
         hidden: the target's last hidden states [B, S, D]; needed where settings.reads_target.
     """
-    drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], drawn
+    drafter, tokens, (anchors, keep, labels, ranks) = models.drafter, batch["tokens"], drawn
     config = drafter.config
-    if objective.settings.frozen_backbone:
-        backbone = jax.lax.stop_gradient(models.drafter_params["backbone"])
-        models = models.replace(drafter_params={**models.drafter_params, "backbone": backbone})
+    kept = None if ranks is None else kept_ranks(ranks, config.head_rank)
+    models = models.replace(drafter_params=_frozen(models.drafter_params, objective.settings))
     head_params = models.target.with_gathered_head(models.target_params)
 
     def unembed(rows):
@@ -123,7 +128,7 @@ def drafter_loss(
     inputs = models.head_inputs(before)
     positions = batch["positions"] if "positions" in batch else None
     settings = objective.settings
-    forward = (features, x, anchors, keep, inputs, positions, settings.detached)
+    forward = (features, x, anchors, keep, inputs, positions, settings.detached, kept)
     z, codes = drafter.apply({"params": models.drafter_params}, *forward)
     if settings.drafted_tokens:
         before = greedy_tokens(
@@ -133,7 +138,7 @@ def drafter_loss(
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
     confidence = None
     if settings.kind == MARKOV and config.enable_confidence_head:
-        confidence = models.confidence(z, before)
+        confidence = models.confidence(z, before, None if kept is None else kept[:, :, None])
     # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
     head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
 
@@ -146,6 +151,16 @@ def drafter_loss(
         states = Teacher(labels.ids[:, :, config.first_slot :], jnp.take_along_axis(tokens, anchors, axis=1))
         outputs_of = selector_outputs(models, base_logits, settings)
     return sliced_loss(outputs_of, head, (z, codes, confidence), (labels, states), objective)
+
+
+def _frozen(params: dict, settings: LossSettings) -> dict:
+    """The drafter's parameters, where no gradient enters the parts that the settings freeze."""
+    if settings.frozen_backbone:
+        params = {**params, "backbone": jax.lax.stop_gradient(params["backbone"])}
+    if settings.frozen_tables:
+        tables = {name: jax.lax.stop_gradient(params["head"][name]) for name in TOKEN_TABLES}
+        params = {**params, "head": {**params["head"], **tables}}
+    return params
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
@@ -227,6 +242,10 @@ def make_train_step(
             step_key = jax.random.fold_in(key, state.step)
             anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
             drawn = label_blocks(batch, *anchors, drafter.config, settings)
+            if settings.rank_scales:
+                ranks = tuple(round(scale * drafter.config.head_rank) for scale in settings.rank_scales)
+                blocks_of_row = drawn.anchors.shape[1]
+                drawn = drawn._replace(ranks=sample_ranks(step_key, batch["row_ids"], blocks_of_row, ranks))
             objective = OBJECTIVES[settings.kind](settings, curriculum(state.step), drawn.labels.weight)
             count = drawn.keep.sum()
         else:

@@ -14,10 +14,11 @@ import numpy as np
 
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.eagle3_config import Eagle3Config
+from domino_jax.drafters.head import TOKEN_TABLES
 from domino_jax.drafters.kinds import AnyConfig, config_class
 from domino_jax.drafters.markov_keys import is_deepspec
 from domino_jax.drafters.medusa import MedusaConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RNN
+from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RANK_KEYS, RNN
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
@@ -162,10 +163,14 @@ def refuse_other_backbone(config: DrafterConfig, stored: AnyConfig, path: str | 
     ours, theirs = backbone_fields(config), backbone_fields(stored)
     for name, value in ours.items():
         if theirs[name] != value:
-            raise DataError(
-                f"the backbone of {path} has {name} {theirs[name]}, and the recipe's drafter has {value}.\n"
-                "Give the recipe the values of that drafter (its config.json), or name another one."
-            )
+            raise _differs("backbone", path, name, theirs[name], value)
+
+
+def _differs(part: str, path: str | Path, name: str, theirs: Any, ours: Any) -> DataError:
+    return DataError(
+        f"the {part} of {path} has {name} {theirs}, and the recipe's drafter has {ours}.\n"
+        "Give the recipe the values of that drafter (its config.json), or name another one."
+    )
 
 
 def backbone_fields(config: DrafterConfig) -> dict[str, Any]:
@@ -214,11 +219,39 @@ def load_drafter(
         refuse_other_layouts(tensors)
     config = hf.parse_config(folder, raw, DrafterConfig.from_dict)
     check_fits(config, target)
+    aliases = head_aliases(config)
+    return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
+
+
+def head_aliases(config: DrafterConfig) -> dict[str, str]:
+    """{other name of a tensor of the head: its name in the table}."""
     heads = [entry.name for entry in head_table(config)]
     aliases = {prefix + name: name for prefix in (_OLD_HEAD_PREFIX, speculators.HEAD_PREFIX) for name in heads}
     # As modules of embeddings in z-lab's loader and in a branch of speculators.
-    aliases |= {f"{name}.weight": name for name in heads if name.endswith("_codebook")}
-    return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
+    return aliases | {f"{name}.weight": name for name in heads if name.endswith("_codebook")}
+
+
+def load_token_tables(path: str | Path, config: DrafterConfig) -> Params:
+    """The tables of tokens of the head of the drafter at `path`, in float32: all of it that knows no target's widths.
+
+    Args:
+        path: as for load_drafter, in the public layout.  config: of the drafter that takes them.
+
+    Raises:
+        DataError: another head, rank or number of tokens, or a folder that is damaged.
+    """
+    folder = hf.drafter_folder(path)
+    raw = hf.read_config(folder)
+    stored = hf.parse_config(folder, raw, config_class(raw).from_dict)
+    for name in ("head", "markov_head_type", RANK_KEYS[config.head], "vocab_size"):
+        ours, theirs = getattr(config, name), getattr(stored, name)
+        if ours != theirs:
+            raise _differs("head", path, name, theirs, ours)
+    tensors, aliases = hf.open_tensors(folder), head_aliases(stored)
+    table = [entry for entry in head_table(stored) if entry.path[1] in TOKEN_TABLES]
+    wanted = {entry.name for entry in table}
+    others = tuple(name for name in tensors if aliases.get(name, name) not in wanted)
+    return load_table(tensors, table, np.float32, skipped=others, aliases=aliases)
 
 
 def save_drafter(

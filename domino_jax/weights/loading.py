@@ -15,6 +15,7 @@ import numpy as np
 from domino_jax.drafters.drafter import rows_together
 from domino_jax.drafters.kinds import AnyConfig, new_drafter
 from domino_jax.drafters.pair import Models
+from domino_jax.drafters.ranks import cut_head
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.remote import cache_folder
@@ -120,6 +121,7 @@ def load_models(
     sharding: Sharding = None,
     block_size: int = 0,
     split_head: bool = False,
+    head_rank: int = 0,
 ) -> Models:
     """The target with the drafter of a folder, a hub id or a train workdir (its export/); alone without one.
 
@@ -127,11 +129,13 @@ def load_models(
         sharding: where the drafter's weights go, as for load_target.
         block_size: slots of the draft block from a stored tuning; 0: the drafter's own.
         split_head: the sharding splits the head over the vocabulary (decode_placement).
+        head_rank: what the head is cut to; 0: all of it.
     """
     if not drafter_path:
         return Models(loaded.model, loaded.params)
     dtype = np.dtype(loaded.model.dtype)
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
+    config, params = cut_head(config, params, head_rank)
     drafter = new_drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head)
     return Models(loaded.model, loaded.params, drafter, rows_together(params))
 

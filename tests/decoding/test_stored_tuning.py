@@ -125,6 +125,19 @@ def test_a_file_of_another_kind_is_refused(tmp_path, text):
         stored_tuning(str(tmp_path), GREEDY)
 
 
+def test_a_tuning_is_of_one_rank_of_the_head_and_earlier_files_are_of_whole_heads(tmp_path):
+    store_tuning(tmp_path, dataclasses.replace(GREEDY, head_rank=16), PLANTED, 8)
+    store_tuning(tmp_path, GREEDY, CHAIN, 8)
+    stored = json.loads((tmp_path / "decoding.json").read_text())
+    assert stored_tuning(str(tmp_path), dataclasses.replace(GREEDY, head_rank=8)) is None
+    for row in stored["tuned"]:
+        if row["head_rank"] == 0:
+            del row["head_rank"]
+    (tmp_path / "decoding.json").write_text(json.dumps(stored))
+    assert stored_tuning(str(tmp_path), GREEDY) == CHAIN
+    assert stored_tuning(str(tmp_path), dataclasses.replace(GREEDY, head_rank=16)) == PLANTED
+
+
 def settings_of(folder, **changes):
     config = qwen3.get_config("none")
     config.decode.update({"dtype": "float32", "modes": ("draft", "tree"), "head_candidates": 0, **changes})
@@ -178,7 +191,8 @@ def test_what_a_report_holds_of_the_settings_is_json(tmp_path):
 def test_the_python_apis_defaults_are_those_of_the_recipes():
     recipe = decode_settings(qwen3.get_config("none").decode)
     loading = domino_jax.LoadSettings()
-    for name in ("dtype", "cache_length", "max_new_tokens", "batch_size", "thinking", "temperature", "head_candidates"):
+    names = ["dtype", "cache_length", "max_new_tokens", "batch_size", "thinking", "temperature"]
+    for name in (*names, "head_candidates", "head_rank", "confidence"):
         assert getattr(loading, name) == getattr(recipe, name), name
     config = qwen3.get_config("none")
     config.decode.modes = ("tree",)

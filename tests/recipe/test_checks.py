@@ -1,6 +1,7 @@
 """checks.py: each cross-field check trips on a value it is there for, and names the key and the value."""
 
 import json
+import re
 
 import pytest
 
@@ -55,6 +56,10 @@ BAD = [
     ("train.eagle3.passes", 0),
     *(("train.eagle3.decay", value) for value in (0.0, 1.5)),
     ("train.frozen_backbone", ""),
+    *(("train.head_from", value) for value in ("", "FOLDER")),  # the recipe's head is domino, without such tables
+    ("train.frozen_tables", True),
+    *(("train.rank_scales", value) for value in ((0.5,), (0.0, 1.0), (1.0, 1.5), (0.3, 1.0), ("a",), (0.001, 1.0))),
+    ("decode.head_rank", -1),
     *((key, "x") for key in ("target.dtype", "decode.dtype", "decode.parity")),
     *((key, value) for key in ("drafter.target_layer_ids",) for value in ((), (1, 1), (1, -2), (1, "x"))),
     *((key, value) for key in ("decode.modes",) for value in ((), ("forest",), ("domino", "domino"))),
@@ -125,13 +130,46 @@ def test_plain_dflash_is_unshifted_and_domino_shifted_unless_the_recipe_says_oth
     assert drafter_config_of(config.drafter, target, 151_669).shift_label is shifted
 
 
-@pytest.mark.parametrize(("key", "value"), [("train.head_tokens", "drafts"), ("train.frozen_backbone", "FOLDER")])
+HEADED = [("train.head_tokens", "drafts"), ("train.frozen_backbone", "FOLDER"), ("train.rank_scales", (0.5, 1.0))]
+
+
+@pytest.mark.parametrize(("key", "value"), HEADED)
 def test_a_drafter_without_a_head_has_none_to_train_alone_or_on_its_own_drafts(key, value):
     config = recipe()
     set_value(config, key, value)
     recipes.check(config, "train")
     config.drafter.head = "none"
-    with pytest.raises(DominoError, match=f"config.{key} is '{value}'.*drafter.head.*none"):
+    with pytest.raises(DominoError, match=f"config.{key} is {re.escape(repr(value))}.*drafter.head.*none"):
+        recipes.check(config, "train")
+
+
+def test_a_head_that_is_cut_at_random_does_not_read_its_drafts():
+    config = recipe()
+    config.train.rank_scales = (0.25, 0.5, 1.0, 1.0)
+    recipes.check(config, "train")
+    config.train.head_tokens = "drafts"
+    with pytest.raises(DominoError, match=r"config.train.rank_scales is .*: a head that is cut at random reads the"):
+        recipes.check(config, "train")
+
+
+@pytest.mark.parametrize("head", ["markov", "dflash2"])
+def test_tables_of_tokens_can_come_from_another_drafter_and_be_left_as_they_are(head):
+    config = recipe()
+    config.drafter.head, config.train.head_from, config.train.frozen_tables = head, "FOLDER", True
+    recipes.check(config, "train")
+    settings = loss_settings(config.train, head)
+    assert settings.frozen_tables and not settings.frozen_backbone and settings.rank_scales == ()
+
+
+@pytest.mark.parametrize(("head", "rank"), [("domino", 257), ("none", 1), ("eagle3", 1)])
+def test_the_final_decodings_rank_is_one_that_the_trained_head_has(head, rank):
+    config = recipe()
+    config.eval.final, config.eval.prompts, config.drafter.head = True, "prompts.jsonl", head
+    config.decode.modes = ("autoregressive", "draft")
+    recipes.check(config, "train")
+    config.decode.head_rank = rank
+    recipes.check(config, "decode")  # whose drafter is not this recipe's
+    with pytest.raises(DominoError, match=f"config.decode.head_rank is {rank}: the head of drafter.head {head} has"):
         recipes.check(config, "train")
 
 

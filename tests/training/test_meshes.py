@@ -25,7 +25,8 @@ MARKOV = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-RUNS["one, Markov"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": MARKOV}
+NESTED = {"rank_scales": [0.5, 1.0]}
+RUNS["one, Markov"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": MARKOV, **NESTED}
 for HEAD in ROW_DRAFTERS:
     RUNS[f"one, {HEAD}"] = {"mesh": [1, 1, 1], "steps": 2, "drafter": {"head": HEAD}}
     RUNS[f"cube, {HEAD}"] = {**RUNS[f"one, {HEAD}"], "mesh": [2, 2, 2], "accumulate": 2, "remat": True}

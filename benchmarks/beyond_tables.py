@@ -1,0 +1,292 @@
+"""The sections of docs/results.md and the pictures of benchmarks/beyond.py, from its recorded figures."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.study import table_lines
+from domino_jax.evals.plots import label_ends
+from domino_jax.runtime.figures import figure_of, tidy
+
+NOTHING = "–"
+KILO = 1e3
+HEAD_TITLES = {"domino": "Domino", "markov": "Markov, vanilla", "dflash2": "DFlash2"}
+KINDS = {
+    "nested": ("one training with nested ranks", "#0072B2"),
+    "alone": ("trained at that rank alone", "#D55E00"),
+    "cut": ("rank 64 trained alone, then cut", "#555555"),
+}
+TRANSFERS = {
+    "scratch": ("from scratch", "#D55E00"),
+    "tables": ("with the first target's tables", "#0072B2"),
+    "tables_frozen": ("with these tables, frozen", "#009E73"),
+    "alone_scratch": ("head alone, from scratch", "#E69F00"),
+    "alone_tables": ("head alone, with the tables", "#56B4E9"),
+    "untrained": ("head alone, the tables untrained", "#000000"),
+    "backbone": ("no head", "#999999"),
+}
+EQUAL_COST = 1.02  # a round that costs at most this times Domino's is as dear; timings repeat within about 2 %
+
+Figures = Sequence[Mapping[str, Any]]
+
+
+# ------------------------------------------------------------------------------------------------- several ranks
+
+
+def multiscale_section(recorded: Mapping[str, Any], image: str) -> str:
+    """recorded: of beyond.multiscale, with the keys that beyond.main adds."""
+    title = HEAD_TITLES[recorded["head"]]
+    heading = ["rank", *(f"τ, {words}" for words, _ in KINDS.values()), "head, k parameters", "head, kB per draft"]
+    heading += ["head, ms", "round ÷ step", "tokens/s", "tokens/s, trained alone"]
+    body = []
+    for rank, row in recorded["rows"].items():
+        body.append(
+            [
+                str(rank),
+                *(say(row[kind], "tau") for kind in KINDS),
+                *(f"{row['head'][key] / KILO:,.1f}" for key in ("parameters", "bytes")),
+                *(middle(row["nested"], key, ".2f") for key in ("head_ms", "round_cost")),
+                *(middle(row[kind], "tokens_per_second", ",.0f") for kind in ("nested", "alone")),
+            ]
+        )
+    findings = [
+        f"At rank {rank} τ of the nested training is {against(row['nested'], row['alone'])} that of the training at "
+        f"that rank alone, and {against(row['nested'], row['cut'])} that of the cut of a training at rank "
+        f"{recorded['rank']}."
+        for rank, row in recorded["rows"].items()
+    ]
+    text = (
+        "Each training has the same steps, so the nested one trains all ranks for the price of one. τ is of chains at "
+        "temperature 0 with the head cut to the rank (`decode.head_rank`)."
+    )
+    return page(recorded, f"Several ranks from one training: {title}", text, heading, body, findings, image)
+
+
+def multiscale_picture(recorded: Mapping[str, Any]):
+    figure = figure_of(7, 4)
+    axes = figure.add_subplot()
+    for kind, (words, colour) in KINDS.items():
+        points = [(int(rank), mean(row[kind], "tau")) for rank, row in recorded["rows"].items()]
+        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=words)
+    axes.set(xlabel="rank of the head", ylabel="τ, T = 0")
+    tidy(axes)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------- two targets
+
+
+def transfer_section(recorded: Mapping[str, Any], image: str) -> str:
+    curves = {name: mean_curve(curves) for name, curves in recorded["curves"].items()}
+    steps = [step for step, _ in curves["scratch"]]
+    heading = ["τ after steps", *map(str, steps), "steps to the last τ from scratch"]
+    goals = {"alone_tables": "alone_scratch", "alone_scratch": "alone_scratch", "untrained": "alone_scratch"}
+    body = []
+    for name, (words, _) in TRANSFERS.items():
+        at = dict(curves[name])
+        goal = curves[goals[name] if name in goals else "scratch"][-1][1]
+        cells = [f"{at[step]:.2f}" if step in at else NOTHING for step in steps]
+        if name == "untrained":
+            cells[0] = f"{curves[name][0][1]:.2f}"  # nothing changes after its one step
+        reached = steps_to(curves[name], goal)
+        body.append([words, *cells, NOTHING if reached is None else f"{reached:.0f}"])
+    pairs = (("tables", "scratch"), ("tables_frozen", "scratch"), ("alone_tables", "alone_scratch"))
+    findings = [
+        f"{TRANSFERS[one][0]}: τ is {percent(curves[one][place][1] / curves[other][place][1])} that "
+        f"{TRANSFERS[other][0]} after {steps[place]} steps."
+        for one, other in pairs
+        for place in (0, -1)
+    ]
+    text = (
+        f"The head is the vanilla Markov head, whose tables know tokens alone, trained on the tiny target (24 layers, "
+        f"128 wide). The second target has {recorded['layers']} layers, {recorded['width']} wide, the same tokenizer "
+        f"and the same corpus, and was trained for {recorded['target_minutes']:g} minutes. Its drafters learn from its "
+        'own answers. "Head alone" trains it on a frozen backbone that was trained without a head. The last column '
+        "is where the line crosses the last τ of the training from scratch, of the head alone where it is alone."
+    )
+    return page(recorded, "One head for two targets", text, heading, body, findings, image)
+
+
+def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[tuple[int, float]]:
+    """(step, τ) of several seeds → their mean at each step."""
+    return [(int(points[0][0]), statistics.fmean(point[1] for point in points)) for points in zip(*curves, strict=True)]
+
+
+def steps_to(curve: Sequence[tuple[int, float]], goal: float) -> float | None:
+    """Where the line through the points first reaches `goal`; None if it never does."""
+    before = None
+    for step, value in curve:
+        if value >= goal:
+            if before is None or value == before[1]:
+                return step
+            return before[0] + (step - before[0]) * (goal - before[1]) / (value - before[1])
+        before = (step, value)
+    return None
+
+
+def transfer_picture(recorded: Mapping[str, Any]):
+    figure = figure_of(8, 4.5)
+    axes = figure.add_subplot()
+    for name, (words, colour) in TRANSFERS.items():
+        points = mean_curve(recorded["curves"][name])
+        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=words)
+    axes.set(xlabel="steps on the second target", ylabel="τ by decoding held-out prompts, T = 0", xlim=(0, None))
+    tidy(axes, legend=False)
+    label_ends(axes)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ combinations
+
+
+def best_section(recorded: Mapping[str, Any], image: str) -> str:
+    heading = ["drafter", "changes", "τ, T = 0", "τ, T = 1", "τ of a tree, T = 0", "τ of a tree, T = 1"]
+    heading += ["round, ms", "round ÷ step", "tokens/s, T = 0", "tokens/s, T = 1", "tokens/s, tree"]
+    body = []
+    for name, row in recorded["rows"].items():
+        changes = ", ".join(f"{key} {value}" for key, value in row["changes"].items()) or "none"
+        body.append(
+            [
+                name,
+                changes,
+                *(say(row[kind], "tau") for kind in ("greedy", "sampled", "trees", "sampled_trees")),
+                middle(row["greedy"], "round_ms", ".2f"),
+                middle(row["greedy"], "round_cost", ".2f"),
+                *(middle(row[kind], "tokens_per_second", ",.0f") for kind in ("greedy", "sampled", "trees")),
+            ]
+        )
+    baseline, *others = recorded["rows"]
+    findings = [verdict(name, recorded["rows"][name], recorded["rows"][baseline]) for name in others]
+    text = (
+        f"Blocks of {recorded['width']} slots, {recorded['width'] - 1} drafts a round, a tree of the recipe's nodes. "
+        "Times are medians of the seeds; a round costs as many plain steps as the column says, which is the τ above "
+        f"which it pays. A round within {EQUAL_COST - 1:.0%} of Domino's counts as equal in cost."
+    )
+    return page(recorded, "The best drafter we can make", text, heading, body, findings, image, texts=2)
+
+
+def verdict(name: str, row: Mapping[str, Figures], domino: Mapping[str, Figures]) -> str:
+    """Whether a drafter beats Domino at equal round cost: higher τ at both temperatures in every pair of seeds, more
+    tokens per second at both, and a round that is not dearer."""
+    higher = all(apart_above(row[kind], domino[kind]) for kind in ("greedy", "sampled"))
+    ours, theirs = ([median(one[kind], "tokens_per_second") for kind in ("greedy", "sampled")] for one in (row, domino))
+    faster = all(mine > other for mine, other in zip(ours, theirs, strict=True))
+    cost = relative(row["greedy"], domino["greedy"], "round_cost")
+    wins = higher and faster and cost is not None and cost <= EQUAL_COST
+    taus = " and ".join(f"{against(row[kind], domino[kind])}" for kind in ("greedy", "sampled"))
+    speeds = " and ".join(percent(mine / other) for mine, other in zip(ours, theirs, strict=True))
+    times = "was too fast to time" if cost is None else f"costs {cost:.2f} times Domino's"
+    return (
+        f"{name} {'beats' if wins else 'does not beat'} Domino at equal round cost: τ is {taus} Domino's at T = 0 and "
+        f"1, its round {times}, and its tokens per second are {speeds} Domino's."
+    )
+
+
+def best_picture(recorded: Mapping[str, Any]):
+    """τ over the cost of a round, a point a seed; above the diagonal a round pays."""
+    figure = figure_of(7, 4.5)
+    axes = figure.add_subplot()
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+    for place, (name, row) in enumerate(recorded["rows"].items()):
+        points = [(one["round_cost"], one["tau"]) for one in row["greedy"] if one["round_cost"] is not None]
+        if points:
+            colour = colours[place % len(colours)]
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o", linestyle="", label=name)
+    axes.set(xlabel="round ÷ plain step", ylabel="τ, T = 0", xlim=(0, None), ylim=(0, None))
+    axes.plot([0, axes.get_xlim()[1]], [0, axes.get_xlim()[1]], color="#bbbbbb", linewidth=1)
+    tidy(axes)
+    return figure
+
+
+# --------------------------------------------------------------------------------------------------- figures
+
+
+def page(
+    recorded: Mapping[str, Any],
+    title: str,
+    text: str,
+    heading: Sequence[str],
+    body: Sequence[Sequence[str]],
+    findings: Sequence[str],
+    image: str,
+    texts: int = 1,
+) -> str:
+    """One section: title, command, what was done, table, picture, findings, equality, conditions."""
+    seeds = len(recorded["seeds"])
+    spread = f"mean ± half the range of {seeds} training seeds"
+    if seeds == 1:
+        spread = "one seed, so a difference of a few per cent decides nothing"
+    parts = [
+        f"### {title}",
+        f"```\n{recorded['command']}\n```",
+        f"{text} {recorded['steps']} steps; {spread}.",
+        "\n".join(table_lines(heading, body, texts)),
+        f"![{title}]({image})",
+        "\n".join(f"- {sentence}" for sentence in [*findings, *equality(recorded)]),
+        recorded["conditions"],
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def equality(recorded: Mapping[str, Any]) -> list[str]:
+    """Whether the drafted texts are the target's, where they were decoded beside plain ones."""
+    rows = recorded["rows"].values() if "rows" in recorded else ()
+    kinds = [figures for row in rows for figures in row.values() if isinstance(figures, list)]
+    counts = [[one[key] for figures in kinds for one in figures] for key in ("same", "of", "violations")]
+    same, of, violations = map(sum, counts)
+    if not of:
+        return []
+    return [
+        f"Drafted against plain: {same:,} of {of:,} texts are equal; {violations} of the others differ by more than a "
+        "near tie."
+    ]
+
+
+def mean(figures: Figures, key: str) -> float:
+    return statistics.fmean(one[key] for one in figures)
+
+
+def median(figures: Figures, key: str) -> float:
+    return statistics.median(one[key] for one in figures)
+
+
+def middle(figures: Figures, key: str, form: str) -> str:
+    """The median of those that were measured."""
+    measured = [one[key] for one in figures if one[key] is not None]
+    return f"{statistics.median(measured):{form}}" if measured else NOTHING
+
+
+def relative(ours: Figures, theirs: Figures, key: str) -> float | None:
+    """The median over the other's; None where one was not measured."""
+    both = [[one[key] for one in figures if one[key] is not None] for figures in (ours, theirs)]
+    return statistics.median(both[0]) / statistics.median(both[1]) if all(both) else None
+
+
+def say(figures: Figures, key: str) -> str:
+    """Mean ± half the range."""
+    if not figures:
+        return NOTHING
+    values = [one[key] for one in figures]
+    spread = f" ± {(max(values) - min(values)) / 2:.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{spread}"
+
+
+def percent(ratio: float) -> str:
+    return f"{abs(ratio - 1):.1%} {'above' if ratio >= 1 else 'below'}"
+
+
+def against(ours: Figures, theirs: Figures) -> str:
+    """How far the mean τ lies from the other's, and with several seeds whether the values overlap."""
+    text = percent(mean(ours, "tau") / mean(theirs, "tau"))
+    if len(ours) == 1:
+        return text
+    apart = apart_above(ours, theirs) or apart_above(theirs, ours)
+    return f"{text} ({'no overlap of' if apart else 'overlapping'} seeds)"
+
+
+def apart_above(ours: Figures, theirs: Figures) -> bool:
+    return min(one["tau"] for one in ours) > max(one["tau"] for one in theirs)
+
+
+SECTIONS = {"multiscale": multiscale_section, "transfer": transfer_section, "best": best_section}
+PICTURES = {"multiscale": multiscale_picture, "transfer": transfer_picture, "best": best_picture}

@@ -1,0 +1,280 @@
+"""benchmarks/beyond.py: its trainings as data, its stages, the sections from recorded figures, and one table whole."""
+
+import ast
+import json
+import pathlib
+
+import pytest
+
+from assets.make_tiny_target import model_config
+from benchmarks import beyond
+from benchmarks.beyond import HEADS, TABLES, best_variants, nested_and_alone, small_variants
+from benchmarks.beyond_tables import mean_curve, steps_to, verdict
+from benchmarks.study import Study
+from configs import tiny
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.recipe import checks as recipes
+from tests.helpers.paths import ROOT
+
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
+CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+SECTIONS = [*(f"multiscale_{head}" for head in HEADS), "transfer", "best"]
+
+
+# ----------------------------------------------------------------------------------------------- the trainings
+
+
+def all_changes():
+    found = {}
+    for head in HEADS:
+        nested, alone = nested_and_alone(head)
+        found |= {name: changes for name, changes in (nested, *alone.values())}
+    found |= {f"small_{name}": changes for name, changes in small_variants("SOURCE", "BACKBONE").items()}
+    options = beyond.parsed(["--workdir=W", "--table=best", "--variant=deep drafter.num_layers=5"])[0]
+    return found | {f"best_{name}": changes for name, changes in best_variants(options).items()}
+
+
+@pytest.mark.parametrize("name", all_changes())
+def test_a_training_changes_keys_and_types_of_the_recipe(name):
+    config = tiny.get_config()
+    for key, value in all_changes()[name].items():
+        literal = isinstance(value, str) and (value.startswith("(") or value.isdigit())
+        config.update_from_flattened_dict({key: ast.literal_eval(value) if literal else value})
+    config.eval.final = False
+    recipes.check(config, "train")
+
+
+def test_the_trainings_at_one_rank_differ_in_the_rank_alone_and_the_nested_one_in_its_scales():
+    for head in HEADS:
+        (_, nested), alone = nested_and_alone(head)
+        assert list(alone) == [16, 32, 64]
+        whole = alone[64][1]
+        assert {key: nested[key] for key in nested if key not in whole} == {"train.rank_scales": "(0.25,0.5,1.0)"}
+        own = [{key: value for key, value in changes.items() if "rank" not in key} for _, changes in alone.values()]
+        if head != "domino":
+            assert own[0] == own[1] == own[2] != {}
+
+
+def test_the_smaller_target_has_a_legal_shape_and_the_tiny_one_is_unchanged():
+    small, tiny_target = model_config(1536, 12, 96), model_config(1536)
+    shape = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+    assert [getattr(small, name) for name in shape] == [12, 96, 3, 1, 288]
+    assert [getattr(tiny_target, name) for name in shape] == [24, 128, 4, 2, 384]
+    taps = ast.literal_eval(beyond.SMALL_TAPS)
+    DrafterConfig.for_target(small, num_layers=3, target_layer_ids=taps, block_size=8, head="none", shift_label=True)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_page_has_a_section_for_each_table(name):
+    page = (ROOT / "docs" / "results.md").read_text()
+    assert page.count(f"<!-- beyond {name}: begin -->") == page.count(f"<!-- beyond {name}: end -->") == 1
+
+
+# -------------------------------------------------------------------------------------------------- the stages
+
+TAUS = {"scratch": 2.0, "tables": 2.5, "backbone": 1.5}
+
+
+class Commands:
+    """In the place of the real commands: writes what they would, with figures known beforehand."""
+
+    def __init__(self):
+        self.run = []
+
+    def __call__(self, study, command, title):
+        flags = dict(flag.removeprefix("--").split("=", 1) for flag in command[1:])
+        self.run.append((title, flags))
+        if command[0] == "domino_jax.regenerate":
+            pathlib.Path(flags["output"]).write_text("{}\n")
+        elif command[0] == "domino_jax.train":
+            self.train(pathlib.Path(flags["workdir"]), title, flags)
+        elif command[0] == "domino_jax.decode":
+            self.decode(pathlib.Path(flags["output"]), title, flags)
+
+    def train(self, folder, title, flags):
+        (folder / "export").mkdir(parents=True)
+        config = DrafterConfig.for_target(
+            model_config(1536), num_layers=1, block_size=8, head="domino", shift_label=True, emb_dim=64,
+            gru_hidden_dim=128,
+        )  # fmt: skip
+        (folder / "export" / "config.json").write_text(json.dumps(config.to_dict()))
+        name, steps = title.removeprefix("small_").split("_seed")[0], int(flags["config.train.steps"])
+        last = TAUS[name] if name in TAUS else 1.75
+        every = int(flags["config.eval.every"])
+        points = range(every, steps + 1, every)
+        lines = [{"step": step, "eval_tau": 1 + (last - 1) * step / steps, "seconds": 1.0} for step in points]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def decode(self, folder, title, flags):
+        folder.mkdir()
+        rank = int(flags["config.decode.head_rank"]) if "config.decode.head_rank" in flags else 64
+        tau = 2 + rank / 64 + (1.0 if "deep" in title else 0.0) - (0.5 if "curriculum" in title and rank < 64 else 0.0)
+        split = {"draft": 1.0, "head": rank / 64, "round": 4.0, "step": 2.0}
+        drafted = {"tau_pooled": tau, "tau_per_prompt": tau, "tokens_per_second": 100 * tau, "speedup": tau / 2}
+        drafted |= {"break_even_tau": 2.0, "time_split": split}
+        modes = ["autoregressive", "draft", *(["tree"] if "tree" in flags["config.decode.modes"] else [])]
+        same = {mode: {"same": 3, "of": 4, "violations": 0} for mode in modes[1:]}
+        report = {"modes": dict.fromkeys(modes, drafted), "identical_outputs": same}
+        (folder / "report.json").write_text(json.dumps(report))
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    commands = Commands()
+    monkeypatch.setattr(Study, "execute", lambda study, *stage: commands(study, *stage))
+    return commands
+
+
+def start(tmp_path, *more):
+    beyond.main([f"--workdir={tmp_path / 'work'}", f"--output={tmp_path / 'docs'}", "--steps=20", *more])
+    return (tmp_path / "docs" / "results.md").read_text()
+
+
+def test_one_nested_training_is_decoded_at_each_rank_beside_the_others(tmp_path, commands):
+    page = start(tmp_path, "--table=multiscale", "--seeds=0,1", "--config.eval.every=20")
+    trained = {title: flags for title, flags in commands.run if "config.train.steps" in flags}
+    names = {"domino_nested", "curriculum", "rank16", "rank32"}
+    assert set(trained) == {f"{name}_seed{seed}_steps20" for name in names for seed in (0, 1)}
+    scales = {title for title, flags in trained.items() if "config.train.rank_scales" in flags}
+    assert scales == {"domino_nested_seed0_steps20", "domino_nested_seed1_steps20"}
+    decoded = {title: flags for title, flags in commands.run if "config.decode.modes" in flags}
+    ranks = {title: flags["config.decode.head_rank"] for title, flags in decoded.items() if "_rank" in title[8:]}
+    assert ranks["domino_nested_seed0_steps20_rank16"] == "16" and ranks["curriculum_seed1_steps20_rank32"] == "32"
+    assert "config.decode.head_rank" not in decoded["rank16_seed0_steps20_chain"]
+    row = next(line for line in page.splitlines() if line.startswith("| 16 |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1:4] == ["2.25 ± 0.00", "3.00 ± 0.00", "1.75 ± 0.00"]  # the stub's training at rank 16 has all of it
+    # GRU 3·128·(128 + 128), W1 16·(128 + 128), W2 16·1536 numbers of four bytes.
+    assert cells[4:6] == ["127.0", "507.9"] and cells[6:8] == ["0.25", "2.00"]
+    assert "At rank 16 τ of the nested training is 25.0% below (no overlap of seeds) that of the training at" in page
+    assert "Drafted against plain: 54 of 72 texts are equal; 0 of the others" in page
+    assert (tmp_path / "docs" / "beyond_multiscale_domino.png").exists()
+    count = len(commands.run)
+    assert start(tmp_path, "--table=multiscale", "--seeds=0,1", "--config.eval.every=20").count("### Several") == 1
+    assert len(commands.run) == count  # everything is finished
+
+
+def test_the_tables_of_the_first_target_start_the_second_ones_head(tmp_path, commands):
+    page = start(tmp_path, "--table=transfer", "--seeds=0,1")
+    stages = dict(commands.run)
+    work = tmp_path / "work"
+    target = stages["small_training"]
+    assert (target["layers"], target["width"]) == ("12", "96") and target["output"] == str(work / "small_target")
+    assert stages["small_corpus"]["tokenizer"].endswith("assets/tiny_qwen3")
+    assert "config.target.path" not in stages["source_seed0_steps20"]
+    for name in ("scratch", "tables", "tables_frozen", "alone_scratch", "alone_tables", "backbone"):
+        flags = stages[f"small_{name}_seed1_steps20"]
+        assert flags["config.target.path"] == str(work / "small_target")
+        assert flags["config.data.train"] == str(work / "small_rows.jsonl") and flags["config.eval.every"] == "2"
+        tables = str(work / "source_seed1_steps20") if name.endswith(("tables", "frozen")) else None
+        assert flags.get("config.train.head_from") == tables
+    assert stages["small_untrained_seed0_steps1"]["config.train.learning_rate"] == "1e-12"
+    assert stages["small_tables_frozen_seed0_steps20"]["config.train.frozen_tables"] == "True"
+    backbone = stages["small_alone_tables_seed0_steps20"]["config.train.frozen_backbone"]
+    assert backbone == str(work / "small_backbone_seed0_steps20")
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in page.splitlines() if line.startswith("| ")}
+    scratch = [f"{1 + step / 20:.2f}" for step in range(2, 21, 2)]
+    scratch = [f"{1 + step / 20:.2f}" for step in range(2, 21, 2)]
+    assert [cell.strip() for cell in rows["from scratch"]] == [*scratch, "20"]
+    assert rows["with the first target's tables"][-1].strip() == "13"  # 1 + 1.5·s/20 = 2 at 13.3 steps
+    assert "with the first target's tables: τ is 25.0% above that from scratch after 20 steps." in page
+
+
+def test_combinations_are_described_by_flags_and_judged_at_equal_cost(tmp_path, commands):
+    flags = ["--table=best", "--seeds=0,1", "--width=4"]
+    flags += ["--variant=deep drafter.num_layers=5 train.dpace_alpha=0.5", "--variant=same train.gamma=3.0"]
+    page = start(tmp_path, *flags)
+    stages = dict(commands.run)
+    deep, domino = (stages[f"best_{name}_w4_seed0_steps20"] for name in ("deep", "domino"))
+    assert (deep["config.drafter.num_layers"], deep["config.train.dpace_alpha"]) == ("5", "0.5")
+    assert deep["config.drafter.block_size"] == domino["config.drafter.block_size"] == "4"
+    sampled = stages["best_same_w4_seed1_steps20_T1"]
+    assert (sampled["config.decode.seed"], sampled["config.decode.num_drafts"]) == ("1", "3")
+    assert "deep beats Domino at equal round cost: τ is 33.3% above (no overlap of seeds) and" in page
+    assert "same does not beat Domino at equal round cost: τ is 0.0% above (overlapping seeds)" in page
+    assert "| deep | drafter.num_layers 5, train.dpace_alpha 0.5 |" in page
+    assert "--variant='deep drafter.num_layers=5 train.dpace_alpha=0.5'" in page
+    start(tmp_path, *flags[:-1], "--only=deep", "--variant=other train.gamma=2.0")  # a variant more changes no stage
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--table=best"], "give at least one"),
+        (["--table=best", "--variant=deep"], "is no name and KEY=VALUE"),
+        (["--table=best", "--variant=deep drafter.num_layers"], "is no name and KEY=VALUE"),
+        (["--table=transfer", "--variant=deep drafter.num_layers=5"], "is for --table=best alone"),
+        (["--table=multiscale", "--only=rank8"], "choose among domino_nested, rank16, rank32, curriculum"),
+    ],
+)
+def test_a_command_line_without_sense_is_refused(flags, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        beyond.parsed(["--workdir=W", *flags])
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- figures
+
+
+def chains(taus, speed=100.0, cost=2.0):
+    return [{"tau": tau, "tokens_per_second": speed, "round_cost": cost} for tau in taus]
+
+
+def row(taus, speed=100.0, cost=2.0):
+    return {"greedy": chains(taus, speed, cost), "sampled": chains(taus, speed, cost)}
+
+
+@pytest.mark.parametrize(
+    ("other", "wins"),
+    [
+        (row([4.0, 4.2], 110.0), True),
+        (row([4.0, 4.2], 110.0, 2.04), True),
+        (row([4.0, 4.2], 110.0, 2.1), False),  # a dearer round
+        (row([2.9, 4.2], 110.0), False),  # the seeds overlap
+        (row([4.0, 4.2], 99.0), False),  # slower
+        (row([4.0, 4.2], 110.0, None), False),  # not timed
+    ],
+)
+def test_domino_is_beaten_at_equal_cost_by_tau_and_by_speed_only(other, wins):
+    assert verdict("it", other, row([3.0, 3.2])).startswith(f"it {'beats' if wins else 'does not beat'} Domino")
+
+
+def test_steps_to_a_goal_are_where_the_line_crosses_it():
+    curve = mean_curve([[[10, 1.0], [20, 2.0]], [[10, 2.0], [20, 3.0]]])
+    assert curve == [(10, 1.5), (20, 2.5)]
+    assert steps_to(curve, 2.0) == 15.0 and steps_to(curve, 1.0) == 10 and steps_to(curve, 2.6) is None
+
+
+def test_every_table_is_described():
+    assert set(TABLES) == set(beyond.OWN_FLAGS) == {name.split("_")[0] for name in SECTIONS}
+
+
+@pytest.mark.slow(minutes=3)
+def test_several_ranks_from_the_first_answer_to_the_section(tmp_path, monkeypatch):
+    """The whole table on the golden target: rank 8, few steps; then once more, with nothing to run."""
+    for name, cases in (("train", CASES[1:]), ("held_out", CASES[:1])):
+        rows = [{"id": f"{name}{index}", "token_ids": case["prompt"]} for index, case in enumerate(cases)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {
+        "target.path": GOLDEN / "target",
+        "drafter.mask_token_id": 259,
+        "drafter.num_layers": 1,
+        "drafter.block_size": 4,
+        "drafter.target_layer_ids": "(1,2,3)",
+        "data.train": tmp_path / "train.jsonl",
+        "data.max_length": 64,
+        "train.batch_size": 2,
+        "train.num_anchors": 8,
+        "eval.prompts": tmp_path / "held_out.jsonl",
+        "decode.max_new_tokens": 8,
+        "decode.cache_length": 128,
+        "regenerate.max_new_tokens": 16,
+    }
+    monkeypatch.setattr(beyond, "RANK", 8)
+    flags = [f"--workdir={tmp_path / 'work'}", f"--output={tmp_path / 'docs'}", "--table=multiscale", "--head=markov"]
+    flags += ["--steps=3", *(f"--config.{key}={value}" for key, value in changes.items())]
+    beyond.main(flags)
+    page = (tmp_path / "docs" / "results.md").read_text()
+    assert all(f"| {rank} |" in page for rank in (2, 4, 8)) and "; 0 of the others" in page
+    monkeypatch.setattr(Study, "execute", lambda self, command, name: pytest.fail(f"{name} was run again"))
+    beyond.main(flags)
