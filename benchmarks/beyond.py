@@ -257,7 +257,7 @@ def best(study: Study, options: argparse.Namespace) -> dict[str, Any]:
     for name, changes in best_variants(options).items():
         if options.only and name not in options.only:
             continue
-        shown = {key: value for key, value in changes.items() if key not in block_of(options.width)}
+        shown = dict(changes.items() - block_of(options.width).items())
         row = rows[name] = {"changes": shown, "greedy": [], "sampled": [], "trees": [], "sampled_trees": []}
         for seed in options.seeds:
             run = study.train(f"best_{name}_w{options.width}", changes, seed, options.steps)

@@ -144,7 +144,7 @@ def best_section(recorded: Mapping[str, Any], image: str) -> str:
     heading += ["round, ms", "round ÷ step", "tokens/s, T = 0", "tokens/s, T = 1", "tokens/s, tree"]
     body = []
     for name, row in recorded["rows"].items():
-        changes = ", ".join(f"{key} {value}" for key, value in row["changes"].items()) or "none"
+        changes = ", ".join(f"{key} {value}" for key, value in sorted(row["changes"].items())) or "none"
         body.append(
             [
                 name,

@@ -193,6 +193,7 @@ def test_combinations_are_described_by_flags_and_judged_at_equal_cost(tmp_path, 
     assert "deep beats Domino at equal round cost: τ is 33.3% above (no overlap of seeds) and" in page
     assert "same does not beat Domino at equal round cost: τ is 0.0% above (overlapping seeds)" in page
     assert "| deep | drafter.num_layers 5, train.dpace_alpha 0.5 |" in page
+    assert "| domino | none |" in page and "| same | train.gamma 3.0 |" in page
     assert "--variant='deep drafter.num_layers=5 train.dpace_alpha=0.5'" in page
     start(tmp_path, *flags[:-1], "--only=deep", "--variant=other train.gamma=2.0")  # a variant more changes no stage
 
