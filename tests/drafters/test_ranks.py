@@ -91,16 +91,17 @@ def test_every_axis_of_the_rank_is_cut(kind):
 
 
 def test_a_row_draws_the_same_ranks_in_any_batch_and_all_of_them():
-    key, ranks = jax.random.key(3), (2, 4, 8)
-    drawn = np.asarray(sample_ranks(key, jnp.array([5, 9, 2]), 300, ranks))
-    np.testing.assert_array_equal(sample_ranks(key, jnp.array([9]), 300, ranks)[0], drawn[1])
-    np.testing.assert_array_equal(sample_ranks(key, jnp.array([9]), 100, ranks)[0], drawn[1, :100])
+    draw = jax.jit(sample_ranks, static_argnums=(2, 3))
+    key, ranks, alone = jax.random.key(3), (2, 4, 8), jnp.array([9])
+    drawn = np.asarray(draw(key, jnp.array([5, 9, 2]), 300, ranks))
+    np.testing.assert_array_equal(draw(key, alone, 300, ranks)[0], drawn[1])
+    np.testing.assert_array_equal(draw(key, alone, 100, ranks)[0], drawn[1, :100])
     assert (drawn[0] != drawn[1]).any()
-    assert (np.asarray(sample_ranks(jax.random.key(4), jnp.array([9]), 300, ranks)[0]) != drawn[1]).any()
+    assert (np.asarray(draw(jax.random.key(4), alone, 300, ranks)[0]) != drawn[1]).any()
     for rank in ranks:
-        assert 80 < (drawn[0] == rank).sum() < 120
-    twice = np.asarray(sample_ranks(key, jnp.array([5]), 300, (2, 4, 4)))
-    assert (twice == 4).sum() > 160  # a rank that is named twice is drawn twice as often
+        assert 70 < (drawn[0] == rank).sum() < 130
+    twice = np.asarray(draw(key, alone, 300, (2, 4, 4)))
+    assert 170 < (twice == 4).sum() < 230  # a rank that is named twice is drawn twice as often
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
 
 
 def start(drafter, frozen=(), ema=False):
-    return init_state(drafter.module, make_optimizer("adamw", frozen), jax.random.key(0), with_ema=ema)
+    return jax.jit(lambda: init_state(drafter.module, make_optimizer("adamw", frozen), jax.random.key(0), ema))()
 
 
 @pytest.mark.parametrize("head", HEADS)
