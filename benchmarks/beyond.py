@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.ablation_tables import RECIPE_ROW, VARIANTS
 from benchmarks.beyond_tables import PICTURES, SECTIONS
-from benchmarks.study import ROOT, Stage, Study, parse, parser_of, put_section, run_main, say_command
+from benchmarks.study import ROOT, Stage, Study, at_least, parse, parser_of, put_section, run_main, say_command, time_of
 from benchmarks.this_machine import conditions
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.drafters.config import DrafterConfig
@@ -90,8 +90,10 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser = parser_of(__doc__, steps=400)
     parser.add_argument("--table", choices=list(TABLES), default="multiscale", help="which comparison")
     parser.add_argument("--head", choices=list(HEADS), default=DOMINO, help="multiscale: of which head")
-    parser.add_argument("--target_minutes", type=float, default=20.0, help="transfer: to train the smaller target")
-    parser.add_argument("--width", type=int, default=16, help="best: slots of a block, rows of the verifying pass")
+    parser.add_argument("--target_minutes", type=time_of, default=20.0, help="transfer: to train the smaller target")
+    parser.add_argument(
+        "--width", type=at_least(2), default=16, help="best: slots of a block, rows of the verifying pass"
+    )
     parser.add_argument("--variant", type=variant_of, action="append", default=[], help="best: 'NAME KEY=VALUE ...'")
     options, overrides = parse(parser, arguments, names_of)
     if options.table == "best" and not options.variant:
