@@ -250,10 +250,11 @@ def label_ends(axes, gap: float = 0.065, right: float | None = None) -> None:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights moved apart by at least `gap`, upwards, and from the top of the axes (1.0) back down."""
+    """Ascending heights moved apart by at least `gap`, upwards from the axes' bottom (0) and back down from their top
+    (1): a value of 0 on a logarithmic axis is infinitely far below."""
     moved: list[float] = []
     for height in heights:
-        moved.append(max(height, moved[-1] + gap) if moved else height)
+        moved.append(max(height, moved[-1] + gap if moved else 0.0))
     most = 1.0
     for place in reversed(range(len(moved))):
         moved[place] = min(moved[place], most)

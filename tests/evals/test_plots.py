@@ -119,7 +119,14 @@ def test_pictures_of_a_simulated_run_say_so(tmp_path, monkeypatch):
     assert titles == ["SIMULATED acceptance, τ forced to 7.17"] * 3
 
 
-def test_labels_are_spread_upwards_and_stay_below_the_top():
+def test_labels_are_spread_upwards_and_stay_within_the_axes():
     assert plots.spread([0.25, 0.25, 0.75], 0.125) == [0.25, 0.375, 0.75]
     assert plots.spread([0.5, 1.0, 1.0], 0.25) == [0.5, 0.75, 1.0]
+    assert plots.spread([-float("inf"), 0.5], 0.25) == [0.0, 0.5]
     assert plots.spread([], 0.25) == []
+
+
+def test_a_loss_of_zero_is_drawn(tmp_path):
+    rows = [{"step": step, "base_loss": 2.0, "selector_loss": 0.0, "seconds": step} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert plot_run(tmp_path) == ["losses.png"]
