@@ -83,6 +83,7 @@ def test_tables_of_another_kind_are_refused(folders, head, choices, message):
     assert str(folders["markov"]) in str(refused.value) and refused.value.exit_code == 3
 
 
+@pytest.mark.slow
 def test_frozen_tables_have_no_moments_and_stay_to_the_bit_while_the_rest_learns(folders):
     drafter, frozen = narrow_drafter(), tuple(f"head/{name}" for name in TOKEN_TABLES)
     optimizer = make_optimizer("adamw", frozen)

@@ -105,6 +105,7 @@ def run(steps, state):
     return jax.device_get(state), losses
 
 
+@pytest.mark.slow
 def test_a_resumed_run_draws_the_same_ranks():
     start = jax.jit(lambda: init_state(pair("domino")[1].module, make_optimizer("adamw"), jax.random.key(0)))
     state, losses = run(3, start())
