@@ -37,7 +37,9 @@ def generators(limits: list[int]) -> tuple[Models, dict[int, Generator], list[li
     made = {}
     for limit in limits:
         config.decode.cache_length = limit
-        made[limit] = new_generator(models, decode_settings(config.decode).generator(loaded.stop_ids))
+        made[limit] = new_generator(
+            models, decode_settings(config.decode, config.drafter.head).generator(loaded.stop_ids)
+        )
     rows = read_prompts(config.eval.prompts, config.decode.num_prompts)
     return models, made, [encode_prompt(loaded.tokenizer, row, False, f"prompt {row['id']}") for row in rows]
 

@@ -104,7 +104,7 @@ def settings_of(
     given = {"modes": plan.modes, "num_drafts": plan.drafts, "batch_size": rows, "seed": plan.seed}
     tree = {**section["tree"], "nodes": plan.nodes}
     whole = config_dict.ConfigDict({**section, **given, "temperature": temperature, "tree": tree})
-    settings, notes = fit_to_drafter(decode_settings(whole), drafter, ())
+    settings, notes = fit_to_drafter(decode_settings(whole, drafter.head), drafter, ())
     print(*notes, sep="\n", end="\n" * bool(notes))
     return settings
 

@@ -37,7 +37,7 @@ def main(flags: cli.Flags) -> None:
     config = flags.config
     config.decode.modes = (DRAFT, TREE)
     recipes.check(config, "decode")
-    settings = decode_settings(config.decode)
+    settings = decode_settings(config.decode, config.drafter.head)
     rows = read_rows(config.eval.prompts, config.decode.num_prompts)
     loaded = load_target(config.target.path, settings.dtype)
     models = load_models(loaded, config.drafter.path)

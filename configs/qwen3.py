@@ -51,7 +51,7 @@ def _drafter() -> config_dict.ConfigDict:
     # Of the head markov: vanilla, gated or rnn, its rank, and a head that estimates each draft's chance.
     drafter.markov_head_type = "vanilla"
     drafter.markov_rank = 256
-    drafter.enable_confidence_head = True
+    drafter.enable_confidence_head = config_dict.placeholder(bool)  # absent: where the loss trains it
     drafter.confidence_head_with_markov = True  # it reads the token before the slot as well
     # Of the head dflash2: the width of its two codebooks, and the candidates of a slot.
     drafter.selector_rank = 256
@@ -185,7 +185,8 @@ def _mesh() -> config_dict.ConfigDict:
 
 def _decode() -> config_dict.ConfigDict:
     decode = config_dict.ConfigDict()
-    decode.modes = ("autoregressive", "backbone", "domino")
+    # Absent: plain decoding, the drafter's own chain, and of a backbone with a head the backbone alone.
+    decode.modes = config_dict.placeholder(tuple)
     decode.num_prompts = 128  # the first N rows of --prompts, or of eval.prompts; 0: all
     decode.max_new_tokens = 2048
     decode.temperature = 0.0

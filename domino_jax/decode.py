@@ -18,6 +18,7 @@ the throughput at several batch sizes, and config.decode.compare several drafter
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ import jax
 from etils import epath
 
 from domino_jax.decoding.decode_settings import DecodeSettings
-from domino_jax.decoding.settings import DRAFT
+from domino_jax.decoding.settings import DRAFT, default_modes
 from domino_jax.decoding.stored_tuning import tuned_settings
 from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
 from domino_jax.evals.measure import decode_prompts
@@ -52,6 +53,7 @@ from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.preemption import Preemption
+from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import LoadedTarget, keep_compiled
 
 
@@ -70,16 +72,21 @@ def main(flags: cli.Flags) -> None:
 
     # ---------------------------------------------------------------- decode
     # Several drafters are compared with one setting, so none of them brings its own tuning.
-    settings = tuned_settings(config.decode, None if config.decode.compare else config.drafter.path)
-    made_up = functools.partial(drafter_config_of, config.drafter)
-    head = config.drafter.head if "drafter.head" in flags.given else None
-    loader = Loader(config.target.path, settings, mesh, made_up, shape.split_head, head)
+    path = None if config.decode.compare else config.drafter.path
+    settings = tuned_settings(config.decode, head_to_decode(config, path), path)
+    made_up = functools.partial(drafter_config_of, config)
+    loader = Loader(config.target.path, settings, mesh, made_up, shape.split_head, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings), kept_to(settings.cores):
         if flags.output:
             with Preemption() as preemption, preemption.nothing_to_lose():  # complete groups are on the disk
                 measure(flags, loader)
         else:
             at_terminal(flags, loader)
+
+
+def head_to_decode(config, path: str | None) -> str:
+    """The head by which open decode.modes are chosen: of the drafter at `path`, else the recipe's."""
+    return stored_head(path) if path and config.decode.modes is None else config.drafter.head
 
 
 @contextlib.contextmanager
@@ -114,7 +121,7 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
 
     # ------------------------------------------------- drafters and decoding
     if folders:
-        compare(folders, flags.given, loader, loaded, prompts, info, output)
+        compare(flags, folders, loader, loaded, prompts, info, output)
     else:
         decode_one(flags, loader, loaded, prompts, info, output)
     say(f"written to {output}")
@@ -182,19 +189,25 @@ def say(line: str) -> None:
 
 
 def compare(
+    flags: cli.Flags,
     folders: dict[str, str],
-    given: frozenset[str],
     loader: Loader,
     loaded: LoadedTarget,
     prompts: Sequence[Prompt],
     info: RunInfo,
     output: Path,
 ) -> None:
-    """Several drafters; a mode that needs a head is left out for drafters without one."""
+    """Several drafters; a mode that needs a head is left out for drafters without one.
+
+    Modes that are left open are each drafter's own.
+    """
     drafters = {}
     for name, path in folders.items():
         models = loader.models(loaded, path, (DRAFT,))  # which all drafters have
-        settings, notes = fit_to_drafter(info.requested, models.drafter.config, given)
+        settings = info.requested
+        if flags.config.decode.modes is None:
+            settings = dataclasses.replace(settings, modes=default_modes(models.drafter.config.head))
+        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
         drafters[name] = ComparedDrafter(recipes.portable(path), models, settings)
         for note in notes:
             say(f"{name}: {note}")

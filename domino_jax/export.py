@@ -26,17 +26,18 @@ from jax.experimental import multihost_utils
 
 from domino_jax.decoding import stored_tuning
 from domino_jax.drafters.drafter import init_drafter_params
-from domino_jax.drafters.kinds import AnyConfig, config_class, new_drafter
+from domino_jax.drafters.kinds import AnyConfig, new_drafter
 from domino_jax.drafters.ranks import cut_head, with_head_rank
 from domino_jax.evals.model_card import model_card
 from domino_jax.recipe import cli
+from domino_jax.recipe.checks import located
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
 from domino_jax.weights import formats, hf
-from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
+from domino_jax.weights.drafter import EXPORT_DTYPE, parse_stored, save_drafter
 
 DRAFTER_CONFIG = "drafter_config.json"
 WORKDIR = "the workdir of a training run"
@@ -54,7 +55,7 @@ def main(flags: cli.Flags) -> None:
     if not workdir.is_dir():
         raise DominoError(f"--workdir={workdir} is not a folder; give the folder of a training run.")
     raw = hf.read_json(workdir, DRAFTER_CONFIG, kind=WORKDIR)
-    config = hf.parse_config(workdir, raw, config_class(raw).from_dict, DRAFTER_CONFIG)
+    config = hf.parse_config(workdir, raw, parse_stored, DRAFTER_CONFIG)
     recipe = hf.read_json(workdir, "config.json", kind=WORKDIR)
     step, tau = choose_step(workdir)
     with_head_rank(config, flags.head_rank, "--head_rank")  # refused before weights are read
@@ -77,8 +78,7 @@ def main(flags: cli.Flags) -> None:
     measured = f", the best of the run with a decoded τ of {tau:.2f}," if tau is not None else ""
     cut = "" if measures_it else f", its head cut from rank {whole.head_rank} to {flags.head_rank},"
     print(f"wrote the drafter of step {step}{measured}{cut} to {flags.output}")
-    # A folder for vLLM has what the note would ask for.
-    if flags.format != formats.VLLM and (note := formats.serving_note(config)):
+    if note := formats.serving_note(config, flags.format):
         print(f"note: {note}")
 
 
@@ -108,10 +108,11 @@ def write_export(
     params = on_host(params)
     if jax.process_index() != 0:
         return
-    card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, report=report, data=data, tau=tau)
+    measured = {"report": report, "data": data, "tau": tau}
+    card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, format=format, **measured)
 
     def fill(fresh: Path) -> None:
-        save_drafter(fresh, config, params, EXPORT_DTYPE, format, recipe["target"]["path"])
+        save_drafter(fresh, config, params, EXPORT_DTYPE, format, located(recipe["target"]["path"]))
         (fresh / "README.md").write_text(card, encoding="utf-8")
 
     if is_remote(folder):
@@ -205,9 +206,9 @@ def restore_params(
     arguments = ocp.args.PyTreeRestore({field: shapes}, restore_args={field: how}, partial_restore=True)
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     try:
-        params = reader.restore(folder / "state", arguments)[field]
-        refuse_other_shapes(params, shapes)
-        return params
+        # First, because a restoration leaves out what is not asked for.
+        refuse_other_shapes(ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree[field], shapes)
+        return reader.restore(folder / "state", arguments)[field]
     except UNREADABLE as error:
         reason = first_line(error, with_class=False)
         raise DataError(
@@ -217,14 +218,17 @@ def restore_params(
         reader.close()
 
 
-def refuse_other_shapes(params: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """ValueError when a leaf is missing or has another shape."""
-
-    def compare(path: tuple, wanted: Any, leaf: Any) -> None:
-        if leaf.shape != wanted.shape:
-            raise ValueError(f"{jax.tree_util.keystr(path)} is {list(leaf.shape)}, expected {list(wanted.shape)}")
-
-    jax.tree_util.tree_map_with_path(compare, shapes, params)
+def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
+    """ValueError unless the stored parameters are those of the drafter, by name and shape."""
+    found, wanted = (
+        {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (stored, shapes)
+    )
+    wrong = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
+    if wrong:
+        there, described = (tree[wrong[0]] if wrong[0] in tree else "not there" for tree in (found, wanted))
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise ValueError(f"{wrong[0]} is {there}, and by the file it is {described}{more}")
 
 
 if __name__ == "__main__":

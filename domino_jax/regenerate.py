@@ -32,6 +32,7 @@ from domino_jax.decoding.conversations import Answerer, Conversation, batches, c
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams
 from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.drafters.pair import Models
+from domino_jax.evals.models import check_kind
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
@@ -40,6 +41,7 @@ from domino_jax.runtime.agreement import barrier
 from domino_jax.runtime.errors import DominoError, refuse_read_only
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.progress import Progress
+from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import (
     LoadedTarget,
     keep_compiled,
@@ -53,6 +55,8 @@ from domino_jax.weights.loading import (
 def main(flags: cli.Flags) -> None:
     config = flags.config
     recipes.check(config, "regenerate")
+    if flags.head and config.regenerate.use_drafter and config.drafter.path:
+        check_kind(stored_head(config.drafter.path), flags.head, config.drafter.path)
     keep_compiled()
     distributed.initialize(flags.distributed)
     with Preemption() as preemption, preemption.nothing_to_lose():  # every answered row is on the disk

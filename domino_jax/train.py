@@ -64,7 +64,7 @@ LEASE_SECONDS = 120.0
 def main(flags: cli.Flags) -> int | None:
     # ---------------------------------------------------------------- recipe
     config = flags.config
-    recipes.check(config, "dry_run" if flags.dry_run else "train")
+    recipes.check(config, "dry_run" if flags.dry_run else "train", flags.given)
     if flags.dry_run:
         return dry_run.main(flags)
     require_wandb(config.train.wandb)
@@ -90,6 +90,8 @@ def main(flags: cli.Flags) -> int | None:
             mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
             sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
             rows = sharding.process_rows(mesh, config.train.batch_size)
+            target_shape = read_target_config(config.target.path)
+            builders.drafter_config_of(config, target_shape)  # refuses what does not fit before the target answers
 
             # -------------------------------------------------------- data
             source = config.data.train
@@ -99,11 +101,11 @@ def main(flags: cli.Flags) -> int | None:
             stack.enter_context(jax.set_mesh(mesh))
 
             # -------------------------------------------------------- target and drafter
-            kv_heads = read_target_config(config.target.path).num_key_value_heads
-            loaded = load_target(config.target.path, config.target.dtype, sharding.placement(mesh, kv_heads))
+            place = sharding.placement(mesh, target_shape.num_key_value_heads)
+            loaded = load_target(config.target.path, config.target.dtype, place)
             blocks = config.drafter.head in BLOCK_HEADS  # which need a token for the slots of a block
             mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
-            drafter_config = builders.drafter_config_of(config.drafter, loaded.model.config, mask_token_id)
+            drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
             share = ProcessShare(
                 local / "data" if local else cache_folder() / "data",
                 rows,
@@ -244,7 +246,7 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     if config.eval.final and report is None and marker["processes"] == 1:
         return False
     before = hf.read_json(workdir, "config.json", kind=export.WORKDIR)
-    refuse_changes(before, recipe, recipes.FREE_TO_CHANGE, allowed)
+    refuse_changes(before, recipe, recipes.FREE_TO_CHANGE, allowed, recipes.FIXED)
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
     if report is not None:
         console_table(report)
@@ -295,7 +297,7 @@ def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: AnyCo
 
 def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
     """Refuse a checkpoint of another recipe, or of other data under the same names."""
-    refuse_changes(saved["config"], meta["config"], recipes.FREE_TO_CHANGE, allowed)
+    refuse_changes(saved["config"], meta["config"], recipes.FREE_TO_CHANGE, allowed, recipes.FIXED)
     if saved["data"] != meta["data"] and not any(entry.split(".")[0] == "data" for entry in allowed):
         raise DataError(
             f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "

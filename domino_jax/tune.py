@@ -18,13 +18,14 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.decode_settings import decode_settings
 from domino_jax.decoding.stored_tuning import FILE, Setup, check_writable, store_tuning
 from domino_jax.evals import tuning
-from domino_jax.evals.models import named_drafter
+from domino_jax.evals.models import check_kind, named_drafter
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import hf
+from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import keep_compiled, load_models, load_target
 
 
@@ -40,10 +41,11 @@ def main(flags: cli.Flags) -> None:
     source = flags.prompts or config.eval.prompts
     if not source:
         raise DominoError("there are no prompts: give --prompts=FILE.jsonl or set config.eval.prompts.")
-    settings = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0)
+    settings = dataclasses.replace(decode_settings(config.decode, config.drafter.head), simulate_tau=0.0)
     mode = tuning.chain_mode(settings.modes)
-    loaded = load_target(config.target.path, settings.dtype)
     path = named_drafter(config.drafter.path, (mode,))
+    check_kind(stored_head(path), flags.head, path)
+    loaded = load_target(config.target.path, settings.dtype)
     models = load_models(loaded, path, head_rank=settings.head_rank)
     folder = hf.drafter_folder(path)
     check_writable(folder)

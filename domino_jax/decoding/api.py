@@ -35,6 +35,7 @@ from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 
+CANDIDATES = 64  # of a head whose drafter was not tuned, as in the recipes
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
@@ -154,6 +155,7 @@ class LoadSettings:
         None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size, temperature,
         head_candidates and confidence, by the rows of the batch, else a greedy draft of all that the block gives.
     head_candidates: tokens per slot that the head of a chain corrects; 0, or more than there are: the whole vocabulary.
+        None: as the stored tuning was measured, else 64.
     head_rank: what the head is cut to; 0: all of it (docs/heads.md).
     confidence: a chain ends before the first draft whose confidence head gives it a smaller chance (docs/heads.md).
     tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
@@ -168,7 +170,7 @@ class LoadSettings:
     thinking: bool = False
     draft_scale: float | None = None
     num_drafts: int | None = None
-    head_candidates: int = 64
+    head_candidates: int | None = None
     head_rank: int = 0
     confidence: float = 0.0
     tree: TreeSettings | None = None
@@ -182,7 +184,10 @@ class LoadSettings:
         drafting = DraftSettings(scale=scale, num_drafts=self.num_drafts or None, tree=self.tree)
         if tuning and not self.num_drafts and self.tree is None:
             drafting = dataclasses.replace(tuning.chain, scale=scale, tree=tuning.tree if tuning.mode == TREE else None)
-        return dataclasses.replace(drafting, head_candidates=self.head_candidates, confidence=self.confidence)
+        candidates = self.head_candidates
+        if candidates is None:
+            candidates = tuning.head_candidates if tuning else CANDIDATES
+        return dataclasses.replace(drafting, head_candidates=candidates, confidence=self.confidence)
 
 
 def load(target: str, drafter: str | None = None, settings: LoadSettings | None = None, **changes: Any) -> Decoder:

@@ -15,6 +15,7 @@ from domino_jax.decoding.settings import (
     GeneratorSettings,
     SamplingParams,
     TreeSettings,
+    default_modes,
     supported_modes,
 )
 
@@ -31,6 +32,7 @@ class Tuning:
     widths: pairs (rows, drafts) of the fastest chain by the rows of a batch, ascending; 0 drafts is a plain step.
     break_even: triples (rows, drafts, τ above which such rounds are faster than plain decoding) of the chains in this
         block, as they were measured; None where a step was too fast to time.
+    head_candidates: of the setup that it was measured in.
     """
 
     mode: str
@@ -40,6 +42,7 @@ class Tuning:
     tree: TreeSettings | None
     widths: tuple[tuple[int, int], ...]
     break_even: tuple[tuple[int, int, float | None], ...] = dataclasses.field(default=(), compare=False)
+    head_candidates: int = dataclasses.field(default=0, compare=False)
 
     @property
     def chain(self) -> DraftSettings:
@@ -140,18 +143,27 @@ def json_scale(scale: float | None) -> float | str | None:
     return str(scale) if scale is not None and math.isinf(scale) else scale
 
 
-def decode_settings(decode, tuning: Tuning | None = None) -> DecodeSettings:
-    """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default."""
+def decode_settings(decode, head: str, tuning: Tuning | None = None) -> DecodeSettings:
+    """The recipe's decode section as plain values; what it leaves open comes from the tuning, or is the default.
+
+    head: of the drafter, for modes that are left open.
+    """
     tuned = {"block_size", "draft_scale", "widths", "break_even", "tree"}
     names = {field.name for field in dataclasses.fields(DecodeSettings)} - tuned
     values = {name: tuple(decode[name]) if isinstance(decode[name], list | tuple) else decode[name] for name in names}
+    values["modes"] = modes = modes_of(decode, head)
     if tuning:
         values["draft_scale"] = tuning.draft_scale
         if not decode.num_drafts:
             values |= {name: getattr(tuning, name) for name in ("block_size", "num_drafts", "widths", "break_even")}
     # Without the mode a tree's rows must not count in how much cache a prompt needs.
-    tree = tree_settings(decode.tree, tuning and tuning.tree) if TREE in decode.modes else None
+    tree = tree_settings(decode.tree, tuning and tuning.tree) if TREE in modes else None
     return DecodeSettings(**values, tree=tree)
+
+
+def modes_of(decode, head: str) -> tuple[str, ...]:
+    """decode.modes, or where they are left open those of a drafter with this head."""
+    return default_modes(head) if decode.modes is None else tuple(decode.modes)
 
 
 def tree_settings(section, tuned: TreeSettings | None = None) -> TreeSettings:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from domino_jax.drafters.names import DOMINO as DOMINO_HEAD
 from domino_jax.drafters.names import EAGLE3, MARKOV, NONE, ROW_DRAFTERS
 from domino_jax.runtime.errors import DominoError
 
@@ -49,6 +50,14 @@ def refused_mode(mode: str, head: str) -> str | None:
 def supported_modes(modes: Sequence[str], head: str) -> tuple[str, ...]:
     """The modes that a drafter with this head has."""
     return tuple(mode for mode in modes if refused_mode(mode, head) is None)
+
+
+def default_modes(head: str) -> tuple[str, ...]:
+    """What is decoded where no modes are named: plain decoding, the drafter's own chain and, if it has a head on a
+    backbone, the backbone alone."""
+    if head in (NONE, *ROW_DRAFTERS):
+        return (BASELINE, DRAFT)
+    return (BASELINE, BACKBONE, DOMINO if head == DOMINO_HEAD else DRAFT)
 
 
 def canonical_mode(mode: str) -> str:

@@ -28,13 +28,14 @@ FILE = "decoding.json"
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a tuning holds for. batch_size: of the largest batch.  device: jax's device_kind."""
+    """What a tuning holds for. batch_size: of the largest batch.  head_candidates: None for any, the newest tuning
+    first.  device: jax's device_kind."""
 
     dtype: str
     batch_size: int
     sampling: SamplingParams
     _: dataclasses.KW_ONLY
-    head_candidates: int = 0
+    head_candidates: int | None = 0
     confidence: float = 0.0
     head_rank: int = 0
     parity: str = "near_tie"
@@ -56,17 +57,19 @@ class Setup:
         return {name: value for name, value in vars(self).items() if name != "sampling"} | vars(self.sampling)
 
 
-def tuned_settings(decode, drafter_path: str | None) -> DecodeSettings:
+def tuned_settings(decode, head: str, drafter_path: str | None) -> DecodeSettings:
     """The recipe's decode section, completed by the tuning that is stored with the drafter for this setup.
+
+    head: of the drafter.
 
     Raises:
         DataError: a damaged file.
     """
-    settings = decode_settings(decode)
+    settings = decode_settings(decode, head)
     if set(settings.modes) <= {BASELINE} or settings.simulate_tau:
         return settings
     largest = max((settings.batch_size, *settings.concurrency))
-    return decode_settings(decode, stored_tuning(drafter_path, Setup.of(settings), largest))
+    return decode_settings(decode, head, stored_tuning(drafter_path, Setup.of(settings), largest))
 
 
 def stored_tuning(drafter_path: str | None, setup: Setup, largest: int = 0) -> Tuning | None:
@@ -81,11 +84,12 @@ def stored_tuning(drafter_path: str | None, setup: Setup, largest: int = 0) -> T
     if not drafter_path:
         return None
     folder = hf.drafter_folder(drafter_path)
-    rows = [row for row in _rows(folder) if row["batch_size"] >= setup.batch_size]
+    rows = [row for row in reversed(_rows(folder)) if row["batch_size"] >= setup.batch_size]
     rows = [row for row in rows if _matches(row, dataclasses.replace(setup, batch_size=row["batch_size"]))]
-    rows.sort(key=lambda row: row["batch_size"])
-    enough = [row for row in rows if row["batch_size"] >= largest] or rows[-1:]
-    return _tuning(folder, enough[0]) if enough else None
+    enough = [row for row in rows if row["batch_size"] >= largest]
+    if enough:
+        return _tuning(folder, min(enough, key=lambda row: row["batch_size"]))
+    return _tuning(folder, max(rows, key=lambda row: row["batch_size"])) if rows else None
 
 
 def check_writable(folder: Path) -> None:
@@ -113,7 +117,7 @@ def store_tuning(
         "draft_scale": json_scale(tuning.draft_scale),
         "tree": tree and {**tree, "draft_scale": json_scale(tuning.tree.draft_scale)},
     }
-    del values["break_even"]  # read from what was measured
+    del values["break_even"], values["head_candidates"]  # read from what was measured, and from the setup
     row = {**setup.as_json(), **values, "prompts": prompts, "measured": list(measured)}
     rows = [*(other for other in _rows(folder) if not _matches(other, setup)), row]
     try:
@@ -126,7 +130,7 @@ def store_tuning(
 
 
 def _matches(row: Mapping[str, Any], setup: Setup) -> bool:
-    return all(row[name] == value for name, value in setup.as_json().items())
+    return all(row[name] == value for name, value in setup.as_json().items() if value is not None)
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -150,10 +154,11 @@ def _tuning(folder: Path, row: Mapping[str, Any]) -> Tuning:
             tree = TreeSettings(**{**tree, "draft_scale": None if constant is None else float(constant)})
         widths = tuple((rows, drafts) for rows, drafts in row["widths"])
         scale, break_even = float(row["draft_scale"]), _break_even(row)
-        found = Tuning(row["mode"], row["block_size"], row["num_drafts"], scale, tree, widths, break_even)
+        candidates = row["head_candidates"]
+        found = Tuning(row["mode"], row["block_size"], row["num_drafts"], scale, tree, widths, break_even, candidates)
         counts = (found.block_size, found.num_drafts, *((tree.nodes, tree.lanes, tree.candidates) if tree else ()))
         fine = all(isinstance(count, int) and count >= 1 for count in counts) and found.draft_scale > 0
-        fine = fine and _fine_widths(widths, found.block_size)
+        fine = fine and _fine_widths(widths, found.block_size) and type(candidates) is int and candidates >= 0
         modes = (DRAFT, TREE) if tree else (DRAFT,)
         if not fine or found.mode not in modes or (tree and tree.problem()):
             raise ValueError("a value out of range")

@@ -9,7 +9,11 @@ from domino_jax.drafters.config_keys import (
     boolean,
     either,
     integer,
+    listed,
+    optional_integer,
+    public_keys,
     refuse_variants,
+    section,
     shift_label,
     sliding_window,
 )
@@ -20,12 +24,19 @@ from domino_jax.drafters.dflash2_keys import check_layout, is_dflash2, option_fi
 from domino_jax.drafters.markov_keys import CLASS as DSPARK_CLASS
 from domino_jax.drafters.markov_keys import OWN as DSPARK_OWN
 from domino_jax.drafters.markov_keys import is_dspark, markov_fields, markov_keys
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, MARKOV_KINDS, NONE, RANK_KEYS
+from domino_jax.drafters.names import (
+    DFLASH2,
+    DOMINO,
+    LARGEST_BLOCK,
+    LARGEST_RANK,
+    MARKOV,
+    MARKOV_KINDS,
+    NONE,
+    RANK_KEYS,
+)
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
-
-LARGEST_BLOCK = 4_096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,17 +131,15 @@ class DrafterConfig(DecoderConfig):
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "DrafterConfig":
         """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
-        dflash = raw.get("dflash_config") or {}
+        dflash = section(raw, "dflash_config")
         dspark, dflash2 = is_dspark(raw, dflash), is_dflash2(raw)
         refuse_variants(raw, dflash, DSPARK_OWN if dspark else DFLASH2_OWN if dflash2 else ())
-        head = DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else NONE
         shifted, markov = shift_label(raw, dflash), {}
         if dspark:
             shifted, markov = True, markov_fields(raw, dflash)
-            head = MARKOV if markov else NONE  # of rank 0
         if dflash2:
             check_layout(raw, dflash)
-            head = DFLASH2
+        head = head_of(raw)
         needed = ["block_size", "mask_token_id", "target_layer_ids"]
         needed += {DOMINO: ["emb_dim"], DFLASH2: DFLASH2_REQUIRED}.get(head, [])
         values = {name: either(raw, dflash, name) for name in needed}
@@ -142,19 +151,20 @@ class DrafterConfig(DecoderConfig):
                 f"the drafter's config.json ({DFLASH if head == NONE else head}) lacks {', '.join(missing)}, at top"
                 " level and in dflash_config; these are never guessed: add the values it was trained with."
             )
-        emb_dim = integer("emb_dim", values.get("emb_dim") or 0)
+        emb_dim = optional_integer(raw, dflash, "emb_dim", 0)
+        layer_ids = listed("target_layer_ids", values["target_layer_ids"])
         config = cls(
             **read_decoder_fields(raw),
             num_target_layers=integer("num_target_layers", raw["num_target_layers"]),
             block_size=integer("block_size", values["block_size"]),
             mask_token_id=integer("mask_token_id", values["mask_token_id"]),
-            target_layer_ids=tuple(integer("target_layer_ids", index) for index in values["target_layer_ids"]),
+            target_layer_ids=tuple(integer("target_layer_ids", index) for index in layer_ids),
             head=head,
             shift_label=bool(shifted),
-            pure_draft_prefix_len=integer("pure_draft_prefix_len", either(raw, dflash, "pure_draft_prefix_len") or 0),
+            pure_draft_prefix_len=optional_integer(raw, dflash, "pure_draft_prefix_len", 0),
             emb_dim=emb_dim,
-            gru_hidden_dim=integer("gru_hidden_dim", either(raw, dflash, "gru_hidden_dim") or emb_dim),
-            layer_types=tuple(raw.get("layer_types") or ()),
+            gru_hidden_dim=optional_integer(raw, dflash, "gru_hidden_dim", emb_dim),
+            layer_types=tuple(map(str, listed("layer_types", raw.get("layer_types") or ()))),
             sliding_window=sliding_window(raw),
             is_causal=boolean(raw, dflash, "is_causal"),
             **markov,
@@ -188,7 +198,7 @@ class DrafterConfig(DecoderConfig):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """The public config.json: rope_theta in both places, so that both transformers generations read it."""
+        """The public config.json."""
         layer_types = list(self.layer_types) or ["full_attention"] * self.num_hidden_layers
         head = {}
         if self.head == DOMINO:
@@ -207,27 +217,11 @@ class DrafterConfig(DecoderConfig):
             "num_hidden_layers": self.num_hidden_layers,
             "num_target_layers": self.num_target_layers,
             "layer_types": layer_types,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "rms_norm_eps": self.rms_norm_eps,
-            "hidden_act": "silu",
+            **public_keys(self),
             "attention_bias": self.attention_bias,
-            "attention_dropout": 0.0,
-            "rope_theta": self.rope_theta,
-            "rope_scaling": None,
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
-            "max_position_embeddings": self.max_position_embeddings,
-            "vocab_size": self.vocab_size,
-            "initializer_range": 0.02,
-            "use_cache": True,
             "use_sliding_window": self.sliding_window is not None,
             "sliding_window": self.sliding_window,
             "max_window_layers": self.num_hidden_layers,
-            "tie_word_embeddings": False,
-            "dtype": "bfloat16",
             **({} if self.is_causal is None else {"is_causal": self.is_causal}),
             **shifted,
             **markov,
@@ -249,6 +243,11 @@ class DrafterConfig(DecoderConfig):
             (
                 self.block_size > LARGEST_BLOCK,
                 f"block_size {self.block_size} is larger than {LARGEST_BLOCK}, far beyond any public drafter's",
+            ),
+            (
+                max(self.emb_dim, self.gru_hidden_dim, self.markov_rank, self.selector_rank) > LARGEST_RANK,
+                f"emb_dim {self.emb_dim}, gru_hidden_dim {self.gru_hidden_dim}, markov_rank {self.markov_rank} and"
+                f" selector_rank {self.selector_rank} may be at most {LARGEST_RANK}",
             ),
             (self.block_size < 2, f"block_size {self.block_size} leaves nothing to draft; it must be at least 2"),
             (
@@ -301,6 +300,16 @@ class DrafterConfig(DecoderConfig):
         for wrong, message in [*problems, *option_problems(self)]:
             if wrong:
                 raise DataError(f"drafter config: {message}.")
+
+
+def head_of(raw: dict[str, Any]) -> str:
+    """The head (names.BLOCK_HEADS) of a parsed config.json."""
+    dflash = section(raw, "dflash_config")
+    if is_dflash2(raw):
+        return DFLASH2
+    if is_dspark(raw, dflash):
+        return MARKOV if either(raw, dflash, "markov_rank") else NONE
+    return DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else NONE
 
 
 def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:

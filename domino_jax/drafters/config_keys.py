@@ -9,7 +9,10 @@ from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
 from domino_jax.runtime.errors import DataError, quote
 
 DFLASH = "dflash"
+DSPARK, DFLASH2 = "DSparkDraftModel", "DFlash2DraftModel"  # in architectures
 DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
+# {a key that some drafters alone have: the class that tells them apart}
+_CLASSES = {"markov_rank": DSPARK, "selector_rank": DFLASH2, "selector_top_k": DFLASH2}
 # Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
 _VARIANTS = {
     "projector_type": (*DOMINO_NAMES, DFLASH),
@@ -55,6 +58,26 @@ def integer(name: str, value: Any) -> int:
     return value
 
 
+def optional_integer(raw: dict[str, Any], nested: dict[str, Any], name: str, default: int) -> int:
+    """As `either`, for an integer; `default` when absent."""
+    value = either(raw, nested, name)
+    return default if value is None else integer(name, value)
+
+
+def listed(name: str, value: Any) -> list:
+    if not isinstance(value, list | tuple):
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected a list.")
+    return list(value)
+
+
+def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object inside the file; {} when absent."""
+    value = raw.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an object.")
+    return value or {}
+
+
 def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
     """shift_label, which speculators and vLLM spell sample_from_anchor; None without either."""
     ours, theirs = (boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
@@ -78,6 +101,13 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     known: keys that this drafter's head has.
     """
     refused = {name: values for name, values in _VARIANTS.items() if name not in known}
+    for part, place in ((raw, ""), (nested, "dflash_config.")):
+        for name in _CLASSES:
+            if name not in known and part.get(name) not in (None, 0):
+                raise DataError(
+                    f"the drafter's config.json has {place}{name} {quote(part[name])}, which only a {_CLASSES[name]}"
+                    f" has, and architectures {quote(raw.get('architectures'))}. Correct one of them."
+                )
     refuse_values(raw, refused)
     refuse_values(nested, refused, "dflash_config.")
     for part, place in ((raw, ""), (nested, "dflash_config.")):
@@ -93,7 +123,25 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
 
 def sliding_window(raw: dict[str, Any]) -> int | None:
     """The window, when it is in use: where nothing says so, layer_types decides."""
-    window, used = raw.get("sliding_window"), raw.get("use_sliding_window")
+    window, used = optional_integer(raw, {}, "sliding_window", 0), boolean(raw, {}, "use_sliding_window")
     if used is None:
         used = "sliding_attention" in (raw.get("layer_types") or ())
-    return int(window) if window and used else None
+    return window if window and used else None
+
+
+def public_keys(config: Any) -> dict[str, Any]:
+    """What every drafter with decoder layers writes of them: rope_theta in both places, so that both generations of
+    transformers read it."""
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names += ("rms_norm_eps", "rope_theta", "max_position_embeddings", "vocab_size")
+    return {
+        **{name: getattr(config, name) for name in names},
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "rope_scaling": None,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }

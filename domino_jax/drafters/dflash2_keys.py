@@ -5,11 +5,12 @@ Convolutions are an option of any backbone here; public files have them in DFlas
 
 from typing import Any
 
+from domino_jax.drafters.config_keys import DFLASH2 as DFLASH2_CLASS
 from domino_jax.drafters.config_keys import either, integer, number
 from domino_jax.drafters.names import DFLASH2
 from domino_jax.runtime.errors import DataError, quote
 
-CLASS = "DFlash2DraftModel"  # in architectures: all that tells these folders from DFlash's
+CLASS = DFLASH2_CLASS  # all that tells these folders from DFlash's
 CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 SELECTOR = ("selector_rank", "selector_top_k")
 TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")

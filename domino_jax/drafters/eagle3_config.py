@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.drafters.names import CHAIN, EAGLE3, LONGEST_CHAIN
+from domino_jax.drafters.config_keys import integer, listed, public_keys, section
+from domino_jax.drafters.names import CHAIN, EAGLE3, FUSED_LAYERS, LONGEST_CHAIN
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-TAPS = 3
 LARGEST_LAYERS = 1_024
+COUNTING = f"eagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
 # Keys of other drafters with these tensors, or nearly, and the values with which they are those of this file.
 _VARIANTS = {
     "fc_norm": (False,),
@@ -62,14 +63,20 @@ class Eagle3Config(DecoderConfig):
         """The target's ids of the draft vocabulary, int32 [V_d], ascending; empty for all tokens."""
         return np.frombuffer(self.draft_token_bytes, np.int32)
 
+    @property
+    def target_ids(self) -> np.ndarray:
+        """draft_tokens, or all tokens where these are the draft vocabulary."""
+        return self.draft_tokens if len(self.draft_tokens) else np.arange(self.vocab_size, dtype=np.int32)
+
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target_layers: int | None = None) -> "Eagle3Config":
         """Reads a parsed config.json, without the draft vocabulary, which is in d2t; raises DataError for a wrong key.
 
         Args:
-            target_layers: L, for a file without layer ids; None: such a file is refused.
+            target_layers: L, for a file without layer ids; None: such a file is refused. Whether the ids of a file fit
+                a target is the loader's to check.
         """
-        nested = raw.get("eagle_config") or {}
+        nested = section(raw, "eagle_config")
         refuse_unsupported(raw)
         refuse_values(raw, _VARIANTS)
         refuse_values(nested, _VARIANTS, "eagle_config.")
@@ -85,7 +92,8 @@ class Eagle3Config(DecoderConfig):
                 f"the drafter's config.json has target_hidden_size {quote(width)} and hidden_size"
                 f" {fields['hidden_size']}; a drafter of another width than its target is not supported."
             )
-        draft_vocab = raw.get("draft_vocab_size") or fields["vocab_size"]
+        draft_vocab = raw.get("draft_vocab_size")
+        draft_vocab = fields["vocab_size"] if draft_vocab is None else draft_vocab
         if type(draft_vocab) is not int or not 0 < draft_vocab <= fields["vocab_size"]:
             raise DataError(
                 f"the drafter's config.json has draft_vocab_size {quote(draft_vocab)}; expected an integer from 1 to"
@@ -93,7 +101,8 @@ class Eagle3Config(DecoderConfig):
             )
         ids = _layer_ids(raw, nested, target_layers)
         config = cls(**fields, qk_norm=False, target_layer_ids=ids, draft_vocab_size=draft_vocab)
-        return config.with_draft_tokens(raw["draft_tokens"]) if raw.get("draft_tokens") else config
+        tokens = [integer("draft_tokens", token) for token in listed("draft_tokens", raw.get("draft_tokens") or [])]
+        return config.with_draft_tokens(tokens) if tokens else config
 
     @classmethod
     def for_target(
@@ -152,26 +161,12 @@ class Eagle3Config(DecoderConfig):
             "architectures": [ARCHITECTURE],
             "model_type": "llama",
             "num_hidden_layers": 1,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "rms_norm_eps": self.rms_norm_eps,
-            "hidden_act": "silu",
+            **public_keys(self),
             "attention_bias": False,
-            "attention_dropout": 0.0,
             "mlp_bias": False,
-            "rope_theta": self.rope_theta,
-            "rope_scaling": None,
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
-            "max_position_embeddings": self.max_position_embeddings,
-            "vocab_size": self.vocab_size,
             "draft_vocab_size": self.draft_vocab_size,
-            "initializer_range": 0.02,
-            "use_cache": True,
-            "tie_word_embeddings": False,
-            "dtype": "bfloat16",
+            # vLLM reads the layers here, counted by their inputs, and SGLang in eagle_config, counted by their outputs.
+            LAYER_IDS: [index + 1 for index in self.target_layer_ids],
             "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: list(self.target_layer_ids)},
         }
 
@@ -182,12 +177,15 @@ def default_layer_ids(target_layers: int) -> tuple[int, ...]:
 
 
 def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int | None) -> tuple[int, ...]:
-    """Zero-based layers whose outputs are fused, from eagle_config, or from the top level, where ids are one higher."""
+    """Zero-based layers whose outputs are fused, from eagle_config, or from the top level, where ids are one higher.
+
+    target_layers: for the public rule, where neither place has them.
+    """
     found = {}
-    places = (("eagle_config", nested.get(LAYER_IDS), 0), ("top level", raw.get(LAYER_IDS), 1))
+    places = ((f"eagle_config.{LAYER_IDS}", nested.get(LAYER_IDS), 0), (LAYER_IDS, raw.get(LAYER_IDS), 1))
     for place, ids, shift in places:
         if ids is not None:
-            found[place] = tuple(index - shift for index in ids)
+            found[place] = tuple(integer(place, index) - shift for index in listed(place, ids))
     if len(set(found.values())) > 1:
         raise DataError(
             f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
@@ -196,15 +194,14 @@ def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int |
     if not found and target_layers is None:
         raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")
     ids = next(iter(found.values())) if found else default_layer_ids(target_layers)
-    _check_ids(ids, target_layers)
+    _check_ids(ids, LARGEST_LAYERS, f"\n{COUNTING}")
     return ids
 
 
-def _check_ids(ids: tuple[int, ...], target_layers: int | None) -> None:
-    last = LARGEST_LAYERS if target_layers is None else target_layers - 1
-    fine = all(type(index) is int and 0 <= index < last for index in ids)
-    if not fine or len(set(ids)) != TAPS or len(ids) != TAPS:
+def _check_ids(ids: tuple[int, ...], target_layers: int, hint: str = "") -> None:
+    fine = all(0 <= index < target_layers - 1 for index in ids)
+    if not fine or len(set(ids)) != FUSED_LAYERS or len(ids) != FUSED_LAYERS:
         raise DataError(
-            f"the drafter fuses the outputs of the target's layers {list(ids)}; it needs three different ones from 0 to"
-            f" {last - 1}.\nIn eagle_config.{LAYER_IDS} they are counted from 0; at top level the ids are one higher."
+            f"target_layer_ids {list(ids)} must be {FUSED_LAYERS} different layers of the target from 0 to"
+            f" {target_layers - 2}, whose outputs the drafter fuses.{hint}"
         )

@@ -6,12 +6,12 @@ own files are flat and name no projector_type.
 
 from typing import Any
 
+from domino_jax.drafters.config_keys import DSPARK as CLASS
 from domino_jax.drafters.config_keys import boolean, either, integer
 from domino_jax.drafters.names import MARKOV_KINDS
 from domino_jax.runtime.errors import DataError, quote
 
 PROJECTOR = "dspark"  # as projector_type
-CLASS = "DSparkDraftModel"
 _DEEPSPEC_CLASS = "Qwen3DSparkModel"
 _ATTENTION = "attention_mode"
 OWN = ("projector_type", "markov_rank", "enable_confidence_head")  # keys that other drafters must not have
@@ -85,11 +85,10 @@ def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
             " draft. Set it to 0 or remove it."
         )
     mode, heads, pairs = either(raw, nested, _ATTENTION), raw.get("num_attention_heads"), raw.get("num_key_value_heads")
-    fine = {None: True, "gqa": pairs != heads, "mha": pairs == heads}
-    if not fine.get(mode, False):
+    if mode is not None and mode != ("mha" if pairs == heads else "gqa"):
         raise DataError(
-            f"the drafter's config.json has attention_mode {quote(mode)} with {quote(heads)} query heads and"
-            f" {quote(pairs)} key/value heads; gqa means fewer of these, mha the same number."
+            f"the drafter's config.json has attention_mode {quote(mode)} with num_attention_heads {quote(heads)} and"
+            f" num_key_value_heads {quote(pairs)}; gqa means fewer of the latter, mha the same number."
         )
 
 
@@ -97,7 +96,7 @@ def _confidence(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[bool, bool
     """(enable_confidence_head, which is by default whether its loss has a weight; confidence_head_with_markov)."""
     stated = boolean(raw, nested, "enable_confidence_head")
     weight = either(raw, nested, "confidence_head_alpha") or 0
-    if not isinstance(weight, int | float):
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
         raise DataError(f"the drafter's config.json has confidence_head_alpha {quote(weight)}; expected a number.")
     confident = weight > 0 if stated is None else stated
     with_markov = bool(boolean(raw, nested, "confidence_head_with_markov"))

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.drafters.names import MEDUSA
+from domino_jax.drafters.names import LARGEST_HEADS, MEDUSA
 from domino_jax.drafters.passed import Passed
 from domino_jax.models.decoder_config import LIMITS, read_switch, refuse_values
 from domino_jax.models.layers import Linear
@@ -25,7 +25,6 @@ ARCHITECTURE = "MedusaModel"
 # Keys that vLLM acts on, and the values with which the heads are those of this file.
 _VARIANTS = {"hidden_act": ("silu",), "original_lm_head": (True,)}
 _INTEGERS = ("hidden_size", "vocab_size", "num_heads", "num_hidden_layers")
-LARGEST_HEADS = 1_024
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,3 +13,6 @@ MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 SELECTOR_RULES = (DROP, REPLACE) = ("drop", "replace")
 # The default and the largest length of an EAGLE-3 chain; the default is the public number of training passes.
 CHAIN, LONGEST_CHAIN = 7, 64
+FUSED_LAYERS = 3  # layers of the target whose outputs EAGLE-3 reads
+# Far above any public drafter: more slots, a larger rank or more Medusa heads are refused before anything is allocated.
+LARGEST_BLOCK, LARGEST_RANK, LARGEST_HEADS = 4_096, 65_536, 1_024

@@ -37,6 +37,7 @@ def model_card(
     report: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
     tau: float | None = None,
+    format: str = formats.SERVING,
 ) -> str:
     """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
     target = public_name(recipe["target"]["path"])
@@ -54,7 +55,7 @@ license: other # yours to name; those of the base model and of the training data
 # {kind} drafter for {target}
 
 A {kind} speculative-decoding drafter{paper}: it proposes tokens that the target verifies in one pass. It never changes
-what the target says, only how fast. It holds no embeddings; those are the target's.
+what the target says, only how fast. {contents_line(config, format)}
 
 - weights: {weights:,}, {dtype}; {shape_line(config)}
 
@@ -68,10 +69,17 @@ what the target says, only how fast. It holds no embeddings; those are the targe
 python -m domino_jax.decode --config=RECIPE --config.drafter.path=THIS_FOLDER --output=DIR
 ```
 
-{serving_lines(config, recipe["target"]["path"])}
+{serving_lines(config, recipe["target"]["path"], format)}
 
 Written with {", ".join(f"{name} {version}" for name, version in packages.items())}.
 """
+
+
+def contents_line(config: AnyConfig, format: str) -> str:
+    """What the folder holds of the target."""
+    if isinstance(config, MedusaConfig) and format == formats.VLLM:
+        return "It holds no embeddings, but a copy of the\ntarget's lm_head, which vLLM demands."
+    return "It holds no embeddings; those are the target's."
 
 
 def shape_line(config: AnyConfig) -> str:
@@ -86,13 +94,14 @@ draft layers: {config.num_hidden_layers}
 target layers {list(config.target_layer_ids)}"""
 
 
-def row_serving_lines(config: Eagle3Config | MedusaConfig, target_path: str) -> str:
+def row_serving_lines(config: Eagle3Config | MedusaConfig, target_path: str, format: str) -> str:
     """serving_lines of a drafter without blocks."""
     target, drafts = public_name(target_path), config.num_drafts
     if isinstance(config, MedusaConfig):
         settings = json.dumps({"method": "medusa", "model": "THIS_FOLDER", "num_speculative_tokens": drafts})
+        missing = formats.vllm_refusal(config, format)
         return f"""\
-{formats.sglang_refusal(config)}. {formats.vllm_refusal(config)}; then:
+{formats.sglang_refusal(config)}. {f"{missing}; then" if missing else "vLLM"}:
 
 ```
 vllm serve {target} --speculative-config '{settings}'
@@ -114,10 +123,10 @@ vllm serve {target} --speculative-config '{settings}'
 ```"""
 
 
-def serving_lines(config: AnyConfig, target_path: str) -> str:
+def serving_lines(config: AnyConfig, target_path: str, format: str = formats.SERVING) -> str:
     """The commands of the servers that draft with this drafter, why another does not, and their tokens per round."""
     if not config.has_backbone:
-        return row_serving_lines(config, target_path)
+        return row_serving_lines(config, target_path, format)
     target, drafts = public_name(target_path), config.block_size - 1
     if reason := formats.sglang_refusal(config):
         parts = [f"SGLang does not serve this drafter: {reason}."]
@@ -157,7 +166,8 @@ def training_lines(config: AnyConfig, recipe: Mapping[str, Any], step: int, data
     own = config.head in (MARKOV, DFLASH2) and train["loss"] == "own"
     curriculum = config.has_head and not own
     if own and config.head == MARKOV:
-        shares = zip(("cross-entropy", "L1 distance to the target", "confidence"), train["markov_weights"], strict=True)
+        terms = ("cross-entropy", "L1 distance to the target", *["confidence"] * config.enable_confidence_head)
+        shares = zip(terms, train["markov_weights"], strict=False)
         loss.insert(0, ", ".join(f"{words} {share:g}" for words, share in shares))
     if own and config.head == DFLASH2:
         loss.insert(0, f"selector's weight α {train['selector_alpha']:g}, rule {train['selector_rule']}")

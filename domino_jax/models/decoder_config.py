@@ -100,6 +100,8 @@ def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "
 
 def _refuse_rope(place: str, rope: dict[str, Any]) -> None:
     """Only the plain rotation of whole heads, with one theta for all layers."""
+    if not isinstance(rope, dict):
+        raise DataError(f"config.json has {place} {quote(rope)}; expected an object.")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise DataError(
@@ -129,9 +131,10 @@ def read_rope_theta(raw: dict[str, Any]) -> float:
             "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights "
             "were trained with."
         )
-    if len(set(map(float, found.values()))) > 1:
+    theta = {_in_range(name, value) for name, value in found.items()}
+    if len(theta) > 1:
         raise DataError(f"config.json gives two values: {found}; make them equal.")
-    return float(next(iter(found.values())))
+    return theta.pop()
 
 
 def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str, Any]:
@@ -163,13 +166,13 @@ def read_decoder_fields(raw: dict[str, Any], *, llama: bool = False) -> dict[str
         **{name: raw[name] for name in shapes},
         "head_dim": raw["hidden_size"] // raw["num_attention_heads"] if derived else raw["head_dim"],
         "rms_norm_eps": _in_range("rms_norm_eps", raw["rms_norm_eps"]),
-        "rope_theta": _in_range("rope_theta", read_rope_theta(raw)),
+        "rope_theta": read_rope_theta(raw),
         "attention_bias": read_switch(raw, "attention_bias"),
     }
 
 
 def _in_range(name: str, value: Any) -> float:
-    least, most = RANGES[name]
+    least, most = RANGES[name.rpartition(".")[2]]
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise DataError(f"config.json has {name} = {quote(value)}; expected a number from {least:g} to {most:g}.")
     return float(value)

@@ -1,6 +1,7 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from domino_jax.data.held_out import SHARE
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import TrainingRows
 from domino_jax.data.token_counts import frequent_tokens
+from domino_jax.decoding.decode_settings import modes_of
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
 from domino_jax.drafters.config import DrafterConfig
@@ -25,7 +27,7 @@ from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
 from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.checks import convolution_taps, shifts_labels
+from domino_jax.recipe.values import confidence_head, convolution_taps, has_own_loss, shifts_labels
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.training.curriculum import lambda_base, selector_alpha
 from domino_jax.training.estimates import Plan
@@ -38,20 +40,35 @@ from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSet
 from domino_jax.training.selector_loss import SelectorSettings
 from domino_jax.training.state import TrainState, init_state
 from domino_jax.training.step import make_train_step
-from domino_jax.weights.drafter import load_drafter, load_token_tables, refuse_other_backbone
+from domino_jax.weights.drafter import load_drafter, load_token_tables
+from domino_jax.weights.fit import refuse_other_backbone
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
 
 
-def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = None) -> AnyConfig:
-    """A drafter of the recipe's drafter section with the target's widths.
+def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = None) -> AnyConfig:
+    """A drafter of the recipe with the target's widths.
 
     The draft vocabulary of EAGLE-3 is not chosen here, because it depends on the data: `with_draft_vocabulary`.
 
     mask_token_id: from find_mask_token for a drafter that is trained. None where only shapes and speed matter: the
     recipe's, else DrafterConfig.for_target's default.
+
+    Raises:
+        DominoError: values that do not fit together or the target.
     """
+    try:
+        return _drafter_config(config, target, mask_token_id)
+    except DataError as error:  # as of a damaged file; here it is the recipe that has to change
+        keys = "|".join(set(config.drafter) - {"head", "path"})
+        named = re.search(rf"\b({keys})\b", str(error))
+        change = f"\nChange --config.drafter.{named[1]}." if named else ""
+        raise DominoError(f"{str(error).removeprefix('drafter config: ')}{change}") from error
+
+
+def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:
+    choices = config.drafter
     if choices.head == MEDUSA:
         return MedusaConfig.for_target(target, **choices.medusa)
     if choices.head == EAGLE3:
@@ -69,19 +86,20 @@ def drafter_config_of(choices, target: Qwen3Config, mask_token_id: int | None = 
         shift_label=shifts_labels(choices),
         conv_kernel_size=taps,
         conv_group_size=choices.conv_group_size if taps else 0,
-        **_head_fields(choices),
+        **_head_fields(choices, confidence_head(config)),
     )
 
 
-def _head_fields(choices) -> dict[str, Any]:
+def _head_fields(choices, confident: bool) -> dict[str, Any]:
     names = {
         DOMINO: ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim"),
-        MARKOV: ("markov_rank", "markov_head_type", "enable_confidence_head"),
+        MARKOV: ("markov_rank", "markov_head_type"),
         DFLASH2: ("selector_rank", "selector_top_k"),
     }
     fields = {name: choices[name] for name in names.get(choices.head, ())}
     if choices.head == MARKOV:
-        fields["confidence_head_with_markov"] = choices.enable_confidence_head and choices.confidence_head_with_markov
+        fields["enable_confidence_head"] = confident
+        fields["confidence_head_with_markov"] = confident and choices.confidence_head_with_markov
     return fields
 
 
@@ -142,10 +160,10 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
         "frozen_tables": train.frozen_tables,
         "rank_scales": tuple(train.rank_scales),
     }
-    if head == MARKOV and train.loss == "own":
+    if head == MARKOV and has_own_loss(head, train):
         return MarkovSettings(**shared, weights=tuple(train.markov_weights))
     shared["dpace_alpha"] = train.dpace_alpha
-    if head == DFLASH2 and train.loss == "own":
+    if head == DFLASH2 and has_own_loss(head, train):
         # A block of DFlash2 may run on into the next turn, as in its public trainers.
         choices = {"rule": train.selector_rule, "detached": train.selector_detached, "contiguous": False}
         return SelectorSettings(**shared, **choices)
@@ -293,5 +311,5 @@ def describe_run(config) -> str:
     phases.append("export")
     if judged.final:
         number = f"{config.decode.num_prompts} prompts" if config.decode.num_prompts else "all prompts"
-        phases.append(f"{number} decoded in {len(config.decode.modes)} modes")
+        phases.append(f"{number} decoded in {len(modes_of(config.decode, config.drafter.head))} modes")
     return f"this run: {', then '.join(phases)}. Times left are measured on this machine."

@@ -79,6 +79,11 @@ class Flags:
     topology: str | None = None
     given: frozenset[str] = frozenset()
 
+    @property
+    def head(self) -> str | None:
+        """drafter.head where the command line sets it: the head that a drafter's folder must then have."""
+        return self.config.drafter.head if "drafter.head" in self.given else None
+
 
 def run(
     main: Callable[[Flags], int | None],

@@ -211,7 +211,9 @@ def decode_trained(
 
     Returns the report.
     """
-    requested = dataclasses.replace(decode_settings(config.decode), simulate_tau=0.0, concurrency=())
+    requested = dataclasses.replace(
+        decode_settings(config.decode, drafter_config.head), simulate_tau=0.0, concurrency=()
+    )
     requested = dataclasses.replace(requested, modes=supported_modes(requested.modes, drafter_config.head))
     source = config.eval.prompts
     target = cast_target(loaded, requested.dtype)

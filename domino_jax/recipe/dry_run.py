@@ -54,7 +54,7 @@ def examine(config, devices: list[jax.Device], topology: str) -> dict[str, Any]:
     sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
     loading.use_exact_matmuls(config.target.dtype)
     target_config = shapes_of(config.target.path)
-    drafter_config = builders.drafter_config_of(config.drafter, target_config)
+    drafter_config = builders.drafter_config_of(config, target_config)
     target = Qwen3(target_config, np.dtype(config.target.dtype))
     drafter = builders.drafter_of(drafter_config, config)
     params = target_shapes(target, mesh)

@@ -340,18 +340,27 @@ def refuse_other_shapes(folder: epath.Path, abstract_state: Any) -> None:
             raise ValueError(f"{'.'.join(name)} is {list(stored[name].shape)}, here it is {list(leaf.shape)}")
 
 
-def refuse_changes(old: Mapping, new: Mapping, free: Collection[str], allowed: Collection[str]) -> None:
+def refuse_changes(
+    old: Mapping, new: Mapping, free: Collection[str], allowed: Collection[str], fixed: Collection[str] = ()
+) -> None:
     """Refuse to continue a run whose recipe changed, field by field.
 
     Args:
       old, new: resolved recipes, the checkpoint's and this run's.
       free: keys or sections that may always change; allowed: those that --allow_config_change names.
+      fixed: those that may not change even so.
     """
     names = flatten(old).keys() | flatten(new).keys()
     for entry in allowed:
         if not any(_covers(entry, name) for name in names):
             raise DominoError(f"--allow_config_change={entry}: the recipe has no such key or section.")
     found = differences(old, new)
+    impossible = {key: found[key] for key in found if any(_covers(entry, key) for entry in fixed)}
+    refuse(
+        impossible,
+        "the checkpoint in this workdir holds the parameters of another drafter or optimizer:",
+        "Set it back, or train in another workdir; --allow_config_change cannot allow it.",
+    )
     changed = {key: found[key] for key in found if not any(_covers(entry, key) for entry in (*free, *allowed))}
     refuse(
         changed,

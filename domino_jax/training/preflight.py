@@ -31,7 +31,7 @@ from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.progress import Progress
 from domino_jax.training.estimates import Plan, run_length
 from domino_jax.training.losses import cross_entropy, scan_sum
-from domino_jax.weights.drafter import check_fits
+from domino_jax.weights.fit import check_fits
 from domino_jax.weights.loading import LoadedTarget
 
 READ_ROWS = 256  # rows searched for the mask token, drawn evenly from all

@@ -1,10 +1,9 @@
-"""The drafter between its public folder and its parameters, and its fit to a target.
+"""The drafter between its public folder and its parameters.
 
 58 tensors for a DFlash drafter of five layers, which has no head, 62 for a Domino one. Embeddings and lm_head are the
 target's.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.config import DrafterConfig, head_of
 from domino_jax.drafters.eagle3_config import Eagle3Config
 from domino_jax.drafters.head import TOKEN_TABLES
 from domino_jax.drafters.kinds import AnyConfig, config_class
 from domino_jax.drafters.markov_keys import is_deepspec
 from domino_jax.drafters.medusa import MedusaConfig
 from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RANK_KEYS, RNN
-from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.eagle3 import eagle3_table, load_eagle3, vocabulary_tensors
+from domino_jax.weights.fit import check_fits, differs
 from domino_jax.weights.medusa import lm_head_copy, load_medusa, medusa_table
 from domino_jax.weights.target import (
     Entry,
@@ -128,64 +127,6 @@ def refuse_other_layouts(names: Iterable[str]) -> None:
         )
 
 
-def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
-    """Raises DataError unless the drafter was made for a target of these shapes."""
-    pairs = {
-        "hidden_size": (config.hidden_size, target.hidden_size),
-        "vocab_size": (config.vocab_size, target.vocab_size),
-    }
-    if config.has_backbone:
-        pairs["target layers"] = (config.num_target_layers, target.num_hidden_layers)
-    for name, (ours, theirs) in pairs.items():
-        if ours != theirs:
-            raise DataError(
-                f"the drafter was made for {name} {ours}, but the target has {theirs};"
-                " name the target it was trained with."
-            )
-    if config.has_backbone and not 0 <= config.mask_token_id < target.vocab_size:
-        raise DataError(
-            f"the drafter's mask_token_id {config.mask_token_id} is not a row of the target's embedding (vocab_size"
-            f" {target.vocab_size})."
-        )
-    last = target.num_hidden_layers - 1
-    beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
-    if beyond:
-        raise DataError(
-            f"the drafter's target_layer_ids hold {beyond}, but the target has layers 0..{last}, and the last one's"
-            " public hidden state is already normed, so it cannot be tapped."
-        )
-
-
-def refuse_other_backbone(config: DrafterConfig, stored: AnyConfig, path: str | Path) -> None:
-    """Raises DataError unless the stored drafter's backbone is that of `config`; heads may differ."""
-    if not stored.has_backbone:
-        raise DataError(f"{path} holds a drafter of {stored.head}, which has no backbone; name a block drafter.")
-    ours, theirs = backbone_fields(config), backbone_fields(stored)
-    for name, value in ours.items():
-        if theirs[name] != value:
-            raise _differs("backbone", path, name, theirs[name], value)
-
-
-def _differs(part: str, path: str | Path, name: str, theirs: Any, ours: Any) -> DataError:
-    return DataError(
-        f"the {part} of {path} has {name} {theirs}, and the recipe's drafter has {ours}.\n"
-        "Give the recipe the values of that drafter (its config.json), or name another one."
-    )
-
-
-def backbone_fields(config: DrafterConfig) -> dict[str, Any]:
-    """What two drafters with exchangeable backbones have in common."""
-    names = [field.name for field in dataclasses.fields(DecoderConfig)]
-    names += ["num_target_layers", "block_size", "mask_token_id", "target_layer_ids", "shift_label"]
-    names += ["conv_kernel_size", "conv_group_size"]
-    names += ["input_embedding_scale", "output_multiplier", "final_logit_softcapping"]
-    layers = range(config.num_hidden_layers)
-    return {name: getattr(config, name) for name in names} | {
-        "windows": [config.window(layer) for layer in layers],
-        "causal layers": [config.causal(layer) for layer in layers],
-    }
-
-
 def load_drafter(
     path: str | Path,
     target: Qwen3Config,
@@ -201,24 +142,33 @@ def load_drafter(
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
     kind = config_class(raw)
-    if kind is not DrafterConfig:
-        load = load_medusa if kind is MedusaConfig else load_eagle3
-        config, params = load(folder, raw, target, dtype, sharding, target_path)
-        check_fits(config, target)
-        return config, params
+    load = {MedusaConfig: load_medusa, Eagle3Config: load_eagle3}.get(kind, _load_block_drafter)
+    with hf.naming(folder):
+        return load(folder, raw, target, dtype, sharding, target_path)
+
+
+def _load_block_drafter(
+    folder: Path,
+    raw: dict[str, Any],
+    target: Qwen3Config,
+    dtype: Any,
+    sharding: Sharding = None,
+    target_path: str | Path | None = None,
+) -> tuple[DrafterConfig, Params]:
+    """A drafter with a backbone, of a folder whose config.json is `raw`; arguments as for load_drafter."""
     tensors = hf.open_tensors(folder)
     skipped: tuple[str, ...] = ()
     if speculators.is_speculators(raw):
         raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, target.num_hidden_layers))
-        speculators.check_copies(tensors, target_path)
         skipped = (*speculators.COPIES, *speculators.UNUSED)
     elif is_deepspec(raw):
-        speculators.check_copies(tensors, target_path)
         skipped = tuple(speculators.COPIES)
     else:
         refuse_other_layouts(tensors)
     config = hf.parse_config(folder, raw, DrafterConfig.from_dict)
     check_fits(config, target)
+    if skipped:
+        speculators.check_copies(tensors, target_path)
     aliases = head_aliases(config)
     return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
 
@@ -246,7 +196,7 @@ def load_token_tables(path: str | Path, config: DrafterConfig) -> Params:
     for name in ("head", "markov_head_type", RANK_KEYS[config.head], "vocab_size"):
         ours, theirs = getattr(config, name), getattr(stored, name)
         if ours != theirs:
-            raise _differs("head", path, name, theirs, ours)
+            raise differs("head", path, name, theirs, ours)
     tensors, aliases = hf.open_tensors(folder), head_aliases(stored)
     table = [entry for entry in head_table(stored) if entry.path[1] in TOKEN_TABLES]
     wanted = {entry.name for entry in table}
@@ -282,3 +232,25 @@ def stored_config(config: AnyConfig) -> dict[str, Any]:
     """The config.json of a workdir: with the draft vocabulary, which a folder stores as tensors."""
     raw = config.to_dict()
     return {**raw, "draft_tokens": config.draft_tokens.tolist()} if isinstance(config, Eagle3Config) else raw
+
+
+def parse_stored(raw: dict[str, Any]) -> AnyConfig:
+    """The config of what `stored_config` returned; raises DataError for a wrong key."""
+    config = config_class(raw).from_dict(raw)
+    if isinstance(config, Eagle3Config) and len(config.target_ids) != config.draft_vocab_size:
+        raise DataError(
+            f"the drafter's config.json has draft_vocab_size {config.draft_vocab_size} and lacks draft_tokens, the"
+            " target's ids of these tokens; restore the file as the run wrote it."
+        )
+    return config
+
+
+def stored_head(path: str | Path) -> str:
+    """The head (names.HEADS) of the drafter at `path`, by its config.json alone; paths as for load_drafter."""
+    folder = hf.drafter_folder(path)
+    raw = hf.read_config(folder)
+    kind = config_class(raw)
+    if kind is not DrafterConfig:
+        return kind.head
+    flat = speculators.is_speculators(raw)
+    return hf.parse_config(folder, raw, lambda raw: head_of(speculators.flattened(raw, 1) if flat else raw))

@@ -9,6 +9,7 @@ from domino_jax.drafters.eagle3_config import ARCHITECTURE, Eagle3Config
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
+from domino_jax.weights.fit import check_fits
 from domino_jax.weights.speculators import check_copies
 from domino_jax.weights.target import EMBEDDING, Entry, Params, Sharding, linear, load_table, norm
 
@@ -50,6 +51,7 @@ def load_eagle3(
     refuse_other_layouts(raw)
     tensors = hf.open_tensors(folder)
     config = hf.parse_config(folder, raw, lambda raw: Eagle3Config.from_dict(raw, target.num_hidden_layers))
+    check_fits(config, target)
     config = config.with_draft_tokens(_draft_tokens(tensors, config))
     check_copies(tensors, target_path, COPIES)
     table = eagle3_table(config)
@@ -100,7 +102,7 @@ def _draft_tokens(tensors: hf.Tensors, config: Eagle3Config) -> np.ndarray:
 
 def vocabulary_tensors(config: Eagle3Config) -> dict[str, np.ndarray]:
     """d2t and t2d as they are stored."""
-    tokens = config.draft_tokens.astype(np.int64) if len(config.draft_tokens) else np.arange(config.vocab_size)
+    tokens = np.asarray(config.target_ids, np.int64)
     members = np.zeros(config.vocab_size, bool)
     members[tokens] = True
     return {OFFSETS: tokens - np.arange(len(tokens)), MEMBERS: members}

@@ -68,9 +68,11 @@ def sglang_refusal(config: AnyConfig) -> str | None:
     return _convolution_refusal(config)
 
 
-def vllm_refusal(config: AnyConfig) -> str | None:
-    """Why vLLM does not draft with this drafter as it was trained; None when it does."""
+def vllm_refusal(config: AnyConfig, format: str = SERVING) -> str | None:
+    """Why vLLM does not draft with this drafter, exported in this format, as it was trained; None when it does."""
     if not config.has_backbone:
+        if format == VLLM:
+            return None
         missing = "vLLM demands a copy of the target's lm_head in the folder: export with --format=vllm"
         return missing if config.head == MEDUSA else None
     if config.head == MARKOV and config.markov_head_type != VANILLA:
@@ -91,11 +93,11 @@ def _convolution_refusal(config: DrafterConfig) -> str | None:
     return None
 
 
-def serving_note(config: AnyConfig) -> str | None:
+def serving_note(config: AnyConfig, format: str = SERVING) -> str | None:
     """A sentence for whoever exports a drafter that no released server drafts with; None for the others."""
-    if sglang_refusal(config) is None:
+    reasons = sglang_refusal(config), vllm_refusal(config, format)
+    if None in reasons:
         return None
     return (
-        f"SGLang cannot serve this drafter: {sglang_refusal(config)}. vLLM cannot either: {vllm_refusal(config)}."
-        " domino_jax.decode reads it."
+        f"SGLang cannot serve this drafter: {reasons[0]}. vLLM cannot either: {reasons[1]}. domino_jax.decode reads it."
     )

@@ -34,6 +34,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "me
 # What an earlier writing may have left: config.json, weights, also in other shards, and temporary files.
 _EARLIER = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.[0-9a-f]+\.tmp")
 
+# How the message of a config that is parsed without its path begins.
+_FILE = re.compile(r"^((the drafter's )?config\.json|drafter config)\b")
+
 log = logging.getLogger(__name__)
 Config = TypeVar("Config")
 
@@ -140,11 +143,26 @@ def read_config(folder: Path) -> dict[str, Any]:
 def parse_config(
     folder: Path, raw: dict[str, Any], parse: Callable[[dict[str, Any]], Config], name: str = "config.json"
 ) -> Config:
-    """`parse(raw)`, with a value of the wrong kind (a list for a number, …) reported as what it is: damaged data."""
+    """`parse(raw)`; what it refuses is reported with the file's path, and a value of the wrong kind (a list for a
+    number, …) as what it is: damaged data."""
     try:
         return parse(raw)
+    except DataError as error:
+        text, named = _FILE.subn(f"{folder}/{name}", str(error), count=1)
+        raise DataError(text if named else f"{folder}/{name}: {error}") from None
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{folder}/{name} holds a value of the wrong kind: {quote(str(error))}.") from None
+
+
+@contextlib.contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """Puts the folder before the message of a DataError that does not name it."""
+    try:
+        yield
+    except DataError as error:
+        if str(folder) in str(error):
+            raise
+        raise DataError(f"{folder}: {error}") from None
 
 
 def stop_ids(folder: Path) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from domino_jax.drafters.names import MEDUSA
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
+from domino_jax.weights.fit import check_fits
 from domino_jax.weights.safetensors_file import read_header
 from domino_jax.weights.speculators import check_copies
 from domino_jax.weights.target import EMBEDDING, LM_HEAD, Entry, Params, Sharding, linear, load_table
@@ -46,6 +47,7 @@ def load_medusa(
     named = hf.inside(folder, FASTER_DECODING)
     tensors = hf.Tensors(folder, read_header(named)) if named.is_file() else hf.open_tensors(folder)
     config = hf.parse_config(folder, raw, lambda raw: MedusaConfig.from_dict(_public(raw, target)))
+    check_fits(config, target)
     check_copies(tensors, target_path, COPIES)
     table = medusa_table(config)
     aliases = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in table}

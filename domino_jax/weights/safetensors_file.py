@@ -72,7 +72,7 @@ def _refusals(path: Path) -> Iterator[None]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from None
     except safetensors.SafetensorError as error:
-        raise DataError(f"{path.name} is not a complete safetensors file: {str(error)[:200]}.") from None
+        raise DataError(f"{path} is not a complete safetensors file: {str(error)[:200]}.") from None
 
 
 def read_header(path: Path) -> dict[str, Stored]:
@@ -80,9 +80,9 @@ def read_header(path: Path) -> dict[str, Stored]:
     with _refusals(path), open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if HEADER_LIMIT < length < path.stat().st_size:
-            raise DataError(f"{path.name} names a header of {length} bytes; more than {HEADER_LIMIT} are refused.")
+            raise DataError(f"{path} names a header of {length} bytes; more than {HEADER_LIMIT} are refused.")
         with safetensors.safe_open(path, "numpy"):  # refuses every size, offset and type that contradicts another
-            header = parse_json(file.read(length), f"{path.name}: the header")
+            header = parse_json(file.read(length), f"{path}: the header")
     header.pop("__metadata__", None)
     for name, entry in header.items():
         _check_entry(path, name, entry)
@@ -93,15 +93,15 @@ def _check_entry(path: Path, name: str, entry: Any) -> None:
     """What the public library allows and this project does not."""
     if not name or len(name) > NAME_LIMIT or ".." in name or not name.isprintable() or set(name) & set("/\\"):
         raise DataError(
-            f"{path.name}: refused tensor name {quote(name)}; names hold no '..', slashes or control characters."
+            f"{path}: refused tensor name {quote(name)}; names hold no '..', slashes or control characters."
         )
     if entry["dtype"] not in DTYPES:
         raise DataError(
-            f"{path.name}: tensor {quote(name)} has dtype {quote(entry['dtype'])}; supported are {', '.join(DTYPES)}."
+            f"{path}: tensor {quote(name)} has dtype {quote(entry['dtype'])}; supported are {', '.join(DTYPES)}."
         )
     if len(entry["shape"]) > RANK_LIMIT:
         raise DataError(
-            f"{path.name}: tensor {quote(name)} has {len(entry['shape'])} axes; at most {RANK_LIMIT} are supported."
+            f"{path}: tensor {quote(name)} has {len(entry['shape'])} axes; at most {RANK_LIMIT} are supported."
         )
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.drafters import dflash2_keys
+from domino_jax.drafters.config_keys import boolean, integer, listed, section
 from domino_jax.drafters.names import DFLASH2, DOMINO
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 from domino_jax.weights.target import EMBEDDING, LM_HEAD
 
 HEAD_PREFIX = "logits_correction."
+LAYER_IDS = "aux_hidden_state_layer_ids"
 # {the copy's name: the target's}; a tied target has no lm_head and its embedding is copied.
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 # What only training reads, and the maps of a smaller draft vocabulary, which is refused by draft_vocab_size.
@@ -44,7 +46,7 @@ def is_speculators(raw: dict[str, Any]) -> bool:
     """True for the nested layout; a flat config.json with speculators' keys besides is a public one."""
     if raw.get("dflash_config"):
         return False
-    return bool(raw.get("transformer_layer_config")) or "aux_hidden_state_layer_ids" in raw
+    return bool(raw.get("transformer_layer_config")) or LAYER_IDS in raw
 
 
 def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
@@ -61,13 +63,13 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
             f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; only 'dflash',"
             " 'dflash2' and 'domino' are supported."
         )
-    layer = raw.get("transformer_layer_config") or {}
+    layer = section(raw, "transformer_layer_config")
     if layer.get("model_type", "qwen3") != "qwen3":
         raise DataError(
             f"this drafter's transformer_layer_config has model_type {quote(layer['model_type'])}; only 'qwen3' is"
             " supported."
         )
-    needed = ["block_size", "mask_token_id", "aux_hidden_state_layer_ids", "draft_vocab_size"]
+    needed = ["block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size"]
     needed += ["sample_from_anchor", *_DOMINO_KEYS.values()] if algorithm == DOMINO else []
     needed += dflash2_keys.REQUIRED if algorithm == DFLASH2 else []
     missing = [name for name in needed if raw.get(name) is None]
@@ -88,23 +90,28 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
         **_rope(layer),
         **{key: value for key, value in layer.items() if value is not None},
         **{name: raw[name] for name in ("draft_vocab_size", "target_hidden_size") if name in raw},
-        "use_sliding_window": "sliding_attention" in (layer.get("layer_types") or ()),
+        "use_sliding_window": "sliding_attention" in listed("layer_types", layer.get("layer_types") or ()),
         "block_size": raw["block_size"],
         "num_target_layers": target_layers,
         # Full layers always read the whole block there; absent, only the sliding ones are causal, as in public files.
-        "is_causal": False if raw.get("sliding_window_non_causal", algorithm == DFLASH2) else None,
+        "is_causal": False if _reads_whole_blocks(raw, algorithm) else None,
         "dflash_config": {
             "mask_token_id": raw["mask_token_id"],
-            "target_layer_ids": [index - 1 for index in raw["aux_hidden_state_layer_ids"]],
-            "shift_label": bool(raw.get("sample_from_anchor", False)),
+            "target_layer_ids": [integer(LAYER_IDS, index) - 1 for index in listed(LAYER_IDS, raw[LAYER_IDS])],
+            "shift_label": bool(boolean(raw, {}, "sample_from_anchor")),
             **head,
         },
     }
 
 
+def _reads_whole_blocks(raw: dict[str, Any], algorithm: str) -> bool:
+    stated = boolean(raw, {}, "sliding_window_non_causal")
+    return algorithm == DFLASH2 if stated is None else stated
+
+
 def _rope(layer: dict[str, Any]) -> dict[str, Any]:
     """The default theta, where the layer's config has none."""
-    stated = "rope_theta" in layer or "rope_theta" in (layer.get("rope_parameters") or {})
+    stated = "rope_theta" in layer or "rope_theta" in section(layer, "rope_parameters")
     return {} if stated else {"rope_theta": _DEFAULT_THETA}
 
 

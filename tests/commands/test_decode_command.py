@@ -8,6 +8,7 @@ import jax
 import pytest
 from etils import epath
 
+from configs import tiny
 from domino_jax import decode
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.api import prompt_row
@@ -192,15 +193,18 @@ def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_pat
     assert code == 0 and "holds a finished decoding" in printed
 
 
-def test_drafters_with_and_without_blocks_are_compared(untimed, tmp_path, capsys):
+def test_drafters_with_and_without_blocks_are_compared_each_in_its_own_modes(untimed, tmp_path, capsys):
     prompts = write_prompts(tmp_path, [{"id": "p0", "token_ids": CASES[0]["prompt"]}])
     output, chain = tmp_path / "out", GOLDEN.parent / "eagle3" / "drafter"
-    changes = {"config__decode__modes": "('autoregressive','draft')", "config__decode__max_new_tokens": 8}
-    argv = arguments(prompts, output, config__drafter__path=None, **changes)
+    argv = arguments(prompts, output, config__drafter__path=None, config__decode__max_new_tokens=8)
     code, _, error = start(capsys, [*argv, f"--config.decode.compare=('{DRAFTER}','{chain}')"])
     assert code == 0, error
     comparison = json.loads((output / "compare.json").read_text())
-    assert [one["identical_outputs"]["draft"]["same"] for one in comparison["drafters"].values()] == [1, 1]
+    same = [
+        {mode: one["same"] for mode, one in ours["identical_outputs"].items()}
+        for ours in comparison["drafters"].values()
+    ]
+    assert same == [{"backbone": 1, "domino": 1}, {"draft": 1}]
 
 
 def test_stop_ids_are_the_folders_and_ignore_eos_drops_them():
@@ -317,6 +321,14 @@ def test_a_folder_with_another_head_than_was_asked_for_is_refused():
     check_kind("domino", "domino", "F")
     with pytest.raises(DominoError, match="drafter.head is 'markov', but the drafter in F has the head 'domino'"):
         check_kind("domino", "markov", "F")
+
+
+def test_open_modes_are_those_of_the_drafters_folder():
+    config = tiny.get_config()
+    path = str(GOLDEN.parent / "eagle3" / "drafter")
+    assert (decode.head_to_decode(config, path), decode.head_to_decode(config, None)) == ("eagle3", "domino")
+    config.decode.modes = ("autoregressive",)
+    assert decode.head_to_decode(config, "./nowhere") == "domino"  # the folder is not read
 
 
 @pytest.mark.parametrize(

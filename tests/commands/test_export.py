@@ -301,7 +301,7 @@ def test_the_card_names_no_folder_of_the_machine(drafter):
         (
             lambda workdir: change(workdir, architectures=5, dflash_config="x"),
             3,
-            "drafter_config.json holds a value of",
+            "drafter_config.json has dflash_config 'x'; expected an object",
         ),
         (lambda workdir: (workdir / "config.json").write_text("{torn"), 3, "config.json is not valid JSON"),
         (lambda workdir: shutil.rmtree(workdir / "checkpoints"), 3, "holds no finished checkpoint"),

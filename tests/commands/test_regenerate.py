@@ -253,6 +253,9 @@ def test_a_missing_drafter_is_reported(target, tmp_path, capsys):
     argv += [f"--prompts={prompts}", f"--output={tmp_path / 'rows.jsonl'}", "--distributed=off"]
     assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 2
     assert "config.drafter.path is not set" in capsys.readouterr().err
+    argv += ["--config.regenerate.use_drafter=True", f"--config.drafter.path={GOLDEN / 'drafter'}"]
+    assert start([*argv, "--config.drafter.head=eagle3"]) == 2
+    assert "drafter.head is 'eagle3', but the drafter in" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------ processes

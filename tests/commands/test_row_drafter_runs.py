@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from domino_jax import export
-from domino_jax.drafters.names import ROW_DRAFTERS
+from domino_jax.drafters.names import EAGLE3, ROW_DRAFTERS
 from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.recipe import cli
@@ -28,7 +28,6 @@ def run(head, files, workdir) -> int:
     """The exit code of a run in this process."""
     drafter = {
         "config.drafter.head": head,
-        "config.drafter.target_layer_ids": "(1,2,4)",
         "config.drafter.eagle3.draft_vocab_size": 48,
         "config.drafter.medusa.num_heads": 3,
         "config.train.eagle3.passes": 2,
@@ -42,8 +41,9 @@ def run(head, files, workdir) -> int:
         "config__eval__every": 4,
         "config__eval__final": True,
         "config__preflight__rows": 0,
-        "config__decode__modes": "('autoregressive','draft')",
     }
+    if head == EAGLE3:
+        drafter["config.drafter.target_layer_ids"] = "(1,2,4)"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(measure, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})
         return start(arguments(files, workdir, drafter, **choices))
@@ -128,9 +128,36 @@ def test_the_export_command_writes_what_the_run_wrote(finished, tmp_path, head):
     assert written == exported
 
 
-def test_a_folder_for_vllm_is_not_said_to_need_what_it_has(finished, tmp_path, capsys):
+def test_a_folder_for_vllm_is_not_said_to_need_what_it_has(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # the recipe of the workdir names the target by its place in the checkout
     for format in ("serving", "vllm"):
         argv = ["export", f"--workdir={finished['medusa']}", f"--output={tmp_path / format}", f"--format={format}"]
         with pytest.raises(SystemExit):
             cli.run(export.main, ("workdir", "output"), ("format",), argv)
         assert ("note: SGLang cannot serve" in capsys.readouterr().out) == (format == "serving")
+        card = (tmp_path / format / "README.md").read_text()
+        assert ("export with --format=vllm" in card) == (format == "serving")
+        assert ("a copy of the\ntarget's lm_head" in card) == (format == "vllm")
+        assert "SGLang has no Medusa heads. vLLM" in card and '"method": "medusa"' in card
+
+
+@pytest.mark.parametrize(
+    ("head", "changes", "message"),
+    [
+        ("eagle3", {"draft_tokens": None}, "draft_vocab_size 48 and lacks draft_tokens"),
+        ("eagle3", {"draft_vocab_size": 47}, "has 48 tokens, but draft_vocab_size is 47"),
+        ("medusa", {"num_heads": 2}, "['heads_2']['layers_0']['linear']['kernel'] is [64, 64], and by"),
+        ("medusa", {"num_heads": 4}, "['kernel'] is not there, and by the file it is [64, 64]"),
+    ],
+)
+def test_a_workdir_whose_drafter_config_was_edited_is_refused(finished, tmp_path, capsys, head, changes, message):
+    shutil.copytree(finished[head], tmp_path / "run")
+    path = tmp_path / "run" / "drafter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(SystemExit) as left:
+        cli.run(
+            export.main, ("workdir", "output"), (), ["export", f"--workdir={path.parent}", f"--output={tmp_path}/o"]
+        )
+    printed = capsys.readouterr().err
+    assert left.value.code == 3 and message in printed and "drafter_config.json" in printed
+    assert len(printed.strip().splitlines()) <= 5 and not (tmp_path / "o").exists()

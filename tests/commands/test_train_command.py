@@ -252,7 +252,7 @@ def test_a_non_finite_loss_stops_with_exit_4_and_saves_nothing(files, tmp_path, 
     [
         ({"config.target.path": "/no/such/folder"}, 2, "/no/such/folder"),
         ({"config.drafter.mask_token_id": 260}, 2, "260"),
-        ({"config.drafter.target_layer_ids": "(1,5)"}, 3, "5"),
+        ({"config.drafter.target_layer_ids": "(1,5)"}, 2, "--config.drafter.target_layer_ids"),
         ({"config.data.train": "/no/rows.jsonl"}, 2, "/no/rows.jsonl"),
         ({"config.train.stepz": 5}, 2, "steps"),
     ],

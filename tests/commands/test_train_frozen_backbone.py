@@ -29,7 +29,7 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("frozen")
     plain, domino = folder / "plain", folder / "domino"
     assert run(plain, config__drafter__head="none", config__drafter__shift_label=True) == 0
-    assert run(domino, config__train__frozen_backbone=plain) == 0
+    assert run(domino, config__train__frozen_backbone=plain, config__train__lambda_start=0.0) == 0
     return plain, domino
 
 
@@ -54,7 +54,8 @@ def test_a_restart_continues_exactly(folders, tmp_path):
     for name in ("checkpoints/4", "export"):
         shutil.rmtree(again / name)
     (again / "finished.json").unlink()
-    assert run(again, config__train__frozen_backbone=plain, config__data__train=domino.parent / "rows.jsonl") == 0
+    changes = {"config__train__lambda_start": 0.0, "config__data__train": domino.parent / "rows.jsonl"}
+    assert run(again, config__train__frozen_backbone=plain, **changes) == 0
     for name, tensor in exported(domino).items():
         assert exported(again)[name].tobytes() == tensor.tobytes(), name
 
@@ -69,7 +70,7 @@ def test_a_restart_continues_exactly(folders, tmp_path):
 )
 def test_a_backbone_of_another_shape_is_refused(folders, tmp_path, capsys, changes, message):
     workdir = tmp_path / "refused"
-    assert run(workdir, config__train__frozen_backbone=folders[0], **changes) == 3
+    assert run(workdir, config__train__frozen_backbone=folders[0], config__train__lambda_start=0.0, **changes) == 3
     said = capsys.readouterr().err
     assert message in said and str(folders[0]) in said and len(said.strip().splitlines()) <= 5
     assert not (workdir / "checkpoints").exists() or not list((workdir / "checkpoints").glob("[0-9]*"))

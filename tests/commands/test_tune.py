@@ -35,7 +35,7 @@ def test_the_command_stores_what_decode_then_uses(tmp_path, monkeypatch):
     assert all(shape["break_even_tau"] > 0 for shape in row["measured"] if shape["num_drafts"])
     config = tiny.get_config()
     config.decode.update({"temperature": 1.0, "num_drafts": 0, "modes": ("domino",)})
-    settings = tuned_settings(config.decode, str(tmp_path / "drafter"))
+    settings = tuned_settings(config.decode, "domino", str(tmp_path / "drafter"))
     assert (settings.block_size, settings.num_drafts) == (row["block_size"], row["num_drafts"])
     assert [list(pair) for pair in settings.widths] == row["widths"]
 
@@ -45,6 +45,7 @@ def test_the_command_stores_what_decode_then_uses(tmp_path, monkeypatch):
     [
         ("--config.drafter.path=gs://bucket/drafter", "a tuning is stored with local drafters only"),
         ("--config.eval.prompts=", "there are no prompts"),
+        ("--config.drafter.head=markov", "drafter.head is 'markov', but the drafter in .* has the head 'domino'"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(flag, message):

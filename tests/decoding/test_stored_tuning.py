@@ -115,7 +115,7 @@ def test_a_tuning_of_larger_batches_serves_smaller_ones_unless_they_have_their_o
     assert (found(1, 16), found(1, 32), found(1, 64), found(8, 64)) == (32, 32, 32, 32)  # of concurrency
     config = qwen3.get_config("none").decode
     config.update({"dtype": "float32", "modes": ("draft",), "head_candidates": 0, "concurrency": (1, 32)})
-    assert tuned_settings(config, str(tmp_path)).widths == ((1, 5), (32, 2))
+    assert tuned_settings(config, "domino", str(tmp_path)).widths == ((1, 5), (32, 2))
 
 
 @pytest.mark.parametrize("text", ['{"tuned": 3}', '{"tuned": [{"draft_scale": 1}]}', "[]"])
@@ -141,7 +141,7 @@ def test_a_tuning_is_of_one_rank_of_the_head_and_earlier_files_are_of_whole_head
 def settings_of(folder, **changes):
     config = qwen3.get_config("none")
     config.decode.update({"dtype": "float32", "modes": ("draft", "tree"), "head_candidates": 0, **changes})
-    return tuned_settings(config.decode, str(folder) if folder else None)
+    return tuned_settings(config.decode, "domino", str(folder) if folder else None)
 
 
 def test_decode_takes_the_tuning_except_for_what_the_recipe_sets(tmp_path):
@@ -189,14 +189,25 @@ def test_what_a_report_holds_of_the_settings_is_json(tmp_path):
 
 
 def test_the_python_apis_defaults_are_those_of_the_recipes():
-    recipe = decode_settings(qwen3.get_config("none").decode)
+    recipe = decode_settings(qwen3.get_config("none").decode, "domino")
     loading = domino_jax.LoadSettings()
     names = ["dtype", "cache_length", "max_new_tokens", "batch_size", "thinking", "temperature"]
-    for name in (*names, "head_candidates", "head_rank", "confidence"):
+    for name in (*names, "head_rank", "confidence"):
         assert getattr(loading, name) == getattr(recipe, name), name
+    assert loading.drafting(None).head_candidates == recipe.head_candidates
     config = qwen3.get_config("none")
     config.decode.modes = ("tree",)
-    assert decode_settings(config.decode).tree == TreeSettings()
+    assert decode_settings(config.decode, "domino").tree == TreeSettings()
+
+
+def test_the_python_api_takes_the_candidates_that_the_newest_tuning_was_measured_with(tmp_path):
+    any_candidates = dataclasses.replace(GREEDY, head_candidates=None)
+    for candidates in (0, 8):
+        store_tuning(tmp_path, dataclasses.replace(GREEDY, head_candidates=candidates), CHAIN, 8)
+        tuning = stored_tuning(str(tmp_path), any_candidates)
+        assert tuning == CHAIN and tuning.head_candidates == candidates
+        assert domino_jax.LoadSettings().drafting(tuning).head_candidates == candidates
+        assert domino_jax.LoadSettings(head_candidates=64).drafting(tuning).head_candidates == 64
 
 
 def test_the_python_api_uses_the_tuning_unless_the_caller_says_otherwise(tmp_path):
@@ -207,7 +218,7 @@ def test_the_python_api_uses_the_tuning_unless_the_caller_says_otherwise(tmp_pat
     store_tuning(drafter, WARM, Tuning("draft", 4, 2, 1.5, None, ((1, 2),)), 8)
 
     def loaded(**changes):
-        sizes = {"dtype": "float32", "cache_length": 128, "max_new_tokens": 16, "head_candidates": 0}
+        sizes = {"dtype": "float32", "cache_length": 128, "max_new_tokens": 16}
         decoder = domino_jax.load(str(ASSETS / "tiny_qwen3"), str(drafter), **sizes, **changes)
         drafting = decoder.generator.settings.drafting
         drafts = drafting.num_drafts or drafting.widths

@@ -26,7 +26,7 @@ def test_tau_of_the_chain_and_of_trees_of_16_and_64_nodes(temperature):
     config = tiny.get_config()
     config.decode.modes = ("domino", "tree")
     config.decode.temperature = temperature
-    settings = decode_settings(config.decode)
+    settings = decode_settings(config.decode, "domino")
     target = load_target(config.target.path, settings.dtype)
     models = load_models(target, config.drafter.path)
     rows = read_prompts(config.eval.prompts, config.decode.num_prompts)

@@ -265,7 +265,7 @@ def recipe(size: str):
     """(recipe, target, drafter) of a size."""
     config = checks.load_recipe(str(ROOT / "configs" / f"qwen3_{size.lower()}.py"))
     target = shapes_of(config.target.path)
-    return config, target, builders.drafter_config_of(config.drafter, target)
+    return config, target, builders.drafter_config_of(config, target)
 
 
 @pytest.mark.parametrize("size", ["4B", "8B"])

@@ -73,16 +73,17 @@ def test_layer_ids_count_outputs_in_eagle_config_and_inputs_at_the_top_level():
     assert config_of(**{"eagle_config": "absent", LAYERS: [2, 3, 5]}).target_layer_ids == (1, 2, 4)
     assert config_of(**{LAYERS: [2, 3, 5]}).target_layer_ids == (1, 2, 4)
     assert default_layer_ids(36) == (1, 17, 32)
+    written = config_of().to_dict()
+    assert (written["eagle_config"][LAYERS], written[LAYERS]) == ([1, 2, 4], [2, 3, 5])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({LAYERS: [1, 2, 4]}, r"\[1, 2, 4\] in eagle_config and \[1, 2, 4\] at top level"),
-        ({"eagle_config": "absent", LAYERS: [0, 2, 4]}, r"layers \[-1, 1, 3\]; .* at top level the ids are one higher"),
-        ({"eagle_config": {LAYERS: [1, 2, 5]}}, r"layers \[1, 2, 5\]; it needs three different ones from 0 to 4"),
-        ({"eagle_config": {LAYERS: [1, 2]}}, r"layers \[1, 2\]"),
-        ({"eagle_config": {LAYERS: [1, 2, 2]}}, r"layers \[1, 2, 2\]"),
+        ({"eagle_config": "absent", LAYERS: [0, 2, 4]}, r"(?s)ids \[-1, 1, 3\] .* at top level the ids are one higher"),
+        ({"eagle_config": {LAYERS: [1, 2]}}, r"ids \[1, 2\] must be 3 different layers"),
+        ({"eagle_config": {LAYERS: [1, 2, 2]}}, r"ids \[1, 2, 2\]"),
         ({"fc_norm": True}, "fc_norm"),
         ({"norm_output": False}, "norm_output"),
         ({"norm_before_residual": True}, "norm_before_residual"),
@@ -130,7 +131,7 @@ def test_a_new_drafter_without_data_drafts_tokens_that_the_target_has():
         config = Eagle3Config.for_target(target, draft_vocab_size=size, target_layer_ids=(0, 1, 2))
         tokens = config.draft_tokens if len(config.draft_tokens) else np.arange(config.draft_vocab_size)
         assert len(tokens) == min(size, target.vocab_size) and tokens.max() < target.vocab_size
-    with pytest.raises(DataError, match="it needs three different ones"):
+    with pytest.raises(DataError, match="must be 3 different layers"):
         Eagle3Config.for_target(target, draft_vocab_size=8)  # the public rule needs six layers or more
 
 

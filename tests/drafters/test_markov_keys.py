@@ -92,7 +92,7 @@ def test_rank_zero_is_plain_shifted_dflash():
         ({"shift_label": False}, {}, "shift_label false, but dspark drafters are always shifted"),
         ({}, {"sample_from_anchor": False}, "sample_from_anchor false"),
         ({"pure_draft_prefix_len": 1}, {}, "pure_draft_prefix_len 1"),
-        ({"attention_mode": "mha"}, {}, "attention_mode 'mha' with 32 query heads and 8"),
+        ({"attention_mode": "mha"}, {}, "attention_mode 'mha' with num_attention_heads 32 and num_key_value_heads 8"),
         ({"attention_mode": "mla"}, {}, "attention_mode 'mla'"),
         ({"projector_type": "domino"}, {}, "projector_type 'domino' and architectures"),
         ({"enable_confidence_head": "yes"}, {}, "enable_confidence_head = 'yes'"),

@@ -164,7 +164,7 @@ def make_generator(models: Models, **choices) -> SmallGenerator:
 
 def decode_settings_of(modes: tuple[str, ...], **changes) -> DecodeSettings:
     """The default recipe's settings, in float32 and without a tree."""
-    settings = decode_settings(qwen3.get_config("none").decode)
+    settings = decode_settings(qwen3.get_config("none").decode, "domino")
     return dataclasses.replace(settings, **{"modes": modes, "dtype": "float32", "tree": None, **changes})
 
 

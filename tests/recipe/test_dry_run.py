@@ -89,7 +89,7 @@ def test_the_step_of_a_public_size_multiplies_little_more_than_it_must(size, hea
     config = importlib.import_module(f"configs.qwen3_{size}").get_config()
     config.train.batch_size, config.drafter.head = 1, head
     shapes = dry_run.shapes_of(config.target.path)
-    drafter = builders.drafter_of(builders.drafter_config_of(config.drafter, shapes), config)
+    drafter = builders.drafter_of(builders.drafter_config_of(config, shapes), config)
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     traced, _ = dry_run.trace_step(config, Qwen3(shapes, np.dtype("bfloat16")), drafter, mesh)
     rows = {"length": config.data.max_length, "anchors": config.train.num_anchors}
@@ -168,7 +168,7 @@ def test_the_step_is_traced_for_devices_that_are_not_here():
     config = flags().config
     mesh = sharding.make_mesh(1, -1, 1, topologies.devices_of("v5e:2x2"))
     target_config = dry_run.shapes_of(config.target.path)
-    drafter = builders.drafter_of(builders.drafter_config_of(config.drafter, target_config), config)
+    drafter = builders.drafter_of(builders.drafter_config_of(config, target_config), config)
     with jax.set_mesh(mesh):
         traced, state = dry_run.trace_step(config, Qwen3(target_config, np.dtype("float32")), drafter, mesh)
     assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(state)} == {4} and traced.jaxpr.eqns

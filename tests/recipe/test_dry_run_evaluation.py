@@ -133,7 +133,7 @@ config.drafter.num_layers, config.drafter.target_layer_ids = 1, (0, 1)
 mesh = sharding.make_mesh(1, -1, 1, topologies.devices_of("v5e:4x4"))
 shapes = dataclasses.replace(dry_run.shapes_of(config.target.path), num_hidden_layers=3)
 target = Qwen3(shapes, np.dtype("bfloat16"))
-drafter = building.drafter_of(building.drafter_config_of(config.drafter, shapes, 0), config)
+drafter = building.drafter_of(building.drafter_config_of(config, shapes, 0), config)
 state = building.state_maker(config.train, drafter, make_optimizer(config.train.optimizer), mesh)[1]
 params = dry_run.target_shapes(target, mesh)
 found = dry_run_evaluation.examine_evaluation(config, target, drafter, mesh, state, params)

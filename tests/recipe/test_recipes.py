@@ -6,6 +6,7 @@ import pytest
 
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.values import shifts_labels
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.made_with import differences
 from domino_jax.training import optimizer
@@ -57,7 +58,7 @@ def test_the_papers_values_are_in_the_real_recipes():
     config = load("qwen3_8b")
     drafter, train = config.drafter, config.train
     assert (drafter.num_layers, drafter.block_size, drafter.gru_hidden_dim, drafter.emb_dim) == (5, 16, 1024, 256)
-    assert (drafter.pure_draft_prefix_len, recipes.shifts_labels(drafter), drafter.target_layer_ids) == (1, True, None)
+    assert (drafter.pure_draft_prefix_len, shifts_labels(drafter), drafter.target_layer_ids) == (1, True, None)
     assert (train.num_anchors, train.gamma, train.learning_rate, train.warmup_ratio) == (256, 7.0, 6e-4, 0.04)
     assert (train.lambda_start, train.lambda_decay_ratio, config.data.max_length) == (1.0, 1.0, 3072)
     assert (optimizer.B1, optimizer.B2, optimizer.CLIP_NORM) == (0.9, 0.999, 1.0)
@@ -103,10 +104,10 @@ def test_the_public_shapes_are_in_the_assets(size):
 
 
 def test_a_drafter_has_its_targets_hidden_units_unless_the_recipe_gives_others():
-    choices, target = load("tiny").drafter, read_target_config(load("tiny").target.path)
-    assert drafter_config_of(choices, target).intermediate_size == target.intermediate_size
-    choices.intermediate_size = 96
-    narrow = drafter_config_of(choices, target)
+    config, target = load("tiny"), read_target_config(load("tiny").target.path)
+    assert drafter_config_of(config, target).intermediate_size == target.intermediate_size
+    config.drafter.intermediate_size = 96
+    narrow = drafter_config_of(config, target)
     assert (narrow.intermediate_size, narrow.hidden_size) == (96, target.hidden_size)
 
 

@@ -77,4 +77,4 @@ def test_zero_and_more_than_there_are_mean_all(cores, more):
 
 
 def test_the_tiny_recipe_decodes_on_one():
-    assert decode_settings(tiny.get_config().decode).cores == 1
+    assert decode_settings(tiny.get_config().decode, "domino").cores == 1

@@ -247,3 +247,11 @@ def test_many_differences_still_make_a_message_of_five_lines():
 def test_allowing_what_the_recipe_does_not_have_is_a_mistake():
     with pytest.raises(DominoError, match="allow_config_change=train.setps"):
         refuse_changes(OLD, OLD, free=(), allowed=("train.setps",))
+
+
+def test_what_decides_the_shapes_of_a_checkpoint_is_not_offered_and_not_allowed():
+    old, new = ({"drafter": {"head": head}, "train": {"steps": steps}} for head, steps in (("domino", 1), ("none", 2)))
+    for allowed in ((), ("drafter", "train")):
+        with pytest.raises(DominoError, match="(?s)drafter.head: 'domino' before, 'none' now.*cannot allow") as refused:
+            refuse_changes(old, new, free=(), allowed=allowed, fixed=("drafter.head",))
+        assert "allow_config_change=" not in str(refused.value)

@@ -13,13 +13,13 @@ from domino_jax.drafters.names import MARKOV_KINDS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import (
-    check_fits,
     drafter_table,
     head_table,
     load_drafter,
     refuse_other_layouts,
     save_drafter,
 )
+from domino_jax.weights.fit import check_fits
 from tests.helpers.golden_files import SETS, folder_of, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN

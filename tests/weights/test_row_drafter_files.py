@@ -67,9 +67,19 @@ def test_a_folder_that_lacks_has_or_misshapes_a_tensor_is_refused_by_name(tmp_pa
 
 @pytest.mark.parametrize("name", ROW_SETS)
 def test_a_drafter_of_another_target_is_refused(tmp_path, name):
-    other = dataclasses.replace(target_config(name), hidden_size=32)
-    with pytest.raises(DataError, match="was made for hidden_size .* the target has 32"):
-        load_drafter(folder_of(name, "drafter"), other, "float32")
+    """By what does not fit, not by the layer ids that such a target lacks or by the copies that differ from its own."""
+    other, folder = (
+        dataclasses.replace(target_config(name), hidden_size=32, num_hidden_layers=4),
+        folder_of(name, "drafter"),
+    )
+    with pytest.raises(DataError, match=f"{folder}: the drafter was made for hidden_size .* the target has 32"):
+        load_drafter(folder, other, "float32")
+
+
+def test_layers_that_the_target_lacks_are_refused_with_the_way_they_are_counted(tmp_path):
+    folder = changed("eagle3", tmp_path, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}})
+    with pytest.raises(DataError, match="(?s)hold \\[5\\], but the target has layers 0..5.*counts them from 0"):
+        load("eagle3", folder)
 
 
 # -------------------------------------------------------------------------------------------------------- EAGLE-3

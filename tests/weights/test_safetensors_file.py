@@ -79,6 +79,7 @@ def test_a_file_outside_the_format_or_our_limits_is_refused(tmp_path, content, r
     with pytest.raises(DataError) as error:
         hf.open_tensors(tmp_path)
     assert reason in str(error.value) and len(str(error.value).splitlines()) <= 3
+    assert str(tmp_path / hf.SINGLE) in str(error.value)
 
 
 def test_a_header_of_99_megabytes_is_refused_unread(tmp_path):

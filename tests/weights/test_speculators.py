@@ -104,7 +104,7 @@ def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal,
         ({"draft_vocab_size": "absent"}, "lacks draft_vocab_size"),
         ({"sample_from_anchor": "absent"}, "lacks sample_from_anchor"),
         ({"mask_token_id": None}, "lacks mask_token_id"),
-        ({"aux_hidden_state_layer_ids": 3}, "value of the wrong kind"),
+        ({"aux_hidden_state_layer_ids": 3}, "aux_hidden_state_layer_ids 3; expected a list"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, changes, named):

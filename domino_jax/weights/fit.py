@@ -1,0 +1,73 @@
+"""Whether a drafter fits the target that it is loaded for, and whether its backbone can be another drafter's."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.eagle3_config import COUNTING
+from domino_jax.drafters.kinds import AnyConfig
+from domino_jax.drafters.names import EAGLE3
+from domino_jax.models.decoder_config import DecoderConfig
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError
+
+
+def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
+    """Raises DataError unless the drafter was made for a target of these shapes."""
+    pairs = {
+        "hidden_size": (config.hidden_size, target.hidden_size),
+        "vocab_size": (config.vocab_size, target.vocab_size),
+    }
+    if config.has_backbone:
+        pairs["target layers"] = (config.num_target_layers, target.num_hidden_layers)
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise DataError(
+                f"the drafter was made for {name} {ours}, but the target has {theirs};"
+                " name the target it was trained with."
+            )
+    if config.has_backbone and not 0 <= config.mask_token_id < target.vocab_size:
+        raise DataError(
+            f"the drafter's mask_token_id {config.mask_token_id} is not a row of the target's embedding (vocab_size"
+            f" {target.vocab_size})."
+        )
+    last = target.num_hidden_layers - 1
+    beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
+    if beyond:
+        hint = f"\n{COUNTING}" if config.head == EAGLE3 else ""
+        raise DataError(
+            f"the drafter's target_layer_ids hold {beyond}, but the target has layers 0..{last}, and the last one's"
+            f" public hidden state is already normed, so it cannot be tapped.{hint}"
+        )
+
+
+def refuse_other_backbone(config: DrafterConfig, stored: AnyConfig, path: str | Path) -> None:
+    """Raises DataError unless the stored drafter's backbone is that of `config`; heads may differ."""
+    if not stored.has_backbone:
+        raise DataError(f"{path} holds a drafter of {stored.head}, which has no backbone; name a block drafter.")
+    ours, theirs = backbone_fields(config), backbone_fields(stored)
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise differs("backbone", path, name, theirs[name], value)
+
+
+def differs(part: str, path: str | Path, name: str, theirs: Any, ours: Any) -> DataError:
+    """The error for a part of the drafter at `path` that the recipe's drafter cannot take."""
+    return DataError(
+        f"the {part} of {path} has {name} {theirs}, and the recipe's drafter has {ours}.\n"
+        "Give the recipe the values of that drafter (its config.json), or name another one."
+    )
+
+
+def backbone_fields(config: DrafterConfig) -> dict[str, Any]:
+    """What two drafters with exchangeable backbones have in common."""
+    names = [field.name for field in dataclasses.fields(DecoderConfig)]
+    names += ["num_target_layers", "block_size", "mask_token_id", "target_layer_ids", "shift_label"]
+    names += ["conv_kernel_size", "conv_group_size"]
+    names += ["input_embedding_scale", "output_multiplier", "final_logit_softcapping"]
+    layers = range(config.num_hidden_layers)
+    return {name: getattr(config, name) for name in names} | {
+        "windows": [config.window(layer) for layer in layers],
+        "causal layers": [config.causal(layer) for layer in layers],
+    }

@@ -1,0 +1,100 @@
+"""Every key of every drafter's config.json with a value of the wrong kind: refused by file and key, or not read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from domino_jax.drafters.config import DrafterConfig
+from domino_jax.drafters.kinds import config_class
+from domino_jax.runtime.errors import DataError
+from domino_jax.weights import hf, speculators
+from domino_jax.weights.drafter import stored_config, stored_head
+from tests.helpers.golden_files import folder_of, raw_config, write_model
+from tests.helpers.paths import GOLDEN
+
+HEADS = {
+    **{name: "domino" for name in ("tied_shift", "untied_noshift")},
+    **{name: "markov" for name in ("markov_vanilla", "markov_gated", "markov_rnn")},
+    **{name: name for name in ("dflash2", "eagle3", "medusa")},
+}
+WRONG = ("x", ["x"], {"x": 1}, True, 1.5)
+NESTED = {
+    "speculators_model_type": "domino",
+    "transformer_layer_config": {
+        "rope_parameters": {"rope_theta": 1e6},
+        "layer_types": ["full_attention"] * 2,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 8,
+    },
+    "draft_vocab_size": 151_936,
+    "block_size": 8,
+    "aux_hidden_state_layer_ids": [2, 4],
+    "mask_token_id": 9,
+    "sample_from_anchor": True,
+    "sliding_window_non_causal": False,
+    **{"gru_hidden_dim": 8, "logits_correction_emb_dim": 8, "pure_draft_prefix_len": 1},
+}
+
+
+def parsers():
+    """name → (a sound config.json, its parser)."""
+    found = {"speculators": (NESTED, lambda raw: DrafterConfig.from_dict(speculators.flattened(raw, 8)))}
+    for name in HEADS:
+        raw = raw_config(name, "drafter")
+        kind = config_class(raw)
+        found[name] = raw, kind.from_dict
+        found[f"{name} as written"] = stored_config(kind.from_dict(raw)), kind.from_dict
+    return found
+
+
+def sections(raw: dict) -> list[tuple[dict, str]]:
+    """Every (object, key) of nested objects."""
+    inner = [pair for value in raw.values() if isinstance(value, dict) for pair in sections(value)]
+    return [(raw, key) for key in raw] + inner
+
+
+@pytest.mark.parametrize("name", parsers())
+def test_a_value_of_the_wrong_kind_is_refused_by_its_key_or_not_read(name):
+    raw, parse = parsers()[name]
+    sound = parse(raw)
+    for place, key in sections(raw):
+        original = place[key]
+        for value in WRONG:
+            if type(value) is type(original) or (type(original) is float and value in (True, 1.5)):
+                continue
+            place[key] = value
+            try:
+                assert hf.parse_config(Path("folder"), raw, parse) == sound, (key, value)
+            except DataError as error:
+                text = str(error)
+                assert key.removeprefix("logits_correction_") in text and "folder/config.json" in text, (key, value)
+                assert len(text.splitlines()) <= 5
+        place[key] = original
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_head_of_a_folder_is_in_its_config(tmp_path, name):
+    assert stored_head(folder_of(name, "drafter")) == HEADS[name]
+
+
+def test_the_head_of_other_layouts_and_of_plain_drafters_is_in_their_config(tmp_path):
+    plain = {**raw_config("tied_shift", "drafter"), "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1]}}
+    raws = {"domino": NESTED, "medusa": {"medusa_num_heads": 3}, "none": plain}
+    for head, raw in raws.items():
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        assert stored_head(tmp_path) == head
+
+
+@pytest.mark.parametrize(("name", "key"), [("markov_vanilla", "markov_rank"), ("dflash2", "selector_rank")])
+def test_a_folder_without_the_class_of_its_keys_is_refused_with_that_class(tmp_path, name, key):
+    raw = raw_config(name, "drafter") | {"architectures": ["DFlashDraftModel"]}
+    raw["dflash_config"].pop("projector_type", None)
+    folder = write_model(tmp_path / "drafter", raw, {})
+    known = raw_config(name, "drafter")["architectures"][0]
+    with pytest.raises(DataError, match=rf"{folder}/config.json has dflash_config.{key} .* only a {known}"):
+        hf.parse_config(folder, raw, DrafterConfig.from_dict)
+
+
+def test_the_golden_sets_are_all_here():
+    assert {folder.parent.name for folder in GOLDEN.glob("*/drafter")} == set(HEADS)
