@@ -250,7 +250,7 @@ def test_every_table_is_described():
     assert set(TABLES) == set(beyond.OWN_FLAGS) == {name.split("_")[0] for name in SECTIONS}
 
 
-@pytest.mark.slow(minutes=3)
+@pytest.mark.slow(minutes=6)
 def test_several_ranks_from_the_first_answer_to_the_section(tmp_path, monkeypatch):
     """The whole table on the golden target: rank 8, few steps; then once more, with nothing to run."""
     for name, cases in (("train", CASES[1:]), ("held_out", CASES[:1])):
