@@ -168,7 +168,7 @@ def test_every_table_has_the_recipe_and_every_variant_a_table():
     assert {name for table in TABLES.values() for name in table.variants} == set(VARIANTS)
 
 
-@pytest.mark.slow(minutes=2)
+@pytest.mark.slow(minutes=3)
 def test_the_whole_of_it_on_a_small_random_target(tmp_path):
     cases = json.loads((GOLDEN / "golden.json").read_text())["generate"]
     prompts = tmp_path / "prompts.jsonl"
