@@ -75,7 +75,7 @@ def drawn_at(gamma):
 def teacher_forced():
     """z and unary logits of all slots; candidates and scores of slots 1 to G - 1."""
     models, config = golden_models("dflash2"), golden().drafter.config
-    (anchors, keep, labels), tokens = drawn_at(4.0), batch()["tokens"]
+    (anchors, keep, labels, _), tokens = drawn_at(4.0), batch()["tokens"]
 
     @jax.jit
     def run(models):
@@ -114,7 +114,7 @@ def test_sliding_layers_that_are_not_causal_match_the_reference():
     changes = {"layer_types": ("sliding_attention",) * layers, "sliding_window": found.figures["sliding_window"]}
     config = type(found.drafter.config)(**{**vars(found.drafter.config), **changes, "is_causal": False})
     drafter = found.drafter._replace(config=config, module=Drafter(config))
-    (anchors, keep, _), a = drawn_at(4.0), arrays()
+    (anchors, keep, *_), a = drawn_at(4.0), arrays()
     ours = run_blocks(found.target, drafter, a["target.input_ids"], anchors, keep)["z"]
     close(ours[valid()], a["sliding.block_hidden"][valid()])
     assert abs(ours - a["train.block_hidden"])[valid()].max() > 0.1

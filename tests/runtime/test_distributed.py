@@ -11,7 +11,7 @@ import time
 import jax
 import pytest
 
-from domino_jax.runtime import distributed
+from domino_jax.runtime import connection, distributed
 from domino_jax.runtime.connection import free_port
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
@@ -241,7 +241,7 @@ def test_processes_whose_peers_never_come_give_up_with_2_or_as_lost_where_a_laun
 
 
 def test_the_patience_at_the_start_is_below_a_minute():
-    assert distributed.INIT_SECONDS < 60
+    assert connection.INIT_SECONDS < 60
 
 
 def test_a_device_used_too_early_is_reported_with_its_remedy(place):
