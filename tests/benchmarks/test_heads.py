@@ -324,7 +324,7 @@ def test_a_held_out_prompt_among_the_training_prompts_is_refused(tmp_path, monke
 @pytest.mark.slow(minutes=5)
 @pytest.mark.parametrize(
     ("arm", "names"),
-    [("a", ("none", "dflash2_frozen")), ("c", ("domino", "eagle3", "medusa"))],
+    [("a", ("none", "dflash2_frozen")), ("c", ("domino", "eagle3"))],
 )
 def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm, names):
     """Some of an arm's drafters on the golden target, blocks of 4, few steps; then once more, with nothing to run."""
