@@ -276,7 +276,7 @@ def percent(ratio: float) -> str:
 
 
 def against(ours: Figures, theirs: Figures) -> str:
-    """How far the mean τ lies from the other's, and with several seeds whether the values overlap."""
+    """The difference of the two means of τ; with several seeds it also says whether their values overlap."""
     text = percent(mean(ours, "tau") / mean(theirs, "tau"))
     if len(ours) == 1:
         return text

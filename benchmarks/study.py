@@ -66,7 +66,8 @@ class Study:
 
     Args:
         overrides: further --config.KEY=VALUE flags, which go to every command that has a recipe.
-        minutes: the time limit. After it no stage begins, and the running one is asked to save and stop. 0: no limit.
+        minutes: the time limit, 0 for none. When it is over, the running stage is asked to save and stop, and no other
+            stage begins.
     """
 
     def __init__(self, workdir: str | os.PathLike, overrides: Sequence[str] = (), minutes: float = 0.0):

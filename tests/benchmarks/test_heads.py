@@ -321,10 +321,10 @@ def test_a_held_out_prompt_among_the_training_prompts_is_refused(tmp_path, monke
         heads.main([f"--workdir={tmp_path}", "--arm=b"])
 
 
-@pytest.mark.slow(minutes=5)
+@pytest.mark.slow(minutes=4)
 @pytest.mark.parametrize(
     ("arm", "names"),
-    [("a", ("none", "dflash2_frozen")), ("c", ("domino", "eagle3"))],
+    [("a", ("none", "dflash2_frozen")), ("c", ("domino", "eagle3")), ("c", ("medusa",))],
 )
 def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm, names):
     """Some of an arm's drafters on the golden target, blocks of 4, few steps; then once more, with nothing to run."""
@@ -335,7 +335,8 @@ def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm,
         "target.path": GOLDEN / "target",
         "drafter.mask_token_id": 259,
         "drafter.num_layers": 1,
-        "drafter.target_layer_ids": "(1,2,3)",
+        # The usual ones of EAGLE-3 do not fit so few layers; Medusa has none.
+        **({} if names == ("medusa",) else {"drafter.target_layer_ids": "(1,2,3)"}),
         "drafter.gru_hidden_dim": 16,
         "drafter.emb_dim": 8,
         "drafter.selector_rank": 8,
