@@ -23,14 +23,13 @@ from domino_jax.drafters.dflash2_keys import REQUIRED as DFLASH2_REQUIRED
 from domino_jax.drafters.dflash2_keys import check_layout, is_dflash2, option_fields, option_keys, option_problems
 from domino_jax.drafters.markov_keys import CLASS as DSPARK_CLASS
 from domino_jax.drafters.markov_keys import OWN as DSPARK_OWN
-from domino_jax.drafters.markov_keys import is_dspark, markov_fields, markov_keys
+from domino_jax.drafters.markov_keys import is_dspark, markov_fields, markov_keys, markov_problems
 from domino_jax.drafters.names import (
     DFLASH2,
     DOMINO,
     LARGEST_BLOCK,
     LARGEST_RANK,
     MARKOV,
-    MARKOV_KINDS,
     NONE,
     RANK_KEYS,
 )
@@ -256,9 +255,8 @@ class DrafterConfig(DecoderConfig):
             ),
             (
                 any(not 0 <= index < last for index in self.target_layer_ids),
-                f"target_layer_ids {list(self.target_layer_ids)} must be in 0..{last - 1}: the target has "
-                f"{last + 1} layers,"
-                " and the last one's public hidden state is already normed",
+                f"target_layer_ids {list(self.target_layer_ids)} must be in 0..{last - 1}: the target has {last + 1}"
+                " layers, and the last one's public hidden state is already normed",
             ),
             (
                 not 0 <= self.mask_token_id < self.vocab_size,
@@ -266,22 +264,12 @@ class DrafterConfig(DecoderConfig):
             ),
             (
                 self.head == DOMINO and not 0 <= self.suffix_start < self.block_size,
-                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size "
-                f"{self.block_size}",
+                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size"
+                f" {self.block_size}",
             ),
             (
                 self.head == DOMINO and min(self.emb_dim, self.gru_hidden_dim) < 1,
                 "emb_dim and gru_hidden_dim must be positive",
-            ),
-            (
-                self.head == MARKOV and (self.markov_rank < 1 or self.markov_head_type not in MARKOV_KINDS),
-                f"markov_rank {self.markov_rank} must be positive and markov_head_type {self.markov_head_type!r} one"
-                f" of {', '.join(MARKOV_KINDS)}",
-            ),
-            (
-                self.head == MARKOV and (not self.shift_label or self.pure_draft_prefix_len != 0),
-                f"head markov has shift_label {self.shift_label} and pure_draft_prefix_len"
-                f" {self.pure_draft_prefix_len}, but its drafters are always shifted and correct every draft",
             ),
             (
                 bool(self.layer_types) and len(self.layer_types) != self.num_hidden_layers,
@@ -293,11 +281,11 @@ class DrafterConfig(DecoderConfig):
             ),
             (
                 "sliding_attention" in self.layer_types and not self.sliding_window,
-                "layer_types holds sliding_attention but sliding_window is not in use; set sliding_window "
-                "and use_sliding_window",
+                "layer_types holds sliding_attention but sliding_window is not in use; set sliding_window and"
+                " use_sliding_window",
             ),
         ]
-        for wrong, message in [*problems, *option_problems(self)]:
+        for wrong, message in [*problems, *markov_problems(self), *option_problems(self)]:
             if wrong:
                 raise DataError(f"drafter config: {message}.")
 

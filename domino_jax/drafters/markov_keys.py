@@ -8,7 +8,7 @@ from typing import Any
 
 from domino_jax.drafters.config_keys import DSPARK as CLASS
 from domino_jax.drafters.config_keys import boolean, either, integer
-from domino_jax.drafters.names import MARKOV_KINDS
+from domino_jax.drafters.names import MARKOV, MARKOV_KINDS
 from domino_jax.runtime.errors import DataError, quote
 
 PROJECTOR = "dspark"  # as projector_type
@@ -114,3 +114,20 @@ def markov_keys(config: Any) -> dict[str, Any]:
         "confidence_head_alpha": 1.0 if config.enable_confidence_head else 0.0,
         _ATTENTION: "gqa" if config.num_key_value_heads < config.num_attention_heads else "mha",
     }
+
+
+def markov_problems(config: Any) -> list[tuple[bool, str]]:
+    """(whether it is so, what is wrong) with the Markov head of a DrafterConfig."""
+    c, markov = config, config.head == MARKOV
+    return [
+        (
+            markov and (c.markov_rank < 1 or c.markov_head_type not in MARKOV_KINDS),
+            f"markov_rank {c.markov_rank} must be positive and markov_head_type {c.markov_head_type!r} one of"
+            f" {', '.join(MARKOV_KINDS)}",
+        ),
+        (
+            markov and (not c.shift_label or c.pure_draft_prefix_len != 0),
+            f"head markov has shift_label {c.shift_label} and pure_draft_prefix_len {c.pure_draft_prefix_len}, but its"
+            " drafters are always shifted and correct every draft",
+        ),
+    ]

@@ -21,13 +21,14 @@ from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RANK_KEYS,
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators
-from domino_jax.weights.eagle3 import eagle3_table, load_eagle3, vocabulary_tensors
+from domino_jax.weights.eagle3 import eagle3_table, open_eagle3, vocabulary_tensors
 from domino_jax.weights.fit import check_fits, differs
-from domino_jax.weights.medusa import lm_head_copy, load_medusa, medusa_table
+from domino_jax.weights.medusa import lm_head_copy, medusa_table, open_medusa
 from domino_jax.weights.target import (
     Entry,
     Params,
     Sharding,
+    Stored,
     decoder_layers,
     file_tensors,
     linear,
@@ -142,20 +143,16 @@ def load_drafter(
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
     kind = config_class(raw)
-    load = {MedusaConfig: load_medusa, Eagle3Config: load_eagle3}.get(kind, _load_block_drafter)
+    open_folder = {MedusaConfig: open_medusa, Eagle3Config: open_eagle3}.get(kind, _open_block_drafter)
     with hf.naming(folder):
-        return load(folder, raw, target, dtype, sharding, target_path)
+        config, tensors, table, skipped, aliases = open_folder(folder, raw, target, target_path)
+        return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=aliases)
 
 
-def _load_block_drafter(
-    folder: Path,
-    raw: dict[str, Any],
-    target: Qwen3Config,
-    dtype: Any,
-    sharding: Sharding = None,
-    target_path: str | Path | None = None,
-) -> tuple[DrafterConfig, Params]:
-    """A drafter with a backbone, of a folder whose config.json is `raw`; arguments as for load_drafter."""
+def _open_block_drafter(
+    folder: Path, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None
+) -> Stored:
+    """A drafter with a backbone, of a folder whose config.json is `raw`; the others as for load_drafter."""
     tensors = hf.open_tensors(folder)
     skipped: tuple[str, ...] = ()
     if speculators.is_speculators(raw):
@@ -169,8 +166,7 @@ def _load_block_drafter(
     check_fits(config, target)
     if skipped:
         speculators.check_copies(tensors, target_path)
-    aliases = head_aliases(config)
-    return config, load_table(tensors, drafter_table(config), dtype, sharding, skipped=skipped, aliases=aliases)
+    return Stored(config, tensors, drafter_table(config), skipped, head_aliases(config))
 
 
 def head_aliases(config: DrafterConfig) -> dict[str, str]:

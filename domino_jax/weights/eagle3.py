@@ -11,7 +11,7 @@ from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.speculators import check_copies
-from domino_jax.weights.target import EMBEDDING, Entry, Params, Sharding, linear, load_table, norm
+from domino_jax.weights.target import EMBEDDING, Entry, Stored, linear, norm
 
 ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM")  # the second is vLLM's
 LAYER, VLLM_LAYER = "midlayer.", "layers.0."
@@ -39,15 +39,8 @@ def eagle3_table(config: Eagle3Config) -> list[Entry]:
     ]
 
 
-def load_eagle3(
-    folder: Path,
-    raw: dict[str, Any],
-    target: Qwen3Config,
-    dtype: Any,
-    sharding: Sharding = None,
-    target_path: str | Path | None = None,
-) -> tuple[Eagle3Config, Params]:
-    """The drafter of a folder whose config.json is `raw`; arguments as for load_drafter."""
+def open_eagle3(folder: Path, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None) -> Stored:
+    """The drafter of a folder whose config.json is `raw`; the others as for load_drafter."""
     refuse_other_layouts(raw)
     tensors = hf.open_tensors(folder)
     config = hf.parse_config(folder, raw, lambda raw: Eagle3Config.from_dict(raw, target.num_hidden_layers))
@@ -56,8 +49,7 @@ def load_eagle3(
     check_copies(tensors, target_path, COPIES)
     table = eagle3_table(config)
     aliases = {name.replace(LAYER, VLLM_LAYER): name for name in (entry.name for entry in table) if LAYER in name}
-    skipped = (*COPIES, *VOCABULARY)
-    return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=aliases)
+    return Stored(config, tensors, table, (*COPIES, *VOCABULARY), aliases)
 
 
 def refuse_other_layouts(raw: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from domino_jax.weights import hf
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.safetensors_file import read_header
 from domino_jax.weights.speculators import check_copies
-from domino_jax.weights.target import EMBEDDING, LM_HEAD, Entry, Params, Sharding, linear, load_table
+from domino_jax.weights.target import EMBEDDING, LM_HEAD, Entry, Stored, linear
 
 FASTER_DECODING = "medusa_lm_head.safetensors"
 # {a copy's name: the target's}
@@ -35,15 +35,8 @@ def medusa_table(config: MedusaConfig) -> list[Entry]:
     return table
 
 
-def load_medusa(
-    folder: Path,
-    raw: dict[str, Any],
-    target: Qwen3Config,
-    dtype: Any,
-    sharding: Sharding = None,
-    target_path: str | Path | None = None,
-) -> tuple[MedusaConfig, Params]:
-    """The heads of a folder whose config.json is `raw`; arguments as for load_drafter."""
+def open_medusa(folder: Path, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None) -> Stored:
+    """The heads of a folder whose config.json is `raw`; the others as for load_drafter."""
     named = hf.inside(folder, FASTER_DECODING)
     tensors = hf.Tensors(folder, read_header(named)) if named.is_file() else hf.open_tensors(folder)
     config = hf.parse_config(folder, raw, lambda raw: MedusaConfig.from_dict(_public(raw, target)))
@@ -52,7 +45,7 @@ def load_medusa(
     table = medusa_table(config)
     aliases = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in table}
     aliases = {".linear.".join(name.rsplit(".", 1)): entry for name, entry in aliases.items()}
-    return config, load_table(tensors, table, dtype, sharding, skipped=tuple(COPIES), aliases=aliases)
+    return Stored(config, tensors, table, tuple(COPIES), aliases)
 
 
 def _public(raw: dict[str, Any], target: Qwen3Config) -> dict[str, Any]:

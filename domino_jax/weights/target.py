@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -45,6 +45,16 @@ class Entry:
     @property
     def leaf_shape(self) -> tuple[int, ...]:
         return self.shape[::-1] if self.transpose else self.shape
+
+
+class Stored(NamedTuple):
+    """A checked drafter folder, before its tensors are read; the last two as in `load_table`."""
+
+    config: Any
+    tensors: hf.Tensors
+    table: list[Entry]
+    skipped: tuple[str, ...]
+    aliases: dict[str, str]
 
 
 def linear(name: str, path: tuple[str, ...], out_width: int, in_width: int, leaf: str = "kernel") -> Entry:

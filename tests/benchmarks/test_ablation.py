@@ -8,12 +8,11 @@ import pytest
 
 from benchmarks import ablation
 from benchmarks.ablation_tables import TABLES, VARIANTS
-from benchmarks.study import Study
 from configs import tiny
 from domino_jax.recipe import checks as recipes
 from tests.helpers.paths import ROOT
+from tests.helpers.studies import golden_flags, page_of, stand_in
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 TAU = {"dflash": 2.0, "no_curriculum": 1.5, "curriculum": 2.5, "layers1": 2.25, "layers2": 2.5, "layers5": 2.75}
 
 
@@ -62,14 +61,11 @@ class Commands:
 
 @pytest.fixture
 def commands(monkeypatch):
-    commands = Commands()
-    monkeypatch.setattr(Study, "execute", lambda study, *stage: commands(study, *stage))
-    return commands
+    return stand_in(monkeypatch, Commands())
 
 
-def start(tmp_path, *more):
-    ablation.main([f"--workdir={tmp_path / 'work'}", f"--output={tmp_path / 'docs'}", *more])
-    return (tmp_path / "docs" / "results.md").read_text()
+def start(tmp_path, *flags):
+    return page_of(ablation, tmp_path, *flags)
 
 
 def test_the_runs_differ_in_the_head_and_in_lambda_alone(tmp_path, commands):
@@ -170,27 +166,6 @@ def test_every_table_has_the_recipe_and_every_variant_a_table():
 
 @pytest.mark.slow(minutes=3)
 def test_the_whole_of_it_on_a_small_random_target(tmp_path):
-    cases = json.loads((GOLDEN / "golden.json").read_text())["generate"]
-    prompts = tmp_path / "prompts.jsonl"
-    rows = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(cases)]
-    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {
-        "target.path": GOLDEN / "target",
-        "drafter.mask_token_id": 259,
-        "drafter.num_layers": 1,
-        "drafter.target_layer_ids": "(1,3)",
-        "drafter.block_size": 4,
-        "drafter.gru_hidden_dim": 16,
-        "drafter.emb_dim": 8,
-        "data.train": prompts,
-        "data.max_length": 64,
-        "train.batch_size": 2,
-        "train.num_anchors": 8,
-        "eval.prompts": prompts,
-        "decode.max_new_tokens": 8,
-        "decode.cache_length": 128,
-        "regenerate.max_new_tokens": 16,
-    }
-    page = start(tmp_path, "--steps=3", *(f"--config.{key}={value}" for key, value in changes.items()))
+    page = start(tmp_path, "--steps=3", *golden_flags(tmp_path, drafter__gru_hidden_dim=16, drafter__emb_dim=8))
     assert all(VARIANTS[name].title in page for name in TABLES["head"].variants)
     assert (tmp_path / "docs" / "results.png").exists()

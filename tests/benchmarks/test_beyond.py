@@ -10,14 +10,12 @@ from assets.make_tiny_target import model_config
 from benchmarks import beyond
 from benchmarks.beyond import HEADS, TABLES, best_variants, nested_and_alone, small_variants
 from benchmarks.beyond_tables import mean_curve, steps_to, verdict
-from benchmarks.study import Study
 from configs import tiny
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.recipe import checks as recipes
 from tests.helpers.paths import ROOT
+from tests.helpers.studies import golden_flags, nothing_again, page_of, stand_in
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
 SECTIONS = [*(f"multiscale_{head}" for head in HEADS), "transfer", "best"]
 
 
@@ -120,14 +118,11 @@ class Commands:
 
 @pytest.fixture
 def commands(monkeypatch):
-    commands = Commands()
-    monkeypatch.setattr(Study, "execute", lambda study, *stage: commands(study, *stage))
-    return commands
+    return stand_in(monkeypatch, Commands())
 
 
-def start(tmp_path, *more):
-    beyond.main([f"--workdir={tmp_path / 'work'}", f"--output={tmp_path / 'docs'}", "--steps=20", *more])
-    return (tmp_path / "docs" / "results.md").read_text()
+def start(tmp_path, *flags):
+    return page_of(beyond, tmp_path, "--steps=20", *flags)
 
 
 def test_one_nested_training_is_decoded_at_each_rank_beside_the_others(tmp_path, commands):
@@ -173,7 +168,6 @@ def test_the_tables_of_the_first_target_start_the_second_ones_head(tmp_path, com
     backbone = stages["small_alone_tables_seed0_steps20"]["config.train.frozen_backbone"]
     assert backbone == str(work / "small_backbone_seed0_steps20")
     rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in page.splitlines() if line.startswith("| ")}
-    scratch = [f"{1 + step / 20:.2f}" for step in range(2, 21, 2)]
     scratch = [f"{1 + step / 20:.2f}" for step in range(2, 21, 2)]
     assert [cell.strip() for cell in rows["from scratch"]] == [*scratch, "20"]
     assert rows["with the first target's tables"][-1].strip() == "13"  # 1 + 1.5·s/20 = 2 at 13.3 steps
@@ -253,29 +247,9 @@ def test_every_table_is_described():
 @pytest.mark.slow(minutes=6)
 def test_several_ranks_from_the_first_answer_to_the_section(tmp_path, monkeypatch):
     """The whole table on the golden target: rank 8, few steps; then once more, with nothing to run."""
-    for name, cases in (("train", CASES[1:]), ("held_out", CASES[:1])):
-        rows = [{"id": f"{name}{index}", "token_ids": case["prompt"]} for index, case in enumerate(cases)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {
-        "target.path": GOLDEN / "target",
-        "drafter.mask_token_id": 259,
-        "drafter.num_layers": 1,
-        "drafter.block_size": 4,
-        "drafter.target_layer_ids": "(1,2,3)",
-        "data.train": tmp_path / "train.jsonl",
-        "data.max_length": 64,
-        "train.batch_size": 2,
-        "train.num_anchors": 8,
-        "eval.prompts": tmp_path / "held_out.jsonl",
-        "decode.max_new_tokens": 8,
-        "decode.cache_length": 128,
-        "regenerate.max_new_tokens": 16,
-    }
     monkeypatch.setattr(beyond, "RANK", 8)
-    flags = [f"--workdir={tmp_path / 'work'}", f"--output={tmp_path / 'docs'}", "--table=multiscale", "--head=markov"]
-    flags += ["--steps=3", *(f"--config.{key}={value}" for key, value in changes.items())]
-    beyond.main(flags)
-    page = (tmp_path / "docs" / "results.md").read_text()
+    flags = ["--table=multiscale", "--head=markov", "--steps=3", *golden_flags(tmp_path)]
+    page = page_of(beyond, tmp_path, *flags)
     assert all(f"| {rank} |" in page for rank in (2, 4, 8)) and "; 0 of the others" in page
-    monkeypatch.setattr(Study, "execute", lambda self, command, name: pytest.fail(f"{name} was run again"))
-    beyond.main(flags)
+    nothing_again(monkeypatch)
+    page_of(beyond, tmp_path, *flags)

@@ -21,10 +21,7 @@ from domino_jax.evals.prompts import Prompt
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.paths import ROOT
-
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
-
+from tests.helpers.studies import golden_flags, nothing_again, page_of, stand_in
 
 # ------------------------------------------------------------------------------------------------ the arms
 
@@ -310,13 +307,13 @@ def test_a_backbone_comes_before_its_heads_and_is_run_for_one_that_is_named_alon
 def test_a_held_out_prompt_among_the_training_prompts_is_refused(tmp_path, monkeypatch):
     rows = [{"token_ids": [1, 2, 3], "loss_mask": [0, 0, 1]}, {"token_ids": [4, 5], "loss_mask": [0, 1]}]
 
-    def execute(self, command, name):
+    def execute(study, command, name):
         own = rows if name == "regenerate" else rows[1:]
         path = next(flag for flag in command if flag.startswith("--output=")).split("=", 1)[1]
         with open(path, "w") as file:
             file.writelines(json.dumps(row) + "\n" for row in own)
 
-    monkeypatch.setattr(Study, "execute", execute)
+    stand_in(monkeypatch, execute)
     with pytest.raises(DataError, match="1 prompts of .* are training prompts as well"):
         heads.main([f"--workdir={tmp_path}", "--arm=b"])
 
@@ -328,48 +325,26 @@ def test_a_held_out_prompt_among_the_training_prompts_is_refused(tmp_path, monke
 )
 def test_an_arm_from_the_first_answer_to_the_section(tmp_path, monkeypatch, arm, names):
     """Some of an arm's drafters on the golden target, blocks of 4, few steps; then once more, with nothing to run."""
-    for name, cases in (("train", CASES[1:]), ("held_out", CASES[:1])):
-        rows = [{"id": f"{name}{index}", "token_ids": case["prompt"]} for index, case in enumerate(cases)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {
-        "target.path": GOLDEN / "target",
-        "drafter.mask_token_id": 259,
-        "drafter.num_layers": 1,
-        # The usual ones of EAGLE-3 do not fit so few layers; Medusa has none.
-        **({} if names == ("medusa",) else {"drafter.target_layer_ids": "(1,2,3)"}),
-        "drafter.gru_hidden_dim": 16,
-        "drafter.emb_dim": 8,
-        "drafter.selector_rank": 8,
-        "data.train": tmp_path / "train.jsonl",
-        "data.max_length": 64,
-        "train.batch_size": 2,
-        "train.num_anchors": 8,
-        "eval.prompts": tmp_path / "held_out.jsonl",
-        "decode.max_new_tokens": 8,
-        "decode.cache_length": 128,
-        "decode.tree.lanes": 4,
-        "regenerate.max_new_tokens": 16,
-    }
+    own = {"drafter__gru_hidden_dim": 16, "drafter__emb_dim": 8, "drafter__selector_rank": 8, "decode__tree__lanes": 4}
+    if names == ("medusa",):
+        own["drafter__target_layer_ids"] = None
     monkeypatch.setattr(heads, "PILOT_STEPS", 20)
     monkeypatch.setitem(ARMS, arm, dataclasses.replace(ARMS[arm], variants=names))
-    flags = [f"--workdir={tmp_path / 'work'}", f"--output={tmp_path / 'docs'}", f"--arm={arm}", "--width=4"]
-    flags += ["--steps=3", "--train_seconds=0.1", *(f"--config.{key}={value}" for key, value in changes.items())]
-    heads.main(flags)
-    page = (tmp_path / "docs" / "results.md").read_text()
+    flags = [f"--arm={arm}", "--width=4", "--steps=3", "--train_seconds=0.1", *golden_flags(tmp_path, **own)]
+    page = page_of(heads, tmp_path, *flags)
     made = variants(4)
     assert all(f"| {made[name].title} |" in page for name in names)
     assert "differ by more than a near tie" in page and "; 0 of the others" in page
     for picture in ("flops", "positions"):
         assert (tmp_path / "docs" / f"heads_{picture}_{arm}.png").exists()
     execute, stages = Study.execute, []
-    monkeypatch.setattr(Study, "execute", lambda self, command, name: pytest.fail(f"{name} was run again"))
-    heads.main(flags)
-    assert (tmp_path / "docs" / "results.md").read_text().splitlines()[:20] == page.splitlines()[:20]
+    nothing_again(monkeypatch)
+    assert page_of(heads, tmp_path, *flags).splitlines()[:20] == page.splitlines()[:20]
 
     def only_timings(self, command, name):
         stages.append(name)
         execute(self, command, name)
 
-    monkeypatch.setattr(Study, "execute", only_timings)
-    heads.main([*flags, "--only_timings"])
+    stand_in(monkeypatch, only_timings)
+    page_of(heads, tmp_path, *flags, "--only_timings")
     assert stages == [f"timings_{arm}"]

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import study
 from benchmarks.study import OutOfTime, Stage, Study, put_section
 from domino_jax.runtime.errors import DominoError
+from tests.helpers.studies import stand_in
 
 WORKER = """
 import pathlib, signal, sys, time
@@ -121,7 +122,7 @@ def test_the_exit_codes_are_those_of_the_commands(capsys):
 
 def test_trainings_and_decodings_are_the_real_commands(tmp_path, monkeypatch):
     commands = []
-    monkeypatch.setattr(Study, "execute", lambda self, command, name: commands.append((name, command)))
+    stand_in(monkeypatch, lambda study, command, name: commands.append((name, command)))
     work = Study(tmp_path, ["--config.train.batch_size=2", "--config.data.train=PROMPTS"])
     assert work.answers() == tmp_path / "rows.jsonl"
     folder = work.train("domino", {"train.gamma": 3.0}, seed=1, steps=10)
