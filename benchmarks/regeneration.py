@@ -1,10 +1,10 @@
 """tokens/s of the regeneration of training rows with and without the drafter, and what finished rows cost.
 
-    python -m benchmarks.regeneration --batches=4 --batch_size=32 --write
+    python -m benchmarks.regeneration --batches=16 --batch_size=32 --write
 
-The shipped tiny models answer the first prompts of the tiny recipe with its settings, greedy, in batches of neighbours
-by length, as `python -m domino_jax.regenerate` does. Both ways answer each batch, alternating in who goes first. A
-first pass over all batches compiles and counts for nothing; a figure is the median over the repetitions. Both must give
+The shipped tiny models answer the first prompts of the tiny recipe with its settings, greedy, in queues of neighbours
+by length, as `python -m domino_jax.regenerate` does. Both ways answer each queue, alternating in who goes first. A
+first pass over all queues compiles and counts for nothing; a figure is the median over the repetitions. Both must give
 the same answers.
 
 A batch computes rows × rounds in each dispatch. Row-rounds of rows whose answer is already complete, or that never had
@@ -23,7 +23,7 @@ from benchmarks.compile_decode_tables import put
 from benchmarks.this_machine import conditions
 from configs import tiny
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, start_conversation
+from domino_jax.decoding.conversations import Answerer, Conversation, converse, queues, start_conversation
 from domino_jax.decoding.generate import Generator
 from domino_jax.regenerate import new_answerer, settings_of
 from domino_jax.weights import loading
@@ -83,7 +83,7 @@ class CountingAnswerer(Answerer):
 
 @dataclasses.dataclass
 class Run:
-    """What one way of answering needed for all batches of a repetition."""
+    """What one way of answering needed for all queues of a repetition."""
 
     tokens: int
     seconds: float
@@ -103,7 +103,7 @@ def answerers(batch_size: int) -> tuple[dict[str, CountingAnswerer], loading.Loa
 def conversations(loaded: loading.LoadedTarget, count: int, batch_size: int) -> list[list[Conversation]]:
     rows = read_prompts(tiny.get_config().data.train, count)
     started = [start_conversation(row, place, loaded.tokenizer, False) for place, row in enumerate(rows)]
-    return list(batches(started, batch_size))
+    return list(queues(started, batch_size))
 
 
 def measure(made: dict[str, CountingAnswerer], work: list[list[Conversation]], tokenizer, repetitions: int):
@@ -115,14 +115,14 @@ def measure(made: dict[str, CountingAnswerer], work: list[list[Conversation]], t
     runs: dict[str, list[Run]] = {way: [] for way in made}
     for repetition in range(repetitions + 1):
         tokens = dict.fromkeys(made, 0)
-        for number, batch in enumerate(work):
+        for number, queue in enumerate(work):
             texts = []
             for way in list(made)[:: 1 if (repetition + number) % 2 else -1]:
-                copies = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in batch]
+                copies = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in queue]
                 tokens[way] += converse(copies, made[way], tokenizer, False)
                 texts.append([one.answer.token_ids for one in copies])
             if texts[0] != texts[1]:
-                raise RuntimeError(f"batch {number} has another answer with the drafter than without.")
+                raise RuntimeError(f"queue {number} has another answer with the drafter than without.")
         for way, answerer in made.items():
             runs[way].append(Run(tokens[way], *answerer.take()))
     return {way: counted for way, (_, *counted) in runs.items()}  # the first repetition compiles
@@ -136,8 +136,8 @@ def report(runs: dict[str, list[Run]], prompts: int, batch_size: int, machine: s
         f"`python -m benchmarks.regeneration --batches={prompts // batch_size} --batch_size={batch_size} "
         f"--repetitions={repetitions}`",
         "",
-        f"{prompts} prompts in batches of {batch_size}, {tokens:,} new tokens, all answers the same both ways; medians "
-        f"of {repetitions} repetitions, alternating, prefill included, compilation left out. {machine}",
+        f"{prompts} prompts in queues over {batch_size} rows, {tokens:,} new tokens, all answers the same both ways; "
+        f"medians of {repetitions} repetitions, alternating, prefill included, compilation left out. {machine}",
         "",
         "| | tokens/s | row-rounds | of them on finished rows |",
         "|---|---:|---:|---:|",
@@ -155,7 +155,7 @@ def report(runs: dict[str, list[Run]], prompts: int, batch_size: int, machine: s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=16)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")

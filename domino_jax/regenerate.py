@@ -7,7 +7,7 @@ exactly the tokens that the target read and generated, and loss_mask is 1 on tho
 never meets a text tokenised another way. Every user message is answered in turn, with the answers so far as history;
 answers in the prompts are replaced. With regenerate.use_drafter the drafter of drafter.path speeds this up.
 
-It can be killed at any moment and started again with any number of processes: rows are appended whole, batch by batch,
+It can be killed at any moment and started again with any number of processes: rows are appended whole, queue by queue,
 and a prompt with an answer is not answered again (answer_files.py). Every process answers its share on all its
 devices, which split the target's weights.
 """
@@ -28,7 +28,7 @@ import rich.console
 
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.conversations import Answerer, Conversation, batches, converse, output_row, start_conversation
+from domino_jax.decoding.conversations import Answerer, Conversation, converse, output_row, queues, start_conversation
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams
 from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.drafters.pair import Models
@@ -173,7 +173,7 @@ def regenerate_rows(
 
     Args:
         loaded: the target, its parameters on a device of this process.
-        files: of files_of. Each of several processes answers every count-th batch, and the first one merges.
+        files: of files_of. Each of several processes answers every count-th queue, and the first one merges.
         drafter_path: a drafter that makes it faster and changes nothing else.
     """
     processes = files.processes
@@ -184,7 +184,7 @@ def regenerate_rows(
             started = [start_conversation(row, place, loaded.tokenizer, thinking) for place, row in enumerate(rows)]
             for conversation in started:
                 answerer.check(conversation)
-            work = list(own_batches(started, batch_size, done, processes))
+            work = list(own_queues(started, batch_size, done, processes))
             answer(work, files, answerer, loaded.tokenizer, thinking, done)
         files.finish()
     tell(processes, f"{files.output} holds {len(rows)} answers.")
@@ -216,19 +216,18 @@ def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: s
     return Answerer(models, generator_settings)
 
 
-def own_batches(
+def own_queues(
     started: Sequence[Conversation], batch_size: int, done: set[str], processes: ProcessGroup
 ) -> Iterator[list[Conversation]]:
-    """The work of this process: every count-th batch, unless all its rows have an answer.
+    """The work of this process: every count-th queue, unless all its rows have an answer.
 
-    The batches are the same whatever is done already and however many processes there are. So a row is always computed
-    beside the same neighbours, in a batch that shrinks when they end, and the rows are those of an uninterrupted run
-    also where the arithmetic rounds.
+    The queues are the same whatever is done already and however many processes there are. So a row is always computed
+    beside the same neighbours, and the rows are those of an uninterrupted run also where the arithmetic rounds.
     """
-    for number, batch in enumerate(batches(started, batch_size)):
-        missing = any(conversation.row["id"] not in done for conversation in batch)
+    for number, queue in enumerate(queues(started, batch_size)):
+        missing = any(conversation.row["id"] not in done for conversation in queue)
         if missing and number % processes.count == processes.index:
-            yield batch
+            yield queue
 
 
 def answer(
@@ -239,20 +238,24 @@ def answer(
     thinking: bool,
     done: set[str],
 ) -> None:
-    """Answers batch after batch into this process' file; rows that have an answer are not written again."""
+    """Answers queue after queue into this process' file; rows that have an answer are not written again."""
     processes, total = files.processes, len(files.ids)
-    missing = sum(one.row["id"] not in done for batch in work for one in batch)
+    missing = sum(one.row["id"] not in done for queue in work for one in queue)
     here = f", {missing} of them in this one of {processes.count} processes" if processes.count > 1 else ""
     tell(processes, f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
     console = None if processes.index == 0 else rich.console.Console(quiet=True, force_terminal=False)
     tokens = 0
     with files.appending() as rows, Progress("regenerate", before + missing, before, console) as progress:
-        for batch in work:
+        for queue in work:
             # Copies, so that a conversation's answers are freed once they are written.
-            batch = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in batch]
-            tokens += converse(batch, answerer, tokenizer, thinking)
-            fresh = [output_row(one, tokenizer) for one in batch if one.row["id"] not in done]
+            queue = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in queue]
+
+            def show(finished: int, size: int = len(queue)) -> None:
+                progress.advance(0, f"{finished} of the next {size}")
+
+            tokens += converse(queue, answerer, tokenizer, thinking, show)
+            fresh = [output_row(one, tokenizer) for one in queue if one.row["id"] not in done]
             rows.append(*fresh)
             progress.advance(len(fresh), f"{tokens / answerer.seconds:,.0f} tokens/s")
 

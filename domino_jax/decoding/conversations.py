@@ -1,8 +1,8 @@
-"""Conversations that a target answers turn by turn in batches, and the training row each becomes."""
+"""Conversations that a target answers turn by turn in queues, and the training row each becomes."""
 
 import dataclasses
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.chat import encode_prompt
@@ -11,9 +11,12 @@ from domino_jax.decoding.settings import BASELINE, DRAFT, GeneratorSettings
 from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError
 
-# Batches are made of neighbours by prompt length, so that little of a batch is padding; this many batches are sorted
+# Queues are made of neighbours by prompt length, so that little of a batch is padding; this many batches are sorted
 # together. Sorting the whole file would put the longest last, and the time left could not be estimated.
 SORTED_BATCHES = 32
+# A queue has at most this many prompts for each row of a batch, because its rows are written when it ends. There are
+# at least as many queues where the prompts suffice, for several processes to share.
+LONGEST_QUEUE = LEAST_QUEUES = 8
 # Tokens a template may put between a prompt and its answer once that is history (an empty think block less or more).
 HISTORY_SLACK = 16
 ROLES = ("system", "user", "assistant")
@@ -74,7 +77,7 @@ def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[
 
 
 class Answerer:
-    """Answers batches of conversations with a target; a drafter in `models` makes that faster and changes no answer.
+    """Answers queues of conversations with a target; a drafter in `models` makes that faster and changes no answer.
 
     settings: of its generators, which get room for all positions of the target and a block instead of cache_slots.
     """
@@ -121,33 +124,48 @@ class Answerer:
             self.generators[drafts] = new_generator(models, settings)
         return self.generators[drafts]
 
-    def answer(self, conversations: Sequence[Conversation]) -> list[Generation]:
+    def answer(
+        self, conversations: Sequence[Conversation], between: Callable[[int], None] | None = None
+    ) -> list[Generation]:
         prompts = [one.prompt for one in conversations]
         longest = max(map(len, prompts))
         mode = self.mode if self.drafts(longest) else BASELINE
         requests = [one.request for one in conversations]
-        answers, clock = self.generator(longest).generate(self.models_for(longest), prompts, mode, requests)
+        answers, clock = self.generator(longest).generate(self.models_for(longest), prompts, mode, requests, between)
         self.seconds += clock.prefill_seconds + clock.decode_seconds
         return answers
 
 
-def batches(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
-    """Batches of neighbours by length, within windows of SORTED_BATCHES batches."""
-    window = batch_size * SORTED_BATCHES
+def queues(conversations: Sequence[Conversation], batch_size: int) -> Iterator[list[Conversation]]:
+    """Conversations that share the rows of a batch: a row that ends takes the next prompt of its queue.
+
+    Neighbours by length, within windows of SORTED_BATCHES batches or a little less.
+    """
+    prompts_per_row = min(max(len(conversations) // batch_size // LEAST_QUEUES, 1), LONGEST_QUEUE)
+    size = batch_size * prompts_per_row
+    window = size * (SORTED_BATCHES // prompts_per_row)
     for start in range(0, len(conversations), window):
         near = sorted(conversations[start : start + window], key=lambda one: len(one.prompt))
-        for first in range(0, len(near), batch_size):
-            yield near[first : first + batch_size]
+        for first in range(0, len(near), size):
+            yield near[first : first + size]
 
 
-def converse(batch: Sequence[Conversation], answerer: Answerer, tokenizer: Any, thinking: bool) -> int:
-    """Takes a batch through all its turns; returns how many tokens were generated.
+def converse(
+    queue: Sequence[Conversation],
+    answerer: Answerer,
+    tokenizer: Any,
+    thinking: bool,
+    between: Callable[[int], None] | None = None,
+) -> int:
+    """Takes a queue through all its turns; returns how many tokens were generated.
 
     A conversation that no longer fits ends with the answers it has.
+
+    between: called every few rounds with the number of answers of the turn that are finished.
     """
-    tokens, active, turn = 0, list(batch), 0
+    tokens, active, turn = 0, list(queue), 0
     while active:
-        for one, answer in zip(active, answerer.answer(active), strict=True):
+        for one, answer in zip(active, answerer.answer(active, between), strict=True):
             one.answer = answer
             tokens += len(answer.token_ids)
             if one.messages:

@@ -19,6 +19,7 @@ from domino_jax.decoding.settings import GeneratorSettings, canonical_mode
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import resize, slots_of
 
+QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes
 POLLED_ROUNDS = 32  # rounds of a dispatch when the caller polls between dispatches: seconds of work at most
 
 
@@ -52,7 +53,8 @@ class Generated(NamedTuple):
 class _Batch:
     """What all dispatches of one call share.
 
-    kind: of all its requests, so that one program serves them.  least: slots that its caches have at all times.
+    kind: of all its requests, so that one program serves them.
+    least, most: slots that its caches have at all times, and that they never exceed.
     """
 
     models: Models
@@ -60,7 +62,11 @@ class _Batch:
     plain: bool
     kind: SamplingKind | None
     least: int
+    most: int
     clock: Clock
+
+    def slots(self, wanted: int) -> int:
+        return max(self.least, min(wanted, self.most))
 
 
 @dataclasses.dataclass
@@ -79,8 +85,9 @@ class _Row:
 class Generator(Programs):
     """Generates for any number of prompts with fixed shapes: one compiled program per mode, rows and cache slots.
 
-    Between dispatches the caches grow and shrink to the slots that the longest unfinished row needs (`Programs.slots`),
-    and the batch shrinks to the rows that the requests left need (`Programs.batch_rows`).
+    Between dispatches the caches grow and shrink to the slots that the longest unfinished row needs (`Programs.slots`;
+    where prompts wait for a row, at most what the longest answer needs), and the batch shrinks to the rows that the
+    requests left need (`Programs.batch_rows`).
 
     Made by `new_generator`.
     """
@@ -196,7 +203,7 @@ class Generator(Programs):
         """
         requests = [self.request(request) for request in requests]
         least = self._slots_of_answers(prompts, requests)
-        batch = _Batch(models, "", plain, self._sampling_kind(requests), least, Clock())
+        batch = _Batch(models, "", plain, self._sampling_kind(requests), least, self.settings.cache_slots, Clock())
         return self._start(batch, prompts, requests, rows)
 
     def advance(
@@ -232,10 +239,17 @@ class Generator(Programs):
         requests: Sequence[Request],
         clock: Clock | None = None,
     ) -> _Batch:
-        # Sums over more slots may round otherwise, and modes reach a length after different numbers of rounds. So in
-        # fixed shape the caches keep one size, which does not depend on the mode.
-        least = self._slots_of_answers(prompts, requests) if self.settings.fixed_shape and prompts else 0
-        return _Batch(models, mode, self.plain(mode), self._sampling_kind(requests), least, clock or Clock())
+        least, most = 0, self.settings.cache_slots
+        if self.settings.fixed_shape and prompts:
+            # Sums over more slots may round otherwise, and modes reach a length after different numbers of rounds. So
+            # the caches keep one size, which does not depend on the mode.
+            least = self._slots_of_answers(prompts, requests)
+        elif len(prompts) > self.settings.batch_size:
+            # While prompts wait some row is always near its end, so the caches stay at their largest: no power of two.
+            longest = max(map(len, prompts))
+            room = QUEUE_STEP * -(-self._longest_answer(prompts, requests) // QUEUE_STEP)
+            most = min(max(room, self.slots(self.bucket(longest))), most)
+        return _Batch(models, mode, self.plain(mode), self._sampling_kind(requests), least, most, clock or Clock())
 
     def _start(self, batch: _Batch, prompts, requests: list[Request], rows: int | None = None) -> DecodeState:
         missing = (rows or self.settings.batch_size) - len(prompts)
@@ -253,7 +267,7 @@ class Generator(Programs):
         models = batch.models
         if batch.plain:
             models = Models(models.target, models.target_params)
-        slots = max(batch.least, self.slots(bucket))
+        slots = batch.slots(self.slots(bucket))
         arguments = (models, Prompts(padded, lengths, limits, keys, sampling), self.stop_ids)
         key = ("prefill", len(tokens), bucket, slots, batch.plain, _kind(sampling))
         state, seconds = self.run(batch.clock, key, functools.partial(self.prefill, slots=slots), arguments)
@@ -277,7 +291,7 @@ class Generator(Programs):
 
         Layer by layer, so that no more than one layer is there twice.
         """
-        slots = max(batch.least, self.slots(longest + self.block_rows(batch.mode)))
+        slots = batch.slots(self.slots(longest + self.block_rows(batch.mode)))
         before, places = state.done.shape[0], np.array(keep, np.int32)
         if (before, slots_of(state.target_cache)) == (len(keep), slots):
             return state
@@ -313,8 +327,12 @@ class Generator(Programs):
 
     def _slots_of_answers(self, prompts: Sequence[Sequence[int]], requests: Sequence[Request]) -> int:
         """The size that holds every prompt with its whole answer and a block of any mode."""
+        return self.slots(self._longest_answer(prompts, requests))
+
+    def _longest_answer(self, prompts: Sequence[Sequence[int]], requests: Sequence[Request]) -> int:
+        """Tokens of the longest prompt with its whole answer and a block of any mode."""
         pairs = zip(prompts, requests, strict=True)
-        return self.slots(max(len(prompt) + one.max_new_tokens for prompt, one in pairs) + self.limits.block_rows)
+        return max(len(prompt) + one.max_new_tokens for prompt, one in pairs) + self.limits.block_rows
 
     # ------------------------------------------------------------------------------------------------- requests
 

@@ -30,7 +30,7 @@ class Progress:
         self, label: str, total: int, done: int = 0, console: rich.console.Console | None = None, after: float = 0.0
     ):
         self._label, self._total, self._first, self._done, self._after = label, total, done, done, after
-        self._begin = self._printed = time.monotonic()
+        self._begin = self._printed = self._counted = time.monotonic()
         self._console = console or rich.console.Console()
         self._bar = None
         if self._console.is_terminal:
@@ -47,9 +47,11 @@ class Progress:
             self._task = self._bar.add_task(label, total=total, completed=done, note="")
 
     def advance(self, count: int, note: str = "") -> None:
-        """Counts `count` more pieces; `note` is printed after the numbers."""
+        """Counts `count` more pieces, 0 to show the note alone; `note` is printed after the numbers."""
         self._done += count
         now = time.monotonic()
+        if count:
+            self._counted = now
         if now - self._begin < self._after:
             return
         if self._bar:
@@ -61,8 +63,11 @@ class Progress:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _left(self, now: float) -> str:
-        each = (now - self._begin) / max(self._done - self._first, 1)
-        return duration(each * (self._total - self._done))
+        done = self._done - self._first
+        if not done:
+            return duration(None)
+        each = (self._counted - self._begin) / done
+        return duration(max(each * (self._total - self._done) - (now - self._counted), 0.0))
 
     def __enter__(self) -> "Progress":
         if self._bar and not self._after:

@@ -227,20 +227,20 @@ def test_a_head_corrects_the_recipes_candidates(target):
     assert answerer.settings.drafting == DraftSettings(head_candidates=8)
 
 
-def test_a_batch_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(
+def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(
     target, rows_file, monkeypatch
 ):
     whole = rows_file.read_bytes()
     lines = whole.splitlines(keepends=True)
-    batch = regenerate.batches([start_conversation(row, 0, None, False) for row in PROMPTS], SETTINGS.batch_size)
-    first, second = (one.row["id"] for one in next(batch))
+    queue = regenerate.queues([start_conversation(row, 0, None, False) for row in PROMPTS], SETTINGS.batch_size)
+    first, second = (one.row["id"] for one in next(queue))
     rows_file.write_bytes(b"".join(line for line in lines if json.loads(line)["id"] != second))
     answered = []
     answer = conversations.Answerer.answer
     monkeypatch.setattr(
         conversations.Answerer,
         "answer",
-        lambda self, asked: answered.append([one.row["id"] for one in asked]) or answer(self, asked),
+        lambda self, asked, *more: answered.append([one.row["id"] for one in asked]) or answer(self, asked, *more),
     )
     answer_all(target, PROMPTS, rows_file, SETTINGS)
     assert answered == [[first, second]] and rows_file.read_bytes() == whole
@@ -306,7 +306,7 @@ def test_rows_of_any_part_are_not_answered_again_whatever_the_number_of_processe
         patch.setattr(
             conversations.Answerer,
             "answer",
-            lambda self, batch: asked.extend(one.row["id"] for one in batch) or run(self, batch),
+            lambda self, queue, *more: asked.extend(one.row["id"] for one in queue) or run(self, queue, *more),
         )
         run_shares(target, path, 2)
     assert len(asked) == 2 and len(set(asked)) == 2

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from domino_jax.decoding import generate
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.models.cache import init_cache, resize, slots_of
@@ -81,6 +82,19 @@ def test_the_caches_grow_by_doubling_and_shrink_when_the_long_row_is_done(monkey
     requests = [Request(0, max_new_tokens=4), *(Request(index, max_new_tokens=20) for index in (1, 2, 3))]
     seen = visited(generator(16, batch=2), monkeypatch, prompts, "draft", requests)
     assert seen[0] == 64 and 16 in seen and seen[-1] == 32 and max(seen) == 64
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_while_prompts_wait_the_caches_have_no_more_than_the_longest_answer_needs(mode, monkeypatch):
+    """Prompts of 33 with 40 new tokens and a block: 96 slots, a multiple of 16, where a power of two is 128."""
+    prompts = random_prompts(5, 33, 33)
+    requests = [Request(index, max_new_tokens=40) for index in range(5)]
+    monkeypatch.setattr(generate, "QUEUE_STEP", 16)
+    made = generator(16, batch=2)
+    together = generator(16, batch=5)
+    assert max(visited(made, monkeypatch, prompts, mode, requests)) == 96
+    assert max(visited(together, monkeypatch, prompts, mode, requests)) == 128
+    assert texts(made.generate(prompts, mode, requests)) == texts(together.generate(prompts, mode, requests))
 
 
 def test_a_short_answer_compiles_no_more_than_a_prefill_and_its_rounds():

@@ -4,10 +4,10 @@ import pytest
 
 from domino_jax.decoding.conversations import (
     Conversation,
-    batches,
     converse,
     find_answer,
     output_row,
+    queues,
     split_turns,
     start_conversation,
 )
@@ -16,14 +16,22 @@ from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import BytesTokenizer
 
 
-def test_batches_are_neighbours_by_length_within_a_window():
-    lengths = [5, 1, 4, 2, 3]
-    rows = [Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
-    found = [[len(one.prompt) for one in batch] for batch in batches(rows, 2)]
+def conversations_of(lengths):
+    return [Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
+
+
+def test_queues_are_neighbours_by_length_within_a_window():
+    found = [[len(one.prompt) for one in queue] for queue in queues(conversations_of([5, 1, 4, 2, 3]), 2)]
     assert found == [[1, 2], [3, 4], [5]]
-    many = [Conversation({"id": str(i)}, i, [[]], [], [0] * (100 - i)) for i in range(100)]
-    first = next(iter(batches(many, 2)))
-    assert [one.request for one in first] == [63, 62]  # the shortest two of the first 32 batches
+    made = list(queues(conversations_of(range(200, 0, -1)), 2))
+    assert [one.request for one in made[0]] == list(range(63, 47, -1))  # the shortest of the first 32 batches
+    assert {len(queue) for queue in made} == {16, 8}  # eight prompts for each row, and what is left
+
+
+@pytest.mark.parametrize(("prompts", "size"), [(20, 2), (31, 2), (32, 4), (100, 12), (128, 16), (1000, 16)])
+def test_queues_are_as_long_as_eight_of_them_allow(prompts, size):
+    made = list(queues(conversations_of([1] * prompts), 2))
+    assert len(made[0]) == size and sum(map(len, made)) == prompts and len(made) >= 8
 
 
 def test_turns_are_the_messages_before_each_answer():
@@ -58,7 +66,7 @@ def test_a_conversation_that_no_longer_fits_ends_with_the_answers_it_has():
         def fits(self, prompt):
             return len(prompt) < 20
 
-        def answer(self, conversations):
+        def answer(self, conversations, between):
             return [Generation([ord("y")], [], "stop") for _ in conversations]
 
     row = {"id": "a", "messages": [{"role": "user", "content": text} for text in ("hi", "a far longer text")]}
