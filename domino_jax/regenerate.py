@@ -245,19 +245,20 @@ def answer(
     tell(processes, f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
     console = None if processes.index == 0 else rich.console.Console(quiet=True, force_terminal=False)
-    tokens = 0
+    tokens, rate = 0, "starting"
     with files.appending() as rows, Progress("regenerate", before + missing, before, console) as progress:
         for queue in work:
             # Copies, so that a conversation's answers are freed once they are written.
             queue = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in queue]
 
-            def show(finished: int, size: int = len(queue)) -> None:
-                progress.advance(0, f"{finished} of the next {size}")
+            def show(finished: int, size: int = len(queue), rate: str = rate) -> None:
+                progress.advance(0, f"{rate}, {finished} of the next {size}")
 
             tokens += converse(queue, answerer, tokenizer, thinking, show)
+            rate = f"{tokens / answerer.seconds:,.0f} tokens/s"
             fresh = [output_row(one, tokenizer) for one in queue if one.row["id"] not in done]
             rows.append(*fresh)
-            progress.advance(len(fresh), f"{tokens / answerer.seconds:,.0f} tokens/s")
+            progress.advance(len(fresh), rate)
 
 
 def tell(processes: ProcessGroup, text: str) -> None:
