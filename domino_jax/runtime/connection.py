@@ -19,6 +19,7 @@ BY_HAND = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 LOOPBACK = "127.0.0.1"
 INIT_SECONDS = 50  # a wrong environment is reported within a minute
 HEARTBEAT_SECONDS = 100  # JAX's own
+ALONE_SECONDS = 365 * 24 * 3600  # a process alone is never lost: a suspended laptop must not end its run
 SHUTDOWN_SECONDS = 60  # the processes leave together, see distributed.shutdown()
 
 
@@ -84,6 +85,9 @@ def _start(seconds: int, what: str, **place) -> bool:
     """jax.distributed.initialize in bounded time; False when JAX detected no cluster to take the place from."""
     if _is_loopback(str(place.get("coordinator_address", "")).rpartition(":")[0]):
         _go_round_proxies()
+    heartbeat = whole_number("DOMINO_HEARTBEAT_SECONDS", HEARTBEAT_SECONDS, least=1)
+    if place.get("num_processes") == 1:
+        heartbeat = ALONE_SECONDS
     waited = f"waited {seconds} s for all processes at {what}"
     with _deadline(seconds, f"{waited}: start every one of them, or raise DOMINO_INIT_SECONDS.{_proxies()}"):
         try:
@@ -91,7 +95,7 @@ def _start(seconds: int, what: str, **place) -> bool:
                 **place,
                 # Above ours: what JAX does at the end of its patience is to abort.
                 initialization_timeout=seconds + 30,
-                heartbeat_timeout_seconds=whole_number("DOMINO_HEARTBEAT_SECONDS", HEARTBEAT_SECONDS, least=1),
+                heartbeat_timeout_seconds=heartbeat,
                 shutdown_timeout_seconds=SHUTDOWN_SECONDS,
             )
         except (ValueError, KeyError, RuntimeError, OSError) as error:

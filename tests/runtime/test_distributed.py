@@ -92,6 +92,16 @@ def test_one_process_has_jaxs_services_on_the_loopback_alone_and_goes_round_a_pr
     assert listened(out) and listened(out) <= LOOPBACK_ONLY
 
 
+def test_one_process_survives_being_suspended():
+    process = start("print('ready', flush=True); time.sleep(4)", DOMINO_HEARTBEAT_SECONDS="1")
+    assert any(line == "ready\n" for line in iter(process.stdout.readline, ""))
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(6)
+    os.kill(process.pid, signal.SIGCONT)
+    code, _, error = finish(process)
+    assert code == 0, error
+
+
 def test_every_interface_is_served_on_request():
     port = free_port()
     code, out, _ = finish(start(**by_hand(port, 1, 0), JAX_COORDINATOR_BIND_ADDRESS=f"[::]:{port}"))
