@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.limits import Limits
-from domino_jax.decoding.loop import DecodeState, Prompts, put_row, take_rows
+from domino_jax.decoding.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.sampling import RowSampling, SamplingKind, request_keys
+from domino_jax.decoding.seats import Seats
 from domino_jax.decoding.settings import GeneratorSettings, canonical_mode
 from domino_jax.drafters.pair import Models
 from domino_jax.models.cache import resize, slots_of
@@ -69,18 +69,6 @@ class _Batch:
         return max(self.least, min(wanted, self.most))
 
 
-@dataclasses.dataclass
-class _Row:
-    """A row of the batch that answers a prompt, as the host knows it.
-
-    index: of the prompt.  length: committed tokens, the prompt's included.  drafted: drafts verified so far.
-    """
-
-    index: int
-    length: int
-    drafted: int = 0
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Generator(Programs):
     """Generates for any number of prompts with fixed shapes: one compiled program per mode, rows and cache slots.
@@ -115,42 +103,38 @@ class Generator(Programs):
         requests = self._requests(prompts, requests)
         batch = self._batch(models, mode, prompts, requests)
         answers: list[Generation | None] = [None] * len(prompts)
-        waiting = deque(range(len(prompts)))
-        rows: list[_Row | None] = [None] * self.batch_rows(len(prompts))
+        lengths = [len(prompt) for prompt in prompts]
+        seats = Seats([None] * self.batch_rows(len(prompts)), range(len(prompts)))
         state = None
         # A round emits at least one token per unfinished row, so this many rounds always suffice.
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
-        while waiting or any(rows):
-            keep = self._slots_to_keep(rows, len(waiting))
-            rows = [rows[slot] for slot in keep]
-            free = [slot for slot, row in enumerate(rows) if row is None][: len(waiting)]
-            for slot in free:
-                index = waiting.popleft()
-                rows[slot] = _Row(index, length=len(prompts[index]))
+        while seats.waiting or seats.unfinished():
+            keep = seats.keep(self.batch_rows(len(seats.unfinished()) + len(seats.waiting)))
+            rows, together = len(seats.rows), self.admitted_together(len(seats.rows), len(seats.waiting))
+            free = seats.fill(lengths, together if state else 1)
+            asked = [seats.rows[slot].index for slot in free]
+            asked = [(prompts[index], requests[index]) for index in asked]
             if state is None:
-                first = [rows[slot].index for slot in free]
-                first = [prompts[index] for index in first], [requests[index] for index in first]
-                state, free = self._start(batch, *first, len(rows)), []
-            state = self._fit(batch, state, max(row.length for row in rows if row), keep)
-            for slot in free:
-                index = rows[slot].index
-                state = self._admit(batch, state, slot, prompts[index], requests[index])
-            # The dispatch ends when a request that waits can have a row, or a smaller batch holds the rest.
-            idle = 0 if waiting else len(rows) - self.smaller_batch(len(rows)) - 1
-            state = self.advance(models, state, mode, most, idle, clock=batch.clock)
+                state, asked = self._start(batch, *zip(*asked, strict=True), rows), []
+            state = self._fit(batch, state, seats.longest(), keep)
+            for first in range(0, len(asked), together):
+                some = slice(first, first + together)
+                state = self._admit(batch, state, free[some], asked[some])
+            # The dispatch ends when requests that wait can have rows, or a smaller batch holds the rest.
+            waiting = len(seats.waiting)
+            ended = self.admitted_together(rows, waiting) if waiting else rows - self.smaller_batch(rows)
+            state = self.advance(models, state, mode, most, idle=ended - 1, clock=batch.clock)
             if between:
                 between(sum(answer is not None for answer in answers))
             columns = (state.tokens, state.counts, state.accepts, state.rounds)
-            done, lengths, drafted, columns = jax.device_get((state.done, state.lengths, state.drafted, columns))
-            for slot, row in enumerate(rows):
-                if row is None:
-                    continue
+            done, committed, drafted, columns = jax.device_get((state.done, state.lengths, state.drafted, columns))
+            for slot, row in seats.unfinished().items():
                 batch.clock.drafts += int(drafted[slot]) - row.drafted
-                row.length, row.drafted = int(lengths[slot]), int(drafted[slot])
+                row.length, row.drafted = int(committed[slot]), int(drafted[slot])
                 if done[slot]:
                     answer = collect([column[slot] for column in columns], self.stop_ids)
                     batch.clock.decode_tokens += len(answer.token_ids) - 1
-                    answers[row.index], rows[slot] = answer, None
+                    answers[row.index], seats.rows[slot] = answer, None
         return Generated(answers, batch.clock)
 
     def stream(
@@ -274,18 +258,6 @@ class Generator(Programs):
         batch.clock.prefill_seconds += seconds
         return state
 
-    def _slots_to_keep(self, rows: Sequence[_Row | None], waiting: int) -> list[int]:
-        """The slots of the rows that stay: all, or the unfinished ones and enough others to fill a smaller batch.
-
-        Args:
-            rows: None for those that are done.  waiting: prompts without a row.
-        """
-        unfinished = [slot for slot, row in enumerate(rows) if row]
-        size = self.batch_rows(len(unfinished) + waiting)
-        if size >= len(rows):
-            return list(range(len(rows)))
-        return [*unfinished, *(slot for slot, row in enumerate(rows) if not row)][:size]
-
     def _fit(self, batch: _Batch, state: DecodeState, longest: int, keep: Sequence[int]) -> DecodeState:
         """The rows `keep` with caches that hold `longest` tokens and a block; the state passed in is used up.
 
@@ -315,13 +287,13 @@ class Generator(Programs):
         return state.replace(target_cache=target, draft_cache=draft)
 
     def _admit(
-        self, batch: _Batch, state: DecodeState, slot: int, prompt: Sequence[int], request: Request
+        self, batch: _Batch, state: DecodeState, slots: Sequence[int], asked: Sequence[tuple[Sequence[int], Request]]
     ) -> DecodeState:
-        """The state with a new prompt in place of the row `slot`, which is done; the state passed in is donated."""
-        row = self._start(batch, [prompt], [request], rows=1)
-        sizes = state.done.shape[0], slots_of(state.target_cache), slots_of(row.target_cache)
-        key = ("admit", *sizes, batch.plain, _kind(row.sampling))
-        state, seconds = self.run(batch.clock, key, put_row, (state, row, np.int32(slot)), donate=(0,))
+        """The state with new prompts in place of the rows `slots`, which are done; the state passed in is donated."""
+        fresh = self._start(batch, *zip(*asked, strict=True), len(asked))
+        sizes = state.done.shape[0], slots_of(state.target_cache), len(asked), slots_of(fresh.target_cache)
+        key = ("admit", *sizes, batch.plain, _kind(fresh.sampling))
+        state, seconds = self.run(batch.clock, key, put_rows, (state, fresh, np.array(slots, np.int32)), donate=(0,))
         batch.clock.prefill_seconds += seconds
         return state
 

@@ -202,13 +202,13 @@ def take_rows(tree: Any, rows: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: leaf[rows], tree)
 
 
-def put_row(state: DecodeState, row: DecodeState, slot: jax.Array) -> DecodeState:
-    """The state with the batch of one in `row` at place `slot` (traced int32): a new request where one has ended.
+def put_rows(state: DecodeState, fresh: DecodeState, places: jax.Array) -> DecodeState:
+    """The state with the batch `fresh` at places int32 [R]: new requests where others have ended.
 
-    The row's caches may have fewer slots. Those after them keep rows of the last request, past the new one's length.
+    The new rows' caches may have fewer slots. Those after them keep what the last request wrote, past the new length.
     """
 
-    def put(rows: jax.Array, one: jax.Array) -> jax.Array:
-        return rows.at[(slot, *map(slice, one.shape[1:]))].set(one[0])
+    def put(rows: jax.Array, new: jax.Array) -> jax.Array:
+        return rows.at[(places, *map(slice, new.shape[1:]))].set(new)
 
-    return jax.tree.map(put, state, row)
+    return jax.tree.map(put, state, fresh)

@@ -5,7 +5,6 @@ import functools
 import jax
 import pytest
 
-from domino_jax.decoding.generate import _Row
 from domino_jax.decoding.programs import Programs
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.settings import SamplingParams, TreeSettings
@@ -59,6 +58,16 @@ def test_a_prompt_is_admitted_to_a_batch_of_any_size(monkeypatch):
     assert found == texts(generator(1).generate(prompts, "autoregressive", requests))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_prompts_are_admitted_to_a_large_batch_together(mode):
+    """25 prompts on sixteen rows: two at a time while two wait, and the last one alone."""
+    prompts = (PROMPTS * 3)[:25]
+    requests = [Request(index, max_new_tokens=LIMITS[index % 11]) for index in range(25)]
+    made = make_generator(random_models(), cache_slots=64, max_new_tokens=30, batch_size=16, sampling=WARM, tree=TREE)
+    assert texts(made.generate(prompts, mode, requests)) == texts(generator(1).generate(prompts, mode, requests))
+    assert {key[3] for key in made.compiled if key[0] == "admit"} == {1, 2}
+
+
 @pytest.mark.parametrize(
     ("mode", "samplings", "smallest_cache"), [*((mode, (None,), 64) for mode in MODES), ("draft", tuple(SAMPLINGS), 32)]
 )
@@ -106,10 +115,6 @@ def test_rows_that_stay_keep_all_they_have_and_the_old_caches_are_used_up():
     made = generator(smallest_cache=32)
     state = made.start(PROMPTS[:8], range(8))
     batch = made._batch(made.models, "draft", PROMPTS[:8], [made.request(index) for index in range(8)])
-    row = _Row(index=0, length=5)
-    assert made._slots_to_keep([None, row, None, row, None, None, None, None], 0) == [1, 3]
-    assert made._slots_to_keep([None, row, None, None, None, None, None, None], 0) == [1, 0]
-    assert made._slots_to_keep([None, row, None, None, None, None, None, None], 2) == list(range(8))
     before = jax.tree.map(lambda leaf: leaf.copy(), state.replace(keys=jax.random.key_data(state.keys)))
     caches = jax.tree.leaves((state.target_cache, state.draft_cache))
     shrunk = made._fit(batch, state, 20, [6, 1])

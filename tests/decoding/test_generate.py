@@ -209,7 +209,7 @@ def test_one_program_per_bucket_and_none_after_warm_up():
     for length in (1, 17, 33):
         made.generate([[1] * length] * 3, "domino")
     prefills = {("prefill", rows, bucket, 64, False, None) for rows in (1, 2) for bucket in (16, 32, 64)}
-    assert set(made.compiled) == {*prefills, ("admit", 2, 64, 64, False, None), ("draft", 2, 64, None, True)}
+    assert set(made.compiled) == {*prefills, ("admit", 2, 64, 1, 64, False, None), ("draft", 2, 64, None, True)}
     with Compilations() as seen:
         clocks = [made.generator.generate(made.models, prompts, mode).clock for mode in ("domino", "draft")]
         made.generate(prompts[:3], "domino", [100, 7, 5])
