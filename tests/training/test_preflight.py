@@ -285,13 +285,13 @@ distributed.initialize("auto")
 import jax
 sys.path.insert(0, ".")
 from tests.training import test_preflight as t
-from domino_jax.models.sharding import make_mesh, param_shardings
+from domino_jax.models.sharding import make_mesh, placement
 from domino_jax.weights.drafter import load_drafter
+from domino_jax.weights.loading import read_target_config
 mesh = make_mesh(1, 2, 2)
-local = t.load_target(str(t.GOLDEN / "target"), "float32")
-kv_heads = local.model.config.num_key_value_heads
-loaded = t.load_target(str(t.GOLDEN / "target"), "float32", param_shardings(mesh, local.params, kv_heads))
-drafter = load_drafter(t.GOLDEN / "drafter", local.model.config, "float32")[0]
+kv_heads = read_target_config(t.GOLDEN / "target").num_key_value_heads
+loaded = t.load_target(str(t.GOLDEN / "target"), "float32", placement(mesh, kv_heads))
+drafter = load_drafter(t.GOLDEN / "drafter", loaded.model.config, "float32")[0]
 rows = t.RowList([*t.own_rows(), t.foreign_row(0)])
 inputs = dict(rows=rows, fingerprint="f", loaded=loaded, drafter=drafter, plan=t.PLAN, mesh=mesh)
 found = t.run_preflight(sys.argv[1], **inputs)
