@@ -66,7 +66,7 @@ class Study:
 
     Args:
         overrides: further --config.KEY=VALUE flags, which go to every command that has a recipe.
-        minutes: the time limit, 0 for none. When it is over, the running stage is asked to save and stop, and no other
+        minutes: the time limit; 0 means none. At the limit the running stage is asked to save and stop. No further
             stage begins.
     """
 
