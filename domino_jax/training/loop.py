@@ -97,7 +97,7 @@ class TrainingLoop:
                     batch = next(self.stream)
                 self.guard.remember(self.done + 1, batch["row_ids"])
                 if batch["tokens"].shape in shapes:
-                    measured = self._step(batch)
+                    measured = self._step(batch, measured)
                 else:
                     shapes.add(batch["tokens"].shape)
                     measured = self._first_step_of_shape(batch, position, measured)
@@ -106,9 +106,14 @@ class TrainingLoop:
         finally:
             self.watchdog.on_hang = None
 
-    def _step(self, batch: Mapping) -> dict[str, jax.Array]:
-        """A step whose program is compiled: its metrics, still on the devices."""
+    def _step(self, batch: Mapping, before: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """A step whose program is compiled: its metrics, still on the devices.
+
+        The devices always have one step to do while the host prepares the next. Further ahead the host would find out
+        about SIGTERM only when they have caught up.
+        """
         self.state, measured = self.step(self.state, batch)
+        jax.block_until_ready(before)
         self.done += 1
         self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
         self.profile.after(self.done, measured)

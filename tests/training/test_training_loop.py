@@ -185,6 +185,30 @@ def test_the_time_that_the_run_takes_is_printed_once_it_was_measured(monkeypatch
     ]
 
 
+def test_the_host_is_at_most_one_step_ahead_of_the_devices_so_that_it_hears_sigterm_in_time():
+    ahead, most = set(), []
+
+    class OnDevice:
+        def __init__(self, number):
+            self.number = number
+            ahead.add(number)
+            most.append(len(ahead))
+
+        def block_until_ready(self):
+            ahead.discard(self.number)
+            return self
+
+        def __float__(self):
+            return 1.0
+
+    played = Played([8] * 20)
+    numbers = iter(range(20))
+    loop_of(
+        played, steps=20, save=20, log=20, step=lambda state, batch: (state, {"anchors": OnDevice(next(numbers))})
+    ).run()
+    assert max(most) == 2  # the step before, and the one just dispatched
+
+
 def test_an_evaluation_begins_after_its_checkpoint_and_ends_with_its_row():
     played = Played([8] * 4)
     loop_of(played, evaluate=2, taus=(2.0, 1.0)).run()
