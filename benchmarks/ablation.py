@@ -1,13 +1,14 @@
-"""What the head, its training and its sizes gain on the tiny model, from trainings that differ in nothing else.
+"""The gain of the head, of its training and of its sizes on the tiny model, from trainings that differ in nothing else.
 
     python -m benchmarks.ablation --workdir=/tmp/ablation --table=head --seeds=0,1,2
 
-A table (ablation_tables.py) is a list of trainings: plain DFlash, Domino trained on its final loss alone (λ = 0
-throughout) and Domino with the curriculum are the default one. The target answers the training prompts once; then each
-is a real run of domino_jax.train on those rows, and its τ is by decoding held-out prompts. Writes a section of
-docs/results.md and a picture. After an interruption start it again: finished runs are reused, also by other tables in
-the same workdir, and an unfinished one continues from its checkpoint. --minutes=N saves and stops after that time with
-exit code 42. --only=NAME runs one training of the table. Any further --config.KEY=VALUE goes to every run.
+A table (ablation_tables.py) is a list of trainings. The default table has plain DFlash, Domino trained on its final
+loss alone (λ = 0 throughout) and Domino with the curriculum. The target answers the training prompts once. Each
+training is then a real run of domino_jax.train on those rows, and its τ is measured by decoding held-out prompts. The
+script writes a section of docs/results.md and a picture. After an interruption start it again: finished runs are
+reused, also by other tables in the same workdir, and an unfinished one continues from its checkpoint. --minutes=N saves
+and stops after that time with exit code 42. --only=NAME runs one training of the table. Any further --config.KEY=VALUE
+goes to every run.
 """
 
 import argparse

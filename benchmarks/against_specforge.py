@@ -7,13 +7,13 @@
 
 Both sides take the step from the rows' ids to the new weights: the frozen target's pass, anchors' blocks, the drafter
 forward, the dual cross-entropy, backward, clipping by the global norm and AdamW with a constant rate, all in float32.
-`torch_specforge.py` says which of the other side is SpecForge's own. Rows are padded to the longest, as SpecForge does;
-labels run over gaps in the loss mask (`contiguous` off), as SpecForge's do; λ stays at one half.
+`torch_specforge.py` states which parts of the other side are SpecForge's own. Rows are padded to the longest, as
+SpecForge does; labels run over gaps in the loss mask (`contiguous` off), as SpecForge's do; λ stays at one half.
 
-Both start from the same folders and step side by side over new rows each time, alternating in who goes first. The
-losses of every step must agree to TOLERANCE of their value, or there is no table. A figure is the median over the
-steps; the first one compiles and is timed apart. Both sides have the same cores, --threads of them (0: all this process
-may use). --write puts the table into docs/benchmarks.md.
+Both sides start from the same folders. Each step takes new rows, the same on both sides, which alternate in going
+first. The losses of every step must agree to TOLERANCE of their value, or no table is written. A figure is the median
+over the steps; the first step compiles and is timed separately. Both sides have the same cores, --threads of them (0:
+all this process may use). --write puts the table into docs/benchmarks.md.
 """
 
 import argparse

@@ -8,12 +8,13 @@
 says how many tokens it drafts.   3. the draft-and-verify loop of Domino written plainly over transformers and torch
 modules (torch_domino.py).   4. our autoregressive loop.   5. our Domino loop.
 
-Float32, greedy, batch 1, from the prompt's ids to the answer's. Every repetition runs every prompt through all four, in
-an order that rotates with each prompt, so that a noisy machine disturbs them alike; a figure is the median of the
-repetitions, each the sum over the prompts. What is compiled or warmed up is timed apart, in a first pass over all
-prompts that counts for nothing else. Both sides have the same cores, `--threads` of them (0: all this process may use).
-With one thread the CPU seconds beside the wall seconds hardly feel what else runs on the machine; with several, torch's
-threads spin while they wait, which counts as well, and on a busy machine they wait for each other's time slices.
+Float32, greedy, batch 1, from the prompt's ids to the answer's. Every repetition runs every prompt through all loops,
+in an order that rotates with each prompt, so that a noisy machine disturbs them alike; a figure is the median of the
+repetitions, each the sum over the prompts. Compilation and warm-up are timed separately, in a first pass over all
+prompts that no other figure includes. Both sides have the same cores, `--threads` of them (0: all this process may
+use). With one thread, other work on the machine hardly affects the CPU seconds that are reported beside the wall
+seconds. With several, torch's threads spin while they wait. That time is counted too, and on a busy machine the threads
+also wait for each other's time slices.
 """
 
 import argparse

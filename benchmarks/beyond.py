@@ -8,8 +8,8 @@
 multiscale: one training with nested ranks (train.rank_scales), decoded at each of its ranks (decode.head_rank), against
 trainings at that rank alone and against the cut of a training without nesting. transfer: a Markov head's tables of
 tokens, trained on the tiny target, as the start of a head for a smaller target of 12 layers, 96 wide, with the same
-tokenizer (train.head_from); the script trains that target first. best: Domino against drafters that --variant
-describes, a name and then recipe keys with their values, at temperature 0 and 1, with the cost of their rounds.
+tokenizer (train.head_from); the script trains that target first. best: Domino against the drafters that --variant
+describes (a name, then recipe keys with their values), at temperature 0 and 1, with the cost of their rounds.
 
 All training rows are the target's own answers. Every training and decoding is a stage of a study (study.py): start the
 command again to continue it. --minutes=N saves and stops after that time with exit code 42, --only=NAME runs one

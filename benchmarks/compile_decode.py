@@ -4,9 +4,9 @@
 
 Compiles the decode programs (an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round; head and
 round with few candidates and over the whole vocabulary) from shapes alone, at batch 1 and a cache of 4,096 slots in
-bfloat16, for every entry, each in a separate process; keeps one JSON per entry in --folder, so that it can be stopped
-and started again; then rewrites its part of docs/compile_decode.md. Needs requirements-compile.txt. No figure is a
-measurement.
+bfloat16. Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped
+and started again. It then rewrites its part of docs/compile_decode.md. It needs requirements-compile.txt. No figure is
+a measurement.
 """
 
 import argparse

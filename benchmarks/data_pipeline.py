@@ -1,11 +1,11 @@
-"""The data pipeline at size: the index that every new data set needs once, its memory, and reading beside a step.
+"""The data pipeline at scale: the index that every new data set needs once, its memory, and reading beside a step.
 
     python -m benchmarks.data_pipeline --rows=1000000 --tokens=150 --processes 1 4 --write
 
 Conversations of two turns are made of the tiny target's prompts. Their lengths are log-normal with a mean of about
---tokens. Each number of processes indexes them in a fresh process, whose peak of memory is the one reported; every
-index must equal the first. Another fresh process then reads batches of 16 rows, padded to 3,072 tokens: of this file,
-and of one whose rows fill all 3,072. First as fast as it can, then one batch each second, as a training run at 16 rows
+--tokens. For each number of processes a fresh process builds the index and reports its peak of memory; every index must
+equal the first. Another fresh process then reads batches of 16 rows, padded to 3,072 tokens: of this file, and of one
+whose rows fill all 3,072. It first reads as fast as it can and then one batch each second, as a training run at 16 rows
 per second would, and reports the longest time that a step waited.
 """
 

@@ -5,8 +5,9 @@
 
 An autoregressive step, the draft, the head's rollout, verify of 17 and of 16 to 128 rows, the tree's proposal and round
 at those sizes, the commit, a whole round; each many times inside one jitted loop, alternating, as medians. Beside each
-the bytes that it must move, and on a device of a known kind the time that its bandwidth allows; the copy bandwidth of
-the device is measured in the same run. The texts mean nothing: the speed-up is the shape's at the given τ.
+time it states the bytes that must be moved and, on a device of a known kind, the time that its bandwidth allows. The
+copy bandwidth of the device is measured in the same run. The texts are meaningless: the speed-up is that of the shape
+at the given τ.
 """
 
 import argparse

@@ -5,10 +5,10 @@
     python -m benchmarks.device_campaign --output=FOLDER --small                # a test on any CPU
 
 Golden parity, bandwidth, decoding and training of public shapes with random weights, and with --smollm2 the SmolLM2
-pipeline. Needs neither a hub nor a checkpoint. A phase whose FOLDER/NAME.json is there is not measured again; one that
-failed is. Each phase runs in a separate process, which leaves what it prints in FOLDER/NAME.log, and shares the
-compiled programs in FOLDER/compiled. FOLDER/summary.md holds the tables; --docs writes them into docs/benchmarks.md.
-Exit code 1: a phase failed, the others ran.
+pipeline. Needs neither a hub nor a checkpoint. A phase whose FOLDER/NAME.json exists is not measured again; a phase
+that failed is tried again. Each phase runs in a separate process, which leaves what it prints in FOLDER/NAME.log, and
+shares the compiled programs in FOLDER/compiled. FOLDER/summary.md holds the tables; --docs writes them into
+docs/benchmarks.md. Exit code 1: a phase failed, the others ran.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What one trained drafter drafts: held-out prompts decoded at temperature 0 and 1 in all of its modes.
+"""Acceptance of one trained drafter: held-out prompts decoded at temperature 0 and 1 in all of its modes.
 
 Both temperatures share the programs, since each request brings its own sampling. ROWS requests run together; texts and
 acceptance do not depend on that. Nothing is timed here (drafter_timings.py is).

@@ -1,4 +1,4 @@
-"""What one trained drafter predicts, drafts and holds: recall of its base logits, decodings, sizes.
+"""Measurements of one trained drafter: the recall of its base logits, its decodings and its sizes.
 
     python -m benchmarks.drafter_probe --run=WORKDIR --answers=ROWS.jsonl --prompts=FILE.jsonl --output=FOLDER
 

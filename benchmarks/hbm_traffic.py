@@ -1,8 +1,9 @@
 """Bytes that a compiled program moves to and from a device's main memory, read from the program's text.
 
-A compiler's own "bytes accessed" counts what is prefetched into a TPU's vector memory again at each use, the whole of a
-table of which a gather reads one row, and a loop's body once. Here a byte counts when main memory gives or takes it,
-and a loop's body as often as it runs. What a cache would keep (a GPU's L2) counts too, unless its size is given.
+A compiler's own "bytes accessed" counts data that is prefetched into a TPU's vector memory again at each use, counts a
+whole table when a gather reads one row of it, and counts a loop's body once. This module counts a byte when main memory
+is read or written, and a loop's body as often as it runs. Bytes that a cache (a GPU's L2) would keep count too, unless
+the size of the cache is given.
 """
 
 import dataclasses

@@ -3,9 +3,9 @@
     python -m benchmarks.regeneration --batches=16 --batch_size=32 --write
 
 The shipped tiny models answer the first prompts of the tiny recipe with its settings, greedy, in queues of neighbours
-by length, as `python -m domino_jax.regenerate` does. Both ways answer each queue, alternating in who goes first. A
-first pass over all queues compiles and counts for nothing; a figure is the median over the repetitions. Both must give
-the same answers.
+by length, as `python -m domino_jax.regenerate` does. Both ways answer each queue, and they alternate in going first. A
+first pass over all queues compiles and is not counted; a figure is the median over the repetitions. Both must give the
+same answers.
 
 A batch computes rows × rounds in each dispatch. Row-rounds of rows whose answer is already complete, or that never had
 a prompt, are the share spent on finished rows.

@@ -1,7 +1,7 @@
 """The stages of a comparison in one folder: answers, trainings, decodings and other commands, each run once.
 
 A stage is a real command in a separate process with a log, <workdir>/<name>.log, and a record, <workdir>/<name>.json.
-A finished stage is taken as it is, an interrupted one continues as its command does, and one that was started with
+A finished stage is not run again, an interrupted one continues as its command does, and one that was started with
 other flags is refused. So a study may be stopped at any moment and started again.
 """
 

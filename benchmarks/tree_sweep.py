@@ -2,9 +2,9 @@
 
     python -m benchmarks.tree_sweep --config=configs/tiny.py --config.decode.num_drafts=0
 
-At another temperature with --config.decode.temperature=1.0.
+Set --config.decode.temperature=1.0 for another temperature.
 
-Decodes twice decode.num_prompts prompts with the chain (mode draft) and replays every tree over the answers
+Decodes 2 · decode.num_prompts prompts with the chain (mode draft) and replays every tree over the answers
 (domino_jax/evals/trees.py). Candidates, lanes and beta are chosen on the second half of the prompts and measured
 on the first half. Prints Markdown.
 """

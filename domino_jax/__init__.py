@@ -11,7 +11,7 @@ __all__ = ["Answer", "Decoder", "LoadSettings", "TextPiece", "TreeSettings", "lo
 
 
 def __getattr__(name: str) -> Any:
-    # Imported at the first use: a command's misspelt flag is told before jax starts.
+    # Imported at the first use: a command's misspelt flag is reported before jax starts.
     if name in __all__:
         from domino_jax.decoding import api
 

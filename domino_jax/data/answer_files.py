@@ -4,8 +4,8 @@ OUTPUT                       the rows; a process that answers alone appends to t
 OUTPUT.part-<i>-of-<n>.jsonl the rows that process i of n has answered so far
 OUTPUT.meta.json             what the rows were made with; other settings are refused
 
-A row counts once its line is whole. Rows that are whole in any of the files are not answered again, whenever a process
-died and however many continue. The merged file replaces OUTPUT in one step before a part is removed.
+A row counts once its line is whole. Rows that are whole in any of the files are not answered again, no matter when a
+process died and how many processes continue. The merged file replaces OUTPUT in one step before a part is removed.
 """
 
 import contextlib

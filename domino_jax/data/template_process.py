@@ -113,7 +113,7 @@ class Namespace(jinja2.utils.Namespace):
 
 
 def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """jinja2's own filter escapes HTML."""
+    """Replaces jinja2's own filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

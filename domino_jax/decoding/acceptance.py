@@ -18,7 +18,7 @@ def full_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
 
 
 def accept_rates(histogram: Mapping[str, int]) -> tuple[list[float], list[float | None]]:
-    """(rate, conditional rate) of draft positions 1, 2, …; a conditional rate without a case is None."""
+    """(rate, conditional rate) of draft positions 1, 2, …; a conditional rate is None where no round got so far."""
     counts = list(histogram.values())
     reached = [sum(counts[position:]) for position in range(len(counts))]  # rounds that emitted more than `position`
     plain = [kept / reached[0] for kept in reached[1:]]

@@ -1,4 +1,4 @@
-"""What a draft chooses among: all tokens, or at each slot the few with the largest base logits.
+"""The tokens that a draft chooses among: all of them, or at each slot the few with the largest base logits.
 
 The head's correction of all V logits reads a matrix [V, E] for every draft. A token that the backbone ranks far down is
 hardly ever the best one after the correction, so chains (propose.py) and trees (tree.py) may correct Q candidates per

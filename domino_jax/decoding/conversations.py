@@ -51,7 +51,7 @@ def start_conversation(row: Mapping[str, Any], place: int, tokenizer: Any, think
 
 
 def _packed(ids: Sequence[int]) -> array:
-    """Four bytes a token: the first prompts of a million rows are held at once, and a list has nine times as many."""
+    """The ids, four bytes each: a million rows' first prompts are held at once, and a list takes nine times that."""
     return array("i", ids)
 
 
@@ -92,7 +92,7 @@ class Answerer:
         self.generators: dict[bool, Generator] = {}  # with and without the drafter
 
     def fits(self, prompt: Sequence[int]) -> bool:
-        """The same with and without a drafter: whether a turn is answered must not depend on it."""
+        """Whether there is room for an answer. A drafter makes no difference, because it must not change an answer."""
         return len(prompt) + self.max_new_tokens + 1 <= self.limit
 
     def check(self, conversation: Conversation) -> None:
@@ -115,7 +115,7 @@ class Answerer:
         return self.models if self.drafts(longest) else Models(self.models.target, self.models.target_params)
 
     def generator(self, longest: int) -> Generator:
-        """The one that answers prompts of this length."""
+        """The generator that answers prompts of this length."""
         drafts = self.drafts(longest)
         if drafts not in self.generators:
             models = self.models_for(longest)

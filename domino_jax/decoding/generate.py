@@ -1,4 +1,4 @@
-"""Prompts in, answers out: a queue of prompts over the rows of a batch that follows what is left to do."""
+"""Prompts in, answers out: prompts queue for the rows of a batch, whose size follows the work that is left."""
 
 import dataclasses
 import functools
@@ -261,7 +261,7 @@ class Generator(Programs):
     def _fit(self, batch: _Batch, state: DecodeState, longest: int, keep: Sequence[int]) -> DecodeState:
         """The rows `keep` with caches that hold `longest` tokens and a block; the state passed in is used up.
 
-        Layer by layer, so that no more than one layer is there twice.
+        It works layer by layer, so that at most one layer exists twice at a time.
         """
         slots = batch.slots(self.slots(longest + self.block_rows(batch.mode)))
         before, places = state.done.shape[0], np.array(keep, np.int32)

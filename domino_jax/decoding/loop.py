@@ -162,7 +162,7 @@ def read_prompts(models: Models, tokens: jax.Array, lengths: jax.Array) -> tuple
 
 
 def chunk_size(batch: int, padded: int) -> int:
-    """Tokens of each row that one pass of a prefill takes: a power of two, or all of them."""
+    """The number of tokens of each row that one pass of a prefill reads: a power of two, or all of them."""
     size = 1 << (PREFILL_TOKENS // batch).bit_length() - 1 if batch <= PREFILL_TOKENS else 0
     return min(padded, max(size, SMALLEST_CHUNK))
 

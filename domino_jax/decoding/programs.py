@@ -1,4 +1,4 @@
-"""The programs that decode: one for each mode and size of the caches, compiled when it is first used."""
+"""The decoding programs: one for each mode, batch size and cache size, compiled when it is first used."""
 
 import dataclasses
 import time
@@ -129,7 +129,7 @@ class Programs:
     def smaller_batch(self, rows: int) -> int:
         """The rows of the next smaller batch, a quarter; 0 where there is none.
 
-        In fixed shape there is none, because sums over another number of rows may round otherwise. On a mesh the rows
+        In fixed shape there is none, because sums over another number of rows may round differently. On a mesh the rows
         of each batch are cut evenly.
         """
         mesh, quarter = jax.sharding.get_mesh(), rows // 4

@@ -1,4 +1,4 @@
-"""What a single prompt may ask for besides its tokens."""
+"""The options that a single prompt may set besides its tokens."""
 
 import dataclasses
 import math

@@ -185,7 +185,7 @@ def choose(
     and min-p never change which token is the likeliest, so none of them is computed.
 
     Args:
-        depths: int32 [B, T] for the nodes of a tree: node t stands at positions[depths[t]], and nodes of one depth
+        depths: int32 [B, T] for the nodes of a tree: node t has position positions[depths[t]], and nodes of one depth
             share one row of noise; positions are then [B, M+1].
     """
     if not reads_noise(params, scale):

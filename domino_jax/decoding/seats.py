@@ -1,4 +1,4 @@
-"""Which prompt has which row of a batch, as the host knows it."""
+"""The host's record of which prompt occupies which row of a batch."""
 
 import dataclasses
 from collections import deque

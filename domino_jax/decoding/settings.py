@@ -1,4 +1,4 @@
-"""How to decode, as plain values: modes, sampling, drafts, trees, and what makes a value unusable.
+"""Decoding settings as plain values: modes, sampling, drafts and trees, with the checks that refuse unusable values.
 
 Nothing here imports jax, so that a recipe is checked before jax starts.
 """

@@ -58,7 +58,7 @@ class Example:
 
 
 def collect_examples(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: TextCodec, folder: Path) -> list[Example]:
-    """EXAMPLES prompts from the lowest to the highest τ of the last lane, whose rejected drafts are recomputed.
+    """EXAMPLES prompts, from the lowest to the highest τ of the last lane, with recomputed rejected drafts.
 
     Args:
         lanes: the modes of one drafter.  folder: holds generations.jsonl.

@@ -124,7 +124,7 @@ vllm serve {target} --speculative-config '{settings}'
 
 
 def serving_lines(config: AnyConfig, target_path: str, format: str = formats.SERVING) -> str:
-    """The commands of the servers that draft with this drafter, why another does not, and their tokens per round."""
+    """The commands of the servers that draft with this drafter, why the others do not, and their tokens per round."""
     if not config.has_backbone:
         return row_serving_lines(config, target_path, format)
     target, drafts = public_name(target_path), config.block_size - 1
@@ -193,12 +193,12 @@ def training_lines(config: AnyConfig, recipe: Mapping[str, Any], step: int, data
 
 
 def share(ratio: float | str) -> str:
-    """A share of the run; infinite is written as a string in JSON: then λ stays where it is."""
+    """A share of the run as text. Infinity, which JSON holds as a string, means that λ stays constant."""
     return "no number of steps (it stays)" if ratio == "inf" else f"{float(ratio):.0%} of the run"
 
 
 def public_name(path: str) -> str:
-    """A hub id as it is, a path's last part: where files lie on one machine or in one bucket is nothing to publish."""
+    """A hub id unchanged, or the last part of a path: local folders and buckets are not published."""
     return Path(path).name if path.startswith(("/", ".", "~")) or is_remote(path) else path
 
 

@@ -89,7 +89,7 @@ def check_simulation(settings: DecodeSettings, drafter: AnyConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-    """Reads targets and drafters as the settings want them.
+    """Reads targets and drafters as the settings describe them.
 
     Args:
         target_path: a folder or hub id.

@@ -62,7 +62,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _image(name: str, data: bytes) -> str:
-    """All pictures in one scale, so that their letters are equally large and two narrow ones fit side by side."""
+    """All pictures have one scale, so that their letters are equally large and two narrow pictures fit side by side."""
     text, width = as_html(Path(name).stem.replace("_", " ")), int.from_bytes(data[16:20], "big")  # in a PNG's header
     source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     return f'<img alt="{text}" width="{width * SCALE:.0f}" src="{source}">'

@@ -32,7 +32,7 @@ PARTS = {
 
 
 def look(mode: str) -> dict[str, str]:
-    """Of a mode's line."""
+    """Colour, marker and label of a mode's line."""
     return {"color": COLOURS.get(mode, OTHER), "marker": MARKERS.get(mode, "^"), "label": mode}
 
 

@@ -1,4 +1,4 @@
-"""What a decoding run measured: report.json for programs, report.md and tables for people, one on the console.
+"""The report of a decoding run: report.json for programs, report.md and tables for people, one table on the console.
 
 Definitions, the same wherever a figure is shown:
   round            one draft and one verification by the target; it emits the accepted drafts and one token more
@@ -130,7 +130,7 @@ def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
 
 
 def _time_split(parts: Mapping[str, float], step: float | None, drafts: int) -> dict[str, Any]:
-    """Milliseconds, of seconds; None for what was not timed apart."""
+    """Milliseconds, of seconds; None for parts that were not timed separately."""
     timed = sum(parts[name] for name in TIMED) if parts.keys() >= set(TIMED) else None
     saved = max(0.0, parts["round"] - parts["without_head"]) if "without_head" in parts else None  # may be all noise
     return {

@@ -1,4 +1,4 @@
-"""What a report says about a run besides its figures, and what tells two runs apart."""
+"""The description of a run in its report, besides the figures, and the values that distinguish two runs."""
 
 import dataclasses
 import hashlib
@@ -106,7 +106,7 @@ class RunInfo:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The sections of report.json that are no figures."""
+        """The sections of report.json that hold no figures."""
         origin, widths = self.origin(), self.round_widths
         scale, choices = self.settings.draft_scale, self.drafter_config
         drafter = choices and {

@@ -23,7 +23,7 @@ Interval = list[float] | None
 
 
 def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> dict[str, dict[str, Any]]:
-    """By mode the figures of one set of prompts, speed-ups and intervals among them."""
+    """The figures of one set of prompts by mode, including speed-ups and intervals."""
     baseline = runs[BASELINE] if BASELINE in runs else None
     judged = info.references and not info.simulated
     widths = {BASELINE: 1, **info.round_widths}

@@ -100,7 +100,7 @@ def acceptance_rows(shares: dict[str, Any]) -> tuple[str, list[list[str]]]:
 
 
 def legible(tree: RecordedTree) -> list[int]:
-    """The nodes to draw: of more than LEGIBLE the accepted path and the likeliest of its siblings."""
+    """The nodes to draw: all nodes, or, above LEGIBLE, the accepted path and the likeliest of its siblings."""
     if len(tree.tokens) <= LEGIBLE:
         return list(range(len(tree.tokens)))
     ranks = sibling_ranks(tree)

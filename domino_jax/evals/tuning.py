@@ -4,11 +4,11 @@ Coupling: at temperature > 0 a draft is argmax(c·log q + g), with a large c the
 with the target's noise g. Which c is best depends on how well q fits p, so prompts are decoded with several.
 
 Width: a wider round emits more tokens and takes longer. How many more depends on the drafter and the prompts, and is
-recorded on a few of them; how much longer depends on the device and the rows of a batch, and is timed for batches of 1,
-2, 4, … rows. The product is the expected rate. A width of 0 is a plain step, which extends the drafter's context too,
-so that a smaller batch can draft again. Trees are timed in the largest batch. They are not decoded one by one: all
-nodes that lanes meet are recorded once, and every size and beta is replayed over them (trees.py). Of each size the
-lanes and the beta with the highest τ are timed.
+recorded on a few prompts. How much longer depends on the device and the rows of a batch, and is timed for batches of 1,
+2, 4, … rows. Together they give the expected rate. A width of 0 is a plain step, which extends the drafter's context
+too, so that a smaller batch can draft again. Trees are timed in the largest batch. They are not decoded one by one: all
+nodes that lanes meet are recorded once, and every size and beta is replayed over them (trees.py). The lanes and the
+beta with the highest τ of each size are timed.
 """
 
 import dataclasses
