@@ -4,8 +4,8 @@
     python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=DIR --dry_run --topology=v5e:4x4
 
 Reads top to bottom: recipe, devices, target, data, state, steps, export, decoding. The same command runs in every
-process of a pod. A workdir that holds a run is continued; a finished one is shown. What a workdir holds: README,
-"Files". Exit code 42: stopped by SIGTERM with everything saved; start it again.
+process of a pod. A workdir that holds a run is continued; a finished one is shown. docs/commands.md lists
+the files of a workdir. Exit code 42: stopped by SIGTERM with everything saved; start it again.
 """
 
 import contextlib

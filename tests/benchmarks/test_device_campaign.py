@@ -267,7 +267,8 @@ def test_the_pipeline_answers_trains_and_decodes(tmp_path):
     flags += ["preflight.rows=0", "eval.every=0", "eval.final=False", "checkpoint.every=3"]
     flags += ["decode.num_prompts=2", "decode.max_new_tokens=16"]
     words = tuple(f"--config.{flag}" for flag in flags)
-    pipeline = device_campaign_smollm2.Pipeline(ASSETS / "tiny_qwen3", tmp_path, words, "configs/tiny.py")
+    tiny = {"recipe": "configs/tiny.py", "prompts": "assets/tiny_qwen3/prompts_train.jsonl"}
+    pipeline = device_campaign_smollm2.Pipeline(ASSETS / "tiny_qwen3", tmp_path, words, **tiny)
     answers = device_campaign_smollm2.answers(pipeline)
     assert answers["rows"] == 8 and answers["tokens"] > 8
     trained = device_campaign_smollm2.training(pipeline)
