@@ -13,12 +13,13 @@ from assets.near_duplicates import Index, neighbours, shingles
 from assets.smollm2_grammar import COMPUTED, SLOT, Prompt, article, is_held_out, plural
 from assets.smollm2_words import NOUN_CLASSES
 from domino_jax.data.chat import encode_prompt
-from domino_jax.data.prompts import read_prompts
+from domino_jax.data.prompts import read_jsonl, read_prompts
 from domino_jax.recipe.decoding import read_file_rows
 from domino_jax.weights import hf
 from tests.helpers.paths import ASSETS
 
 FOLDER = ASSETS / "smollm2_prompts"
+END = 2  # <|im_end|>
 PACKAGES = ("wordfreq", "countryinfo", "periodictable")
 FROM_PACKAGES = {*NOUN_CLASSES, "noun", "adjective", "sentence", "country", "element", "python", "docs", "function"}
 FROM_PACKAGES |= {"docs_sentence", "noun_g", "gloss", "gloss_g", "gloss_sentence", "symbol"}
@@ -43,6 +44,18 @@ def test_every_kind_has_its_share_and_four_kinds_are_only_held_out(files):
     assert set(train.values()) == {310}
     assert {kind: held_out[kind] for kind in train} == dict.fromkeys(train, 12)
     assert held_out - Counter(dict.fromkeys(train, 12)) == Counter(dialogue=15, quiz=15, slogan=15, fill_in=15)
+
+
+def test_the_answers_belong_to_the_training_prompts_one_turn_each(files):
+    answers = [row for _, row in read_jsonl(FOLDER / "answers_train.jsonl.gz")]
+    assert [row["id"] for row in answers] == [row["id"] for row in files["train"]]
+    assert sum(sum(row["loss_mask"]) for row in answers) == 743_393
+    for row in answers:
+        tokens, mask = row["token_ids"], row["loss_mask"]
+        asked, answered = mask.index(1), sum(mask)
+        assert len(tokens) == len(mask) and mask[asked:] == [1] * answered
+        assert answered == 256 or tokens[-1] == END
+        assert answered <= 256 and tokens[asked:].count(END) <= 1
 
 
 def test_the_first_rows_hold_every_kind(files):
