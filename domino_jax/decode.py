@@ -97,9 +97,13 @@ def memory_refused(settings: DecodeSettings):
     except jax.errors.JaxRuntimeError as error:
         if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
+        largest = max(settings.concurrency, default=0)
+        rows = f"decode.batch_size {settings.batch_size}"
+        if largest > settings.batch_size:
+            rows = f"{largest} rows, the most of decode.concurrency,"
         raise DominoError(
-            f"the device has no memory for decode.batch_size {settings.batch_size} with decode.cache_length"
-            f" {settings.cache_length} ({first_line(error, with_class=False)}); lower one of them."
+            f"the device has no memory for {rows} with decode.cache_length {settings.cache_length}"
+            f" ({first_line(error, with_class=False)}); lower one of them."
         ) from error
 
 
@@ -113,7 +117,7 @@ def measure(flags: cli.Flags, loader: Loader) -> None:
     if from_primary(lambda: shown):
         return
     refuse_read_only(output)
-    say(plan_line(info, output))
+    say(plan_line(info, output, own_modes=flags.config.decode.modes is None))
 
     # -------------------------------------------------------------- prompts
     loaded = loader.target()
@@ -170,14 +174,16 @@ def show_finished(output: Path, info: RunInfo, name: str) -> bool:
     return True
 
 
-def plan_line(info: RunInfo, output: Path) -> str:
-    """What the command is about to do, in one line."""
+def plan_line(info: RunInfo, output: Path, own_modes: bool) -> str:
+    """What the command is about to do, in one line. own_modes: each drafter of a comparison brings its own."""
     settings, source = info.requested, info.source
     prompts = f"up to {source.limit} prompts of {source.source}" if source.limit else source.source
     prompts = ", ".join(source.tasks) or ("one prompt" if source.text else prompts)
-    drafter = f", {len(info.drafter)} drafters" if isinstance(info.drafter, tuple) else ""
+    several = isinstance(info.drafter, tuple)
+    modes = "each in its own modes" if several and own_modes else ", ".join(settings.modes)
+    drafters = f"{len(info.drafter)} drafters, " if several else ""
     return (
-        f"decode: {prompts}; {', '.join(settings.modes)}{drafter}; up to {settings.max_new_tokens} new tokens each,"
+        f"decode: {prompts}; {drafters}{modes}; up to {settings.max_new_tokens} new tokens each,"
         f" batch {settings.batch_size}; then a report in {output}"
     )
 

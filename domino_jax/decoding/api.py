@@ -18,10 +18,11 @@ from domino_jax.data.prompts import check_prompt
 from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.programs import Clock
-from domino_jax.decoding.requests import Request
+from domino_jax.decoding.requests import Request, seed_problem
 from domino_jax.decoding.settings import (
     BASELINE,
     DRAFT,
+    DTYPES,
     TREE,
     DraftSettings,
     GeneratorSettings,
@@ -94,6 +95,9 @@ class Decoder:
         Raises:
             DataError: a prompt that is empty or does not fit.  DominoError: a value out of range.
         """
+        if isinstance(prompts, str) or any(isinstance(prompt, Mapping) for prompt in prompts):
+            kind = "a text" if isinstance(prompts, str) else "a list of messages"
+            raise DataError(f"prompts is {kind}, which is one prompt; put it into a list: generate([prompt]).")
         ids = [self.encode(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
         requests = [self._request(index, **sampling) for index in range(len(ids))]
         answers = self.generator.generate(self.models, ids, mode or self.default_mode, requests).answers
@@ -113,6 +117,8 @@ class Decoder:
         Args:
             clock: counts on the seconds of prefill, decoding and compilation with every piece.
         """
+        if chunk_rounds < 1:
+            raise DominoError(f"chunk_rounds is {chunk_rounds}: give 1 or more.")
         ids = self.encode(prompt, "the prompt")
         text = TextStream(self.tokenizer)
         request = self._request(0, **sampling)
@@ -176,6 +182,14 @@ class LoadSettings:
     tree: TreeSettings | None = None
     temperature: float = 0.0
 
+    def check(self) -> None:
+        """Raises DominoError for a dtype that is none of DTYPES, or a size below 1."""
+        if self.dtype not in DTYPES:
+            raise DominoError(f"dtype is {self.dtype!r}: give {' or '.join(DTYPES)}.")
+        for name in ("cache_length", "max_new_tokens", "batch_size"):
+            if getattr(self, name) < 1:
+                raise DominoError(f"{name} is {getattr(self, name)}: give 1 or more.")
+
     def drafting(self, tuning: Tuning | None) -> DraftSettings:
         """What is left open comes from the tuning."""
         scale = self.draft_scale
@@ -202,6 +216,7 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
             fit.  TypeError: an unknown name.
     """
     settings = dataclasses.replace(settings or LoadSettings(), **changes)
+    settings.check()
     tree = settings.tree
     if tree is not None and not isinstance(tree, TreeSettings):
         raise DominoError(f"tree is {tree!r}: give its shape, as tree=domino_jax.TreeSettings(nodes=64).")
@@ -219,7 +234,7 @@ def load(target: str, drafter: str | None = None, settings: LoadSettings | None 
     tuning = stored_tuning(drafter, setup)
     drafting = settings.drafting(tuning)
     loaded = load_target(target, settings.dtype)
-    block = tuning.block_size if tuning and settings.num_drafts is None and tree is None else 0
+    block = tuning.block_size if tuning and not settings.num_drafts and tree is None else 0
     models = load_models(loaded, drafter, block_size=block, head_rank=settings.head_rank)
     if tree and (refused := refused_mode(TREE, models.drafter.config.head)):
         raise DominoError(f"tree is given, but {refused}.")
@@ -258,7 +273,7 @@ def _request(
     max_new_tokens: int | None = None,
 ) -> Request:
     sampling = SamplingParams(float(temperature), int(top_k), float(top_p), float(min_p))
-    problem = sampling.problem()
+    problem = sampling.problem() or seed_problem(seed)
     if problem:
         raise DominoError(str(problem))
     return Request(noise, seed, max_new_tokens, sampling)

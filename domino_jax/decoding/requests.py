@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from domino_jax.decoding.settings import LARGEST, SamplingParams
+from domino_jax.decoding.settings import LARGEST, Problem, SamplingParams
 from domino_jax.runtime.errors import DataError
 
 
@@ -52,6 +52,11 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
         if problem:
             raise DataError(f"{where}: {problem}")
     seed = given.get("seed")
-    if seed is not None and not 0 <= seed <= LARGEST:
-        raise DataError(f"{where} has seed {seed}; give a number from 0 to {LARGEST}.")
+    if seed is not None and (problem := seed_problem(seed)):
+        raise DataError(f"{where}: {problem}")
     return Request(noise if seed is None else 0, seed, given.get("max_new_tokens"), sampling)
+
+
+def seed_problem(seed: int) -> Problem | None:
+    """A seed that is no int32 of 0 or more."""
+    return None if 0 <= seed <= LARGEST else Problem("seed", seed, f"give a number from 0 to {LARGEST}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
 PARITIES = ("near_tie", "fixed_shape")
 LARGEST = 2**31 - 1  # the largest int32
+DTYPES = ("float32", "bfloat16")  # that models run in
 
 
 class Problem(NamedTuple):

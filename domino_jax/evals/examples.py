@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from domino_jax.decoding.propose import NO_DRAFT
 from domino_jax.decoding.rounds import TreeRound
 from domino_jax.decoding.settings import BASELINE, TREE
 from domino_jax.evals.lanes import Lane, record_rounds
@@ -117,8 +118,11 @@ def with_drafts(answer: Answer, recorded: Sequence[Round]) -> Answer:
 
 
 def chain_drafts(emitted: list[int], seen: np.ndarray) -> Round:
-    """A round with drafts [1, M]. If the answer ended inside it, its last token can be a draft, with none rejected."""
-    drafts, last = seen[0].tolist(), len(emitted) - 1
+    """A round with drafts [1, M]. If the answer ended inside it, its last token can be a draft, with none rejected.
+
+    A chain that ended where the drafter was not sure has fewer drafts.
+    """
+    drafts, last = [token for token in seen[0].tolist() if token != NO_DRAFT], len(emitted) - 1
     ended = last < len(drafts) and drafts[last] == emitted[last]
     return Round(emitted, not ended, [] if ended else drafts[last:])
 

@@ -14,7 +14,7 @@ from domino_jax.decoding.generate import Clock, Generation, Generator
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.propose import propose
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.rounds import tree_round
+from domino_jax.decoding.rounds import TreeRound, tree_round
 from domino_jax.decoding.settings import BASELINE, TREE
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt
@@ -156,7 +156,11 @@ def _recorder(lane: Lane) -> Callable[[DecodeState], tuple[DecodeState, Any]]:
     generator, models, mode = lane.generator, lane.models, lane.mode
     settings, sampling = generator.drafting(mode, 1), generator.settings.sampling
     if mode == TREE:
-        tree = jax.jit(lambda *of: tree_round(*of, sampling, settings))
+
+        @jax.jit
+        def tree(models: Models, state: DecodeState, stop_ids: jax.Array) -> tuple[DecodeState, TreeRound]:
+            return tree_round(models, state, stop_ids, state.sampling or sampling, settings)
+
         return lambda state: tree(models, state, generator.stop_ids)
     draft = jax.jit(lambda models, state: propose(models, state, state.sampling or sampling, settings)[0])
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from domino_jax.decoding.decode_settings import DecodeSettings
+from domino_jax.decoding.requests import Request
 from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt, fingerprint
@@ -31,7 +32,7 @@ class RunInfo:
 
     requested: the recipe's settings, with the drafter's tuning.  settings: those in effect, which fit its block.
     drafter: its path, the paths of a comparison, or None for plain decoding.
-    references: prompts with a reference answer.
+    references: prompts with a reference answer.  own_sampling: prompts that set temperature, top_k, top_p or min_p.
     """
 
     requested: DecodeSettings
@@ -43,6 +44,7 @@ class RunInfo:
     drafter_config: AnyConfig | None = None
     prompts: int = 0
     references: int = 0
+    own_sampling: int = 0
     template: str | None = None
 
     def loaded(
@@ -60,6 +62,7 @@ class RunInfo:
             drafter_config=drafter_config,
             prompts=len(prompts),
             references=sum(prompt.reference is not None for prompt in prompts),
+            own_sampling=sum(isinstance(one.request, Request) and bool(one.request.sampling) for one in prompts),
             template=target.tokenizer.chat_template if target.tokenizer is not None else None,
             **drafter,
         )
@@ -120,7 +123,12 @@ class RunInfo:
         }
         return {
             **origin,
-            "prompts": {**origin["prompts"], "count": self.prompts, "checked": self.references},
+            "prompts": {
+                **origin["prompts"],
+                "count": self.prompts,
+                "checked": self.references,
+                "own_sampling": self.own_sampling,
+            },
             "drafter": drafter,
             "draft_scale": str(scale),
             "tree_coupling": self._coupling(),

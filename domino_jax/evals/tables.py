@@ -15,7 +15,7 @@ METHODS = {
     "backbone": "Backbone alone",
     "draft": "Draft",
     "domino": "Domino",
-    "tree": "Domino, tree",
+    "tree": "Tree",
 }
 NOTHING = "–"
 WIDTHS = "As `domino_jax.tune` measured it on this device; a batch drafts what is in brackets."
@@ -24,9 +24,11 @@ POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kep
 
 def title(report: Mapping[str, Any]) -> str:
     """What was run, in one line; a simulated run says so first."""
-    settings = report["settings"]
+    settings, count, own = report["settings"], report["prompts"]["count"], report["prompts"].get("own_sampling", 0)
     sampling = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
-    what = f"{report['prompts']['count']} prompts, {sampling}, batch {report['batch_size']}"
+    if own:
+        sampling = "each sampled as it asks" if own == count else f"{sampling}, {own} of them sampled as they ask"
+    what = f"{count} prompts, {sampling}, batch {report['batch_size']}"
     return f"{simulated(report)}{what}, {report['dtype']}, {report['device']}"
 
 
@@ -128,7 +130,7 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
         constants = f"c = {coupling['draft_scale']:g}, spread {coupling['spread']:g}"
         notes.append(f"Trees are coupled with the target's noise: {constants}.")
     if spread:
-        notes.append("In brackets: 95 % intervals by the bootstrap over prompts.")
+        notes.append(f"In brackets: 95 % intervals by the bootstrap over {report['interval_of']['over']}.")
     if report["sittings"] > 1:
         notes.append(f"Measured in {report['sittings']} sittings: the run was interrupted and continued.")
     return notes

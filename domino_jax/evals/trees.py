@@ -20,7 +20,9 @@ from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.rounds import TreeRound
 from domino_jax.decoding.settings import TREE, TreeSettings
 from domino_jax.decoding.tree import ROOT, Ledger, draft_ledger
+from domino_jax.drafters.kinds import AnyConfig
 from domino_jax.drafters.pair import Models
+from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.figures import figure_of, save
 
 TREES = "trees.png"
@@ -167,6 +169,13 @@ class Recording:
     lanes: int
 
 
+def unrecorded(drafter: AnyConfig) -> str | None:
+    """Why `record` cannot be used for this drafter; None where it can."""
+    if drafter.has_backbone:
+        return None
+    return f"trees are compared at every place of an answer, and {drafter.head} keeps the state of its end alone"
+
+
 def record(
     models: Models, generator: Generator, prompts: Sequence[Sequence[int]], answers: Sequence[Generation]
 ) -> list[Recording]:
@@ -175,7 +184,12 @@ def record(
     Args:
         generator: with a tree; its prompts are requests 0, 1, … as in `Generator.generate`.
         answers: to these prompts, by any mode.
+
+    Raises:
+        DominoError: a drafter whose cache does not hold the earlier places (`unrecorded`).
     """
+    if problem := unrecorded(models.drafter.config):
+        raise DominoError(f"{problem}.")
     settings = generator.drafting(TREE)
 
     @jax.jit

@@ -39,7 +39,7 @@ from domino_jax.drafters.pair import Models
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.evals.summary import ratio
 from domino_jax.evals.tables import say
-from domino_jax.evals.trees import record, replayed_tau
+from domino_jax.evals.trees import record, replayed_tau, unrecorded
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import shortened
 
@@ -108,7 +108,8 @@ def tune(
         settings: with the tree to start from, or none to leave trees out.
         mode: of the chain.
     """
-    if settings.drafting.tree and (refused := refused_mode(TREE, models.drafter.config.head)):
+    config = models.drafter.config
+    if settings.drafting.tree and (refused := refused_mode(TREE, config.head) or unrecorded(config)):
         print(f"no trees are measured: {refused}.")
         settings = dataclasses.replace(settings, drafting=dataclasses.replace(settings.drafting, tree=None))
     if not settings.sampling.greedy:

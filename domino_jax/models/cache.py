@@ -99,8 +99,12 @@ def keep_path(cache: Cache, lengths: Lengths, path: jax.Array, size: int) -> Cac
 
 
 def take_by_gather(rows: jax.Array, lengths: Lengths, path: jax.Array) -> jax.Array:
-    """rows [B, K, S, H] at slots length + path[k] → [B, K, T, H]."""
-    return jnp.take_along_axis(rows, (lengths[:, None] + path)[:, None, :, None], axis=2)
+    """rows [B, K, S, H] at slots length + path[k] → [B, K, T, H]; slots after the last are the last.
+
+    A row that is done may have no room for a block. What is taken for it is not used, but it has to be finite: the next
+    text in that row multiplies what lies after its end by zero.
+    """
+    return jnp.take_along_axis(rows, (lengths[:, None] + path)[:, None, :, None], axis=2, mode="clip")
 
 
 def take_by_product(rows: jax.Array, lengths: Lengths, path: jax.Array, size: int) -> jax.Array:

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from ml_collections import config_dict
 
 from domino_jax.decoding.decode_settings import modes_of
-from domino_jax.decoding.settings import LARGEST, PARITIES
+from domino_jax.decoding.settings import DTYPES, LARGEST, PARITIES
 from domino_jax.drafters.names import (
     HEADS,
     LARGEST_BLOCK,
@@ -34,7 +34,6 @@ from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-DTYPES = ("float32", "bfloat16")
 MESH_AXES = ("data", "fsdp", "tensor")
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is

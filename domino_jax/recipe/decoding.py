@@ -61,7 +61,7 @@ def check_flags(flags: cli.Flags) -> None:
         return
     if not (flags.prompt or flags.interactive):
         raise DominoError("--output is missing (a folder for the report); without it give --prompt or --interactive.")
-    for name in ("tasks", "compare"):
+    for name in ("tasks", "compare", "concurrency", "simulate_tau"):
         if decode[name]:
             raise DominoError(
                 f"config.decode.{name} is {decode[name]!r}, but {shown} without --output only shows one text: add"

@@ -84,11 +84,14 @@ def keep_compiled(folder: pathlib.Path | None = None) -> None:
     """
     if jax.config.jax_compilation_cache_dir:
         return
+    given = folder is not None
     try:
         folder = folder or cache_folder() / "programs" / platform.node()
-    except DominoError:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (DominoError, OSError):
+        if given:
+            raise
         return
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     mode = stat.S_IMODE(found.st_mode)
     if found.st_uid != os.geteuid():

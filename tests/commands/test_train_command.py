@@ -95,6 +95,11 @@ def test_without_a_workdir_programs_are_kept_in_the_users_cache_and_nowhere_if_i
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "file"))
     keep_compiled()
     assert not changed
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "programs").write_text("no folder either")
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "foreign"))
+    keep_compiled()
+    assert not changed
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
     keep_compiled()
     found = pathlib.Path(changed["jax_compilation_cache_dir"])

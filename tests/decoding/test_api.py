@@ -97,11 +97,33 @@ def test_the_same_seed_gives_the_same_sample_and_another_one_another():
         ({"top_p": 0.0}, "top_p is 0"),
         ({"min_p": 1.0}, "min_p is 1"),
         ({"top_k": -3}, "top_k is -3"),
+        ({"seed": 2**32 - 1}, "seed is 4294967295: give a number from 0 to 2147483647"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(values, said):
     with pytest.raises(DominoError, match=said):
         decoder().generate([PROMPT], **values)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kind"), [(PROMPT, "a text"), ([{"role": "user", "content": PROMPT}], "a list of messages")]
+)
+def test_one_prompt_in_place_of_a_list_is_refused(prompts, kind):
+    with pytest.raises(DataError, match=f"prompts is {kind}, which is one prompt"):
+        decoder().generate(prompts)
+
+
+def test_pieces_of_no_rounds_are_refused():
+    with pytest.raises(DominoError, match="chunk_rounds is 0: give 1 or more"):
+        next(decoder().stream(PROMPT, chunk_rounds=0))
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "float16"}, {"dtype": "bf16"}, {"batch_size": 0}, {"cache_length": -1}])
+def test_a_setting_that_cannot_be_is_refused_before_anything_is_loaded(changes):
+    [(name, value)] = changes.items()
+    with pytest.raises(DominoError, match=f"{name} is {value!r}: give"):
+        domino_jax.load("no folder", **changes)
 
 
 @pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}]])

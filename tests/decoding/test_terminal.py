@@ -126,6 +126,8 @@ def test_a_system_message_is_never_left_out_of_a_chat():
         (["--interactive", "--prompts=rows.jsonl"], "--interactive and --prompts are both given"),
         (["--interactive", "--config.decode.tasks=('gsm8k',)"], "but --interactive without --output only shows"),
         (["--prompt=Hi", "--config.decode.compare=('a',)"], "config.decode.compare is ('a',), but --prompt"),
+        (["--prompt=Hi", "--config.decode.concurrency=(1,2)"], "config.decode.concurrency is (1, 2), but --prompt"),
+        (["--interactive", "--config.decode.simulate_tau=3.0"], "config.decode.simulate_tau is 3.0, but --interactive"),
     ],
 )
 def test_flags_of_which_one_would_be_ignored_are_refused(capsys, arguments, message):

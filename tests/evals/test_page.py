@@ -10,7 +10,9 @@ import types
 import numpy as np
 import pytest
 
-from domino_jax.decoding.settings import TreeSettings
+from domino_jax.decoding.propose import NO_DRAFT
+from domino_jax.decoding.requests import Request
+from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.evals.examples import Answer, Example, Round, chain_drafts, collect_examples, with_drafts
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.page import render_page, token_spans
@@ -119,6 +121,9 @@ def test_the_last_token_of_a_chain_is_the_targets_unless_the_answer_ended_at_a_d
         ([5, 6, 9], [5, 6, 7, 8], Round([5, 6, 9], True, [7, 8])),
         ([5, 6, 9], [5, 6], Round([5, 6, 9], True, [])),
         ([5, 6], [5, 6, 7], Round([5, 6], False, [])),
+        # The drafter was not sure of more than one draft, or of any.
+        ([5, 9], [5, NO_DRAFT, NO_DRAFT], Round([5, 9], True, [])),
+        ([9], [NO_DRAFT, NO_DRAFT], Round([9], True, [])),
     ):
         assert chain_drafts(emitted, np.array([drafts])) == expected
 
@@ -129,13 +134,17 @@ def test_recomputed_rounds_count_up_to_the_first_that_differs():
     assert [one.rejected for one in with_drafts(measured, again).rounds] == [[1], None, None]
 
 
+@pytest.mark.parametrize("own", [None, SamplingParams(temperature=1.0)])
 @pytest.mark.parametrize("mode", ["domino", "tree"])
-def test_examples_spread_over_tau_and_their_rejected_drafts_are_not_what_was_emitted(tmp_path, mode):
+def test_examples_spread_over_tau_and_their_rejected_drafts_are_not_what_was_emitted(tmp_path, mode, own):
+    """Also where the prompts are sampled and the generator's default is greedy."""
     models = random_models()
     made = make_generator(models, max_new_tokens=12, tree=TreeSettings(nodes=8, lanes=2, candidates=4))
     ids = random_prompts(6, 4, 8)
-    prompts = [Prompt(f"p{index}", tuple(prompt), index) for index, prompt in enumerate(ids)]
-    answers = made.generate(ids, mode)
+    requests = [Request(index, sampling=own) for index in range(len(ids))]
+    pairs = enumerate(zip(ids, requests, strict=True))
+    prompts = [Prompt(f"p{index}", tuple(prompt), request) for index, (prompt, request) in pairs]
+    answers = made.generate(ids, mode, requests)
     pairs = zip(prompts, answers, strict=True)
     rows = {prompt.id: generation_row(prompt.id, mode, answer, None) for prompt, answer in pairs}
     (tmp_path / GENERATIONS).write_text("".join(json.dumps(row) + "\n" for row in rows.values()))

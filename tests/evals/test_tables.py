@@ -14,6 +14,7 @@ from domino_jax.evals.tables import (
     paper_table,
     position_rows,
     sections,
+    title,
     width_note,
 )
 from tests.helpers.report_runs import SPLIT, info_with, report_of, two_runs
@@ -81,6 +82,16 @@ def test_a_simulated_tables_caption_says_so_first():
     table = paper_table([report_of(info=info_with(simulate_tau=7.17))])
     assert table.caption.startswith("SIMULATED acceptance (τ forced to 7.17")
     assert "\\caption{SIMULATED acceptance ($\\tau$ forced to 7.17" in latex_table(table)
+
+
+def test_a_title_tells_of_prompts_that_bring_their_own_sampling():
+    def sampling(own: int) -> str:
+        return title(report_of(two_runs(), dataclasses.replace(info_with(), own_sampling=own))).split(", batch")[0]
+
+    count = report_of(two_runs(), info_with())["prompts"]["count"]
+    assert sampling(0) == f"{count} prompts, greedy"
+    assert sampling(1) == f"{count} prompts, greedy, 1 of them sampled as they ask"
+    assert sampling(count) == f"{count} prompts, each sampled as it asks"
 
 
 def test_a_tuned_run_has_the_break_even_tau_of_every_width():

@@ -10,7 +10,9 @@ from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams, TreeSettings
 from domino_jax.evals import tuning
+from domino_jax.evals.trees import record
 from domino_jax.evals.tuning import Shape, Timed
+from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import random_models, random_prompts
 
 TREE = TreeSettings(nodes=8, lanes=4, candidates=16)
@@ -66,6 +68,27 @@ def test_a_drafter_without_blocks_has_chains_of_one_size():
     for head, widths in (("medusa", (4, 2, 1, 0)), ("eagle3", (7, 4, 2, 1, 0))):
         [chains] = tuning.chains_of(random_models(head=head).drafter.config, "draft")
         assert [shape.num_drafts for shape in chains] == list(widths)
+
+
+def test_trees_are_left_out_where_a_drafter_has_none_or_its_cache_does_not_hold_earlier_places(monkeypatch, capsys):
+    """The state of Medusa is that of the last token, so trees of earlier ones cannot be replayed."""
+    monkeypatch.setattr(tuning, "measure_shapes", lambda models, settings, *_: shapes_without_trees(settings))
+    for head, reason in (
+        ("eagle3", "eagle3 drafts chains alone"),
+        ("medusa", "medusa keeps the state of its end alone"),
+    ):
+        models = random_models(head=head)
+        assert tuning.tune(models, SETTINGS, "draft", [[1]])[0].tree is None
+        shown = capsys.readouterr().out
+        assert "no trees are measured: " in shown and reason in shown
+    made = new_generator(models, SETTINGS)
+    with pytest.raises(DominoError, match="medusa keeps the state"):
+        record(models, made, [[1]], [])
+
+
+def shapes_without_trees(settings) -> list[Timed]:
+    assert settings.drafting.tree is None
+    return [timed("draft", 4, 4, 9.0)]
 
 
 def timed(mode, block, drafts, rate, nodes=0, rows=1):

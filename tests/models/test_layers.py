@@ -192,6 +192,12 @@ def test_a_path_taken_by_a_product_is_the_gathered_one_to_the_last_bit(dtype):
     assert (take_by_product(rows, lengths, path, 6) == expected).all()
 
 
+def test_a_path_that_leaves_the_cache_takes_its_last_slot_and_nothing_that_is_not_finite():
+    rows = jnp.arange(6.0).reshape(1, 1, 6, 1)
+    taken = take_by_gather(rows, jnp.array([4]), jnp.array([[0, 1, 2, 9]]))
+    assert taken[0, 0, :, 0].tolist() == [4, 5, 5, 5]
+
+
 def test_cached_forward_equals_uncached_forward_for_rows_of_different_length():
     """Prompts of 5 and 3 tokens are prefilled together, padded; then 4 tokens are appended to each."""
     tokens, run, target = random_tokens((2, 9)), target_run(), tiny_target(tied=False)
