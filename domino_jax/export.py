@@ -92,6 +92,7 @@ def write_export(
     data: Mapping[str, Any] | None = None,
     tau: float | None = None,
     format: str = formats.SERVING,
+    keep_others: bool = False,
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md about their origin.
 
@@ -104,6 +105,7 @@ def write_export(
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's decoded τ, when it was measured in training.
         format: one of formats.FORMATS.
+        keep_others: files of others in the folder stay, as they do in a bucket. Without it they are a DominoError.
     """
     params = on_host(params)
     if jax.process_index() != 0:
@@ -120,7 +122,7 @@ def write_export(
             fill(Path(local))
             upload(Path(local), open_path(folder))
     else:
-        with hf.whole_folder(folder, OWN_NAMES) as fresh:
+        with hf.whole_folder(folder, OWN_NAMES, keep_others) as fresh:
             fill(fresh)
 
 

@@ -37,7 +37,7 @@ from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
-from domino_jax.runtime.agreement import barrier
+from domino_jax.runtime.agreement import patient_barrier
 from domino_jax.runtime.errors import DominoError, refuse_read_only
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.progress import Progress
@@ -72,7 +72,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     output = local_output(output)
     rows = read_prompts(prompts, config.regenerate.num_prompts or None)
     settings = settings_of(config)
-    processes = ProcessGroup(jax.process_index(), jax.process_count(), barrier)
+    processes = ProcessGroup(jax.process_index(), jax.process_count(), patient_barrier)
     files = files_of(rows, output, read_target_identity(config.target.path, config.target.dtype), settings, processes)
     if files.is_finished():
         tell(processes, f"{output} holds all {len(rows)} answers already.")

@@ -33,15 +33,16 @@ from domino_jax.recipe import builders, cli, dry_run
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe.decoding import decode_trained
 from domino_jax.runtime import distributed, environment
-from domino_jax.runtime.agreement import from_primary, primary_first
+from domino_jax.runtime.agreement import from_primary, primary_first, refuse_differences, refuse_own_folder
 from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import locked
+from domino_jax.runtime.made_with import flatten
 from domino_jax.runtime.preemption import PREEMPTED, Preempted, Preemption
 from domino_jax.runtime.remote import cache_folder, open_path
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import console, estimates
-from domino_jax.training.checkpoints import Checkpoints, refuse_changes
+from domino_jax.training.checkpoints import Checkpoints, refuse_changes, refuse_unknown
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import Intervals, TrainingLoop
@@ -52,7 +53,13 @@ from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import stored_config
-from domino_jax.weights.loading import LoadedTarget, keep_compiled, load_target, read_target_config
+from domino_jax.weights.loading import (
+    LoadedTarget,
+    keep_compiled,
+    load_target,
+    read_target_config,
+    read_target_identity,
+)
 
 WINDOW = 4_096  # rows that are packed or sorted into buckets together
 
@@ -70,6 +77,8 @@ def main(flags: cli.Flags) -> int | None:
     require_wandb(config.train.wandb)
     workdir = open_path(flags.workdir).expanduser()
     recipe = recipes.resolved(config)
+    if not (workdir / "config.json").exists():  # else the keys of the run before count too
+        refuse_unknown(flags.allow_config_change, flatten(recipe))
     refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
@@ -83,6 +92,9 @@ def main(flags: cli.Flags) -> int | None:
         with preemption.nothing_to_lose():  # up to the first step a signal ends the process at once
             workdir.mkdir(parents=True, exist_ok=True)
             local = None if is_remote(workdir) else pathlib.Path(workdir)
+            if local:
+                refuse_own_folder(workdir)
+            refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
             if local and distributed.is_primary():
                 stack.enter_context(only_run(local))
             say(builders.describe_run(config))
@@ -115,6 +127,8 @@ def main(flags: cli.Flags) -> int | None:
                 progress=distributed.is_primary(),
             )
             batches = batches_of(config, source, loaded, share)
+            identity = read_target_identity(config.target.path, config.target.dtype)
+            refuse_differences({"the training data": batches.fingerprint, "the target": identity})
             drafter_config = builders.with_draft_vocabulary(drafter_config, batches.rows)
             drafter = builders.drafter_of(drafter_config, config)
             layout = evaluate = None
@@ -172,7 +186,9 @@ def main(flags: cli.Flags) -> int | None:
             def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
                 """Into <workdir>/export; every process calls it."""
                 folder = workdir / "export"
-                export.write_export(folder, drafter_config, params, recipe, step, report, data=data, tau=tau)
+                facts = {"report": report, "data": data, "tau": tau}
+                # A licence that somebody adds there must not end the run.
+                export.write_export(folder, drafter_config, params, recipe, step, **facts, keep_others=True)
 
         # ------------------------------------------------------------ steps
         train = config.train
@@ -356,7 +372,10 @@ def decode_finally(
     if not config.eval.final:
         return None
     if jax.process_count() > 1:
-        say(f"decode in one process: python -m domino_jax.decode --config.drafter.path={workdir} --output=DIR")
+        say(
+            "decode in one process: python -m domino_jax.decode --config=RECIPE"
+            f" --config.drafter.path={workdir} --output=DIR"
+        )
         return None
     with jax.set_mesh(layout.mesh):
         placed = dataclasses.replace(loaded, params=layout.target_params(loaded.params))

@@ -309,7 +309,7 @@ def describe_run(config) -> str:
     if judged.every:
         phases.append(f"{judged.num_prompts} held-out prompts decoded every {judged.every:,} steps")
     phases.append("export")
-    if judged.final:
+    if judged.final and jax.process_count() == 1:
         number = f"{config.decode.num_prompts} prompts" if config.decode.num_prompts else "all prompts"
         phases.append(f"{number} decoded in {len(modes_of(config.decode, config.drafter.head))} modes")
     return f"this run: {', then '.join(phases)}. Times left are measured on this machine."

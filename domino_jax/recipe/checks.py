@@ -51,6 +51,7 @@ FIXED = (
     *("drafter.markov_head_type", "drafter.markov_rank", "drafter.enable_confidence_head"),
     *("drafter.confidence_head_with_markov", "drafter.selector_rank", "drafter.conv_kernel_size"),
     *("drafter.conv_group_size", "drafter.eagle3", "drafter.medusa", "train.optimizer"),
+    "data.layout",  # the position in the data counts its items
 )
 
 

@@ -127,6 +127,11 @@ def run(
     if command:
         # Ctrl-C while threads and libraries end must not replace the code by a traceback.
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+    if not done and os.environ.get("DOMINO_RESTARTED") and remote.is_outage(error):
+        print("the bucket may answer later, so this process leaves to be started again", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGABRT)
     if not done and DISTRIBUTED in sys.modules:
         sys.modules[DISTRIBUTED].leave(code, error)
     sys.exit(code)

@@ -5,15 +5,22 @@ collective (`barrier`, a broadcast) has a time limit.
 """
 
 import contextlib
+import hashlib
 import itertools
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 from jax.experimental import multihost_utils
 
+from domino_jax.runtime.errors import DominoError
+
 LONGEST_WAIT = 24 * 3_600  # seconds that process 0 may work while the others wait
+SHARED_SECONDS = 10.0  # until a file of one machine shows on the others, at most
 _BARRIERS = itertools.count()  # each wait has a separate name
 
 
@@ -23,6 +30,18 @@ def barrier(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
+def patient_barrier(name: str) -> None:
+    """A barrier at which processes may wait for hours."""
+    if jax.process_count() > 1:
+        _meet(f"{name} {next(_BARRIERS)}")
+
+
+def _meet(key: str) -> None:
+    from orbax.checkpoint import multihost  # takes half a second
+
+    multihost.get_barrier_sync_fn()(key=key, timeout_ms=LONGEST_WAIT * 1_000)
+
+
 def primary_first(work: Callable[[], Any]) -> Any:
     """The result of `work()`, called in process 0 and then in the others, also when process 0 failed.
 
@@ -30,12 +49,10 @@ def primary_first(work: Callable[[], Any]) -> Any:
     """
     if jax.process_count() == 1:
         return work()
-    from orbax.checkpoint import multihost  # takes half a second
-
     number, primary = next(_BARRIERS), jax.process_index() == 0
 
     def wait(event: str) -> None:
-        multihost.get_barrier_sync_fn()(key=f"{event} {number}", timeout_ms=LONGEST_WAIT * 1_000)
+        _meet(f"{event} {number}")
 
     if not primary:
         wait("primary done")
@@ -56,3 +73,52 @@ def from_primary(work: Callable[[], int]) -> int:
         return work()
     value = primary_first(lambda: int(work()) if jax.process_index() == 0 else 0)
     return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+# ---------------------------------------------------------------- one run on several machines
+
+
+def refuse_differences(values: Mapping[str, str]) -> None:
+    """A DominoError in every process if one of them has another value than process 0 has.
+
+    Without it each process would compile its own program and read its own rows: at best they hang in a collective.
+
+    values: what has to be equal, by what a message calls it; the names are the same in every process.
+    """
+    if jax.process_count() == 1:
+        return
+    mine = [np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint8) for value in values.values()]
+    everywhere = np.asarray(multihost_utils.process_allgather(np.stack(mine)))  # uint8 [processes, values, 32]
+    different = (everywhere != everywhere[0]).any(axis=-1)
+    for name, processes in zip(values, different.T, strict=True):
+        if processes.any():
+            raise DominoError(
+                f"{name} of process {_list(processes)} differs from that of process 0: start the same command with the"
+                " same files on every machine."
+            )
+
+
+def refuse_own_folder(folder: epath.Path) -> None:
+    """A DominoError in every process if one of them does not see what process 0 writes into the folder."""
+    if jax.process_count() == 1:
+        return
+    token = from_primary(lambda: secrets.randbits(31))
+    probe = folder / f".seen-by-all-{token:x}.tmp"
+    if jax.process_index() == 0:
+        probe.write_text("")
+    barrier("probe written")
+    until = time.monotonic() + SHARED_SECONDS
+    while not (seen := probe.exists()) and time.monotonic() < until:
+        time.sleep(0.5)
+    blind = np.asarray(multihost_utils.process_allgather(np.uint8(not seen)))
+    if jax.process_index() == 0:
+        probe.unlink()
+    if blind.any():
+        raise DominoError(
+            f"{folder} is not the same folder on every machine: process {_list(blind)} does not see what process 0"
+            " writes there. Name a folder on a shared disk or in a bucket (gs://)."
+        )
+
+
+def _list(processes: Sequence[bool]) -> str:
+    return ", ".join(str(number) for number in np.flatnonzero(processes))

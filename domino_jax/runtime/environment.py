@@ -65,6 +65,15 @@ def packages() -> dict[str, str]:
     return dict(sorted((name, version) for name, version in found.items() if name))
 
 
+def code_digest() -> str:
+    """Tells versions of this package apart: of the text of all its modules."""
+    folder = pathlib.Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
 def git_state(folder: pathlib.Path) -> dict[str, Any] | None:
     """{"sha", "dirty", "diff_sha256"} of the checkout that tracks this package; None outside of a checkout.
 

@@ -41,15 +41,26 @@ def first_line(error: BaseException, with_class: bool = True) -> str:
     An error of the operating system, also one that tensorstore quotes, becomes the system's text alone.
     """
     text = str(error).strip()
-    number = re.search(r"\[os_error_code='(\d+)'\]", text)
-    if number:
-        return os.strerror(int(number[1]))
+    number = _quoted_number(error)
+    if number is not None:
+        return os.strerror(number)
     if isinstance(error, OSError) and text.startswith(f"[Errno {error.errno}]"):
         return error.strerror
     name = type(error).__name__
     if not text:
         return name
     return f"{name}: "[: None if with_class else 0] + text.splitlines()[0][:200]
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a disk or a quota is full: an OSError, or an error of tensorstore that quotes one."""
+    return getattr(error, "errno", None) in FULL or _quoted_number(error) in FULL
+
+
+def _quoted_number(error: BaseException) -> int | None:
+    """The number of the system's error that tensorstore quotes."""
+    number = re.search(r"\[os_error_code='(\d+)'\]", str(error))
+    return int(number[1]) if number else None
 
 
 def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:

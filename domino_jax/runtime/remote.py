@@ -23,11 +23,23 @@ from domino_jax.runtime.files import is_remote, make_once
 SCHEME = "gs://"
 CHECK_SECONDS = 60.0  # for each request that is tried before a command starts
 CONNECT_SECONDS = 10.0
+BUSY = ("408", "429")  # status codes below 500 of a store that may answer later
 SILENT_SECONDS = 60.0  # a connection that carries nothing for this long has failed
 
 
 class BucketError(DominoError, OSError):
     """A request to a bucket that failed for good. As an OSError it is handled wherever a failing disk is."""
+
+
+class Outage(BucketError):
+    """A bucket that does not answer, or says that it cannot now: the same request may work later."""
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it, is an Outage."""
+    while error is not None and not isinstance(error, Outage):
+        error = error.__cause__
+    return error is not None
 
 
 def open_path(path: str | os.PathLike):
@@ -169,25 +181,29 @@ def access(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # the boundary to gcsfs, aiohttp and Google's libraries, whose classes nothing joins
         reason = "no answer in time" if isinstance(error, TimeoutError) else first_line(error, with_class=False)
-        raise BucketError(_advice(name, reason, error)) from error
+        raise _refusal(name, reason, error) from error
 
 
-def _advice(name: str, reason: str, error: BaseException) -> str:
-    code = getattr(error, "code", None)
+def _refusal(name: str, reason: str, error: BaseException) -> BucketError:
+    code = str(getattr(error, "code", None) or "")
     if isinstance(error, FileNotFoundError):
-        return f"{name} cannot be used: there is no such object. Correct the address, or copy the file there."
-    if code in (401, "401") or "anonymous caller" in reason.lower() or "credentials" in reason.lower():
-        return (
+        return BucketError(
+            f"{name} cannot be used: there is no such object. Correct the address, or copy the file there."
+        )
+    if code == "401" or "anonymous caller" in reason.lower() or "credentials" in reason.lower():
+        return BucketError(
             f"{name} cannot be used: there are no valid credentials ({reason}).\n"
             "Run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS, or give the machine a "
             "service account."
         )
     if reason.startswith("Forbidden"):
-        return (
+        return BucketError(
             f"{name} cannot be used: permission denied ({reason}).\n"
             "Give this account the role Storage Object Admin (roles/storage.objectAdmin) on the bucket."
         )
-    return f"{name} cannot be used: {reason}. Check the address and this machine's network."
+    later = not code or code in BUSY or code.startswith("5")
+    kind = Outage if later else BucketError
+    return kind(f"{name} cannot be used: {reason}. Check the address and this machine's network.")
 
 
 # --------------------------------------------------------------------------------------------- the client

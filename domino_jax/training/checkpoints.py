@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 from domino_jax.runtime import preemption
 from domino_jax.runtime.agreement import barrier, from_primary, primary_first
 from domino_jax.runtime.distributed import is_loss, is_primary
-from domino_jax.runtime.errors import DataError, DominoError, first_line
+from domino_jax.runtime.errors import DataError, DominoError, first_line, is_full
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.made_with import differences, flatten, refuse
 from domino_jax.runtime.remote import open_path
@@ -146,9 +146,10 @@ class Checkpoints:
         )
 
     def _unwritable(self, step: int, error: BaseException) -> DataError:
+        change = f"Make room for {self.folder}" if is_full(error) else f"See to {self.folder}"
         return DataError(
             f"the checkpoint of step {step} could not be written ({first_line(error)}).\n"
-            f"Make room for {self.folder} and start again: the run continues from the newest intact checkpoint."
+            f"{change} and start again: the run continues from the newest intact checkpoint."
         )
 
     def close(self) -> None:
@@ -340,6 +341,13 @@ def refuse_other_shapes(folder: epath.Path, abstract_state: Any) -> None:
             raise ValueError(f"{'.'.join(name)} is {list(stored[name].shape)}, here it is {list(leaf.shape)}")
 
 
+def refuse_unknown(allowed: Collection[str], names: Collection[str]) -> None:
+    """A DominoError for an entry of --allow_config_change that covers none of the recipe's keys `names`."""
+    for entry in allowed:
+        if not any(_covers(entry, name) for name in names):
+            raise DominoError(f"--allow_config_change={entry}: the recipe has no such key or section.")
+
+
 def refuse_changes(
     old: Mapping, new: Mapping, free: Collection[str], allowed: Collection[str], fixed: Collection[str] = ()
 ) -> None:
@@ -350,15 +358,12 @@ def refuse_changes(
       free: keys or sections that may always change; allowed: those that --allow_config_change names.
       fixed: those that may not change even so.
     """
-    names = flatten(old).keys() | flatten(new).keys()
-    for entry in allowed:
-        if not any(_covers(entry, name) for name in names):
-            raise DominoError(f"--allow_config_change={entry}: the recipe has no such key or section.")
+    refuse_unknown(allowed, flatten(old).keys() | flatten(new).keys())
     found = differences(old, new)
     impossible = {key: found[key] for key in found if any(_covers(entry, key) for entry in fixed)}
     refuse(
         impossible,
-        "the checkpoint in this workdir holds the parameters of another drafter or optimizer:",
+        "the checkpoint in this workdir was made with another drafter, optimizer or layout of the data:",
         "Set it back, or train in another workdir; --allow_config_change cannot allow it.",
     )
     changed = {key: found[key] for key in found if not any(_covers(entry, key) for entry in (*free, *allowed))}

@@ -308,18 +308,19 @@ def write_folder(
 
 
 @contextlib.contextmanager
-def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
+def whole_folder(folder: str | Path, own_names: re.Pattern, keep_others: bool = False) -> Iterator[Path]:
     """A fresh folder to fill; when the block ends well it takes the place of `folder`, which is never seen half full.
 
     Args:
-        own_names: what entries of `folder` may be called that are lost with it; any other entry is a DominoError.
+        own_names: what entries of `folder` may be called that are lost with it.
+        keep_others: other entries are copied into the fresh folder. Without it they are a DominoError.
     """
     folder = Path(os.path.expanduser(folder)).resolve()
     previous = folder.with_name(f".{folder.name}.previous.tmp")
     try:
         entries = folder.iterdir() if folder.exists() else ()
         strange = [entry.name for entry in entries if not own_names.fullmatch(entry.name)]
-        if strange:
+        if strange and not keep_others:
             raise DominoError(
                 f"{folder} holds {list_names(strange)}, which no export wrote and which would be lost; "
                 "name a separate folder."
@@ -330,6 +331,9 @@ def whole_folder(folder: str | Path, own_names: re.Pattern) -> Iterator[Path]:
         with replacing(folder) as fresh:
             fresh.mkdir()
             yield fresh
+            for name in strange:
+                copy = shutil.copytree if (folder / name).is_dir() else shutil.copy2
+                copy(folder / name, fresh / name)
             if folder.exists():
                 shutil.rmtree(previous, ignore_errors=True)
                 os.rename(folder, previous)

@@ -239,6 +239,17 @@ def test_a_folder_with_something_else_in_it_is_left_alone_and_only_process_0_wri
     assert not (tmp_path / "other").exists()
 
 
+def test_what_somebody_adds_to_a_runs_export_stays_there(drafter, tmp_path):
+    folder = tmp_path / "export"
+    export.write_export(folder, *drafter, RECIPE, 1)
+    (folder / "LICENSE").write_text("mine")
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "upload").write_text("half")
+    export.write_export(folder, *drafter, RECIPE, 2, keep_others=True)
+    assert (folder / "LICENSE").read_text() == "mine" and (folder / ".cache" / "upload").read_text() == "half"
+    assert sorted(entry.name for entry in folder.iterdir()) == sorted([*FILES, "LICENSE", ".cache"])
+
+
 def test_an_object_store_never_shows_a_config_before_the_weights(drafter, tmp_path):
     config, params = drafter
     folder = tmp_path / "bucket"

@@ -106,6 +106,13 @@ def test_without_a_workdir_programs_are_kept_in_the_users_cache_and_nowhere_if_i
     assert found.is_relative_to(tmp_path / "cache") and found.stat().st_mode & 0o77 == 0
 
 
+def test_a_misspelt_allowance_is_refused_at_the_first_start_and_not_at_the_first_restart(files, tmp_path, capsys):
+    argv = arguments(files, tmp_path / "run")
+    assert start([*argv, "--allow_config_change=train.stpes"]) == 2
+    assert "--allow_config_change=train.stpes: the recipe has no such key" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows(tmp_path, capsys):
     case = CASES[0]
     ids = [[first, *case["prompt"][1:], *case["output"]] for first in range(40, 64)]

@@ -1,6 +1,8 @@
 """cli.py: every mistake on the command line is one message on stderr and exit code 2, before jax starts."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -8,6 +10,7 @@ import types
 import pytest
 
 from domino_jax.recipe import cli
+from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, NonFiniteError
 from tests.helpers.paths import ROOT
 
@@ -155,6 +158,23 @@ def test_a_failure_has_its_own_code_and_one_process_of_several_leaves_alone(caps
     monkeypatch.setitem(sys.modules, "domino_jax.runtime.distributed", module)
     assert start(capsys, TINY, "--workdir=w", main=main) == (code, message)
     assert left == [(code, error)]
+
+
+def test_a_bucket_that_does_not_answer_is_a_loss_where_a_launcher_starts_again(monkeypatch, capsys):
+    """Every code that says mistake is final for a launcher."""
+    killed = []
+    monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
+
+    def main(flags):
+        raise DataError("the checkpoint of step 3 could not be written.") from remote.Outage("gs://b: no answer")
+
+    for restarted, expected in ((None, []), ("1", [(os.getpid(), signal.SIGABRT)])):
+        if restarted:
+            monkeypatch.setenv("DOMINO_RESTARTED", restarted)
+        with pytest.raises(SystemExit) as left:
+            cli.run(main, argv=["command"])
+        assert left.value.code == 3 and killed == expected
+    assert "the bucket may answer later" in capsys.readouterr().err
 
 
 def test_processes_that_are_done_leave_together(capsys, monkeypatch):

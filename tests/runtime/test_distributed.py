@@ -344,3 +344,32 @@ def test_the_others_work_also_after_a_first_process_that_failed():
     ends = pair(FAILS_FIRST.strip())
     found = moments([out for _, out, _ in ends], "worked")
     assert [len(times) for times in found] == [1, 1] and found[0] < found[1] and ends[0][0] == 3, ends
+
+
+ALIKE = """
+    from etils import epath
+    from domino_jax.runtime.errors import DominoError
+    agreement.SHARED_SECONDS = 0.5
+    def tried(check, *of):
+        try: check(*of)
+        except DominoError as error: print("refused:", error)
+        else: print("fine")
+    folder, own = epath.Path("FOLDER"), str(jax.process_index())
+    (folder / own).mkdir()
+    tried(agreement.refuse_differences, {"the recipe": "a", "the code": "b"})
+    tried(agreement.refuse_differences, {"the recipe": "a", "the code": own})
+    tried(agreement.refuse_own_folder, folder)
+    tried(agreement.refuse_own_folder, folder / own)
+    agreement.patient_barrier("the end of these")
+"""
+
+
+def test_machines_that_would_run_something_else_or_write_somewhere_else_are_refused_in_all_processes(tmp_path):
+    ends = pair(ALIKE.strip().replace("FOLDER", str(tmp_path)))
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    for number, (_, out, _) in enumerate(ends):
+        lines = [line for line in out.splitlines() if line.startswith(("fine", "refused"))]
+        assert lines[0] == lines[2] == "fine"
+        assert lines[1].startswith("refused: the code of process 1 differs from that of process 0: start the same")
+        assert lines[3].startswith(f"refused: {tmp_path}/{number} is not the same folder on every machine: process 1 ")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1"]

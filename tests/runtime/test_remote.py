@@ -7,11 +7,12 @@ import threading
 import time
 
 import pytest
+from gcsfs.retry import HttpError
 
 from domino_jax.recipe import cli
 from domino_jax.runtime import remote
 from domino_jax.runtime.connection import free_port
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
 
 TINY = "configs/tiny.py"
@@ -110,6 +111,28 @@ def test_no_network_is_named(monkeypatch):
     monkeypatch.setattr("gcsfs.retry.asyncio.sleep", no_pause)
     message = refused(["gs://b/data"])
     assert "Cannot connect to host 127.0.0.1" in message and "network" in message
+
+
+@pytest.mark.parametrize(
+    ("error", "later"),
+    [
+        (TimeoutError(), True),
+        (ConnectionResetError("reset by peer"), True),
+        (HttpError({"code": 503, "message": "try again"}), True),
+        (HttpError({"code": 429, "message": "too many"}), True),
+        (HttpError({"code": 400, "message": "no such name"}), False),
+        (HttpError({"code": 401, "message": "who"}), False),
+        (OSError("Forbidden: b/run"), False),
+        (FileNotFoundError("b/run"), False),
+    ],
+)
+def test_a_failure_that_may_pass_is_told_from_a_mistake(error, later):
+    with pytest.raises(remote.BucketError) as refusal, remote.access("gs://b/run"):
+        raise error
+    assert remote.is_outage(refusal.value) is later
+    outer = DataError("the checkpoint could not be written")
+    outer.__cause__ = refusal.value
+    assert remote.is_outage(outer) is later and not remote.is_outage(None)
 
 
 async def no_pause(seconds):
