@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.ablation_tables import RECIPE_ROW, TABLES, VARIANTS, Table
-from benchmarks.study import Study, parse, parser_of, put_section, run_main, say_command, table_lines
+from benchmarks.document import put_section, table_lines
+from benchmarks.study import Study, parse, parser_of, run_main, say_command
 from domino_jax.evals.plots import curve, label_ends, points
 from domino_jax.runtime.figures import figure_of, save, tidy
 from domino_jax.training.metrics import read_rows

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.compile_decode_tables import put
+from benchmarks.document import put_section
 from benchmarks.this_machine import conditions
 from benchmarks.train_step import LAMBDA, RATE, step_without_target
 from domino_jax.drafters import blocks
@@ -256,10 +256,6 @@ def report(name: str, found: Measured, options: str, machine: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def marks(name: str) -> tuple[str, str]:
-    return tuple(f"<!-- against_specforge {name}: {edge} -->" for edge in ("begin", "end"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--specforge", type=pathlib.Path, required=True, help="a checkout of SpecForge")
@@ -300,7 +296,7 @@ def main() -> None:
     text = report(choices.case, found, options, conditions(("jax", "torch", "transformers")))
     print(text)
     if choices.write:
-        put(DOCUMENT, marks(choices.case), text)
+        put_section(DOCUMENT, f"against_specforge {choices.case}", text)
 
 
 if __name__ == "__main__":

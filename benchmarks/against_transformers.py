@@ -19,8 +19,6 @@ also wait for each other's time slices.
 
 import argparse
 import dataclasses
-import datetime
-import importlib.metadata
 import operator
 import os
 import pathlib
@@ -33,7 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import torch_domino
-from benchmarks.this_machine import cpu_name
+from benchmarks.this_machine import conditions
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
@@ -146,7 +144,8 @@ def report(choices: argparse.Namespace, measured: Measured, prompts: list[list[i
         "",
         f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, {count} new tokens "
         f"(at most {choices.max_new_tokens} each), float32, greedy, batch 1; medians of {choices.repetitions} "
-        f"repetitions alternating. {machine()}",
+        f"repetitions alternating, {torch.get_num_threads()} torch threads. "
+        f"{conditions(('jax', 'torch', 'transformers'))}",
         "",
         "| loop | ms per token | CPU ms | against transformers generate | τ | same tokens as generate | first pass |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -182,14 +181,6 @@ def shown(path: str) -> str:
     """A path inside the repository from its root, any other by its last part: no report names a machine's folders."""
     place = pathlib.Path(path).resolve()
     return str(place.relative_to(ROOT)) if place.is_relative_to(ROOT) else place.name
-
-
-def machine() -> str:
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "torch", "transformers"))
-    return (
-        f"{cpu_name()}: {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores for XLA, {torch.get_num_threads()} "
-        f"torch threads, load average {os.getloadavg()[1]:.1f} while it ran; {versions}; {datetime.date.today()}."
-    )
 
 
 def main() -> None:

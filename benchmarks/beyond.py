@@ -29,7 +29,8 @@ import numpy as np
 
 from benchmarks.ablation_tables import RECIPE_ROW, VARIANTS
 from benchmarks.beyond_tables import PICTURES, SECTIONS
-from benchmarks.study import ROOT, Stage, Study, at_least, parse, parser_of, put_section, run_main, say_command, time_of
+from benchmarks.document import put_section
+from benchmarks.study import ROOT, Stage, Study, at_least, parse, parser_of, run_main, say_command, time_of
 from benchmarks.this_machine import conditions
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.drafters.config import DrafterConfig

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.study import table_lines
+from benchmarks.document import table_lines
 from domino_jax.evals.plots import label_ends
 from domino_jax.runtime.figures import figure_of, tidy
 

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 
 from benchmarks import compile_decode, compile_decode_tables
 from benchmarks.compile_decode import BUFFER, GREEDY, array, drafting, prompts_on, state_on
+from benchmarks.document import put_section
 from domino_jax.decoding import loop
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.rounds import autoregressive_round, speculative_round
@@ -28,7 +29,6 @@ from domino_jax.training import topologies
 ENTRIES = (("8b", "v5p", 4), ("8b", "h200", 1), ("8b", "v6e", 1))
 SLOTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)
 PROMPTS = (1, 8)  # of a prefill
-BEGIN, END = "<!-- compile_context: begin -->", "<!-- compile_context: end -->"
 GB = compile_decode_tables.GB
 
 
@@ -118,7 +118,7 @@ def prefill_row(label: str, found: Mapping, rows: int) -> str:
 
 
 def write(document: pathlib.Path, folder: pathlib.Path, names: Sequence[str], programs: int) -> None:
-    """Puts the tables between their two marks, which the document must have."""
+    """Puts the tables into their section of the document."""
     found, missing = compile_decode_tables.kept(folder, names, programs)
     if not found:
         return
@@ -130,7 +130,7 @@ def write(document: pathlib.Path, folder: pathlib.Path, names: Sequence[str], pr
     lines += [prefill_row(label, entry, rows) for (label, entry), rows in itertools.product(found.items(), PROMPTS)]
     if missing:
         lines += ["", f"Not compiled yet, or not all of it: {', '.join(missing)}."]
-    compile_decode_tables.put(document, (BEGIN, END), "\n".join(lines) + "\n")
+    put_section(document, "compile_context", "\n".join(lines))
 
 
 COUNT = 2 * len(SLOTS) * len(ROWS) + 2 * len(PROMPTS)

@@ -4,10 +4,11 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from benchmarks.document import put_section
 from domino_jax.training import topologies
 
 PAGE = "compile_decode.md"  # in docs/
-BEGIN, END = "<!-- compile_decode: begin -->", "<!-- compile_decode: end -->"
+SECTION = "compile_decode"  # of the page
 # τ at T = 0, pooled over eight tasks, of a public rerun of the published drafters; other sizes are given the 8B's.
 TAU = {"4b": 7.17, "8b": 7.33}
 GB = 1e9
@@ -198,10 +199,10 @@ def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
 
 
 def write(document: pathlib.Path, folder: pathlib.Path, names: Sequence[str], programs: int) -> None:
-    """Puts the part between its two marks, which the document must have; `programs` of an entry make it whole."""
+    """Puts the part into its section of the document; `programs` of an entry make it whole."""
     found, missing = kept(folder, names, programs)
     if found:
-        put(document, (BEGIN, END), section(found, missing))
+        put_section(document, SECTION, section(found, missing))
 
 
 def kept(folder: pathlib.Path, names: Sequence[str], programs: int) -> tuple[dict[str, dict], list[str]]:
@@ -209,11 +210,3 @@ def kept(folder: pathlib.Path, names: Sequence[str], programs: int) -> tuple[dic
     files = {label: folder / f"{label}.json" for label in names}
     found = {label: json.loads(file.read_text()) for label, file in files.items() if file.exists()}
     return found, [label for label in names if label not in found or len(found[label]["programs"]) < programs]
-
-
-def put(document: pathlib.Path, marks: tuple[str, str], part: str) -> None:
-    """Replaces the text between the two marks."""
-    begin, end = marks
-    before, rest = document.read_text().split(begin)
-    after = rest.split(end)[1]
-    document.write_text(f"{before}{begin}\n{part}{end}{after}")

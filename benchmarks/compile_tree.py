@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from benchmarks import compile_decode, compile_tree_tables, compiler_text
 from benchmarks.compile_decode import BLOCK, GREEDY, SLOTS, array, state_on
+from benchmarks.hbm_traffic import COMPUTATION
 from domino_jax.decoding.loop import DecodeState
 from domino_jax.decoding.rounds import commit, speculative_round
 from domino_jax.decoding.settings import DraftSettings, TreeSettings
@@ -132,7 +133,6 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
 # --------------------------------------------------------------------------------------------- read from the text
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_OPENED = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _WHILE = re.compile(r" while\(.*body=%?([\w.\-]+)")
 
 
@@ -144,7 +144,7 @@ def turned_cycles(text: str, trips: int) -> int | None:
     own: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in text.splitlines():
-        opened = _OPENED.match(line)
+        opened = COMPUTATION.match(line)
         lines = own.setdefault("ENTRY" if opened[1] else opened[2], []) if opened else lines
         lines.append(line)
 

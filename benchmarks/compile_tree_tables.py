@@ -4,10 +4,11 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from benchmarks import compile_decode_tables
+from benchmarks.document import put_section
 from domino_jax.training import topologies
 
 PAGE = "compile_tree.md"  # in docs/
-BEGIN, END = "<!-- compile_tree: begin -->", "<!-- compile_tree: end -->"
+SECTION = "compile_tree"  # of the page
 GB = 1e9
 NODES = (16, 32, 64, 128)
 GOALS = (
@@ -16,8 +17,8 @@ GOALS = (
 )
 
 INTRODUCTION = """\
-`python -m benchmarks.compile_tree --folder=/tmp/compile_tree` ({date}, jax {jax}, the TPU and CUDA compilers of that
-release). **These are compilers' figures; none is a measurement.** Shapes and words as in [the table of
+`python -m benchmarks.compile_tree --folder=/tmp/compile_tree` ({date}, jax {jax}, the TPU and CUDA compilers of
+that release). **These are compilers' figures; none is a measurement.** Shapes and words as in [the table of
 chains](compile_decode.md): batch 1, bfloat16, 4,096 slots, blocks of 16, per chip; trees of 16 lanes and 64
 candidates per depth. The **head** is the chain's rollout and the **proposal** its counterpart, both from the
 backbone's output and base logits. **Verify** takes depths and ancestors as arguments; verify 17 is the chain's.
@@ -130,7 +131,7 @@ def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
 
 
 def write(document: pathlib.Path, folder: pathlib.Path, names: Sequence[str], programs: int) -> None:
-    """Puts the part between its two marks, which the document must have; `programs` of an entry make it whole."""
+    """Puts the part into its section of the document; `programs` of an entry make it whole."""
     found, missing = compile_decode_tables.kept(folder, names, programs)
     if found:
-        compile_decode_tables.put(document, (BEGIN, END), section(found, missing))
+        put_section(document, SECTION, section(found, missing))

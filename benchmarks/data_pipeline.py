@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compile_decode_tables import put
+from benchmarks.document import put_section
 from benchmarks.this_machine import conditions
 from domino_jax.data import index
 from domino_jax.data.order import Layout
@@ -36,7 +36,6 @@ from domino_jax.weights import hf
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TARGET = ROOT / "assets" / "tiny_qwen3"
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
-MARKS = ("<!-- data_pipeline: begin -->", "<!-- data_pipeline: end -->")
 LENGTH, BATCH = 3_072, 16
 WINDOW = 4_096
 SPREAD = 0.7  # of the logarithm of a row's length
@@ -174,7 +173,7 @@ def main() -> None:
     text = report(choices, indexed, read, conditions(("grain", "tokenizers")))
     print(text)
     if choices.write:
-        put(DOCUMENT, MARKS, text)
+        put_section(DOCUMENT, "data_pipeline", text)
 
 
 if __name__ == "__main__":

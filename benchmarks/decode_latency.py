@@ -53,7 +53,8 @@ from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading
 
 # By JAX's device_kind: the topology whose data sheet holds the bandwidth.
-KINDS = {"H200": "h200", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p", "TPU v6": "v6e", "TPU v4": "v4"}
+KINDS = {"H100": "h100", "H200": "h200", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p"}
+KINDS |= {"TPU v6": "v6e", "TPU v4": "v4"}
 GREEDY = SamplingParams()
 NAMES = {round_of(BASELINE): "step", round_of(DOMINO): "round", round_of(BACKBONE): "round_without_head"}
 COMPILING = 8  # programs that are compiled at a time

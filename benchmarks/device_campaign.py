@@ -31,8 +31,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks import compile_decode_tables, device_campaign_phases, device_campaign_smollm2, device_campaign_table
+from benchmarks import device_campaign_phases, device_campaign_smollm2, device_campaign_table
 from benchmarks.device_campaign_parity import parity
+from benchmarks.document import put_section
 from domino_jax.runtime import environment
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import write_whole
@@ -41,7 +42,7 @@ from domino_jax.weights.loading import keep_compiled
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 PAGE = ROOT / "docs" / "benchmarks.md"
-MARKS = ("<!-- device_campaign: begin -->", "<!-- device_campaign: end -->")
+SECTION = "device_campaign"  # of PAGE
 SIZES = ("8b", "4b", "0.6b")
 # What measures a phase, and its minutes: rough estimates for one H100, compilation included.
 DECODING = {
@@ -221,7 +222,7 @@ def summarize(choices: argparse.Namespace) -> None:
     text = device_campaign_table.markdown(records)
     write_whole(choices.output / "summary.md", text)
     if choices.docs:
-        compile_decode_tables.put(PAGE, MARKS, text)
+        put_section(PAGE, SECTION, text)
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:

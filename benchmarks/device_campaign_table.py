@@ -1,7 +1,9 @@
 """The tables of device_campaign.py, from its JSONs."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from benchmarks.document import table_lines
 
 GB = 1e9
 STEP_GOAL, ROUND_GOAL, TRAIN_GOAL = 1.15, 1.45, 0.45
@@ -161,12 +163,6 @@ def checks(records: Mapping[str, Any]) -> str:
     return f"Golden files: all checks pass; the largest share of a tolerance that an error takes: {shown}."
 
 
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    header = list(header)
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
-
-
 def decode_table(found: Mapping[str, Any]) -> str:
     """ms and × the limit of every part, a column for each size."""
     if not found:
@@ -187,7 +183,7 @@ def decode_table(found: Mapping[str, Any]) -> str:
         rows.append([f"speed-up at τ {tau}, set by hand", *speeds])
     rows.append(["peak GB", *(number(scaled(record["peak_bytes"], GB), 1) for record in found.values())])
     title = f"Decoding, one request, caches of {slots:,} slots: ms (× the limit)"
-    return table([title, *(f"Qwen3-{size.upper()}" for size in found)], rows)
+    return "\n".join(table_lines([title, *(f"Qwen3-{size.upper()}" for size in found)], rows))
 
 
 def sizes_table(found: Mapping[str, Any], kind: str) -> str:
@@ -210,7 +206,7 @@ def sizes_table(found: Mapping[str, Any], kind: str) -> str:
             speeds = ", ".join(f"{tau}: {number(value)}" for tau, value in one["speedup_at_tau"].items())
             plain = number(one["plain_tokens_per_second"], 0)
             rows.append([f"Qwen3-{size.upper()}, {name}", *cells, number(one["break_even_tau"]), speeds, plain])
-    return table(header, rows)
+    return "\n".join(table_lines(header, rows))
 
 
 def train_table(found: Mapping[str, Any]) -> str:
@@ -228,7 +224,7 @@ def train_table(found: Mapping[str, Any]) -> str:
             cells = [f"{one['milliseconds_per_row']:.2f}", f"{one['tokens_per_second']:,.0f}"]
             cells += [f"{one['tflops_per_second']:.1f}", percent(one["mfu"]), percent(share), memory]
             rows.append([f"{shape}, {part.replace('_', ' ')}", *cells])
-    return table(header, rows)
+    return "\n".join(table_lines(header, rows))
 
 
 def pipeline_lines(found: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import re
 
 from domino_jax.training.compiled import array_bytes
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(
     r"^\s+(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>\(.*?\)|\S+) (?P<op>[\w\-]+)\((?P<rest>.*)$"
 )
@@ -27,7 +27,6 @@ _FREE |= {"optimization-barrier", "copy-done", "slice-done", "async-done", "asyn
 _FREE |= {"all-gather-done", "collective-permute-done"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # operand that holds what is written
-_SAME = {"bitcast", "reshape", "copy", "convert", "transpose"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ def _parse(text: str) -> dict[str, list[Instruction]]:
     program: dict[str, list[Instruction]] = {}
     lines: list[Instruction] = []
     for line in text.splitlines():
-        opened = _COMPUTATION.match(line)
+        opened = COMPUTATION.match(line)
         if opened:
             lines = program.setdefault(("ENTRY " if opened[1] else "") + opened[2], [])
         found = _INSTRUCTION.match(line)

@@ -25,6 +25,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.document import put_section
 from benchmarks.drafter_decoding import read_lines
 from benchmarks.drafter_probe import FIGURES, digest
 from benchmarks.head_variants import ARMS, BY_CLOCK, BY_PREDICTIONS, DRAFT, HeadVariant, variants
@@ -36,7 +37,6 @@ from benchmarks.study import (
     at_least,
     parse,
     parser_of,
-    put_section,
     run_main,
     say_command,
     time_of,

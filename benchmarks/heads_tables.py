@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.document import table_lines
 from benchmarks.drafter_decoding import PUBLISHED
 from benchmarks.head_variants import BACKBONE, DRAFT, TREE, Arm
-from benchmarks.study import table_lines
 from domino_jax.evals.plots import label_ends
 from domino_jax.evals.summary import ratio_interval, resampled_sums
 from domino_jax.runtime.figures import figure_of, tidy

@@ -19,7 +19,7 @@ import statistics
 import jax
 import numpy as np
 
-from benchmarks.compile_decode_tables import put
+from benchmarks.document import put_section
 from benchmarks.this_machine import conditions
 from configs import tiny
 from domino_jax.data.prompts import read_prompts
@@ -29,7 +29,6 @@ from domino_jax.regenerate import new_answerer, settings_of
 from domino_jax.weights import loading
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
-MARKS = ("<!-- regeneration: begin -->", "<!-- regeneration: end -->")
 PLAIN, DRAFTED = ("target alone", "with the drafter")
 
 
@@ -167,7 +166,7 @@ def main() -> None:
     text = report(measure(made, work, loaded.tokenizer, choices.repetitions), count, choices.batch_size, conditions())
     print(text)
     if choices.write:
-        put(DOCUMENT, MARKS, text)
+        put_section(DOCUMENT, "regeneration", text)
 
 
 if __name__ == "__main__":

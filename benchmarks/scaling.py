@@ -3,7 +3,7 @@
     python -m benchmarks.scaling --folder=/tmp/scaling
 
 Runs `train --dry_run` for every entry and keeps its dry_run.json in --folder, so that it can be stopped and started
-again; then writes the tables of docs/scaling.md from the stored entries. Some 50 minutes on one core; --only=8b
+again. When all entries are there, it writes the tables of docs/scaling.md. Some 50 minutes on one core; --only=8b
 compiles a part, --effort=0 compiles as a run does (some three hours).
 """
 
@@ -18,9 +18,9 @@ import sys
 
 import jax
 
-from benchmarks.compile_decode_tables import put
+from benchmarks.document import put_section
+from domino_jax.runtime.files import write_whole
 
-MARKS = ("<!-- scaling: begin -->", "<!-- scaling: end -->")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
 TOPOLOGIES = ("v5e:4x4", "v5p:4x4x4", "v6e:8x8", "v5e:16x16", "h200")
@@ -65,22 +65,26 @@ def compile_entry(entry: dict, folder: pathlib.Path, effort: float) -> None:
     ]
     efforts = {name: str(effort) for name in ("JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "JAX_MEMORY_FITTING_EFFORT")}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | efforts, capture_output=True, text=True)
-    if done.returncode:
-        (folder / name(entry)).mkdir(parents=True, exist_ok=True)
-        (folder / name(entry) / "error.txt").write_text(done.stderr[-4000:])
-    print(
-        name(entry), "done" if done.returncode == 0 else f"failed: {done.stderr.strip().splitlines()[-1:]}", flush=True
-    )
+    figures = folder / name(entry) / "dry_run.json"
+    found = {"error": done.stderr[-4000:]} if done.returncode else json.loads(figures.read_text())
+    found |= {"date": str(datetime.date.today()), "jax": jax.__version__}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(file_of(entry, folder), json.dumps(found, indent=1) + "\n")
+    print(name(entry), f"failed: {done.stderr.strip().splitlines()[-1:]}" if done.returncode else "done", flush=True)
 
 
-def read(entry: dict, folder: pathlib.Path) -> dict | None:
-    file = folder / name(entry) / "dry_run.json"
-    return json.loads(file.read_text()) if file.exists() else None
+def file_of(entry: dict, folder: pathlib.Path) -> pathlib.Path:
+    """Holds the figures of an entry, or the "error" of its compilation, and the date and the version of jax."""
+    return folder / f"{name(entry)}.json"
+
+
+def read(entry: dict, folder: pathlib.Path) -> dict:
+    return json.loads(file_of(entry, folder).read_text())
 
 
 def row(label: str, entry: dict, folder: pathlib.Path) -> str:
     found = read(entry, folder)
-    if found is None:
+    if "error" in found:
         return f"| {label} | **no**: it does not compile | | | | | | |"
     slowest = found["floor_seconds"]
     own = f"{found['compiler_seconds'] * 1e3:,.0f}" if found["compiler_seconds"] else "–"
@@ -105,9 +109,11 @@ HEADER = (
 
 
 def document(folder: pathlib.Path) -> str:
-    """The page: a table for each topology of which anything was compiled, how cost grows, what is missing."""
+    """The section: a table for each topology of which anything was compiled, and how cost grows."""
     base = {"anchors": ANCHORS, "length": LENGTH}
-    parts = [INTRODUCTION.format(date=datetime.date.today(), jax=jax.__version__)]
+    compiled = [read(entry, folder) for entry in entries() if file_of(entry, folder).exists()]
+    dates, versions = (", ".join(sorted({found[key] for found in compiled})) for key in ("date", "jax"))
+    parts = [INTRODUCTION.format(date=dates, jax=versions)]
     for topology in TOPOLOGIES:
         sizes = {size.replace("_", ".").upper(): base | {"size": size, "topology": topology} for size in SIZES}
         parts += table(f"{topology}, {chips(topology)} chip{'s' if chips(topology) > 1 else ''}", sizes, folder)
@@ -117,16 +123,12 @@ def document(folder: pathlib.Path) -> str:
     by_chips = sorted({*MORE_CHIPS, "v5e:4x4", "v5e:16x16"}, key=chips)
     rows |= {topology: grown | {"topology": topology} for topology in by_chips}
     parts += table("How it grows: Qwen3-0.6B, v5e:4x4 unless stated otherwise", rows, folder)
-    notes = [note.read_text().strip() for note in sorted(folder.glob("*/note.txt"))]
-    missing = [name(entry) for entry in entries() if not (folder / name(entry)).exists()]
-    if missing:
-        notes.append(f"Not compiled yet: {', '.join(missing)}.")
-    return "\n".join([*parts, *(f"- {note}" for note in notes)]) + "\n"
+    return "\n".join(parts)
 
 
 def table(title: str, rows: dict[str, dict], folder: pathlib.Path) -> list[str]:
     """Lines of one table, without the entries that were not compiled; none when none was."""
-    there = {label: entry for label, entry in rows.items() if (folder / name(entry)).exists()}
+    there = {label: entry for label, entry in rows.items() if file_of(entry, folder).exists()}
     if not there:
         return []
     return [f"## {title}\n", HEADER, *(row(label, entry, folder) for label, entry in there.items()), ""]
@@ -134,10 +136,10 @@ def table(title: str, rows: dict[str, dict], folder: pathlib.Path) -> list[str]:
 
 INTRODUCTION = """# What a training step costs, by the compilers
 
-Every figure here comes from compiling the real step for devices that were not present ({date}, jax {jax}, the TPU and
-CUDA compilers of the same release); **none is a measurement**. Paper recipes: 5 draft layers, blocks of 16, 256
-anchors, rows of 3,072 tokens, one row per chip, parameters and optimizer over all chips (`mesh.fsdp=-1`), bfloat16 with
-float32 master weights. The command that made it:
+Every figure here comes from compiling the real step for devices that were not present
+({date}, jax {jax}, the TPU and CUDA compilers of the same release); **none is a measurement**.
+Paper recipes: 5 draft layers, blocks of 16, 256 anchors, rows of 3,072 tokens, one row per chip, parameters and
+optimizer over all chips (`mesh.fsdp=-1`), bfloat16 with float32 master weights. The command that made the tables:
 
 ```
 python -m benchmarks.scaling --folder=/tmp/scaling
@@ -146,8 +148,8 @@ python -m benchmarks.scaling --folder=/tmp/scaling
 - The compilers worked with their least effort (`--effort=-1`), which takes a quarter of the time. On Qwen3-0.6B,
   v5e:4x4, that gives a peak of 3.35 GB per chip where the effort of a run gives 3.25, and the same products.
 - **peak**: the compiler's own plan of a chip's memory.
-- **lean**: the operations that a row needs (`domino_jax/training/estimates.py`); the **program's** products count
-  attention scores that are made again in the backward pass, and attention under the mask.
+- **lean**: the operations that a row needs (`domino_jax/training/estimates.py`); the **program's** products count what
+  is computed again in the backward pass, and attention under the mask.
 - **data sheet ms**: the largest of three times at the data sheet's rates: the program's products at the chip's peak,
   the compiler's bytes at its memory bandwidth (it counts a loop's body once) and the collectives' bytes at its links.
   The part in brackets is the largest; **rows/s** follows from it.
@@ -166,9 +168,13 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     for entry in [] if arguments.write else entries():
-        if arguments.only in name(entry) and not (arguments.folder / name(entry)).exists():
+        if arguments.only in name(entry) and not file_of(entry, arguments.folder).exists():
             compile_entry(entry, arguments.folder, arguments.effort)
-    put(ROOT / "docs" / "scaling.md", MARKS, document(arguments.folder))
+    missing = [name(entry) for entry in entries() if not file_of(entry, arguments.folder).exists()]
+    if missing:
+        print(f"docs/scaling.md is left as it is, because these entries are not compiled: {', '.join(missing)}")
+        return
+    put_section(ROOT / "docs" / "scaling.md", "scaling", document(arguments.folder))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def test_the_rows_without_what_a_cache_keeps():
 
 def test_the_document_keeps_what_is_around_the_tables(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{compile_decode_tables.BEGIN}\nyesterday\n{compile_decode_tables.END}\nafter\n")
+    page.write_text("before\n<!-- compile_decode: begin -->\nyesterday\n<!-- compile_decode: end -->\nafter\n")
     (tmp_path / "8b-v5p-tp4.json").write_text(json.dumps(entry()))
     compile_decode_tables.write(page, tmp_path, ["8b-v5p-tp4", "8b-h200-tp1"], programs=6)
     text = page.read_text()

@@ -130,7 +130,7 @@ def test_the_goals_of_a_tree():
 
 def test_launches_and_missing_entries_are_stated_in_the_document(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"{compile_tree_tables.BEGIN}\nold\n{compile_tree_tables.END}\n")
+    page.write_text("<!-- compile_tree: begin -->\nold\n<!-- compile_tree: end -->\n")
     (tmp_path / "8b-h200-tp1.json").write_text(json.dumps(entry(kept=True)))
     compile_tree_tables.write(page, tmp_path, ["8b-h200-tp1", "4b-v5p-tp1"], programs=16)
     text = page.read_text()

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import compile_decode_tables, device_campaign, device_campaign_phases, device_campaign_smollm2
+from benchmarks import device_campaign, device_campaign_phases, device_campaign_smollm2
+from benchmarks.document import put_section
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
 from tests.helpers.models import GOLDEN_SETS
@@ -226,7 +227,7 @@ def test_the_page_has_the_marks_between_which_the_tables_go(tmp_path, stubs, mon
     page = tmp_path / "page.md"
     page.write_text(device_campaign.PAGE.read_text())
     monkeypatch.setattr(device_campaign, "PAGE", page)
-    compile_decode_tables.put(page, device_campaign.MARKS, "yesterday\n")
+    put_section(page, device_campaign.SECTION, "yesterday")
     output = tmp_path / "figures"
     output.mkdir()
     device_campaign.write_record(output, "first", {"phase": "first"})
@@ -258,6 +259,19 @@ def test_a_step_of_the_pipeline_names_the_one_that_is_missing(tmp_path):
         device_campaign_smollm2.training(pipeline)
     with pytest.raises(DominoError, match="run the phase smollm2-training first"):
         device_campaign_smollm2.decoding(pipeline)
+
+
+@pytest.mark.parametrize(("violations", "failed"), [(0, False), (2, True)])
+def test_the_decoding_fails_if_texts_differ_beyond_near_ties(tmp_path, monkeypatch, violations, failed):
+    counts = {"same": 38, "of": 40, "near_ties": 2 - violations, "violations": violations}
+    report = {"modes": {"domino": {"speedup": 1.5}}, "identical_outputs": {"domino": counts}}
+    for name in ("drafter", "decoded"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "decoded" / "report.json").write_text(json.dumps(report))
+    monkeypatch.setattr(device_campaign_smollm2.Pipeline, "run", lambda *_: 1.0)
+    found = device_campaign_smollm2.decoding(device_campaign_smollm2.Pipeline(ASSETS / "tiny_qwen3", tmp_path))
+    assert found["modes"] == report["modes"] and found["identical_outputs"]["domino"] == counts
+    assert ("failed" in found) == failed and ("2 with domino" in str(found)) == failed
 
 
 @pytest.mark.slow(minutes=4)

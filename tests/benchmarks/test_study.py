@@ -10,7 +10,7 @@ import time
 import pytest
 
 from benchmarks import study
-from benchmarks.study import OutOfTime, Stage, Study, put_section
+from benchmarks.study import OutOfTime, Stage, Study
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.studies import stand_in
 
@@ -137,18 +137,6 @@ def test_trainings_and_decodings_are_the_real_commands(tmp_path, monkeypatch):
     assert work.decode("chain", folder, {"decode.temperature": 1.0}) == {"format": 2}
     assert commands[2][1][0] == "domino_jax.decode"
     assert {f"--config.drafter.path={folder}", f"--output={tmp_path / 'chain'}"} <= set(commands[2][1])
-
-
-def test_a_section_is_replaced_between_its_marks_and_appended_without(tmp_path):
-    page = tmp_path / "docs" / "page.md"
-    put_section(page, "one", "first\n")
-    page.write_text("# Title\n" + page.read_text() + "\nrest\n")
-    put_section(page, "two", "second")
-    put_section(page, "one", "third")
-    assert page.read_text() == (
-        "# Title\n\n<!-- one: begin -->\nthird\n<!-- one: end -->\n\nrest\n\n"
-        "<!-- two: begin -->\nsecond\n<!-- two: end -->\n"
-    )
 
 
 def test_this_interpreter_runs_the_stages(tmp_path, worker):

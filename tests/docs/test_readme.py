@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ name what is there, and their commands parse."""
+"""The README and the pages of docs/ name what is there, and their commands parse and pass the recipe's checks."""
 
 import pathlib
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from configs import qwen3
 from domino_jax import decode, export, regenerate, train, tune
-from domino_jax.recipe import cli
+from domino_jax.recipe import checks, cli
 from tests.helpers.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ COMMANDS = {
     "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
     "tune": (tune, ("config",), ("prompts",)),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
-    "export": (export, ("workdir", "output"), ("format",)),
+    "export": (export, ("workdir", "output"), ("format", "head_rank")),
 }
 FIRST = (
     "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
@@ -72,14 +72,17 @@ def test_links_of_a_page_lead_to_files(page):
 
 
 @pytest.mark.parametrize("line", commands())
-def test_every_command_of_the_pages_parses(line, monkeypatch):
+def test_every_command_of_the_pages_parses_and_passes_the_checks_of_its_recipe(line, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = shlex.split(line.split(" && ")[0].split("  #")[0])
     command = words[0].split(".")[1]
     module, required, optional = COMMANDS[command]
     source = pathlib.Path(module.__file__).read_text(encoding="utf-8")
     assert all(f'"{flag}"' in source.rsplit("cli.run(", 1)[1] for flag in (*required, *optional))
-    assert cli.parse([command, *words[1:]], required, optional)
+    flags = cli.parse([command, *words[1:]], required, optional)
+    if flags.config:
+        checked = {"train": "dry_run" if flags.dry_run else "train", "tune": "decode"}
+        checks.check(flags.config, checked.get(command, command), flags.given)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

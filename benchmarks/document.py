@@ -1,0 +1,23 @@
+"""Tables in Markdown, and the marked sections of a page that a script writes."""
+
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from domino_jax.runtime.files import write_whole
+
+
+def put_section(path: pathlib.Path, name: str, text: str) -> None:
+    """Writes `text` between the marks `name` of a Markdown file; where there are none, at its end with new ones."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    if begin not in page:
+        page += f"\n{begin}\n{end}\n"
+    before, rest = page.split(begin)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, f"{before}{begin}\n{text.strip()}\n{end}{rest.split(end)[1]}")
+
+
+def table_lines(heading: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> list[str]:
+    """A Markdown table, the first `texts` columns to the left and the others to the right."""
+    marks = ["---"] * texts + ["---:"] * (len(heading) - texts)
+    return [f"| {' | '.join(row)} |" for row in (heading, marks, *rows)]
