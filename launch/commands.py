@@ -159,9 +159,12 @@ def read(command: Sequence[str]) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+def run_all(commands: Sequence[Sequence[str]]) -> int:
+    """Run commands one after the other until one fails: its exit code, or 0."""
+    return next((code for command in commands if (code := run(command))), 0)
+
+
 def must(commands: Sequence[Sequence[str]]) -> None:
     """Run commands one after the other; the first that fails ends the launcher with its exit code."""
-    for command in commands:
-        code = run(command)
-        if code:
-            raise SystemExit(code)
+    if code := run_all(commands):
+        raise SystemExit(code)

@@ -25,7 +25,8 @@ def ask(command: Sequence[str]) -> str | None:
     """What gcloud prints; None when what it looks for does not exist.
 
     Another failure (no network, no login, a service that is down) is tried again for some minutes; then it ends the
-    launcher with exit code 2, and the run itself goes on.
+    launcher with exit code 2. The run of launch.queued_resources goes on without it. That of launch.tpu_vm has already
+    ended when gcloud is asked, because it is tethered to its launcher.
     """
     pauses = restarts.Pauses()
     with signals.passed_on() as stop:

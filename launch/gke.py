@@ -1,7 +1,8 @@
 """One run on any Kubernetes cluster with TPU nodes and JobSet, without xpk: fills in launch/jobset.yaml.
 
     python -m launch.gke --name=domino --accelerator=tpu-v5-lite-podslice --topology=16x16 --hosts=64 \\
-        --image=REGISTRY/domino:1 -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
+        --image=REGISTRY/domino:1 -- python -m domino_jax.train --config=configs/qwen3_8b.py \\
+        --workdir=gs://bucket/run --config.data.train=gs://bucket/rows.jsonl
 
 The image holds this repository as its working folder and jax[tpu]; the service account may read and write the workdir.
 All pods start again after exit codes 42 and 43, after signals and after a lost node; any other failure is final.

@@ -2,12 +2,13 @@
 
     python -m launch.queued_resources --name=domino --zone=us-west4-a --type=v5litepod-256 \\
         --version=v2-alpha-tpuv5-lite --spot --storage=gs://bucket/launch \\
-        -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
+        -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run \\
+        --config.data.train=gs://bucket/rows.jsonl
 
-Copies this commit to --storage, asks for the machines and waits: a resource that was taken away is requested again and
-continues from the last checkpoint. Ends with the run's exit code, which each machine leaves in --storage under the
-attempt's name; the launcher itself can be stopped and started again at any time, and --stop ends the run. --nodes above
-1 asks for several slices.
+Copies this commit to --storage, asks for the machines and waits: a resource that was taken away is requested again with
+the same code and continues from the last checkpoint. Ends with the run's exit code, which each machine leaves in
+--storage under the attempt's name; the launcher itself can be stopped and started again at any time, and --stop ends
+the run. --nodes above 1 asks for several slices.
 """
 
 import argparse
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if args.stop:
         return commands.run(stop(args))
+    commands.assignments(args.env)  # a mistake is refused before anything is created
     with signals.passed_on():
         code = keep(args)
     if args.delete:
@@ -55,20 +57,21 @@ def show(args: argparse.Namespace) -> None:
     if args.stop:
         commands.show([stop(args)])
         return
-    attempt = "ATTEMPT"
+    attempt, following = "ATTEMPT", "NEXT"
     commands.show(
         [
             "# a resource of this name and the attempt that it belongs to; the next ones only without a resource",
             describe(args),
             storage(args, "cat", "attempt"),
-            *upload(args, attempt),
+            *upload(args, attempt, tpu_vm.ARCHIVE),
             commands.here_document(["cat"], startup(args, attempt), f" > {STARTUP}"),
             create(args, STARTUP),
             f"# every {args.poll:g} s, until the machines agree on an exit code",
             storage(args, "cat", f"{attempt}/machines/*"),
             describe(args),
-            f"# when the second one prints {' or '.join(LOST)}: this, and all from the archive on again",
+            f"# when the second one prints {' or '.join(LOST)}: these two, then all from the script on for NEXT",
             delete(args),
+            copy(args, attempt, following),
             *(["# at the end", delete(args)] * args.delete),
         ]
     )
@@ -76,34 +79,49 @@ def show(args: argparse.Namespace) -> None:
 
 def keep(args: argparse.Namespace) -> int:
     """Wait for the run's exit code and ask for lost machines again; the exit code."""
-    attempt = attached(args)
+    attempt = attached(args) or start(args)
+    problem = None
     pauses = restarts.Pauses()
     with signals.passed_on() as stopped:
         for left in range(args.max_restarts, -1, -1):
             watch = machine_codes.Watch(args.poll)
-            attempt = attempt or start(args)
-            code = None
-            while code is None and (there := state(args)) not in LOST:
-                code = watch.verdict(there, gcloud.ask(storage(args, "cat", f"{attempt}/machines/*")) or "")
-                if code is None and stopped.wait(args.poll):
-                    commands.say("the run goes on by itself; the same command waits for it again, --stop ends it")
-                    raise SystemExit(128 + stopped.received)
-            if code is None:
-                # It may have ended before it was lost.
-                code = machine_codes.final(gcloud.ask(storage(args, "cat", f"{attempt}/machines/*")) or "")
-            if code is not None:
-                commands.run(storage(args, "cp", "-", f"{attempt}/reported"), f"{code}\n")
-                return code
-            commands.run([*describe(args)[:-1], "--format=yaml(state)"])
+            if problem is None:
+                there, code = wait(args, attempt, watch, stopped)
+                if code is not None:
+                    commands.run(storage(args, "cp", "-", f"{attempt}/reported"), f"{code}\n")
+                    return code
+                commands.run([*describe(args)[:-1], "--format=yaml(state)"])
+                problem = f"the resource is {there}"
             if left == 0:
                 break
             pause = pauses.after(watch.seconds())
-            commands.say(f"the resource is {there}; asking for it again in {pause:g} s, {left} times left")
+            commands.say(f"{problem}; asking for it again in {pause:g} s, {left} times left")
             if stopped.wait(pause):
                 break
-            commands.must([delete(args)])
-            attempt = None
+            following = attempt_name(args)
+            if failure := replace(args, attempt, following):
+                problem = f"the request failed with exit code {failure}"
+            else:
+                attempt, problem = following, None
     return 128 + stopped.received if stopped.received else 1
+
+
+def wait(
+    args: argparse.Namespace, attempt: str, watch: machine_codes.Watch, stopped: signals.Stop
+) -> tuple[str | None, int | None]:
+    """The resource's state and the run's exit code, once there is one; None when its machines were lost before."""
+
+    def left() -> str:
+        return gcloud.ask(storage(args, "cat", f"{attempt}/machines/*")) or ""
+
+    while (there := state(args)) not in LOST:
+        code = watch.verdict(there, left())
+        if code is not None:
+            return there, code
+        if stopped.wait(args.poll):
+            commands.say("the run goes on by itself; the same command waits for it again, --stop ends it")
+            raise SystemExit(128 + stopped.received)
+    return there, machine_codes.final(left())  # it may have ended before it was lost
 
 
 def attached(args: argparse.Namespace) -> str | None:
@@ -127,16 +145,28 @@ def attached(args: argparse.Namespace) -> str | None:
 
 
 def start(args: argparse.Namespace) -> str:
-    """Copy the code, ask for the machines; the attempt's name."""
+    """Copy the last commit and ask for the machines, for the first time: a failure is final. The attempt's name."""
     attempt = attempt_name(args)
+    with tempfile.TemporaryDirectory() as folder:
+        commands.must(upload(args, attempt, f"{folder}/{tpu_vm.ARCHIVE}"))
+    if code := request(args, attempt):
+        raise SystemExit(code)
+    return attempt
+
+
+def replace(args: argparse.Namespace, attempt: str, following: str) -> int:
+    """Ask for the machines again, with the attempt's code; 0, or the exit code of the command that failed."""
+    # A request that failed may have left a resource or none.
+    code = commands.run(delete(args)) if state(args) is not None else 0
+    return code or commands.run(copy(args, attempt, following)) or request(args, following)
+
+
+def request(args: argparse.Namespace, attempt: str) -> int:
+    """Ask for the attempt's machines, whose code is stored; 0, or the exit code of the command that failed."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / STARTUP
         path.write_text(startup(args, attempt), encoding="utf-8")
-        commands.must(upload(args, attempt))
-        if commands.run(storage(args, "cp", "-", "attempt"), attempt):
-            raise SystemExit(2)
-        commands.must([create(args, str(path))])
-    return attempt
+        return commands.run(storage(args, "cp", "-", "attempt"), attempt) or commands.run(create(args, str(path)))
 
 
 def attempt_name(args: argparse.Namespace) -> str:
@@ -189,8 +219,15 @@ def storage(args: argparse.Namespace, verb: str, *words: str) -> list[str]:
     return ["gcloud", "storage", verb, *words[:-1], place(args, words[-1])]
 
 
-def upload(args: argparse.Namespace, attempt: str) -> list[list[str]]:
-    return [tpu_vm.archive(), storage(args, "cp", tpu_vm.ARCHIVE, f"{attempt}/{tpu_vm.ARCHIVE}")]
+def upload(args: argparse.Namespace, attempt: str, path: str) -> list[list[str]]:
+    """Commands that store the last commit with the attempt; path: where its archive is made here."""
+    return [tpu_vm.archive("HEAD", path), storage(args, "cp", path, f"{attempt}/{tpu_vm.ARCHIVE}")]
+
+
+def copy(args: argparse.Namespace, attempt: str, following: str) -> list[str]:
+    """Give the next attempt the same code: the user may have committed since, and this launcher been restarted."""
+    source = place(args, f"{attempt}/{tpu_vm.ARCHIVE}")
+    return storage(args, "cp", source, f"{following}/{tpu_vm.ARCHIVE}")
 
 
 def queued(args: argparse.Namespace, verb: str, *words: str) -> list[str]:

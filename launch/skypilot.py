@@ -1,7 +1,8 @@
 """One run through SkyPilot (`pip install skypilot`): launch/skypilot.yaml with a command.
 
     python -m launch.skypilot --name=domino --nodes=2 --gpus=H100:8 \\
-        -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
+        -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run \\
+        --config.data.train=gs://bucket/rows.jsonl
 
 A managed job: SkyPilot finds the machines and replaces lost ones; on them the run starts again by itself.
 """

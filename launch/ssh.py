@@ -4,8 +4,9 @@
 
 Every machine needs this repository in --folder (below the home), its environment in --venv, and the workdir on shared
 storage. The first host is the coordinator: the others must reach its --port, so keep that network closed to strangers.
-All start again after exit codes 42 and 43, after signals and when a connection is lost. Ctrl-C, SIGTERM, a closed
-terminal and the launcher's death end the run on every machine: it saves and leaves.
+All start again after exit codes 42 and 43, after signals and when a connection is lost. If a machine cannot be reached
+at the first start, the launcher ends with exit code 2. Ctrl-C, SIGTERM, a closed terminal and the launcher's death end
+the run on every machine: it saves and leaves.
 """
 
 import argparse
@@ -16,8 +17,6 @@ from collections.abc import Sequence
 
 from launch import commands, restarts, supervise
 
-# ssh's own code for a lost connection.
-LOST = 255
 # A connection that carries nothing for a minute is lost. No terminal: a run would draw its progress bar into the log.
 OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 
@@ -34,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--grace", type=float, default=120, help="seconds for the others to leave after a failure")
     args = commands.parse(parser, argv)
     hosts = args.hosts.split(",")
+    if not all(host.strip() for host in hosts):
+        commands.refuse(f"--hosts={args.hosts}: a name is empty. Put one comma between two names and none at the end.")
     address = args.address or host_name(hosts[0])
 
     def ranks() -> list[supervise.Rank]:
@@ -42,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.dry_run:
         commands.show([*map(str, ranks()), "wait"])
         return 0
-    return supervise.keep_running(
-        ranks, args.max_restarts, args.grace, again=lambda code: code == LOST or restarts.starts_again(code)
-    )
+
+    def again(code: int) -> bool:
+        return code == supervise.LOST or restarts.starts_again(code)
+
+    return supervise.keep_running(ranks, args.max_restarts, args.grace, again)
 
 
 def host_name(host: str) -> str:

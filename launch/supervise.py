@@ -20,6 +20,12 @@ from typing import BinaryIO
 from launch import commands, restarts, signals
 
 BEAT_SECONDS = 15
+LOST = 255  # ssh's own code, for a connection that was lost and for one that was never there
+# A 255 of the first attempt within these seconds is a wrong name or a refused key, which no restart mends. Looking up a
+# name that does not exist can take half of them.
+CONTACT_SECONDS = 30
+UNREACHABLE = 2
+TAIL_LINES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +48,14 @@ class Rank:
         return f"{shlex.join([*words, *self.command])} >> {shlex.quote(str(self.log))} 2>&1 &"
 
 
+class NotReady(Exception):
+    """The machines could not be prepared: a command ended with this exit code. Another attempt may succeed."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 def keep_running(
     ranks: Callable[[], Sequence[Rank]],
     max_restarts: int,
@@ -51,7 +65,8 @@ def keep_running(
     """Run all ranks until they are done; the exit code for the shell.
 
     Args:
-      ranks: makes the processes of one attempt, so that each has a new port.
+      ranks: makes the processes of one attempt, so that each has a new port. It may raise NotReady, which is final in
+        the first attempt and counts as a failed attempt later.
       max_restarts: attempts after the first.
       grace: seconds that the others have to leave by themselves after the first failure, or after a signal to us.
       again: whether a new attempt is made after this exit code.
@@ -61,13 +76,8 @@ def keep_running(
     with signals.passed_on() as stop:
         while True:
             started = time.monotonic()
-            attempted = ranks()
-            if not attempted:
-                commands.refuse("there is no machine to run on.")
-            if stop.received:
-                return 128 + stop.received
-            code = restarts.verdict(_run(attempted, grace, stop), again)
-            if stop.received or not (code and again(code)) or attempt == max_restarts:
+            code, may_repeat = _attempt(ranks, grace, stop, again, is_first=attempt == 0)
+            if not may_repeat or attempt == max_restarts:
                 return code
             attempt += 1
             pause = pauses.after(time.monotonic() - started)
@@ -76,11 +86,30 @@ def keep_running(
                 return code
 
 
-class _Child:
-    """A running rank."""
+def _attempt(
+    ranks: Callable[[], Sequence[Rank]], grace: float, stop: signals.Stop, again: Callable[[int], bool], is_first: bool
+) -> tuple[int, bool]:
+    """The exit code of one attempt, and whether there may be another one."""
+    try:
+        attempted = ranks()
+    except NotReady as failure:
+        return failure.code, not is_first
+    if not attempted:
+        commands.refuse("there is no machine to run on.")
+    if stop.received:
+        return 128 + stop.received, False
+    code = restarts.verdict(_run(attempted, grace, stop, CONTACT_SECONDS if is_first else 0), again)
+    return code, not stop.received and code != 0 and again(code)
 
-    def __init__(self, rank: Rank, echo: bool) -> None:
+
+class _Child:
+    """A running rank; contact: the seconds in which a failing connection means that it was never there."""
+
+    def __init__(self, rank: Rank, echo: bool, contact: float) -> None:
+        self._log, self._contact = rank.log, contact
+        self.unreachable = False
         with _open_log(rank.log) as log, commands.refusing_to_start(rank.command[0]):
+            self._log_start = os.fstat(log.fileno()).st_size
             # In a separate session: Ctrl-C reaches a process through us alone, and its workers can be ended with it.
             self.process = subprocess.Popen(
                 rank.command,
@@ -90,7 +119,7 @@ class _Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._beat = time.monotonic()
+        self._began = self._beat = time.monotonic()
         self._echo = threading.Thread(target=_copy, args=(self.process.stdout, rank.log)) if echo else None
         if self._echo is not None:
             self._echo.start()
@@ -98,12 +127,28 @@ class _Child:
     def poll(self) -> int | None:
         """The exit code, None while it runs; keeps the tether alive."""
         tether = self.process.stdin
-        if tether and not tether.closed and time.monotonic() > self._beat + BEAT_SECONDS:
+        is_tethered = tether is not None and not tether.closed
+        if is_tethered and time.monotonic() > self._beat + BEAT_SECONDS:
             self._beat = time.monotonic()
             with contextlib.suppress(OSError):
                 os.write(tether.fileno(), b"\n")
         code = self.process.poll()
+        if code == LOST and is_tethered and time.monotonic() < self._began + self._contact:
+            self.unreachable = True
+            commands.say(
+                f"no connection (exit code {LOST}). Check the host's name and the ssh key. The end of {self._log}:\n"
+                f"{self._tail()}"
+            )
+            return UNREACHABLE
         return None if code is None else restarts.shell_code(code)
+
+    def _tail(self) -> str:
+        """The last lines that this process has written."""
+        if self._echo is not None:
+            self._echo.join(1)  # second, not for ever: what ssh has started may keep the pipe open
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-TAIL_LINES:])
 
     def stop(self, number: int) -> None:
         """Pass a signal on; the first one closes a tethered process's input instead, the second ends the connection."""
@@ -129,14 +174,14 @@ class _Child:
                 self.process.stdin.close()
 
 
-def _run(ranks: Sequence[Rank], grace: float, stop: signals.Stop) -> list[int]:
-    """One attempt: the exit codes in the order of leaving."""
+def _run(ranks: Sequence[Rank], grace: float, stop: signals.Stop, contact: float) -> list[int]:
+    """One attempt: the exit codes in the order of leaving; contact is that of _Child."""
     children: list[_Child] = []
     codes: dict[int, int] = {}
     deadline, passed_on = None, 0
     try:
         for rank in ranks:  # when one of them cannot start, the others are ended
-            children.append(_Child(rank, echo=not children))
+            children.append(_Child(rank, echo=not children, contact=contact))
         while len(codes) < len(children):
             for number in stop.all[passed_on:]:
                 passed_on += 1
@@ -146,7 +191,8 @@ def _run(ranks: Sequence[Rank], grace: float, stop: signals.Stop) -> list[int]:
                 if index not in codes and (code := child.poll()) is not None:
                     codes[index] = code
             if deadline is None and (stop.received or any(codes.values())):
-                deadline = time.monotonic() + grace
+                # The others wait for a machine that cannot be reached, and have nothing to save yet.
+                deadline = time.monotonic() + (0 if any(child.unreachable for child in children) else grace)
             if deadline is not None and time.monotonic() > deadline:
                 for child in children:
                     child.kill()

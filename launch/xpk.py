@@ -1,7 +1,8 @@
 """One run on a GKE cluster that xpk made (`pip install xpk`), on one or more TPU slices.
 
     python -m launch.xpk --name=domino --cluster=tpus --type=v5litepod-256 --image=REGISTRY/domino:1 \\
-        -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run
+        -- python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=gs://bucket/run \\
+        --config.data.train=gs://bucket/rows.jsonl
 
 The image holds this repository as its working folder and jax[tpu]. A workload starts again after exit codes 42 and 43
 and, as xpk has it, after 127 to 255 (signals); any other code is final.

@@ -75,6 +75,20 @@ def test_a_full_disk_costs_the_log_and_not_the_run(tmp_path):
     assert done.stdout.count("\n") == 20_000
 
 
+@pytest.mark.parametrize(("ready", "attempts"), [(0, 1), (1, 3)])
+def test_machines_that_are_not_ready_are_final_at_the_first_start_and_bounded_later(tmp_path, ready, attempts):
+    made = []
+
+    def ranks():
+        made.append(len(made))
+        if len(made) > ready:
+            raise supervise.NotReady(7)
+        return [rank(tmp_path, 0, "sh", "-c", "exit 42")]
+
+    assert supervise.keep_running(ranks, 2, 1) == 7
+    assert len(made) == attempts
+
+
 def test_no_machine_to_run_on_is_refused(capsys):
     with leaves(2, capsys, "no machine"):
         supervise.keep_running(list, 5, 1)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from launch import machine_codes, queued_resources, restarts
-from tests.helpers.launch_stand_ins import calls, cloud_in, leaves, stand_in, states, verbs, wait_for
+from tests.helpers.launch_stand_ins import calls, cloud_in, gcloud, leaves, stand_in, states, verbs, wait_for
 from tests.helpers.paths import ROOT
 
 FLAGS = ["--name=n", "--zone=z", "--type=t", "--version=v", "--storage=gs://b/l", "--poll=0"]
@@ -86,7 +86,7 @@ def test_a_resource_that_was_made_for_another_command_is_refused(cloud, capsys):
     [
         ("7 4 h0", [], 4, ["create"]),
         ("7 0 h0", ["SUSPENDED"], 0, ["create"]),  # it ended before its machines were taken away
-        ("7 143 h0", ["SUSPENDED"] * 3 + ["ACTIVE"], 9, ["create", "delete", "create"]),  # a loss is not final
+        ("7 143 h0", ["SUSPENDED"] * 4 + ["ACTIVE"], 9, ["create", "delete", "create"]),  # a loss is not final
     ],
 )
 def test_a_launcher_that_was_stopped_waits_again_for_the_same_attempt(cloud, left, later, code, changes):
@@ -116,6 +116,49 @@ def test_a_resource_that_fails_is_requested_with_pauses_and_not_for_ever(cloud):
     assert run("--max_restarts=2") == 1
     assert time.monotonic() - started > 3  # 1 s and 2 s
     assert verbs(cloud, *CHANGES) == ["create", "delete", "create", "delete", "create"]
+
+
+@pytest.mark.parametrize(
+    ("step", "after", "changes"),
+    [
+        ("queued-resources delete", "SUSPENDED", ["delete", "delete", "create"]),
+        ("storage cp gs://", "-", ["delete", "create"]),
+        ("storage cp - gs://", "-", ["delete", "create"]),
+        ("queued-resources create", "-", ["delete", "create", "create"]),
+        ("queued-resources create", "FAILED", ["delete", "create", "delete", "create"]),
+    ],
+)
+def test_a_request_that_fails_after_a_loss_is_made_again_with_pauses_and_the_same_code(
+    cloud, capfd, step, after, changes
+):
+    broken = f"""
+[ -e "$HERE/lost" ] && [[ $* == *"{step}"* ]] && [ ! -e "$HERE/failed" ] && {{ touch "$HERE/failed"; exit 7; }}
+"""
+    stand_in(cloud, "gcloud", broken + gcloud(GCLOUD))
+    states(cloud, "-", "SUSPENDED", "SUSPENDED", "SUSPENDED", after, "ACTIVE")
+    on_create(cloud, 'if [ -e "$HERE/lost" ]; then echo "9 0 h0" > $machines/h0; else touch "$HERE/lost"; fi')
+    assert run() == 0
+    assert verbs(cloud, *CHANGES) == ["create", *changes]
+    assert "the request failed with exit code 7; asking for it again in 2 s, 49 times left" in capfd.readouterr().err
+    assert len(calls(cloud, "git")) == 1  # the first request only
+    (upload, *copies) = [line for line in calls(cloud, "gcloud") if "storage cp" in line and "tar.gz" in line]
+    source = upload.split()[-1]
+    assert copies and all(line.split()[2] == source for line in copies)
+
+
+def test_no_capacity_at_the_first_request_is_final(cloud):
+    states(cloud, "-")
+    on_create(cloud, "exit 7")
+    with leaves(7):
+        run()
+    assert verbs(cloud, *CHANGES) == ["create"]
+
+
+def test_a_wrong_variable_is_refused_before_anything_is_deleted(cloud, capsys):
+    states(cloud, "ACTIVE")
+    with leaves(2, capsys, "write it as NAME=VALUE"):
+        run("--env=NOTE", "--replace")
+    assert calls(cloud, "gcloud") == []
 
 
 def test_a_machine_that_gave_up_restarting_ends_the_run(cloud, monkeypatch):

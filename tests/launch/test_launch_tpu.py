@@ -26,7 +26,21 @@ GCLOUD = """
 @pytest.fixture
 def cloud(tmp_path, monkeypatch):
     monkeypatch.setenv("AFTER_STATE", "\t2")  # the number of machines
-    return cloud_in(tmp_path, monkeypatch, GCLOUD)
+    cloud_in(tmp_path, monkeypatch, GCLOUD)
+    stand_in(tmp_path, "git", 'echo "commit-$(wc -l < "$HERE/git.log")"')  # a new commit at each look
+    return tmp_path
+
+
+def fails_at(cloud, *numbers, words="tpu-vm create"):
+    """gcloud fails at these calls, counted from 1, with the words in their command line."""
+    failing = " | ".join(f"*:{number}:*" for number in numbers)
+    script = f"""
+if [[ $* == *"{words}"* ]]; then
+  n=$(cat "$HERE/failing" 2> /dev/null || echo 0); echo $((n += 1)) > "$HERE/failing"
+  case ":$n:" in {failing}) echo "no more capacity" >&2; exit 7 ;; esac
+fi
+"""
+    stand_in(cloud, "gcloud", script + gcloud(GCLOUD))
 
 
 def remote(cloud, script):
@@ -48,11 +62,126 @@ def test_a_vm_that_is_not_there_is_created_and_every_machine_runs(cloud):
     assert {line.split("--worker=")[1][0] for line in calls(cloud, "gcloud")[-2:]} == {"0", "1"}
 
 
-def test_a_vm_that_is_taken_away_is_created_again_and_the_run_continues(cloud):
-    states(cloud, "-", "-", "READY", "PREEMPTED", "PREEMPTED", "READY")
-    remote(cloud, '[ -e "$HERE/lost-$worker" ] && exit 0; touch "$HERE/lost-$worker"; exit 255')
+# Each worker's connection ends once.
+LOST_ONCE = '[ -e "$HERE/lost-$worker" ] && exit 0; touch "$HERE/lost-$worker"; exit 134'
+
+
+def test_a_vm_that_is_taken_away_is_created_again_with_the_same_commit_and_the_run_continues(cloud):
+    states(cloud, "-", "-", "READY", "PREEMPTED", "READY")
+    remote(cloud, LOST_ONCE)
     assert run(cloud) == 0
     assert verbs(cloud) == ["create", *ATTEMPT, "delete", "create", *ATTEMPT]
+    first, *archives = calls(cloud, "git")
+    assert first == "rev-parse HEAD"
+    assert [line.split()[-1] for line in archives] == ["commit-1", "commit-1"]
+    assert not list(ROOT.glob(tpu_vm.ARCHIVE))  # another launcher may use this checkout for another commit
+
+
+def test_a_vm_that_is_taken_away_in_the_first_seconds_is_created_again(cloud):
+    states(cloud, "-", "-", "READY", *["PREEMPTED"] * 4, "READY")
+    remote(cloud, LOST_ONCE.replace("134", "255"))
+    assert run(cloud) == 0
+    assert verbs(cloud) == ["create", *ATTEMPT, "delete", "create", *ATTEMPT]
+
+
+@pytest.mark.parametrize("after_delete", ["-", "DELETING"])
+def test_no_capacity_for_a_vm_that_was_taken_away_is_tried_again_with_pauses(cloud, after_delete, capfd):
+    fails_at(cloud, 2, 3)
+    # After each create that fails, one look whether it left a VM.
+    states(cloud, "-", "-", "READY", "PREEMPTED", "-", after_delete, "-", "-", "READY")
+    remote(cloud, LOST_ONCE)
+    assert run(cloud) == 0
+    again = ["delete"] * (after_delete == "DELETING")
+    assert verbs(cloud) == ["create", *ATTEMPT, "delete", "create", *again, "create", "create", *ATTEMPT]
+    error = capfd.readouterr().err
+    assert all(f"start {number} of 50 again in {seconds} s" in error for number, seconds in [(1, 1), (2, 2), (3, 4)])
+
+
+@pytest.mark.parametrize("words", ["tpu-vm delete", "tpu-vm scp"])
+def test_a_deletion_or_a_copy_that_fails_at_a_restart_is_tried_again(cloud, words):
+    fails_at(cloud, {"tpu-vm delete": 1, "tpu-vm scp": 2}[words], words=words)
+    states(cloud, "-", "-", "READY", "PREEMPTED", *["DELETING"] * (words == "tpu-vm delete"), "READY")
+    remote(cloud, LOST_ONCE)
+    assert run(cloud) == 0
+    failed = ["delete", "delete", "create"] if words == "tpu-vm delete" else ["delete", "create", "scp"]
+    assert verbs(cloud) == ["create", *ATTEMPT, *failed, *ATTEMPT]
+
+
+def test_a_new_vm_whose_ssh_server_comes_up_later_gets_the_code_then_and_an_old_one_is_asked_once(cloud, monkeypatch):
+    monkeypatch.setattr(tpu_vm, "POLL_SECONDS", 0)
+    fails_at(cloud, 1, 2, 3, words="tpu-vm scp")
+    states(cloud, "-", "-", "READY")
+    remote(cloud, "exit 0")
+    assert run(cloud) == 0
+    assert verbs(cloud) == ["create", "scp", "scp", "scp", *ATTEMPT]
+    fails_at(cloud, 5, words="tpu-vm scp")
+    states(cloud, "READY")
+    assert run(cloud) == 7
+
+
+def test_no_capacity_at_the_first_start_is_final(cloud):
+    fails_at(cloud, 1)
+    states(cloud, "-")
+    assert run(cloud, "--delete") == 7
+    assert verbs(cloud) == ["create"]
+
+
+def test_a_machine_that_refuses_the_first_connection_is_final_and_its_log_is_shown(cloud, capfd):
+    states(cloud, "READY")
+    remote(cloud, '[ "$worker" = 1 ] || sleep 60; echo "Permission denied (publickey)."; exit 255')
+    assert run(cloud) == 2
+    assert verbs(cloud) == ATTEMPT
+    assert f"The end of {cloud}/logs/rank-1.log:\nPermission denied (publickey).\n" in capfd.readouterr().err
+
+
+# ---------------------------------------------------------------- --delete
+
+
+def test_delete_removes_the_vm_after_a_failed_copy(cloud, monkeypatch):
+    monkeypatch.setattr(tpu_vm, "POLL_SECONDS", 0)
+    fails_at(cloud, *range(1, tpu_vm.COPY_TRIES + 1), words="tpu-vm scp")
+    states(cloud, "-", "-", "READY")
+    assert run(cloud, "--delete") == 7
+    assert verbs(cloud) == ["create", *["scp"] * tpu_vm.COPY_TRIES, "delete"]
+
+
+def test_delete_removes_the_vm_after_a_signal_while_it_is_created(cloud):
+    states(cloud, "-", "-", "CREATING")
+    script = 'case "$*" in *" create "*) kill -TERM $PPID; sleep 0.3; exit 1 ;; esac\n'
+    stand_in(cloud, "gcloud", script + gcloud(GCLOUD))
+    with leaves(1):
+        run(cloud, "--delete")
+    assert verbs(cloud) == ["create", "delete"]
+
+
+def test_delete_is_tried_again_until_the_vm_is_gone(cloud, capfd):
+    fails_at(cloud, 1, words="tpu-vm delete")
+    states(cloud, "-", "-", "READY")
+    remote(cloud, "exit 0")
+    assert run(cloud, "--delete") == 0
+    assert verbs(cloud) == ["create", *ATTEMPT, "delete", "delete"]
+    assert "billed while it exists" in capfd.readouterr().err
+
+
+def test_delete_leaves_a_vm_that_was_there_before(cloud, capfd):
+    states(cloud, "READY")
+    remote(cloud, "exit 0")
+    assert run(cloud, "--delete") == 0
+    assert verbs(cloud) == ATTEMPT
+    assert "the VM n exists already, and --delete deletes only" in capfd.readouterr().err
+
+
+def test_mistakes_are_refused_before_a_vm_is_created(cloud, capsys):
+    states(cloud, "-")
+    with leaves(2, capsys, "write it as NAME=VALUE"):
+        run(cloud, "--env=NOTE")
+    stand_in(cloud, "git", "exit 128")
+    with leaves(2, capsys, "git rev-parse HEAD fails in"):
+        run(cloud)
+    assert verbs(cloud) == []
+
+
+# ---------------------------------------------------------------- a run and its VM
 
 
 def test_a_final_failure_of_one_machine_counts_for_the_run(cloud):
@@ -76,7 +205,7 @@ def test_a_vm_in_another_state_is_refused_and_only_deleted_to_replace_it(cloud, 
 
 def test_a_vm_that_somebody_deleted_is_not_created_again(cloud, capsys):
     states(cloud, "READY", "READY", "READY", "-")
-    remote(cloud, "exit 255")
+    remote(cloud, "exit 42")
     with leaves(2, capsys, "was deleted"):
         run(cloud)
     assert verbs(cloud) == ATTEMPT
