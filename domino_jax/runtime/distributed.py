@@ -97,7 +97,11 @@ def leave(code: int, error: BaseException | None = None) -> None:
         return
     lost = is_loss(error)
     if lost:
-        print("error: another process of this run was lost; start all of them again.", file=sys.stderr)
+        print(
+            f"error: another process of this run was lost, or the runtime failed ({first_line(error)}); start all of"
+            " them again.",
+            file=sys.stderr,
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     if lost:
