@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.document import table_lines
-from benchmarks.drafter_decoding import PUBLISHED
+from benchmarks.drafter_decoding import CURVE_PROMPTS, PUBLISHED
 from benchmarks.head_variants import BACKBONE, DRAFT, TREE, Arm
 from domino_jax.evals.plots import label_ends
 from domino_jax.evals.summary import ratio_interval, resampled_sums
@@ -18,6 +18,7 @@ NOTHING = "–"
 MILLION, TERA, MEGA = 1e6, 1e12, 1e6
 TEMPERATURES = {"greedy": "T = 0", "sampled": "T = 1"}
 RECALLS = ("1", "16")
+FEWEST_ROUNDS = 30  # that a drawn share is of; with fewer it is noise
 LABEL = 0.052  # of the height of a picture's axes, for a line of text
 
 Seeds = Sequence[Mapping[str, Any]]
@@ -40,11 +41,13 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         "several); 95 % intervals over prompts are in brackets.",
         "\n".join(quality(drafters)),
         "What was trained, and with how much. FLOPs are those of the products in the step's program, the target's pass "
-        "and the optimizer included; lean ones count what has to be computed, once. Memory is the compiler's peak of a "
-        "step:",
+        "and the optimizer included; lean ones count what has to be computed, once, and are not known for a frozen "
+        "backbone. Memory is the compiler's peak of a step:",
         "\n".join(efforts(drafters)),
         f"![τ against training FLOPs](heads_flops_{name}.png)",
-        "The points of a line are the checkpoints of its runs and their end; the learning rate falls until then.",
+        "The points of a line are the checkpoints of its runs and their end; the learning rate falls until then. "
+        f"They are τ of the first {min(recorded['prompts'], CURVE_PROMPTS)} held-out prompts, so they differ from the "
+        "table.",
         "What a draft costs, and what a round is worth: chains at temperature 0 unless a column names something else, "
         f"one request at a time in float32, drafters of seed {recorded['seeds'][0]}. A plain step takes "
         f"{timings['step_ms']:.2f} ms; plain decoding does {timings['plain']['greedy']:,.0f} tokens/s at temperature 0 "
@@ -55,6 +58,7 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         "likeliest tokens of the base logits on held-out answers.",
         "\n".join(positions(drafters, width)),
         f"![acceptance by position](heads_positions_{name}.png)",
+        f"A line ends where fewer than {FEWEST_ROUNDS} rounds of all seeds reached the draft.",
         "\n".join(f"- {line}" for line in controls(recorded)),
         f"Training rows: {training['count']:,}, the target's own answers (SHA-256 of their token ids in order "
         f"{training['sha256'][:16]}); held-out prompts: {held_out['count']:,} ({held_out['sha256'][:16]}). "
@@ -93,25 +97,27 @@ def quality(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def efforts(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """What was trained, and with how much."""
     columns = {
-        "trained": ("trained parameters, M", MILLION),
-        "stored": ("stored, M", MILLION),
-        "steps": ("steps", 1),
-        "predictions": ("supervised predictions, M", MILLION),
-        "flops": ("training TFLOPs", TERA),
-        "lean_flops": ("lean TFLOPs", TERA),
-        "train_bytes": ("peak memory, MB", MEGA),
+        "trained": ("trained parameters, M", MILLION, 2),
+        "stored": ("stored, M", MILLION, 2),
+        "steps": ("steps", 1, 0),
+        "predictions": ("supervised predictions, M", MILLION, 2),
+        "flops": ("training TFLOPs", TERA, 2),
+        "lean_flops": ("lean TFLOPs", TERA, 2),
+        "train_bytes": ("peak memory, MB", MEGA, 0),
     }
     body = [
         [
             one["title"],
             *(
-                f"{mean(one['seeds'], key) / unit:,.{2 if unit in (MILLION, TERA) and key != 'train_bytes' else 0}f}"
-                for key, (_, unit) in columns.items()
+                NOTHING
+                if key == "lean_flops" and has_frozen_backbone(one)
+                else f"{mean(one['seeds'], key) / unit:,.{digits}f}"
+                for key, (_, unit, digits) in columns.items()
             ),
         ]
         for one in drafters.values()
     ]
-    return table_lines(["drafter", *(heading for heading, _ in columns.values())], body)
+    return table_lines(["drafter", *(heading for heading, _, _ in columns.values())], body)
 
 
 def costs(drafters: Mapping[str, Mapping[str, Any]], timings: Mapping[str, Any]) -> list[str]:
@@ -227,11 +233,17 @@ def conditional(seeds: Seeds, kind: str) -> list[float]:
     return by_place([one["conditional"] for one in of_mode(seeds, kind, DRAFT)])
 
 
-def shares_of_rounds(seeds: Seeds, kind: str) -> list[float]:
-    """The share of all seeds' rounds that emitted 1, 2, … tokens."""
+def rounds_by_length(seeds: Seeds, kind: str) -> Counter[int]:
+    """How many rounds of all seeds emitted 1, 2, … tokens."""
     counts = Counter()
     for one in of_mode(seeds, kind, DRAFT):
         counts.update({int(length): count for length, count in one["histogram"].items()})
+    return counts
+
+
+def shares_of_rounds(seeds: Seeds, kind: str) -> list[float]:
+    """The share of all seeds' rounds that emitted 1, 2, … tokens."""
+    counts = rounds_by_length(seeds, kind)
     total = sum(counts.values())
     return [counts[length] / total for length in range(1, max(counts, default=0) + 1)] if total else []
 
@@ -305,7 +317,12 @@ def over_positions(drafters: Mapping[str, Mapping[str, Any]]):
     figure = figure_of(9, 5)
     axes = figure.add_subplot()
     for one in drafters.values():
-        rates = conditional(one["seeds"], "greedy")
+        lengths = rounds_by_length(one["seeds"], "greedy")
+        rates = [
+            rate
+            for place, rate in enumerate(conditional(one["seeds"], "greedy"), 1)
+            if sum(count for length, count in lengths.items() if length >= place) >= FEWEST_ROUNDS
+        ]
         if rates and not has_common_loss(one):
             axes.plot(range(1, len(rates) + 1), rates, **look(one))
     axes.set(xlabel="draft", ylabel="accepted, given that all before were; T = 0", ylim=(0, 1))
@@ -320,6 +337,10 @@ def look(one: Mapping[str, Any]) -> dict[str, Any]:
         "linestyle": "--" if has_common_loss(one) else "-",
         "label": one["title"],
     }
+
+
+def has_frozen_backbone(one: Mapping[str, Any]) -> bool:
+    return any(seed["trained"] < seed["stored"] for seed in one["seeds"])
 
 
 def has_common_loss(one: Mapping[str, Any]) -> bool:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import heads
+from benchmarks import heads, heads_tables
 from benchmarks.drafter_decoding import both_temperatures, divergences_of, lane_figures
 from benchmarks.drafter_probe import batches, digest, slot_sums
 from benchmarks.head_variants import ARMS, variants
-from benchmarks.heads_tables import by_place, over_flops, say_tau, section
+from benchmarks.heads_tables import by_place, over_flops, over_positions, rounds_by_length, say_tau, section
 from benchmarks.study import Study
 from configs import tiny
 from domino_jax.drafters.names import HEADS, NONE
@@ -196,7 +196,7 @@ def seed(scale, blocks=True):
         "teacher_forced": 3.25,
         "curve": [[1e12, 1.5], [2e12, 2.0]],
         "trained": 1_500_000,
-        "stored": 2_000_000,
+        "stored": 1_500_000,
         "draft_bytes": 4_000_000,
         "blocks": probe if blocks else None,
         "published": 3 if blocks else 0,
@@ -228,6 +228,7 @@ def recorded():
         "width": 4,
         "steps": 30,
         "seeds": [0, 1],
+        "prompts": 2,
         "rows": rows,
         "oracle": 3.75,
         "command": "python -m benchmarks.heads --workdir=WORKDIR --arm=b",
@@ -254,7 +255,7 @@ def test_the_section_of_recorded_figures():
     lines = text.splitlines()
     assert lines[0] == "### Everything trained, equal steps"
     assert EXPECTED in lines
-    assert "| Domino | 1.50 | 2.00 | 30 | 3.00 | 2.00 | 1.50 | 64 |" in lines
+    assert "| Domino | 1.50 | 1.50 | 30 | 3.00 | 2.00 | 1.50 | 64 |" in lines
     eagle = next(line for line in lines if line.startswith("| EAGLE-3 | 3.25"))
     assert eagle.split(" | ")[2] == "–" and eagle.endswith("| – |")  # no blocks, no other depth
     times = "0.50 | 0.25 | 3.00 | 0.12 | 4.00 | 2.00"
@@ -290,9 +291,32 @@ def test_places_that_no_seed_reached_are_left_out():
     assert by_place([[0.5, None], [1.0, 0.5, None]]) == [0.75, 0.5]
 
 
+def test_lean_operations_of_a_frozen_backbone_are_not_stated():
+    changed = recorded()
+    for each in changed["drafters"]["domino"]["seeds"]:
+        each["stored"] = 2_000_000
+    assert "| Domino | 1.50 | 2.00 | 30 | 3.00 | 2.00 | – | 64 |" in section(changed, ARMS["a"]).splitlines()
+
+
 def test_the_pictures_have_a_line_for_each_drafter():
     figure = over_flops(recorded()["drafters"])
     assert [line.get_label() for line in figure.axes[0].lines] == ["Domino", "EAGLE-3"]
+
+
+def test_a_drawn_share_is_of_enough_rounds(monkeypatch):
+    drafters = recorded()["drafters"]
+    lengths = rounds_by_length(drafters["domino"]["seeds"], "greedy")
+    reached = [sum(count for length, count in lengths.items() if length >= place) for place in (1, 2)]
+    assert reached[0] > reached[1] > 0
+
+    def drawn():
+        return [len(line.get_ydata()) for line in over_positions(drafters).axes[0].lines]
+
+    for fewest, places in ((reached[1], 2), (reached[1] + 1, 1)):
+        monkeypatch.setattr(heads_tables, "FEWEST_ROUNDS", fewest)
+        assert drawn()[0] == places
+    monkeypatch.setattr(heads_tables, "FEWEST_ROUNDS", reached[0] + 1)
+    assert not drawn()
 
 
 # ------------------------------------------------------------------------------------------------ the stages

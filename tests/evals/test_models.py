@@ -75,8 +75,8 @@ def test_a_row_may_have_sampling_values_and_is_its_noise_alone_without(values, r
         ({"top_k": "3"}, "top_k '3', expected a number"),
         ({"top_k": 2**31}, "top_k 2147483648.*give 2147483647 or less"),
         ({"temperature": 10**400}, "temperature 1000.*give 2147483647 or less"),
-        ({"seed": -2}, "seed -2"),
-        ({"seed": 2**31}, "seed 2147483648"),
+        ({"seed": -2}, "seed is -2: give a number from 0"),
+        ({"seed": 2**31}, "seed is 2147483648: give a number from 0"),
         ({"seed": True}, "seed True, expected a number"),
     ],
 )

@@ -62,8 +62,13 @@ def test_a_vm_that_is_not_there_is_created_and_every_machine_runs(cloud):
     assert {line.split("--worker=")[1][0] for line in calls(cloud, "gcloud")[-2:]} == {"0", "1"}
 
 
+# Waits until both workers are connected: the launcher stops the others when one fails.
+BOTH = """
+touch "$HERE/up-$worker"
+until [ -e "$HERE/up-0" ] && [ -e "$HERE/up-1" ]; do sleep 0.02; done
+"""
 # Each worker's connection ends once.
-LOST_ONCE = '[ -e "$HERE/lost-$worker" ] && exit 0; touch "$HERE/lost-$worker"; exit 134'
+LOST_ONCE = f'[ -e "$HERE/lost-$worker" ] && exit 0; touch "$HERE/lost-$worker"; {BOTH} exit 134'
 
 
 def test_a_vm_that_is_taken_away_is_created_again_with_the_same_commit_and_the_run_continues(cloud):
@@ -128,7 +133,7 @@ def test_no_capacity_at_the_first_start_is_final(cloud):
 
 def test_a_machine_that_refuses_the_first_connection_is_final_and_its_log_is_shown(cloud, capfd):
     states(cloud, "READY")
-    remote(cloud, '[ "$worker" = 1 ] || sleep 60; echo "Permission denied (publickey)."; exit 255')
+    remote(cloud, BOTH + '[ "$worker" = 1 ] || sleep 60; echo "Permission denied (publickey)."; exit 255')
     assert run(cloud) == 2
     assert verbs(cloud) == ATTEMPT
     assert f"The end of {cloud}/logs/rank-1.log:\nPermission denied (publickey).\n" in capfd.readouterr().err
@@ -186,7 +191,7 @@ def test_mistakes_are_refused_before_a_vm_is_created(cloud, capsys):
 
 def test_a_final_failure_of_one_machine_counts_for_the_run(cloud):
     states(cloud, "READY")
-    remote(cloud, '[ "$worker" = 1 ] && { sleep 0.3; exit 3; }; exit 134')
+    remote(cloud, BOTH + '[ "$worker" = 1 ] && exit 3; sleep 0.3; exit 134')
     assert run(cloud) == 3
     assert verbs(cloud) == ATTEMPT
 
