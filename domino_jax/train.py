@@ -155,10 +155,7 @@ def main(flags: cli.Flags) -> int | None:
                 refuse_other_vocabulary(workdir, drafter_config)
             else:
                 first, state, position = 0, make_state(run_key), None
-                if config.train.frozen_backbone:
-                    state = builders.with_frozen_backbone(state, drafter_config, config.train.frozen_backbone, loaded)
-                if config.train.head_from:
-                    state = builders.with_token_tables(state, drafter_config, config.train.head_from)
+                state = builders.with_stored_weights(state, drafter_config, config.train, loaded)
                 lost = read_rows(workdir / "metrics.jsonl")
                 if lost:
                     say(f"starts from step 0: step {lost[-1]['step']} was reached before without a checkpoint")

@@ -41,7 +41,7 @@ from domino_jax.training.selector_loss import SelectorSettings
 from domino_jax.training.state import TrainState, init_state
 from domino_jax.training.step import make_train_step
 from domino_jax.weights.drafter import load_drafter, load_token_tables
-from domino_jax.weights.fit import refuse_other_backbone
+from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
 from domino_jax.weights.loading import LoadedTarget
 
 MASK_TOKEN = "<|mask|>"
@@ -176,25 +176,27 @@ def optimizer_of(train) -> optax.GradientTransformation:
     return make_optimizer(train.optimizer, frozen=tuple(frozen))
 
 
-def with_frozen_backbone(state: TrainState, config: AnyConfig, path: str, loaded: LoadedTarget) -> TrainState:
-    """The state of a new run with the backbone of the drafter at `path`.
+def with_stored_weights(state: TrainState, config: AnyConfig, train, loaded: LoadedTarget) -> TrainState:
+    """The state of a new run with what the recipe's train section takes from other drafters, if anything.
 
     Raises:
-        DataError: that drafter's backbone has another shape, block or layout.
+        DataError: that drafter, or the part of it that is taken, has another shape, block, rank, vocabulary or layout.
     """
-    stored, params = load_drafter(path, loaded.model.config, np.float32, target_path=loaded.path)
-    refuse_other_backbone(config, stored, path)
 
-    return _with_params(state, {"backbone": params["backbone"]})
+    def load(path: str) -> tuple[AnyConfig, dict]:
+        return load_drafter(path, loaded.model.config, np.float32, target_path=loaded.path)
 
-
-def with_token_tables(state: TrainState, config: AnyConfig, path: str) -> TrainState:
-    """The state of a new run with the head's tables of tokens of the drafter at `path`, whatever its target.
-
-    Raises:
-        DataError: that drafter's head is another one, of another rank or over another vocabulary.
-    """
-    return _with_params(state, load_token_tables(path, config))
+    if train.start_from:
+        stored, params = load(train.start_from)
+        refuse_other_drafter(config, stored, train.start_from)
+        state = _with_params(state, params)
+    if train.frozen_backbone:
+        stored, params = load(train.frozen_backbone)
+        refuse_other_backbone(config, stored, train.frozen_backbone)
+        state = _with_params(state, {"backbone": params["backbone"]})
+    if train.head_from:
+        state = _with_params(state, load_token_tables(train.head_from, config))
+    return state
 
 
 def _with_params(state: TrainState, given: dict) -> TrainState:

@@ -1,6 +1,6 @@
 """The rules of a recipe about its head: what it reads in training, what it starts from, and its rank."""
 
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, RANK_KEYS
+from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, RANK_KEYS
 
 HEADED = tuple(RANK_KEYS)  # block drafters with a head
 WITH_TABLES = (MARKOV, DFLASH2)  # whose codes come from a table of tokens
@@ -12,12 +12,26 @@ Rule = tuple[bool, str, object, str]
 def head_rules(drafter, train) -> list[Rule]:
     """Of the recipe's sections drafter and train."""
     head, reads, path, tables = drafter.head, train.head_tokens, train.frozen_backbone, train.head_from
+    parts = [f"train.{key}" for key in ("frozen_backbone", "head_from") if train[key]]
     return [
         (
             reads == "text" or head in (DOMINO, MARKOV),
             "train.head_tokens",
             reads,
             f"drafter.head is {head}, and only {DOMINO} and {MARKOV} read their drafts; leave it out",
+        ),
+        (
+            train.start_from is None or (bool(train.start_from) and head != EAGLE3),
+            "train.start_from",
+            train.start_from,
+            f"name a drafter's folder for a drafter.head other than {EAGLE3}, whose draft vocabulary each run counts in"
+            f" its own rows (it is {head}), or leave it out",
+        ),
+        (
+            train.start_from is None or not parts,
+            "train.start_from",
+            train.start_from,
+            f"it gives all weights, and {' and '.join(parts)} would replace some of them; leave one of the two out",
         ),
         (
             path is None or (bool(path) and head in HEADED),

@@ -1,4 +1,4 @@
-"""Whether a drafter fits the target that it is loaded for, and whether its backbone can be another drafter's."""
+"""Whether a drafter fits the target that it is loaded for, and whether its weights can be another drafter's."""
 
 import dataclasses
 from pathlib import Path
@@ -11,6 +11,9 @@ from domino_jax.drafters.names import EAGLE3
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
+
+# Fields whose different values may mean the same windows and causal layers.
+_PER_LAYER = ("layer_types", "sliding_window", "is_causal")
 
 
 def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
@@ -42,14 +45,24 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
         )
 
 
+def refuse_other_drafter(config: AnyConfig, stored: AnyConfig, path: str | Path) -> None:
+    """Raises DataError unless the stored drafter's weights are those of a drafter with `config`."""
+    if stored.head != config.head:
+        raise differs("drafter", path, "head", stored.head, config.head)
+    _compare("drafter", path, _fields(stored), _fields(config))
+
+
 def refuse_other_backbone(config: DrafterConfig, stored: AnyConfig, path: str | Path) -> None:
     """Raises DataError unless the stored drafter's backbone is that of `config`; heads may differ."""
     if not stored.has_backbone:
         raise DataError(f"{path} holds a drafter of {stored.head}, which has no backbone; name a block drafter.")
-    ours, theirs = backbone_fields(config), backbone_fields(stored)
+    _compare("backbone", path, backbone_fields(stored), backbone_fields(config))
+
+
+def _compare(part: str, path: str | Path, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     for name, value in ours.items():
         if theirs[name] != value:
-            raise differs("backbone", path, name, theirs[name], value)
+            raise differs(part, path, name, theirs[name], value)
 
 
 def differs(part: str, path: str | Path, name: str, theirs: Any, ours: Any) -> DataError:
@@ -58,6 +71,14 @@ def differs(part: str, path: str | Path, name: str, theirs: Any, ours: Any) -> D
         f"the {part} of {path} has {name} {theirs}, and the recipe's drafter has {ours}.\n"
         "Give the recipe the values of that drafter (its config.json), or name another one."
     )
+
+
+def _fields(config: AnyConfig) -> dict[str, Any]:
+    """All that a drafter's config says; of a block drafter's layers what follows for each of them."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if not config.has_backbone:
+        return fields
+    return {name: value for name, value in fields.items() if name not in _PER_LAYER} | backbone_fields(config)
 
 
 def backbone_fields(config: DrafterConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ BAD = [
     *((key, 0) for key in ("drafter.eagle3.draft_vocab_size", "drafter.medusa.num_heads", "drafter.medusa.num_layers")),
     ("train.eagle3.passes", 0),
     *(("train.eagle3.decay", value) for value in (0.0, 1.5)),
-    ("train.frozen_backbone", ""),
+    *((key, "") for key in ("train.start_from", "train.frozen_backbone")),
     *(("train.head_from", value) for value in ("", "FOLDER")),  # the recipe's head is domino, without such tables
     ("train.frozen_tables", True),
     *(("train.rank_scales", value) for value in ((0.5,), (0.0, 1.0), (1.0, 1.5), (0.3, 1.0), ("a",), (0.001, 1.0))),

@@ -238,3 +238,24 @@ def test_tables_of_tokens_can_come_from_another_drafter_and_be_left_as_they_are(
     recipes.check(config, "train")
     settings = loss_settings(config.train, head)
     assert settings.frozen_tables and not settings.frozen_backbone and settings.rank_scales == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafter.head": "eagle3"}, "other than eagle3"),
+        ({"train.frozen_backbone": "OTHER"}, "train.frozen_backbone would replace some of them"),
+        (
+            {"drafter.head": "markov", "train.frozen_backbone": "OTHER", "train.head_from": "OTHER"},
+            "train.frozen_backbone and train.head_from would",
+        ),
+    ],
+)
+def test_a_run_starts_from_one_drafter_whole(changes, message):
+    config = recipe()
+    config.train.start_from = "FOLDER"
+    recipes.check(config, "train")
+    for key, value in changes.items():
+        set_value(config, key, value)
+    with pytest.raises(DominoError, match=f"config.train.start_from is 'FOLDER'.*{message}"):
+        recipes.check(config, "train")

@@ -1,6 +1,7 @@
 """train.head_from: a head's tables of tokens of a drafter for another target, trained on or left as they are."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from domino_jax.drafters.drafter import init_drafter_params
 from domino_jax.drafters.head import TOKEN_TABLES
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.recipe.builders import with_token_tables
+from domino_jax.recipe.builders import with_stored_weights
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.markov_loss import MarkovSettings
 from domino_jax.training.optimizer import make_optimizer
@@ -49,6 +50,11 @@ def folders(tmp_path_factory):
 
 def start(drafter, frozen=(), ema=False):
     return jax.jit(lambda: init_state(drafter.module, make_optimizer("adamw", frozen), jax.random.key(0), ema))()
+
+
+def with_token_tables(state, config, folder):
+    train = types.SimpleNamespace(start_from=None, frozen_backbone=None, head_from=folder)
+    return with_stored_weights(state, config, train, narrow_target())
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -1,4 +1,4 @@
-"""train.py with the backbone of another drafter: only the head is trained, a restart continues, others are refused."""
+"""train.py with the backbone or all of another drafter: what is taken, a restart, and drafters that do not fit."""
 
 import shutil
 
@@ -74,3 +74,22 @@ def test_a_backbone_of_another_shape_is_refused(folders, tmp_path, capsys, chang
     said = capsys.readouterr().err
     assert message in said and str(folders[0]) in said and len(said.strip().splitlines()) <= 5
     assert not (workdir / "checkpoints").exists() or not list((workdir / "checkpoints").glob("[0-9]*"))
+
+
+def test_a_run_starts_from_all_weights_of_another_drafter(folders, tmp_path):
+    """With a rate of nothing it exports what it was given, of its own values and of their averages."""
+    _, domino = folders
+    again = tmp_path / "again"
+    assert run(again, config__train__start_from=domino, config__train__learning_rate=1e-30) == 0
+    given = exported(domino)
+    assert exported(again).keys() == given.keys()
+    for name, tensor in exported(again).items():
+        assert tensor.tobytes() == given[name].tobytes(), name
+
+
+def test_a_drafter_of_another_head_or_shape_is_no_start(folders, tmp_path, capsys):
+    plain, domino = folders
+    assert run(tmp_path / "head", config__train__start_from=plain) == 3
+    assert f"the drafter of {plain} has head none, and the recipe's drafter has domino" in capsys.readouterr().err
+    assert run(tmp_path / "rank", config__train__start_from=domino, config__drafter__emb_dim=5) == 3
+    assert "and the recipe's drafter has 5" in capsys.readouterr().err
