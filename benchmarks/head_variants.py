@@ -129,10 +129,11 @@ BLOCKS = ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2")
 EVERYTHING = ("none", *BLOCKS, "eagle3", "medusa")
 ARMS = {
     "a": Arm(
-        "One frozen backbone, the head alone trained",
+        "Frozen backbones, the head alone trained",
         ("none", "backbone_shifted", "random_frozen", *(f"{name}_frozen" for name in BLOCKS)),
         "The backbones were trained as plain DFlash, so no head was trained together with its backbone. DFlash2 is its "
-        "selector alone, without convolutions, on the usual, unshifted one; the other heads are on the shifted one.",
+        "selector alone, without convolutions, on the usual, unshifted one; the other heads are on the shifted one. "
+        "Each head has its published loss, Domino cross-entropy without the curriculum.",
     ),
     "b": Arm(
         "Everything trained, equal steps",

@@ -2,7 +2,7 @@
 
     python -m benchmarks.heads --workdir=/tmp/heads --arm=b --seeds=0,1,2
 
-Arms (head_variants.py): a, heads alone on one frozen backbone; b, everything trained for equal steps; c, everything
+Arms (head_variants.py): a, heads alone on frozen backbones; b, everything trained for equal steps; c, everything
 trained for equal time; d, everything trained for equal supervised predictions. All see the same rows, the target's own
 answers, in the same order, and block drafters of one seed the same anchors. Each trained drafter is decoded on held-out
 prompts at temperature 0 and 1 with the same verify width, as a chain and as a tree, and at its published number of
