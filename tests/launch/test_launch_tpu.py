@@ -84,9 +84,10 @@ def test_a_vm_that_is_taken_away_is_created_again_with_the_same_commit_and_the_r
 
 def test_a_vm_that_is_taken_away_in_the_first_seconds_is_created_again(cloud):
     states(cloud, "-", "-", "READY", *["PREEMPTED"] * 4, "READY")
-    remote(cloud, LOST_ONCE.replace("134", "255"))
+    # Which of the two connections fails first decides what the other one gets to do, so a deleted VM marks the end.
+    remote(cloud, 'grep -q " delete " "$HERE/gcloud.log" && exit 0; exit 255')
     assert run(cloud) == 0
-    assert verbs(cloud) == ["create", *ATTEMPT, "delete", "create", *ATTEMPT]
+    assert [verb for verb in verbs(cloud) if verb != "ssh"] == ["create", "scp", "delete", "create", "scp"]
 
 
 @pytest.mark.parametrize("after_delete", ["-", "DELETING"])
