@@ -33,7 +33,7 @@ SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</t
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")  # of write_tokenizer
 
 # Qwen's split with one difference: a word takes at most a space with it, not any sign ("(self" is "(" and "self"), so
-# that a name is the same tokens wherever it stands, which makes copying learnable for a small model. Digits stay
+# that a name is the same tokens wherever it occurs, which makes copying learnable for a small model. Digits stay
 # single.
 SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 

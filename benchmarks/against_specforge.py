@@ -174,7 +174,7 @@ class OurTrainer:
         return float(jax.block_until_ready((self.state, metrics))[1]["loss"])
 
     def step_with_features(self, batch: dict[str, np.ndarray], number: int) -> float:
-        """The seconds of the same step, in a run of its own, with the target's features computed before the clock."""
+        """The seconds of the same step, in a separate run, with the target's features computed before the clock."""
         features = jax.block_until_ready(self.features(self.target_params, batch))
         key = jax.random.fold_in(self.key, number)
         begin = time.perf_counter()

@@ -78,7 +78,7 @@ class Study:
         self.prefix = ""  # of its stages' names
 
     def of_target(self, name: str, folder: pathlib.Path) -> "Study":
-        """The same study, in the same workdir, on another target: its stages and its rows have names of their own."""
+        """The same study, in the same workdir, on another target: its stages and its rows have separate names."""
         other = copy.copy(self)
         other.prefix, other.overrides = f"{name}_", {**self.overrides, "config.target.path": folder}
         return other

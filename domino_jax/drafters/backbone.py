@@ -91,7 +91,7 @@ def training_attention(
     """Attention of A blocks of G slots over the row's context and over their own block, one joint softmax.
 
     A query of block b reads context key t iff t < anchor_b (strict: this is what decoding sees), with a sliding window
-    also t ≥ anchor_b + slot - (window-1), and the slots of its own block that `slots_read` gives. Blocks with keep
+    also t ≥ anchor_b + slot - (window-1), and the slots of the same block that `slots_read` gives. Blocks with keep
     False read nothing and get zeros. The context part and the block part are two score arrays under one softmax; the
     mostly masked [A·G, S+A·G] array that they replace is never built, and only `slice_blocks` blocks (None: all) of the
     context part live at a time, forward and backward.

@@ -152,7 +152,7 @@ def record_rounds(lane: Lane, prompts: Sequence[Prompt], most: int) -> list[list
 
 
 def _recorder(lane: Lane) -> Callable[[DecodeState], tuple[DecodeState, Any]]:
-    """state → (state after one round, what it drafted). Of a chain only the draft is a program of its own."""
+    """state → (state after one round, what it drafted). In a chain only the draft is a separate program."""
     generator, models, mode = lane.generator, lane.models, lane.mode
     settings, sampling = generator.drafting(mode, 1), generator.settings.sampling
     if mode == TREE:

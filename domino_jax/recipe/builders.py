@@ -200,7 +200,7 @@ def with_stored_weights(state: TrainState, config: AnyConfig, train, loaded: Loa
 
 
 def _with_params(state: TrainState, given: dict) -> TrainState:
-    """The state with the given parameters, a part of its tree, in the place of its own."""
+    """The state whose parameters, or a part of their tree, are replaced by the given ones."""
 
     def merged(old: Any, new: Any) -> Any:
         if isinstance(new, dict):

@@ -117,7 +117,7 @@ def _describe(asked: str, platform: str, wheels: str, **arguments: str) -> Seque
     name = {"topology_name": ""} | arguments
     try:
         return topologies.get_topology_desc(platform=platform, **name).devices
-    except Exception as error:  # the plug-ins raise classes of their own, and RuntimeError for all else
+    except Exception as error:  # the plug-ins raise their own classes, and RuntimeError for all else
         raise DominoError(
             f"--topology={asked}: its compiler gives no such devices ({first_line(error, with_class=False)}).\n"
             f"Install it with `pip install -r requirements-compile.txt` ({wheels}), or correct the shape."

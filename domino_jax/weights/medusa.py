@@ -63,7 +63,7 @@ def _public(raw: dict[str, Any], target: Qwen3Config) -> dict[str, Any]:
         "num_heads": raw["medusa_num_heads"],
         "num_hidden_layers": raw.get("medusa_num_layers", 1),
         "medusa_fc_bias": True,
-        "original_lm_head": True,  # heads with matrices of their own have tensors that the table does not name
+        "original_lm_head": True,  # heads with separate matrices have tensors that the table does not name
     }
 
 
