@@ -110,7 +110,7 @@ def _train() -> config_dict.ConfigDict:
     train.gamma = 7.0  # inf: no decay over the slots of a block
     train.dpace_alpha = config_dict.placeholder(float)  # α of D-PACE weights (0.5, say), which replace the decay
     train.distill = 0.0  # weight of the total-variation distance to the target; the cross-entropy has the rest
-    # A drafter's folder or train workdir: its weights are the first of this run, whose steps and rates start at 0.
+    # A drafter's folder or train workdir: its weights are the first of this run, whose schedules start at step 0.
     train.start_from = config_dict.placeholder(str)
     # A drafter's folder or train workdir: its backbone is taken over and left as it is, and the head alone is trained.
     train.frozen_backbone = config_dict.placeholder(str)
