@@ -15,7 +15,7 @@ from domino_jax.drafters.markov import MarkovHead
 from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV
 from domino_jax.drafters.passed import Passed
 from domino_jax.drafters.selector import Selector
-from domino_jax.models.attention import attend
+from domino_jax.models.attention import attend_cache
 from domino_jax.models.cache import Cache, append, block_mask, init_cache
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
@@ -135,7 +135,7 @@ class Drafter(nn.Module):
 
             def over_cache(q, k, v):
                 written = append(cache[layer], k, v, positions)
-                return attend(q, *written, mask), written
+                return attend_cache(q, *written, mask), written
 
             return over_cache
 

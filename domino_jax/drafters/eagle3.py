@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from domino_jax.drafters.eagle3_config import Eagle3Config
 from domino_jax.drafters.passed import Passed
 from domino_jax.models import attention
-from domino_jax.models.attention import MASKED, attend, causal_mask
+from domino_jax.models.attention import MASKED, attend_cache, causal_mask
 from domino_jax.models.cache import LayerCache, append, init_cache
 from domino_jax.models.decoder_layer import Angles, Attention, SelfAttention
 from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotary_angles
@@ -145,7 +145,7 @@ class Eagle3(nn.Module):
 
         def over_cache(q, k, v):
             written = append(rows, k, v, places)
-            return attend(q, *written, mask), written
+            return attend_cache(q, *written, mask), written
 
         state, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), over_cache)
         return self.logits(state[:, 0]), state[:, 0], rows

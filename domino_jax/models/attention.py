@@ -5,9 +5,8 @@ import jax.numpy as jnp
 
 from domino_jax.models.shapes import Mask
 from domino_jax.models.slices import cut, joined
+from domino_jax.models.tpu_attention import MASKED, applies, attend_long
 
-# Finite, so that a row whose keys are all masked gives no NaN (-inf minus -inf).
-MASKED = -1e30
 # Attention scores of a prefill that live at once, 268 MB in float32.
 PREFILL_SCORES = 2**26
 PART_ROWS, ROW_PARTS = 512, 8  # of attend_row
@@ -26,6 +25,12 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
     for nine rows, 0.84 → 0.67 for one).
     """
     return jax.lax.platform_dependent(q, k, v, mask, cpu=_attend_on_cpu, default=_attend)
+
+
+def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
+    """`attend` over the slots of a cache, without gradients: on a TPU by a kernel where there are many scores."""
+    kernel = {"tpu": attend_long} if applies(q, k) else {}
+    return jax.lax.platform_dependent(q, k, v, mask, cpu=_attend_on_cpu, default=_attend, **kernel)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:

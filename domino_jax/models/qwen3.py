@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from domino_jax.models.attention import attend, attend_prompts, attend_row
+from domino_jax.models.attention import attend, attend_cache, attend_prompts, attend_row
 from domino_jax.models.cache import Cache, append, init_cache
 from domino_jax.models.decoder_config import (
     DecoderConfig,
@@ -167,7 +167,7 @@ def _attention(mask: Mask | None, documents: jax.Array | None, layer_cache, slot
     def over_cache(q, k, v):
         written = append(layer_cache, k, v, slots)
         if mask is not None:
-            return attend(q, *written, mask), written
+            return attend_cache(q, *written, mask), written
         if k.shape[2] == written[0].shape[2]:  # a whole prompt: attention need not wait for the cache
             return attend_prompts(q, k, v), written
         return attend_prompts(q, *written, first=slots[0, 0]), written

@@ -185,6 +185,12 @@ def _mesh_shape() -> Mapping[str, int] | None:
     return None if mesh.empty or mesh.size == 1 else mesh.shape
 
 
+def shards(axis: str) -> int:
+    """Parts into which the mesh that is set splits a logical axis; 1 without a mesh."""
+    shape = _mesh_shape() or {}
+    return math.prod(shape[name] for name in LOGICAL[axis]) if shape else 1
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """x laid out by logical axes, one for each of its leading dimensions; an axis that does not divide stays whole."""
     shape = _mesh_shape()
