@@ -9,11 +9,10 @@ import jax.numpy as jnp
 
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.conv import ConvolvedLayer
-from domino_jax.models.attention import MASKED
 from domino_jax.models.cache import LayerCache
 from domino_jax.models.decoder_layer import Attention, DecoderLayer
 from domino_jax.models.layers import Linear, RMSNorm, rotary_angles
-from domino_jax.models.shapes import Features, Hidden, Logits, Positions
+from domino_jax.models.shapes import MASKED, Features, Hidden, Logits, Positions
 from domino_jax.models.sharding import constrain
 from domino_jax.models.slices import cut, joined
 

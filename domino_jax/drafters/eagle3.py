@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from domino_jax.drafters.eagle3_config import Eagle3Config
 from domino_jax.drafters.passed import Passed
 from domino_jax.models import attention
-from domino_jax.models.attention import MASKED, attend_cache, causal_mask
+from domino_jax.models.attention import attend_cache, causal_mask
 from domino_jax.models.cache import LayerCache, append, init_cache
 from domino_jax.models.decoder_layer import Angles, Attention, SelfAttention
 from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotary_angles
-from domino_jax.models.shapes import Features, Lengths, Logits, Positions
+from domino_jax.models.shapes import MASKED, Features, Lengths, Logits, Positions
 from domino_jax.models.sharding import constrain
 
 State = tuple[LayerCache, jax.Array]  # keys and values of all rows but the last; the last row's fused features [B, D]

@@ -3,9 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from domino_jax.models.shapes import Mask
+from domino_jax.models.shapes import MASKED, Mask
 from domino_jax.models.slices import cut, joined
-from domino_jax.models.tpu_attention import MASKED, applies, attend_long
+from domino_jax.models.tpu_attention import applies, attend_long
 
 # Attention scores of a prefill that live at once, 268 MB in float32.
 PREFILL_SCORES = 2**26
@@ -28,7 +28,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
 
 
 def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
-    """`attend` over the slots of a cache, without gradients: on a TPU by a kernel where there are many scores."""
+    """`attend` over a cache; on TPUs by a kernel when there are many scores. The kernel has no derivative."""
     kernel = {"tpu": attend_long} if applies(q, k) else {}
     return jax.lax.platform_dependent(q, k, v, mask, cpu=_attend_on_cpu, default=_attend, **kernel)
 

@@ -1,4 +1,4 @@
-"""The axis letters that every docstring and einsum of the package uses.
+"""The axis letters that every docstring and einsum of the package uses, and the score of a masked key.
 
 Letters
     B batch rows                    T query positions               S key positions or cache slots
@@ -20,3 +20,7 @@ Mask = jax.Array  # bool, True where a query may read a key
 Hidden = jax.Array  # [B, T, D]
 Features = jax.Array  # [B, T, C·D], outputs of the tapped target layers, joined in list order
 Logits = jax.Array  # float32 [..., V]
+
+# The score of a key that a query may not read. Finite, so that a row whose keys are all masked gives no NaN (-inf minus
+# -inf).
+MASKED = -1e30

@@ -186,9 +186,9 @@ def _mesh_shape() -> Mapping[str, int] | None:
 
 
 def shards(axis: str) -> int:
-    """Parts into which the mesh that is set splits a logical axis; 1 without a mesh."""
-    shape = _mesh_shape() or {}
-    return math.prod(shape[name] for name in LOGICAL[axis]) if shape else 1
+    """The number of parts into which the current mesh splits a logical axis; 1 without a mesh."""
+    shape = _mesh_shape()
+    return 1 if shape is None else math.prod(shape[name] for name in LOGICAL[axis])
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

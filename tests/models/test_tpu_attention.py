@@ -6,14 +6,13 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from benchmarks import compile_decode
 from domino_jax.decoding.rounds import speculative_round
 from domino_jax.models import sharding
 from domino_jax.models.attention import attend, attend_cache
-from domino_jax.models.tpu_attention import applies, attend_long
+from domino_jax.models.tpu_attention import applies, attend_long, part_size
 from tests.helpers.paths import ROOT
 
 
@@ -30,34 +29,52 @@ def arrays(batch, heads, kv_heads, length, slots, width=128, mask_rows=None, dty
 @pytest.mark.parametrize(
     "shape",
     [(2, 8, 2, 17, 384), (1, 4, 4, 1, 8_192), (2, 4, 2, 70, 256), (1, 8, 1, 40, 4_096), (3, 4, 2, 5, 640, 128, 1)],
-    ids=["parts of 128", "two parts of one row", "masks of 70 rows in three words", "a group of eight", "one mask"],
+    ids=["one part", "two parts of one row", "masks of 70 rows in three words", "five parts of 320 rows", "one mask"],
 )
-def test_the_kernel_equals_plain_attention_to_a_rounding_of_bfloat16(shape):
+def test_the_kernel_equals_plain_attention_to_within_bfloat16_rounding(shape):
     q, k, v, mask = arrays(*shape)
     plain = attend(*(x.astype(jnp.float32) for x in (q, k, v)), jnp.broadcast_to(mask, (len(q), *mask.shape[1:])))
-    np.testing.assert_allclose(attend_long(q, k, v, mask, interpret=True).astype(jnp.float32), plain, atol=0.02)
+    kernel = attend_long(q, k, v, mask, interpret=True).astype(jnp.float32)
+    assert abs(kernel - plain).max() < 0.01 * abs(plain).max()
 
 
-def test_a_query_that_may_read_nothing_gets_zeros_also_beside_one_that_may():
-    q, k, v, mask = arrays(2, 4, 2, 3, 256)
-    mask = mask.at[0, 1].set(False).at[:, :, :128].set(False)  # the first part is hidden from all
+def test_a_query_that_reads_nothing_gets_zeros_even_beside_one_that_reads():
+    q, k, v, mask = arrays(1, 4, 4, 2, 8_192)  # two parts
+    mask = mask.at[0, 1].set(False).at[:, :, :4_096].set(False)  # the first part is hidden from all
     out = attend_long(q, k, v, mask, interpret=True).astype(jnp.float32)
     assert not out[0, :, 1].any() and (abs(out[0, :, 0]).sum(-1) > 0).all()
-    np.testing.assert_allclose(out, attend(q, k, v, mask).astype(jnp.float32), atol=0.02)
+    plain = attend(q, k, v, mask).astype(jnp.float32)
+    assert abs(out - plain).max() < 0.01 * abs(plain).max()
+
+
+def test_products_have_the_default_precision_whatever_the_process_has_set():
+    """A TPU kernel refuses "highest" for bfloat16; conftest.py sets it."""
+    assert jax.config.jax_default_matmul_precision == "highest"
+    text = str(jax.make_jaxpr(attend_long)(*shapes(1, 4, 4, 1, 8_192)))
+    assert "HIGHEST" not in text and text.count("precision=(Precision.DEFAULT, Precision.DEFAULT)") == 2
 
 
 ON_A_MESH = """
 import jax, json
 from domino_jax.models import sharding
-from domino_jax.models.attention import attend
-from domino_jax.models.tpu_attention import attend_long
-from tests.models.test_tpu_attention import arrays
+from domino_jax.models.attention import attend, attend_cache
+from domino_jax.models.tpu_attention import applies, attend_long
+from tests.models.test_tpu_attention import arrays, shapes
 given = arrays(4, 8, 2, 17, 256)
 plain = attend(*given).astype("float32")
 mesh = sharding.make_mesh(2, 1, 2)
+found = {}
 with jax.set_mesh(mesh):
     out = jax.jit(lambda *given: attend_long(*given, interpret=True))(*given)
-print(json.dumps([float(abs(out.astype("float32") - plain).max()), [str(axis) for axis in out.sharding.spec[:2]]]))
+    sizes = {"whole": (4, 8, 2, 17, 4096), "odd batch": (3, 8, 2, 17, 4096), "one head": (4, 8, 1, 17, 4096),
+             "few on a chip": (4, 8, 2, 17, 1024)}
+    found["applies"] = {name: applies(*shapes(*size)[:2]) for name, size in sizes.items()}
+    lowered = jax.jit(attend_cache).trace(*shapes(*sizes["whole"])).lower(lowering_platforms=("tpu",))
+call = next(line for line in lowered.as_text().splitlines() if "custom_call @tpu_custom_call" in line)
+found["keys"] = call.split(" : (")[1].split(", ")[1]
+found["difference"] = float(abs(out.astype("float32") - plain).max())
+found["spec"] = [str(axis) for axis in out.sharding.spec[:2]]
+print(json.dumps(found))
 """
 
 
@@ -66,8 +83,13 @@ def test_on_a_mesh_each_device_attends_for_its_requests_and_heads():
     command = [sys.executable, "-c", ON_A_MESH]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    difference, axes = json.loads(done.stdout)
-    assert difference < 0.02 and axes == ["data", "tensor"]
+    found = json.loads(done.stdout)
+    assert found["difference"] < 0.01 and found["spec"] == ["data", "tensor"]
+    assert found["keys"] == "tensor<2x1x4096x128xbf16>"
+    # Without the division by the devices the last would have enough scores.
+    assert found["applies"] == {"whole": True, "odd batch": False, "one head": False, "few on a chip": False}
+    q, k, *_ = shapes(4, 8, 2, 17, 1_024)
+    assert applies(q, k)
 
 
 def kernels(function, arguments, platform="tpu") -> int:
@@ -93,14 +115,25 @@ def test_it_is_used_on_tpus_for_many_scores_in_bfloat16():
     [
         ((1, 32, 8, 17, 1_024), True),
         ((1, 32, 8, 17, 512), False),  # few scores
+        ((8, 32, 8, 17, 21 * 128), True),  # one part
+        ((8, 32, 8, 17, 37 * 128), False),  # parts of 128
+        ((32, 32, 8, 17, 256), True),  # a small cache is one part
         ((8, 32, 8, 17, 4_096 + 64), False),  # no part divides the slots
         ((8, 32, 8, 17, 4_096, 64), False),  # heads that do not fill the lanes
-        ((1, 32, 1, 65, 4_096), False),  # 2,080 rows of one head
+        ((1, 32, 1, 17, 4_096), False),  # 544 rows of one head
     ],
 )
 def test_shapes_that_it_does_not_pay_for_or_cannot_compute_stay_plain(shape, used):
     q, k, *_ = shapes(*shape)
     assert applies(q, k) is used
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "size"),
+    [(68, 4_096, 2_048), (68, 2_688, 2_688), (68, 37 * 128, 128), (4, 32_768, 4_096), (512, 4_096, 512)],
+)
+def test_a_part_is_the_largest_multiple_of_128_that_divides_the_cache_within_the_limits(rows, slots, size):
+    assert part_size(rows, slots) == size
 
 
 def test_a_long_round_uses_it_in_every_layer_of_target_and_drafter():
