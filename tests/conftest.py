@@ -1,6 +1,7 @@
 """Tests run on the CPU in true float32."""
 
 import importlib.metadata
+import importlib.util
 import os
 import signal
 import tempfile
@@ -26,6 +27,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
 import jax
 import pytest
 
+from assets import make_smollm2
 from tests.helpers.bucket_server import bucket_server, make_bucket, variables
 from tests.helpers.models import GOLDEN_SETS, Golden, load_golden
 
@@ -53,3 +55,14 @@ def storage_url():
 def bucket(storage_url) -> str:
     """gs:// and a new, empty bucket of that server."""
     return make_bucket(storage_url, f"domino-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory):
+    """The folder of SmolLM2-135M-Instruct in float32, where requirements-smollm2.txt is installed."""
+    pytest.importorskip("gguf")
+    if importlib.util.find_spec(make_smollm2.PACKAGE) is None:
+        pytest.skip(f"{make_smollm2.PACKAGE} is not installed")
+    folder = tmp_path_factory.mktemp("smollm2")
+    make_smollm2.write(folder, *make_smollm2.read_gguf(make_smollm2.shipped_file()), "float32")
+    return folder

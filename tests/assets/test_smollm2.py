@@ -1,20 +1,24 @@
 """assets/make_smollm2.py and its recipe, on a tiny model of the same format; on the real one if it is installed."""
 
 import importlib.util
+import json
+import pathlib
 
 import numpy as np
 import pytest
 
+import domino_jax
 from assets import make_smollm2
 from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.settings import GeneratorSettings
+from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.pair import Models
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_target
-from tests.helpers.paths import ROOT
+from tests.helpers.paths import ASSETS, ROOT
 
 TURN = "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
 ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -156,16 +160,40 @@ def test_the_recipe_loads_passes_the_checks_and_carries_its_commands():
 
 
 @pytest.mark.slow
-def test_the_real_model_answers_in_english(tmp_path):
-    """The shipped file, where requirements-smollm2.txt is installed."""
-    pytest.importorskip("gguf")
-    if importlib.util.find_spec(make_smollm2.PACKAGE) is None:
-        pytest.skip(f"{make_smollm2.PACKAGE} is not installed")
-    make_smollm2.write(tmp_path, *make_smollm2.read_gguf(make_smollm2.shipped_file()), "float32")
-    loaded = load_target(str(tmp_path), "float32")
+def test_the_real_model_answers_in_english(smollm2):
+    loaded = load_target(str(smollm2), "float32")
     row = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     models = Models(loaded.model, loaded.params)
     generator = new_generator(models, GeneratorSettings(96, 24, stop_ids=loaded.stop_ids))
     prompt = encode_prompt(loaded.tokenizer, row, False)
     [answer] = generator.generate(models, [prompt], "autoregressive").answers
     assert loaded.tokenizer.decode(answer.token_ids) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_the_shipped_drafter_has_the_recipes_shape_and_a_card_with_its_figures():
+    recipe = recipes.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
+    folder = pathlib.Path(recipe.drafter.path)
+    config = DrafterConfig.from_dict(json.loads((folder / "config.json").read_text()))
+    names = ("intermediate_size", "block_size", "gru_hidden_dim", "emb_dim", "mask_token_id")
+    assert {name: getattr(config, name) for name in names} == {name: recipe.drafter[name] for name in names}
+    assert config.num_hidden_layers == recipe.drafter.num_layers
+    assert config.target_layer_ids == recipe.drafter.target_layer_ids
+    assert (config.vocab_size, config.hidden_size) == (49_152, 576)
+    assert (folder / "model.safetensors").stat().st_size < 16e6
+    card = (folder / "README.md").read_text()
+    assert "license: apache-2.0" in card and "τ pooled" in card and "THIS_FOLDER" not in card
+
+
+@pytest.mark.slow(minutes=2)
+def test_the_shipped_drafter_changes_no_token_of_the_real_model(smollm2):
+    drafter = ASSETS / "smollm2_domino"
+    settings = {"dtype": "float32", "cache_length": 256, "max_new_tokens": 48, "head_candidates": 0}
+    decoder = domino_jax.load(str(smollm2), str(drafter), **settings)
+    asked = ["List three healthy breakfast ideas.", "What is the difference between a lake and a pond?"]
+    for temperature in (0.0, 0.7):
+        plain, drafted = (
+            decoder.generate(asked, mode=mode, temperature=temperature) for mode in ("autoregressive", "domino")
+        )
+        assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in plain]
+        lengths = [length for answer in drafted for length in answer.accept_lengths]
+        assert max(lengths) > 1 and sum(lengths) / len(lengths) > 1.2

@@ -45,7 +45,7 @@ def commands() -> list[str]:
 def test_the_readme_is_short():
     lines = README.splitlines()
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL).splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 160
     assert max(len(line) for line in prose if not line.startswith("|")) <= 120
 
 

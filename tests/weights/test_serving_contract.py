@@ -126,8 +126,9 @@ def test_a_drafter_that_no_server_drafts_with_has_a_note_and_in_its_card(tmp_pat
     assert raw.get("sample_from_anchor") is (True if not head else None)
 
 
-def test_the_shipped_drafter_opens_in_sglang():
-    assert_sglang_opens(ROOT / "assets" / "tiny_domino")
+@pytest.mark.parametrize("name", ["tiny_domino", "smollm2_domino"])
+def test_a_shipped_drafter_opens_in_sglang(name):
+    assert_sglang_opens(ROOT / "assets" / name)
 
 
 @pytest.mark.parametrize("head", [True, False])
