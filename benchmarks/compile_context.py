@@ -73,10 +73,10 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
 
 
 INTRODUCTION = """\
-`python -m benchmarks.compile_context --folder=/tmp/compile_context` ({date}, jax {jax}; compilers' figures, none is a
-measurement). Qwen3-8B, words as above, per chip. The caches have as many **slots** as the longest live row needs, a
-power of two (`decode.cache_length` is only their limit), so the bytes of a pass follow the text. The head of a round
-corrects 64 candidates per slot.
+`python -m benchmarks.compile_context --folder=/tmp/compile_context` ({date}, jax {jax};
+compilers' figures, none is a measurement). Qwen3-8B, words as above, per chip. The caches have as many **slots** as the
+longest live row needs, a power of two (`decode.cache_length` is only their limit), so the bytes of a pass follow the
+text. The head of a round corrects 64 candidates per slot.
 """
 HEADER = (
     "| chip | tp | rows | slots | peak GB | step: bound / moved GB | moved ÷ bound "
