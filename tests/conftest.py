@@ -27,7 +27,6 @@ for number in (signal.SIGINT, signal.SIGHUP):
 import jax
 import pytest
 
-from assets import make_smollm2
 from tests.helpers.bucket_server import bucket_server, make_bucket, variables
 from tests.helpers.models import GOLDEN_SETS, Golden, load_golden
 
@@ -61,6 +60,8 @@ def bucket(storage_url) -> str:
 def smollm2(tmp_path_factory):
     """The folder of SmolLM2-135M-Instruct in float32, where requirements-smollm2.txt is installed."""
     pytest.importorskip("gguf")
+    from assets import make_smollm2  # here: no other test pays for its imports
+
     if importlib.util.find_spec(make_smollm2.PACKAGE) is None:
         pytest.skip(f"{make_smollm2.PACKAGE} is not installed")
     folder = tmp_path_factory.mktemp("smollm2")

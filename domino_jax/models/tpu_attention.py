@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec
 from domino_jax.models.shapes import MASKED, Mask
 from domino_jax.models.sharding import LOGICAL, shards
 
-# Up to this many scores per chip, 2 MB in float32, fit in vector memory without the kernel.
+# Up to this many scores per chip, 2 MB in float32, mostly stay in vector memory in programs without the kernel.
 FEW_SCORES = 2**19
 # Slots per part: at most MOST_SLOTS, with at most PART_SCORES scores, 1 MB in float32; by default a kernel has 16 MB.
 MOST_SLOTS, PART_SCORES = 4_096, 2**18
-FEWEST_SLOTS = 512  # of a part: smaller ones take longer to begin than to compute
+FEWEST_SLOTS = 512  # of a part: by estimate, smaller ones take longer to begin than to compute
 LANES = 128  # of a register, and numbers of a head
 ROW_TILE = 16  # rows of a bfloat16 tile
 MOST_ROWS = PART_SCORES // FEWEST_SLOTS  # query rows of one key/value head
