@@ -194,8 +194,8 @@ def programs(mesh: Mesh, models: Models) -> dict[str, tuple]:
 def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     """A lower bound on the bytes of main memory that a program moves on one chip.
 
-    Each weight that it multiplies with counts once per program, however often the program uses it; so does the whole
-    cache (all its slots are read), and the rows that it must write. The embedding does not count (a few rows of it are
+    Each weight that it multiplies with counts once per pass, however often the pass uses it; so does the whole cache
+    (all its slots are read), and the rows that it must write. The embedding does not count (a few rows of it are
     read) unless it is the lm_head too, and activations do not count, but for the base logits from which a head alone
     picks its candidates.
     """
@@ -212,8 +212,9 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     found |= {f"verify{rows}": weights + cache + rows * cache // slots for rows in (17, 64)}
     found["draft"] = backbone - fusion + vocabulary + context
     found["head"] = head
-    # The lm_head serves verify and draft alike, and at least one row of context is written.
-    found["round"] = found["verify17"] + backbone + context + context // slots + head
+    # Draft and verify each read the lm_head: verify waits for the drafts, and no chip holds the matrix until then. At
+    # least one row of context is written.
+    found["round"] = found["verify17"] + found["draft"] + fusion + context // slots + head
     config = models.drafter.config
     sequential = head - per_chip(models.drafter_params["head"]["up"])
     for count in CANDIDATES:

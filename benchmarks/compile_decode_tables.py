@@ -29,9 +29,9 @@ CUDA compilers of that release). **These are compilers' figures; none is a measu
 (`decode.head_candidates`). It is whole on every chip but for `split head` (`decode.mesh.split_head`). All figures are
 per chip:
 
-- **bound**: a lower bound on the bytes of main memory. Each weight that a program multiplies with counts once, however
-  often the program uses it; the whole cache is read; new rows are written. The embedding counts only where it is the
-  lm_head too.
+- **bound**: a lower bound on the bytes of main memory. Each weight that a pass multiplies with counts once, however
+  often the pass uses it; the whole cache is read; new rows are written. The embedding counts only where it is the
+  lm_head too. A round reads the lm_head twice, as verification waits for the drafts.
 - **moved**: bytes to and from main memory, counted in the program's text, loop bodies as often as they run
   (`benchmarks/hbm_traffic.py`). The matrices of the head's GRU are read once per draft, 16 times per round, so a round
   moves more than its bound wherever the chip cannot keep them.

@@ -53,8 +53,9 @@ def test_what_a_step_must_move_is_every_weight_it_multiplies_with_and_the_cache(
     assert must["verify17"] == weights + cache + 17 * cache // 4096
     head = 2 * (3 * 1024 * (4096 + 1024) + 256 * (4096 + 1024) + 256 * 151_936)
     assert must["head"] == head
+    fusion, context = 2 * (2 * 4096 * 4096 + 4096), 2 * 2 * 3 * 8 * 128  # of two taps; a slot of three layers
     parts = must["verify17"] + must["draft"] + must["head"]
-    assert max(must["verify17"], must["draft"], must["head"]) < must["round"] < parts, "the lm_head counts once"
+    assert must["round"] == parts + fusion + context, "draft and verify each read the lm_head"
     vocabulary, rows = 2 * 256 * 151_936, 15 * 64 * 2 * 256
     assert must["head64"] == head - vocabulary + rows + 4 * 16 * 151_936  # the base logits of 16 drafts
     assert must["round64"] == must["round"] - vocabulary + rows
