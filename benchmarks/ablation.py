@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("--only: no table is written", flush=True)
         return
     figures = {name: [figures_of(runs[name, seed]) for seed in options.seeds] for name in table.variants}
+    compare(figures)
     output = pathlib.Path(options.output)
     image = picture_name(options.table)
     save(output, {image: picture(table, runs)})
@@ -80,6 +81,17 @@ def figures_of(folder: pathlib.Path) -> dict[str, float]:
     }
 
 
+def compare(figures: Mapping[str, Sequence[dict[str, float]]]) -> None:
+    """Adds to the figures of each run its τ ÷ that of the recipe's run of the same seed.
+
+    A seed gives every row the same order and anchors, so much of the spread between seeds is common to all rows and
+    says nothing about their differences.
+    """
+    for runs in figures.values():
+        for run, recipe in zip(runs, figures[RECIPE_ROW], strict=True):
+            run["relative"] = run["tau"] / recipe["tau"]
+
+
 def facts_of(folder: pathlib.Path) -> dict[str, Any]:
     """Recipe and environment of a run, and the count of its rows."""
     recipe = json.loads((folder / "config.json").read_text())
@@ -91,6 +103,7 @@ def facts_of(folder: pathlib.Path) -> dict[str, Any]:
 
 COLUMNS = {
     "tau": "τ, pooled",
+    "relative": "τ ÷ τ of the recipe",
     "tau_per_prompt": "τ, mean of prompts",
     "tau_backbone": "τ of its backbone alone",
     "base_loss": "base loss",
@@ -136,7 +149,7 @@ def markdown(
 
 What was run: the recipe `configs/tiny.py` with {train["steps"]} steps of {train["batch_size"]} rows (layout
 {recipe["data"]["layout"]}) with {train["num_anchors"]} anchors each, blocks of {block} where the row names no other;
-seeds: {seeds} (mean ± half the range where there are several).
+seeds: {seeds} (mean ± half the range where there are several; τ is divided within each seed).
 All trainings saw the same {facts["rows"]:,} rows, the target's own answers, in the same order with the same anchors.
 All predict the token after each slot (`shift_label`), so that a round can emit at most one token more than its block
 has slots: {block + 1} with blocks of {block}.
@@ -160,23 +173,34 @@ def say(values: Sequence[float], key: str) -> str:
 def findings(table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
     """One sentence per comparison, with what the paper reports beside it."""
 
-    def mean(name: str, key: str) -> float:
-        return statistics.fmean(run[key] for run in figures[name])
+    def changes(key: str, one: str, other: str) -> list[float]:
+        """Per cent of `other`, seed by seed."""
+        pairs = zip(figures[one], figures[other], strict=True)
+        return [100 * (ours[key] / theirs[key] - 1) for ours, theirs in pairs]
 
     def against(key: str, one: str, other: str = "dflash") -> str:
-        change = 100 * (mean(one, key) / mean(other, key) - 1)
-        return f"{abs(change):.1f} % {'above' if change > 0 else 'below'}"
+        found = changes(key, one, other)
+        mean = statistics.fmean(found)
+        each = f" (by seed {', '.join(f'{change:+.1f}' for change in found)})" if len(found) > 1 else ""
+        return f"{abs(mean):.1f} % {'above' if mean > 0 else 'below'}{each}"
 
-    seeds = len(figures[RECIPE_ROW])
+    def comparison(name: str) -> str:
+        """One row against the recipe's; where there are several seeds, whether they agree on which is better."""
+        sentence = f"τ of {VARIANTS[name].title} is {against('tau', name, RECIPE_ROW)} that of the recipe"
+        found = changes("tau", name, RECIPE_ROW)
+        if len(found) == 1:
+            return sentence + "."
+        agreed = all(change > 0 for change in found) or all(change < 0 for change in found)
+        return f"{sentence}; the seeds {'agree' if agreed else 'do not agree'} on the sign."
+
     sentences = of_the_head(against) if table is TABLES[DEFAULT] else []
     if not sentences:
-        sentences = [comparison(table, figures, name, against) for name in table.variants if name != RECIPE_ROW]
+        sentences = [comparison(name) for name in table.variants if name != RECIPE_ROW]
     if table.paper:
         sentences.append(f"The paper, with other models and much longer training, reports {table.paper}.")
-    return [
-        *sentences,
-        *(["One seed was run, so a difference of a few per cent decides nothing."] if seeds == 1 else []),
-    ]
+    if len(figures[RECIPE_ROW]) == 1:
+        sentences.append("One seed was run, so a difference of a few per cent decides nothing.")
+    return sentences
 
 
 def of_the_head(against) -> list[str]:
@@ -190,16 +214,6 @@ def of_the_head(against) -> list[str]:
         f"The backbone alone reaches a τ {against('tau_backbone', 'no_curriculum')} plain DFlash with λ = 0, and "
         f"{against('tau_backbone', 'curriculum')} with the curriculum.",
     ]
-
-
-def comparison(table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]], name: str, against) -> str:
-    """One row against the recipe's; where there are several seeds, whether their values lie apart."""
-    sentence = f"τ of {VARIANTS[name].title} is {against('tau', name, RECIPE_ROW)} that of the recipe"
-    ours, theirs = ([run["tau"] for run in figures[one]] for one in (name, RECIPE_ROW))
-    if len(ours) == 1:
-        return sentence + "."
-    apart = min(ours) > max(theirs) or max(ours) < min(theirs)
-    return f"{sentence}; the values of the seeds {'do not overlap' if apart else 'overlap'}."
 
 
 def picture(table: Table, runs: Mapping[tuple[str, int], pathlib.Path]):
