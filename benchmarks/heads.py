@@ -7,7 +7,7 @@ trained for equal time; d, everything trained for equal supervised predictions. 
 answers, in the same order, and block drafters of one seed the same anchors. Each trained drafter is decoded on held-out
 prompts at temperature 0 and 1 with the same verify width, as a chain and as a tree, and at its published number of
 drafts; plain decoding runs beside each. At the end all drafters of the first seed are timed in one process, which
---only_timings does again alone. Writes a section of docs/results.md and two pictures.
+--only_timings does again alone. Writes sections of docs/results.md and docs/results_positions.md, and two pictures.
 
 Every training, decoding and count is a stage of a study (study.py): start the command again to continue it. --minutes=N
 saves and stops after that time with exit code 42, --only=NAME runs one drafter. Arms in one workdir share their stages.
@@ -29,7 +29,7 @@ from benchmarks.document import put_section
 from benchmarks.drafter_decoding import read_lines
 from benchmarks.drafter_probe import FIGURES, digest
 from benchmarks.head_variants import ARMS, BY_CLOCK, BY_PREDICTIONS, DRAFT, HeadVariant, variants
-from benchmarks.heads_tables import pictures, section
+from benchmarks.heads_tables import pictures, positions_section, section
 from benchmarks.study import (
     RECIPE,
     Stage,
@@ -95,10 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(output: pathlib.Path, recorded: Mapping[str, Any]) -> None:
-    """The section of one arm in results.md, and its pictures."""
+    """The sections of one arm in results.md and results_positions.md, and its pictures."""
     save(output, pictures(recorded))
-    text = section(recorded, ARMS[recorded["arm"]])
-    put_section(output / "results.md", f"heads {recorded['arm']}", text)
+    name, arm = recorded["arm"], ARMS[recorded["arm"]]
+    text = section(recorded, arm)
+    put_section(output / "results.md", f"heads {name}", text)
+    put_section(output / "results_positions.md", f"heads {name}", positions_section(recorded, arm))
     print(text)
 
 

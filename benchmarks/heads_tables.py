@@ -1,4 +1,4 @@
-"""The section of docs/results.md and the pictures of one arm of benchmarks/heads.py, from its recorded figures."""
+"""The sections and the pictures in docs/ of one arm of benchmarks/heads.py, from its recorded figures."""
 
 import statistics
 from collections import Counter
@@ -53,18 +53,21 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         f"{timings['step_ms']:.2f} ms; plain decoding does {timings['plain']['greedy']:,.0f} tokens/s at temperature 0 "
         f"and {timings['plain']['sampled']:,.0f} at 1. {timings['conditions']}",
         "\n".join(costs(drafters, timings)),
-        "By position, means over the seeds: acceptance of draft k given that all before it were accepted (chains); the "
-        "share of rounds that emitted k tokens; and, of block drafters, the share of labels among the 1 and 16 "
-        "likeliest tokens of the base logits on held-out answers.",
-        "\n".join(positions(drafters, width)),
         f"![acceptance by position](heads_positions_{name}.png)",
-        f"A line ends where fewer than {FEWEST_ROUNDS} rounds of all seeds reached the draft.",
+        f"A line ends where fewer than {FEWEST_ROUNDS} rounds of all seeds reached the draft. All positions, and the "
+        "recall of the base logits, are on a [page of their own](results_positions.md).",
         "\n".join(f"- {line}" for line in controls(recorded)),
         f"Training rows: {training['count']:,}, the target's own answers (SHA-256 of their token ids in order "
         f"{training['sha256'][:16]}); held-out prompts: {held_out['count']:,} ({held_out['sha256'][:16]}). "
         f"{recorded['conditions']}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def positions_section(recorded: Mapping[str, Any], arm: Arm) -> str:
+    """The Markdown of one arm by position; recorded: as in `section`."""
+    table = positions(recorded["drafters"], recorded["width"])
+    return "\n\n".join([f"## {arm.title}", "\n".join(table)]) + "\n"
 
 
 # ---------------------------------------------------------------------------------------------------- tables

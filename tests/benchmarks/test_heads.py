@@ -13,7 +13,15 @@ from benchmarks import heads, heads_tables
 from benchmarks.drafter_decoding import both_temperatures, divergences_of, lane_figures
 from benchmarks.drafter_probe import batches, digest, slot_sums
 from benchmarks.head_variants import ARMS, variants
-from benchmarks.heads_tables import by_place, over_flops, over_positions, rounds_by_length, say_tau, section
+from benchmarks.heads_tables import (
+    by_place,
+    over_flops,
+    over_positions,
+    positions_section,
+    rounds_by_length,
+    say_tau,
+    section,
+)
 from benchmarks.study import Study
 from configs import tiny
 from domino_jax.drafters.names import HEADS, NONE
@@ -45,8 +53,9 @@ def test_every_head_is_compared_and_every_drafter_is_in_an_arm():
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_page_has_a_section_for_each_arm(arm):
-    page = (ROOT / "docs" / "results.md").read_text()
-    assert page.count(f"<!-- heads {arm}: begin -->") == page.count(f"<!-- heads {arm}: end -->") == 1
+    for name in ("results.md", "results_positions.md"):
+        page = (ROOT / "docs" / name).read_text()
+        assert page.count(f"<!-- heads {arm}: begin -->") == page.count(f"<!-- heads {arm}: end -->") == 1
 
 
 def test_a_frozen_backbone_has_the_layout_of_its_heads():
@@ -261,10 +270,7 @@ def test_the_section_of_recorded_figures():
     times = "0.50 | 0.25 | 3.00 | 0.12 | 4.00 | 2.00"
     assert f"| Domino | 4.00 | 21 | {times} | 200 | 150 | 2.00 | 1.50 | 1.50 |" in lines
     assert f"| EAGLE-3 | 4.00 | 21 | {times} | 200 | – | 2.00 | – | 1.50 |" in lines
-    assert all(f"| Domino | accepted, T = {place} | 0.75 | 0.50 | – | – |" in lines for place in (0, 1))
-    assert "| Domino | rounds, T = 0 | 0.25 | 0.75 | – | – |" in lines
-    assert "| Domino | recall@16 | 1.00 | 0.75 | 0.50 | – |" in lines
-    assert not any(line.startswith("| EAGLE-3 | recall") for line in lines)
+    assert "[page of their own](results_positions.md)" in text
     assert "- Plain against plain: 4 of 4 greedy plain decodings gave the same texts." in lines
     assert "- Oracle: with every draft accepted τ is 3.75 of at most 4; ends of texts cut the last rounds." in lines
     assert "so every τ is at most 4." in text and "Training seeds: 0, 1 (mean ± half the range" in text
@@ -273,6 +279,15 @@ def test_the_section_of_recorded_figures():
         "Training rows: 1,000, the target's own answers (SHA-256 of their token ids in order 0123456789abcdef)" in text
     )
     assert text.endswith("held-out prompts: 2 (ffffffffffffffff). A processor, 2 cores.\n")
+
+
+def test_the_section_by_position():
+    lines = positions_section(recorded(), ARMS["b"]).splitlines()
+    assert lines[0] == "## Everything trained, equal steps"
+    assert all(f"| Domino | accepted, T = {place} | 0.75 | 0.50 | – | – |" in lines for place in (0, 1))
+    assert "| Domino | rounds, T = 0 | 0.25 | 0.75 | – | – |" in lines
+    assert "| Domino | recall@16 | 1.00 | 0.75 | 0.50 | – |" in lines
+    assert not any(line.startswith("| EAGLE-3 | recall") for line in lines)
 
 
 def test_plain_decodings_that_differ_are_counted():
