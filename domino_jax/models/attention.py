@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 
+from domino_jax.models import gpu_attention, tpu_attention
 from domino_jax.models.shapes import MASKED, Mask
 from domino_jax.models.slices import cut, joined
-from domino_jax.models.tpu_attention import applies, attend_long
 
 # Attention scores of a prefill that live at once, 268 MB in float32.
 PREFILL_SCORES = 2**26
 PART_ROWS, ROW_PARTS = 512, 8  # of attend_row
+KERNELS = {"tpu": tpu_attention, "cuda": gpu_attention}  # by platform, for caches
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
@@ -28,9 +29,9 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
 
 
 def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
-    """`attend` over a cache; on TPUs by a kernel when there are many scores. The kernel has no derivative."""
-    kernel = {"tpu": attend_long} if applies(q, k) else {}
-    return jax.lax.platform_dependent(q, k, v, mask, cpu=_attend_on_cpu, default=_attend, **kernel)
+    """`attend` over a cache; on TPUs and GPUs by a kernel when there are many scores. Kernels have no derivative."""
+    used = {platform: kernel.attend_long for platform, kernel in KERNELS.items() if kernel.applies(q, k)}
+    return jax.lax.platform_dependent(q, k, v, mask, cpu=_attend_on_cpu, default=_attend, **used)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:

@@ -1,0 +1,92 @@
+"""What the kernels for attention over a long cache share: the mask as bits, products, the layout over a mesh.
+
+XLA writes the scores of a pass to main memory and reads them back several times once they no longer fit in a chip's
+fast memory. For 17 rows of Qwen3-8B the float32 scores have half the bytes of a layer's keys and values, and moving
+them four times made a round move two to three times the bytes that it must (docs/compile_decode.md). A kernel processes
+the slots in parts and combines them with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867).
+
+Letters beside those of the shapes module: P rows of one key/value head (R·T, with padding), C slots of a part, W words
+of the mask.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from domino_jax.models.shapes import Mask
+from domino_jax.models.sharding import LOGICAL, shards
+
+BITS = 32  # rows whose mask bits share one integer
+# (q [B, K, R·T, H], k, v [B, K, S, H], words [B, W, S], T) → as q
+Kernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int], jax.Array]
+
+
+def rows_of(q: jax.Array, k: jax.Array) -> int:
+    """R·T, the query rows of one key/value head."""
+    return q.shape[1] // k.shape[1] * q.shape[2]
+
+
+def scores_per_chip(q: jax.Array, k: jax.Array) -> int:
+    """Scores of a pass on one chip; 0 where the current mesh does not divide requests and heads evenly.
+
+    Both kernels support bfloat16 alone; other dtypes have 0 as well.
+    """
+    requests, heads = shards("batch"), shards("heads")
+    if q.dtype != jnp.bfloat16 or k.dtype != jnp.bfloat16 or q.shape[0] % requests or k.shape[1] % heads:
+        return 0
+    return q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] // (requests * heads)
+
+
+def attend_by(kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
+    """Attention of q bfloat16 [B, N, T, H] over k, v [B, K, S, H] → [B, N, T, H], as `attention.attend` defines it.
+
+    Args:
+        kernel: called for the requests and heads of one device.  mask: bool [1 or B, T, S].
+    """
+    batch, length = q.shape[0], q.shape[2]
+    words = jnp.broadcast_to(mask_words(mask), (batch, -(-length // BITS), k.shape[2]))
+
+    def of_device(q, k, v, words):
+        return kernel(q, k, v, words, length)
+
+    if shards("batch") * shards("heads") > 1:
+        spec = PartitionSpec(LOGICAL["batch"], LOGICAL["heads"])
+        alone = PartitionSpec(LOGICAL["batch"])
+        of_device = jax.shard_map(of_device, in_specs=(spec, spec, spec, alone), out_specs=spec, check_vma=False)
+    out = of_device(q.reshape(batch, k.shape[1], rows_of(q, k), q.shape[3]), k, v, words).reshape(q.shape)
+    return jnp.where(mask.any(-1)[:, None, :, None], out, jnp.zeros((), q.dtype))
+
+
+def mask_words(mask: Mask) -> jax.Array:
+    """bool [B, T, S] → int32 [B, ceil(T / 32), S]: bit t % 32 of word t // 32 is row t of the mask.
+
+    As bits, the mask takes 4 bytes a slot for every 32 rows, not one byte for each row.
+    """
+    count = -(-mask.shape[1] // BITS)
+    mask = jnp.pad(mask, ((0, 0), (0, count * BITS - mask.shape[1]), (0, 0)))
+    bits = (
+        mask.reshape(mask.shape[0], count, BITS, -1).astype(jnp.uint32) << jnp.arange(BITS, dtype=jnp.uint32)[:, None]
+    )
+    return jax.lax.bitcast_convert_type(bits.sum(axis=2, dtype=jnp.uint32), jnp.int32)
+
+
+def seen(words: list[jax.Array], rows: int, length: int) -> jax.Array:
+    """Words of a part, [1, C] each → bool [rows, C]: row r of a head is masked as token r % length."""
+    token = jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0) % length
+    word = words[0]
+    for index, other in enumerate(words[1:], 1):
+        word = jnp.where(token // BITS == index, other, word)
+    return (word >> token % BITS) & 1 == 1
+
+
+def product(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
+    """Contracts x's last axis with the given axis of y, accumulating in float32.
+
+    The precision is stated, because a process may have set jax_default_matmul_precision for float32, and a TPU kernel
+    refuses a higher one for bfloat16.
+    """
+    contract = (((1,), (axis,)), ((), ()))
+    precision = jax.lax.Precision.DEFAULT
+    return jax.lax.dot_general(x, y, contract, precision=precision, preferred_element_type=jnp.float32)

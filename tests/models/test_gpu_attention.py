@@ -1,0 +1,48 @@
+"""models/gpu_attention.py: the shapes that it is used for, its parts, and the GPUs that it needs."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from domino_jax.models.gpu_attention import FEWEST_SLOTS, applies, multiplies_bfloat16, part_count
+from tests.helpers.attention import shapes
+
+
+@pytest.mark.parametrize(
+    ("shape", "used"),
+    [
+        ((8, 32, 8, 17, 4_096), True),
+        ((1, 32, 8, 17, 32_768), True),
+        ((1, 32, 8, 17, 4_096), False),  # scores that the cache of the GPU holds
+        ((8, 32, 8, 17, 4_096, 64), True),
+        ((8, 32, 8, 17, 4_096, 96), False),  # no power of two
+        ((8, 32, 8, 17, 4_096 + 32), False),  # no whole steps
+        ((8, 32, 8, 33, 4_096), False),  # 132 rows of one head
+    ],
+)
+def test_shapes_that_it_does_not_pay_for_or_cannot_compute_stay_plain(shape, used):
+    q, k, *_ = shapes(*shape)
+    assert applies(q, k) is used
+
+
+@pytest.mark.parametrize(
+    ("heads", "slots", "count"),
+    [
+        (8, 32_768, 32),  # two programs for each multiprocessor
+        (64, 32_768, 4),
+        (256, 512, 1),
+        (8, 4_096, 4),  # programs of at least 1,024 slots
+        (8, 64 * 33, 1),  # 33 steps cannot be halved
+    ],
+)
+def test_enough_programs_share_a_head_while_each_has_enough_slots(heads, slots, count):
+    assert part_count(heads, slots) == count
+    assert slots // count >= FEWEST_SLOTS or count == 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "supported"), [("7.5", False), ("8.0", True), ("9.0", True), ("10.0", True), ("gfx942", True)]
+)
+def test_gpus_without_bfloat16_products_keep_the_plain_form(capability, supported):
+    assert multiplies_bfloat16(SimpleNamespace(compute_capability=capability)) is supported
+    assert multiplies_bfloat16(SimpleNamespace())

@@ -1,0 +1,154 @@
+"""The kernels for attention over a long cache: their steps on this CPU against plain attention, and where they run."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import compile_decode
+from domino_jax.decoding.rounds import speculative_round
+from domino_jax.models import gpu_attention, sharding, tpu_attention
+from domino_jax.models.attention import KERNELS, attend, attend_cache
+from tests.helpers.attention import arrays, shapes
+from tests.helpers.paths import ROOT
+
+both = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+def furthest(found: jax.Array, plain: jax.Array) -> float:
+    """The largest difference, as a share of the largest value."""
+    found, plain = (x.astype(jnp.float32) for x in (found, plain))
+    return abs(found - plain).max() / abs(plain).max()
+
+
+@both
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 8, 2, 17, 384), (1, 4, 4, 1, 8_192), (2, 4, 2, 60, 256), (1, 8, 2, 16, 4_096), (3, 4, 2, 5, 640, 128, 1)],
+    ids=["one part", "many parts of one row", "masks of two words", "parts of 64 rows", "one mask"],
+)
+def test_a_kernel_equals_plain_attention_to_within_bfloat16_rounding(kernel, shape):
+    q, k, v, mask = arrays(*shape)
+    plain = attend(*(x.astype(jnp.float32) for x in (q, k, v)), jnp.broadcast_to(mask, (len(q), *mask.shape[1:])))
+    assert furthest(kernel.attend_long(q, k, v, mask, interpret=True), plain) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        (tpu_attention, (2, 4, 2, 70, 256)),  # masks of three words
+        (tpu_attention, (1, 8, 1, 40, 4_096)),  # five parts of 320 rows
+        (gpu_attention, (1, 6, 2, 9, 1_024, 64)),  # heads of 64 numbers, rows that are no power of two
+        (gpu_attention, (2, 2, 2, 100, 256)),  # masks of four words
+    ],
+)
+def test_shapes_of_one_kernel_alone(kernel, shape):
+    q, k, v, mask = arrays(*shape)
+    plain = attend(*(x.astype(jnp.float32) for x in (q, k, v)), mask)
+    assert furthest(kernel.attend_long(q, k, v, mask, interpret=True), plain) < 0.01
+
+
+@both
+def test_a_query_that_reads_nothing_gets_zeros_even_beside_one_that_reads(kernel):
+    q, k, v, mask = arrays(1, 4, 4, 2, 8_192)
+    mask = mask.at[0, 1].set(False).at[:, :, :4_096].set(False)  # whole parts are hidden from all
+    out = kernel.attend_long(q, k, v, mask, interpret=True)
+    assert not out[0, :, 1].any() and (abs(out[0, :, 0]).astype(jnp.float32).sum(-1) > 0).all()
+    assert furthest(out, attend(q, k, v, mask)) < 0.01
+
+
+@both
+def test_products_have_the_default_precision_whatever_the_process_has_set(kernel):
+    """A TPU kernel refuses "highest" for bfloat16; conftest.py sets it."""
+    assert jax.config.jax_default_matmul_precision == "highest"
+    text = str(jax.make_jaxpr(kernel.attend_long)(*shapes(1, 4, 4, 1, 8_192)))
+    assert "HIGHEST" not in text and text.count("precision=(Precision.DEFAULT, Precision.DEFAULT)") == 2
+
+
+ON_A_MESH = """
+import jax, json
+from domino_jax.models import sharding
+from domino_jax.models.attention import KERNELS, attend, attend_cache
+from tests.helpers.attention import arrays, shapes
+given = arrays(4, 8, 2, 17, 256)
+plain = attend(*given).astype("float32")
+mesh = sharding.make_mesh(2, 1, 2)
+sizes = {"whole": (4, 8, 2, 17, 4096), "odd batch": (3, 8, 2, 17, 4096), "one head": (4, 8, 1, 17, 4096),
+         "few on a chip": (4, 8, 2, 17, 1024), "large": (4, 32, 8, 17, 16384), "less": (4, 32, 8, 17, 8192)}
+found = {}
+with jax.set_mesh(mesh):
+    for name, kernel in KERNELS.items():
+        out = jax.jit(lambda *given: kernel.attend_long(*given, interpret=True))(*given)
+        found[name] = {
+            "difference": float(abs(out.astype("float32") - plain).max()),
+            "spec": [str(axis) for axis in out.sharding.spec[:2]],
+            "applies": {size: kernel.applies(*shapes(*shape)[:2]) for size, shape in sizes.items()},
+        }
+    lowered = jax.jit(attend_cache).trace(*shapes(*sizes["whole"])).lower(lowering_platforms=("tpu",))
+call = next(line for line in lowered.as_text().splitlines() if "custom_call @tpu_custom_call" in line)
+found["tpu"]["keys"] = call.split(" : (")[1].split(", ")[1]
+print(json.dumps(found))
+"""
+
+
+def test_on_a_mesh_each_device_attends_for_its_requests_and_heads():
+    environment = {"JAX_NUM_CPU_DEVICES": "4", "JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", ON_A_MESH]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert all(one["difference"] < 0.01 and one["spec"] == ["data", "tensor"] for one in found.values())
+    assert found["tpu"]["keys"] == "tensor<2x1x4096x128xbf16>"
+    # Without the division by the devices "few on a chip" and "less" would have enough scores.
+    used = {name: {size for size, applies in one["applies"].items() if applies} for name, one in found.items()}
+    assert used == {"tpu": {"whole", "large", "less"}, "cuda": {"large"}}
+    assert tpu_attention.applies(*shapes(4, 8, 2, 17, 1_024)[:2])
+    assert gpu_attention.applies(*shapes(4, 32, 8, 17, 8_192)[:2])
+
+
+def kernel_calls(jaxpr, platform: str = "any") -> Counter[str]:
+    """How many kernels a program calls, by the platform of the branch that they are in."""
+    found = Counter()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            found[platform] += 1
+        for name, value in equation.params.items():
+            inner = [one for one in (value if isinstance(value, tuple) else (value,)) if hasattr(one, "eqns")]
+            places = equation.params.get("branches_platforms") if name == "branches" else None
+            for one, place in zip(inner, places or [(platform,)] * len(inner), strict=True):
+                found += kernel_calls(getattr(one, "jaxpr", one), (place or ("other",))[0])
+    return found
+
+
+def calls(function, arguments) -> Counter[str]:
+    return kernel_calls(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def test_each_kernel_is_used_on_its_platform_for_many_scores_in_bfloat16():
+    assert calls(attend_cache, shapes(8, 32, 8, 17, 4_096)) == {"tpu": 1, "cuda": 1}
+    assert calls(attend_cache, shapes(1, 32, 8, 17, 4_096)) == {"tpu": 1}
+    assert not calls(attend_cache, shapes(8, 32, 8, 17, 4_096, dtype=jnp.float32))
+
+
+def test_a_tpu_program_holds_it_and_a_cpu_program_does_not():
+    traced = jax.jit(attend_cache).trace(*shapes(8, 32, 8, 17, 4_096))
+    texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("tpu", "cpu")]
+    assert [text.count("@tpu_custom_call") for text in texts] == [1, 0]
+
+
+def test_a_long_round_uses_them_in_every_layer_of_target_and_drafter():
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+    models = compile_decode.models_on(mesh, "0.6b", layers=3)
+    with jax.set_mesh(mesh):
+        state = compile_decode.state_on(mesh, models, 16_384, rows=2)
+
+    def whole_round(models, state, stop):
+        return speculative_round(models, state, stop, compile_decode.GREEDY, compile_decode.drafting())
+
+    layers = models.target.config.num_hidden_layers + models.drafter.config.num_hidden_layers
+    found = calls(whole_round, (models, state, compile_decode.array(mesh, 1)))
+    assert found == {"tpu": layers, "cuda": layers}
