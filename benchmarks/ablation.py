@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("--only: no table is written", flush=True)
         return
     figures = {name: [figures_of(runs[name, seed]) for seed in options.seeds] for name in table.variants}
-    compare(figures)
+    add_relative(figures)
     output = pathlib.Path(options.output)
     image = picture_name(options.table)
     save(output, {image: picture(table, runs)})
@@ -81,7 +81,7 @@ def figures_of(folder: pathlib.Path) -> dict[str, float]:
     }
 
 
-def compare(figures: Mapping[str, Sequence[dict[str, float]]]) -> None:
+def add_relative(figures: Mapping[str, Sequence[dict[str, float]]]) -> None:
     """Adds to the figures of each run its τ ÷ that of the recipe's run of the same seed.
 
     A seed gives every row the same order and anchors, so much of the spread between seeds is common to all rows and
@@ -150,7 +150,8 @@ def markdown(
 What was run: the recipe `configs/tiny.py` with {train["steps"]} steps of {train["batch_size"]} rows (layout
 {recipe["data"]["layout"]}) with {train["num_anchors"]} anchors each, blocks of {block} where the row names no other;
 seeds: {seeds} (mean ± half the range where there are several; τ is divided within each seed).
-All trainings saw the same {facts["rows"]:,} rows, the target's own answers, in the same order with the same anchors.
+All trainings saw the same {facts["rows"]:,} rows, the target's own answers, and those of one seed in the same order
+with the same anchors.
 All predict the token after each slot (`shift_label`), so that a round can emit at most one token more than its block
 has slots: {block + 1} with blocks of {block}.
 
@@ -182,13 +183,15 @@ def findings(table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]])
         found = changes(key, one, other)
         mean = statistics.fmean(found)
         each = f" (by seed {', '.join(f'{change:+.1f}' for change in found)})" if len(found) > 1 else ""
+        if not any(found):
+            return f"equal to{each}"
         return f"{abs(mean):.1f} % {'above' if mean > 0 else 'below'}{each}"
 
     def comparison(name: str) -> str:
         """One row against the recipe's; where there are several seeds, whether they agree on which is better."""
         sentence = f"τ of {VARIANTS[name].title} is {against('tau', name, RECIPE_ROW)} that of the recipe"
         found = changes("tau", name, RECIPE_ROW)
-        if len(found) == 1:
+        if len(found) == 1 or not any(found):
             return sentence + "."
         agreed = all(change > 0 for change in found) or all(change < 0 for change in found)
         return f"{sentence}; the seeds {'agree' if agreed else 'do not agree'} on the sign."

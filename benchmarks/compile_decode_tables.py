@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from benchmarks.document import put_section
@@ -195,7 +196,14 @@ def section(found: Mapping[str, Mapping], missing: Sequence[str]) -> str:
     lines += [*goal_lines(found, GOALS), *cache_rows(found), *gpu_lines(found), ""]
     if missing:
         lines.append(f"Not compiled yet, or not all of it: {', '.join(missing)}.")
-    return "\n".join(lines).strip() + "\n"
+    return "\n".join(map(wrapped, lines)).strip() + "\n"
+
+
+def wrapped(line: str) -> str:
+    """A sentence or an item of a list in lines of at most 120 characters; rows of tables stay whole."""
+    if line.startswith("|") or "\n" in line:
+        return line
+    return textwrap.fill(line, 120, subsequent_indent="  " * line.startswith("- "), break_on_hyphens=False)
 
 
 def write(document: pathlib.Path, folder: pathlib.Path, names: Sequence[str], programs: int) -> None:

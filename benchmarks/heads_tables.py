@@ -55,7 +55,7 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         "\n".join(costs(drafters, timings)),
         f"![acceptance by position](heads_positions_{name}.png)",
         f"A line ends where fewer than {FEWEST_ROUNDS} rounds of all seeds reached the draft. All positions, and the "
-        "recall of the base logits, are on a [page of their own](results_positions.md).",
+        "recall of the base logits, are on [a separate page](results_positions.md).",
         "\n".join(f"- {line}" for line in controls(recorded)),
         f"Training rows: {training['count']:,}, the target's own answers (SHA-256 of their token ids in order "
         f"{training['sha256'][:16]}); held-out prompts: {held_out['count']:,} ({held_out['sha256'][:16]}). "

@@ -1,9 +1,12 @@
 """Grouped-query attention as algebra: two einsums and a float32 softmax, the mask given by the caller."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from domino_jax.models import gpu_attention, tpu_attention
+from domino_jax.models.long_attention import attend_long
 from domino_jax.models.shapes import MASKED, Mask
 from domino_jax.models.slices import cut, joined
 
@@ -30,7 +33,11 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
 
 def attend_cache(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
     """`attend` over a cache; on TPUs and GPUs by a kernel when there are many scores. Kernels have no derivative."""
-    used = {platform: kernel.attend_long for platform, kernel in KERNELS.items() if kernel.applies(q, k)}
+    used = {
+        platform: functools.partial(attend_long, kernel.kernel_call)
+        for platform, kernel in KERNELS.items()
+        if kernel.applies(q, k)
+    }
     return jax.lax.platform_dependent(q, k, v, mask, cpu=_attend_on_cpu, default=_attend, **used)
 
 

@@ -11,63 +11,77 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from domino_jax.models.long_attention import attend_by, product, rows_of, scores_per_chip, seen
-from domino_jax.models.shapes import MASKED, Mask
+from domino_jax.models.long_attention import (
+    heads_per_chip,
+    product,
+    rows_of,
+    scores_per_chip,
+    supported,
+    visible,
+)
+from domino_jax.models.shapes import MASKED
 
 # Up to this many scores, 25 MB in float32, stay in the second-level cache of an H100 or H200 in programs without the
 # kernel.
 FEW_SCORES = 25 * 2**18
-PROGRAMS = 256  # at least, if the slots suffice: about two for each of their 132 multiprocessors
-FEWEST_SLOTS = 1_024  # of a program: its result, written and read, has up to a quarter of their keys' and values' bytes
+# An H100 or H200 has 132 multiprocessors. By estimate two programs for each keep its memory busy, and with fewer than
+# FEWEST_PROGRAMS in all XLA's form is faster.
+PROGRAMS, FEWEST_PROGRAMS = 256, 64
+# Slots of a program, at least: its partial result is then at most a quarter of the bytes of its keys and values.
+FEWEST_SLOTS = 1_024
 STEP = 64  # slots that a program processes at a time
 FEWEST_ROWS, MOST_ROWS = 16, 128  # of a program; a power of two
-WIDTHS = (64, 128)  # numbers of a head
+WIDTHS = (64, 128)  # of a head
 
 
 def applies(q: jax.Array, k: jax.Array) -> bool:
     """Whether the kernel supports q [B, N, T, H] over k [B, K, S, H] and is worth using."""
-    if q.shape[3] not in WIDTHS or rows_of(q, k) > MOST_ROWS or k.shape[2] % STEP:
+    if not supported(q, k) or q.shape[3] not in WIDTHS or rows_of(q, k) > MOST_ROWS or k.shape[2] % STEP:
         return False
-    return scores_per_chip(q, k) > FEW_SCORES and multiplies_bfloat16(jax.devices()[0])
+    heads = heads_per_chip(k)
+    if scores_per_chip(q, k) <= FEW_SCORES or heads * part_count(heads, k.shape[2]) < FEWEST_PROGRAMS:
+        return False
+    return multiplies_bfloat16(jax.devices()[0])
 
 
 def multiplies_bfloat16(device: jax.Device) -> bool:
-    """False of an NVIDIA GPU before Ampere, for which the kernel cannot be compiled."""
+    """False for an NVIDIA GPU before Ampere, for which the kernel does not compile.
+
+    Other devices count as supported, because the kernel is only selected on CUDA.
+    """
     major = str(getattr(device, "compute_capability", "")).partition(".")[0]
     return not major.isdigit() or int(major) >= 8
 
 
 def part_count(heads: int, slots: int) -> int:
-    """Programs that share the slots of a head, a power of two; heads: of all requests."""
-    count = 1
-    while count * heads < PROGRAMS and slots % (2 * count * STEP) == 0 and slots // (2 * count) >= FEWEST_SLOTS:
-        count *= 2
-    return count
-
-
-def attend_long(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, interpret: bool = False) -> jax.Array:
-    """Attention of q bfloat16 [B, N, T, H] over k, v [B, K, S, H] → [B, N, T, H], as `attention.attend` defines it.
+    """Programs that share the slots of a head: the fewest that make PROGRAMS in all, as far as FEWEST_SLOTS allows.
 
     Args:
-        mask: bool [1 or B, T, S].  interpret: run the kernel as ordinary JAX operations, on any device.
+        heads: of all requests.  slots: a multiple of STEP; every program takes equally many steps.
     """
-    return attend_by(functools.partial(_kernel_call, interpret=interpret), q, k, v, mask)
+    most = max(slots // FEWEST_SLOTS, 1)
+    counts = [count for count in range(1, most + 1) if slots // STEP % count == 0]
+    return next((count for count in counts if count * heads >= PROGRAMS), counts[-1])
 
 
-def _kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, length: int, interpret: bool) -> jax.Array:
-    batch, heads, given, width = q.shape
-    rows = max(FEWEST_ROWS, 1 << (given - 1).bit_length())
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - given), (0, 0)))
+def kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, length: int, interpret: bool) -> jax.Array:
+    """A long_attention.KernelCall. The programs of a head run at the same time; their results are combined here.
+
+    A part whose slots are all hidden from a row has the maximum MASKED there, so it fades to nothing.
+    """
+    batch, heads, unpadded, width = q.shape
+    rows = max(FEWEST_ROWS, 1 << (unpadded - 1).bit_length())
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, rows - unpadded), (0, 0)))
     slots, count = k.shape[2], words.shape[1]
     parts = part_count(batch * heads, slots)
-    some = pl.BlockSpec((None, None, slots // parts, width), lambda b, h, p: (b, h, p, 0))
+    part_of_slots = pl.BlockSpec((None, None, slots // parts, width), lambda b, h, p: (b, h, p, 0))
     sums, tops, totals = pl.pallas_call(
         functools.partial(_kernel, length=length, scale=width**-0.5),
         grid=(batch, heads, parts),
         in_specs=[
             pl.BlockSpec((None, None, rows, width), lambda b, h, p: (b, h, 0, 0)),
-            some,
-            some,
+            part_of_slots,
+            part_of_slots,
             pl.BlockSpec((None, count, slots // parts), lambda b, h, p: (b, 0, p)),
         ],
         out_specs=[
@@ -83,7 +97,7 @@ def _kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, len
     )(q, k, v, words)
     fade = jnp.exp(tops - tops.max(axis=2, keepdims=True))
     out = (sums * fade[..., None]).sum(axis=2) / (totals * fade).sum(axis=2)[..., None]
-    return out[:, :, :given].astype(q.dtype)
+    return out[:, :, :unpadded].astype(q.dtype)
 
 
 def _kernel(q_ref, k_ref, v_ref, words_ref, sums_ref, tops_ref, totals_ref, *, length: int, scale: float):
@@ -96,7 +110,7 @@ def _kernel(q_ref, k_ref, v_ref, words_ref, sums_ref, tops_ref, totals_ref, *, l
         here = pl.ds(index * STEP, STEP)
         scores = product(q, k_ref[here, :], 1) * scale
         words = [words_ref[word, here][None] for word in range(words_ref.shape[0])]
-        scores = jnp.where(seen(words, rows, length), scores, MASKED)
+        scores = jnp.where(visible(words, rows, length), scores, MASKED)
         top = jnp.maximum(top_before, scores.max(axis=1))
         weights, fade = jnp.exp(scores - top[:, None]), jnp.exp(top_before - top)
         sums = sums * fade[:, None] + product(weights.astype(v_ref.dtype), v_ref[here, :], 0)

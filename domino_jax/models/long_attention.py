@@ -9,6 +9,7 @@ Letters beside those of the shapes module: P rows of one key/value head (R·T, w
 of the mask.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -19,8 +20,8 @@ from domino_jax.models.shapes import Mask
 from domino_jax.models.sharding import LOGICAL, shards
 
 BITS = 32  # rows whose mask bits share one integer
-# (q [B, K, R·T, H], k, v [B, K, S, H], words [B, W, S], T) → as q
-Kernel = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int], jax.Array]
+# (q [B, K, R·T, H], k, v [B, K, S, H], words int32 [B, W, S], T, interpret) → as q
+KernelCall = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, int, bool], jax.Array]
 
 
 def rows_of(q: jax.Array, k: jax.Array) -> int:
@@ -28,34 +29,39 @@ def rows_of(q: jax.Array, k: jax.Array) -> int:
     return q.shape[1] // k.shape[1] * q.shape[2]
 
 
+def supported(q: jax.Array, k: jax.Array) -> bool:
+    """Whether q [B, N, T, H] and k are bfloat16, and the current mesh divides requests and heads evenly."""
+    bfloat16 = q.dtype == jnp.bfloat16 and k.dtype == jnp.bfloat16
+    return bfloat16 and not q.shape[0] % shards("batch") and not k.shape[1] % shards("heads")
+
+
+def heads_per_chip(k: jax.Array) -> int:
+    """Key/value heads of all requests of one chip."""
+    return k.shape[0] * k.shape[1] // (shards("batch") * shards("heads"))
+
+
 def scores_per_chip(q: jax.Array, k: jax.Array) -> int:
-    """Scores of a pass on one chip; 0 where the current mesh does not divide requests and heads evenly.
-
-    Both kernels support bfloat16 alone; other dtypes have 0 as well.
-    """
-    requests, heads = shards("batch"), shards("heads")
-    if q.dtype != jnp.bfloat16 or k.dtype != jnp.bfloat16 or q.shape[0] % requests or k.shape[1] % heads:
-        return 0
-    return q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] // (requests * heads)
+    return heads_per_chip(k) * rows_of(q, k) * k.shape[2]
 
 
-def attend_by(kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask) -> jax.Array:
+def attend_long(
+    kernel_call: KernelCall, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, interpret: bool = False
+) -> jax.Array:
     """Attention of q bfloat16 [B, N, T, H] over k, v [B, K, S, H] → [B, N, T, H], as `attention.attend` defines it.
 
     Args:
-        kernel: called for the requests and heads of one device.  mask: bool [1 or B, T, S].
+        kernel_call: computes the requests and heads of one device; a query that reads nothing may get any number.
+        mask: bool [1 or B, T, S].  interpret: run the kernel as ordinary JAX operations, on any device.
     """
     batch, length = q.shape[0], q.shape[2]
     words = jnp.broadcast_to(mask_words(mask), (batch, -(-length // BITS), k.shape[2]))
-
-    def of_device(q, k, v, words):
-        return kernel(q, k, v, words, length)
-
+    by_device = functools.partial(kernel_call, length=length, interpret=interpret)
     if shards("batch") * shards("heads") > 1:
         spec = PartitionSpec(LOGICAL["batch"], LOGICAL["heads"])
-        alone = PartitionSpec(LOGICAL["batch"])
-        of_device = jax.shard_map(of_device, in_specs=(spec, spec, spec, alone), out_specs=spec, check_vma=False)
-    out = of_device(q.reshape(batch, k.shape[1], rows_of(q, k), q.shape[3]), k, v, words).reshape(q.shape)
+        spec_of_words = PartitionSpec(LOGICAL["batch"])
+        specs = (spec, spec, spec, spec_of_words)
+        by_device = jax.shard_map(by_device, in_specs=specs, out_specs=spec, check_vma=False)
+    out = by_device(q.reshape(batch, k.shape[1], rows_of(q, k), q.shape[3]), k, v, words).reshape(q.shape)
     return jnp.where(mask.any(-1)[:, None, :, None], out, jnp.zeros((), q.dtype))
 
 
@@ -72,7 +78,7 @@ def mask_words(mask: Mask) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits.sum(axis=2, dtype=jnp.uint32), jnp.int32)
 
 
-def seen(words: list[jax.Array], rows: int, length: int) -> jax.Array:
+def visible(words: list[jax.Array], rows: int, length: int) -> jax.Array:
     """Words of a part, [1, C] each → bool [rows, C]: row r of a head is masked as token r % length."""
     token = jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0) % length
     word = words[0]

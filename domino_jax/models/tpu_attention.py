@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from domino_jax.models.long_attention import attend_by, product, rows_of, scores_per_chip, seen
-from domino_jax.models.shapes import MASKED, Mask
+from domino_jax.models.long_attention import product, rows_of, scores_per_chip, supported, visible
+from domino_jax.models.shapes import MASKED
 
 # Up to this many scores per chip, 2 MB in float32, mostly stay in vector memory in programs without the kernel.
 FEW_SCORES = 2**19
@@ -23,7 +23,7 @@ MOST_ROWS = PART_SCORES // FEWEST_SLOTS  # query rows of one key/value head
 def applies(q: jax.Array, k: jax.Array) -> bool:
     """Whether the kernel supports q [B, N, T, H] over k [B, K, S, H] and is worth using."""
     rows, slots = rows_of(q, k), k.shape[2]
-    if q.shape[3] != LANES or rows > MOST_ROWS or slots % LANES:
+    if not supported(q, k) or q.shape[3] != LANES or rows > MOST_ROWS or slots % LANES:
         return False
     return scores_per_chip(q, k) > FEW_SCORES and part_size(rows, slots) >= min(slots, FEWEST_SLOTS)
 
@@ -34,26 +34,18 @@ def part_size(rows: int, slots: int) -> int:
     return next(size for size in range(most - most % LANES, 0, -LANES) if slots % size == 0)
 
 
-def attend_long(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, interpret: bool = False) -> jax.Array:
-    """Attention of q bfloat16 [B, N, T, H] over k, v [B, K, S, H] → [B, N, T, H], as `attention.attend` defines it.
-
-    Args:
-        mask: bool [1 or B, T, S].  interpret: run the kernel as ordinary JAX operations, on any device.
-    """
-    return attend_by(functools.partial(_kernel_call, interpret=interpret), q, k, v, mask)
-
-
-def _kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, length: int, interpret: bool) -> jax.Array:
-    batch, heads, given, width = q.shape
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, -given % ROW_TILE), (0, 0)))
+def kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, length: int, interpret: bool) -> jax.Array:
+    """A long_attention.KernelCall. The parts of a head follow one another, and the last one writes its result."""
+    batch, heads, unpadded, width = q.shape
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, -unpadded % ROW_TILE), (0, 0)))
     rows, slots, count = q.shape[2], k.shape[2], words.shape[1]
     part = part_size(rows, slots)
     whole = pl.BlockSpec((1, 1, rows, width), lambda b, h, s: (b, h, 0, 0))
-    some = pl.BlockSpec((1, 1, part, width), lambda b, h, s: (b, h, s, 0))
+    part_of_slots = pl.BlockSpec((1, 1, part, width), lambda b, h, s: (b, h, s, 0))
     out = pl.pallas_call(
         functools.partial(_kernel, length=length, scale=width**-0.5),
         grid=(batch, heads, slots // part),
-        in_specs=[whole, some, some, pl.BlockSpec((1, count, part), lambda b, h, s: (b, 0, s))],
+        in_specs=[whole, part_of_slots, part_of_slots, pl.BlockSpec((1, count, part), lambda b, h, s: (b, 0, s))],
         out_specs=whole,
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         scratch_shapes=[pltpu.VMEM((rows, size), jnp.float32) for size in (LANES, LANES, width)],
@@ -65,7 +57,7 @@ def _kernel_call(q: jax.Array, k: jax.Array, v: jax.Array, words: jax.Array, len
         ),
         interpret=interpret,
     )(q, k, v, words)
-    return out[:, :, :given]
+    return out[:, :, :unpadded]
 
 
 def _kernel(q_ref, k_ref, v_ref, words_ref, out_ref, top_ref, total_ref, sum_ref, *, length: int, scale: float):
@@ -84,7 +76,7 @@ def _kernel(q_ref, k_ref, v_ref, words_ref, out_ref, top_ref, total_ref, sum_ref
     scores = product(q_ref[0, 0], k_ref[0, 0], 1) * scale
     words = words_ref[0]
     words = [words[index : index + 1] for index in range(words.shape[0])]
-    scores = jnp.where(seen(words, scores.shape[0], length), scores, MASKED)
+    scores = jnp.where(visible(words, scores.shape[0], length), scores, MASKED)
     before = top_ref[:, :1]
     top = jnp.maximum(before, scores.max(axis=1, keepdims=True))
     weights, fade = jnp.exp(scores - top), jnp.exp(before - top)

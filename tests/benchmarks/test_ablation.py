@@ -103,10 +103,15 @@ def test_several_seeds_are_a_mean_and_half_the_range_and_are_compared_one_by_one
     assert len(commands.trained) == 6
 
 
-def test_seeds_that_do_not_agree_on_the_better_row_are_told(tmp_path, commands):
+def test_the_table_says_whether_the_seeds_agree_on_the_better_row(tmp_path, commands):
+    """Recipe 2.5 and 2.6; two layers the same, five layers 2.75 and, in place of 2.85, 2.55."""
     page = start(tmp_path, "--steps=20", "--table=layers", "--seeds=0,1")
     assert "τ of 1 layer is 9.8 % below (by seed -10.0, -9.6) that of the recipe; the seeds agree on the sign." in page
-    assert "τ of 2 layers is 0.0 % below (by seed +0.0, +0.0) that of the recipe; the seeds do not agree" in page
+    assert "τ of 2 layers is equal to (by seed +0.0, +0.0) that of the recipe." in page
+    metrics = tmp_path / "work" / "layers5_seed1_steps20" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace(f'"eval_tau": {TAU["layers5"] + 0.1}', '"eval_tau": 2.55'))
+    again = start(tmp_path, "--steps=20", "--table=layers", "--seeds=0,1")
+    assert "5 layers is 4.0 % above (by seed +10.0, -1.9) that of the recipe; the seeds do not agree" in again
 
 
 def test_finished_runs_are_taken_as_they_are(tmp_path, commands):

@@ -270,7 +270,7 @@ def test_the_section_of_recorded_figures():
     times = "0.50 | 0.25 | 3.00 | 0.12 | 4.00 | 2.00"
     assert f"| Domino | 4.00 | 21 | {times} | 200 | 150 | 2.00 | 1.50 | 1.50 |" in lines
     assert f"| EAGLE-3 | 4.00 | 21 | {times} | 200 | – | 2.00 | – | 1.50 |" in lines
-    assert "[page of their own](results_positions.md)" in text
+    assert "[a separate page](results_positions.md)" in text
     assert "- Plain against plain: 4 of 4 greedy plain decodings gave the same texts." in lines
     assert "- Oracle: with every draft accepted τ is 3.75 of at most 4; ends of texts cut the last rounds." in lines
     assert "so every τ is at most 4." in text and "Training seeds: 0, 1 (mean ± half the range" in text

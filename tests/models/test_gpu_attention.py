@@ -18,6 +18,8 @@ from tests.helpers.attention import shapes
         ((8, 32, 8, 17, 4_096, 96), False),  # no power of two
         ((8, 32, 8, 17, 4_096 + 32), False),  # no whole steps
         ((8, 32, 8, 33, 4_096), False),  # 132 rows of one head
+        ((1, 32, 8, 17, 40_000), True),  # 25 parts
+        ((1, 32, 8, 17, 64 * 641), False),  # 641 is a prime: one part, eight programs
     ],
 )
 def test_shapes_that_it_does_not_pay_for_or_cannot_compute_stay_plain(shape, used):
@@ -32,7 +34,8 @@ def test_shapes_that_it_does_not_pay_for_or_cannot_compute_stay_plain(shape, use
         (64, 32_768, 4),
         (256, 512, 1),
         (8, 4_096, 4),  # programs of at least 1,024 slots
-        (8, 64 * 33, 1),  # 33 steps cannot be halved
+        (8, 40_000, 25),  # 625 steps have no other divisor up to 39
+        (8, 64 * 33, 1),  # three parts would have 704 slots
     ],
 )
 def test_enough_programs_share_a_head_while_each_has_enough_slots(heads, slots, count):

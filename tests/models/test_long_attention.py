@@ -1,5 +1,6 @@
 """The kernels for attention over a long cache: their steps on this CPU against plain attention, and where they run."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -13,13 +14,14 @@ from benchmarks import compile_decode
 from domino_jax.decoding.rounds import speculative_round
 from domino_jax.models import gpu_attention, sharding, tpu_attention
 from domino_jax.models.attention import KERNELS, attend, attend_cache
+from domino_jax.models.long_attention import attend_long
 from tests.helpers.attention import arrays, shapes
 from tests.helpers.paths import ROOT
 
 both = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
-def furthest(found: jax.Array, plain: jax.Array) -> float:
+def relative_error(found: jax.Array, plain: jax.Array) -> float:
     """The largest difference, as a share of the largest value."""
     found, plain = (x.astype(jnp.float32) for x in (found, plain))
     return abs(found - plain).max() / abs(plain).max()
@@ -34,7 +36,7 @@ def furthest(found: jax.Array, plain: jax.Array) -> float:
 def test_a_kernel_equals_plain_attention_to_within_bfloat16_rounding(kernel, shape):
     q, k, v, mask = arrays(*shape)
     plain = attend(*(x.astype(jnp.float32) for x in (q, k, v)), jnp.broadcast_to(mask, (len(q), *mask.shape[1:])))
-    assert furthest(kernel.attend_long(q, k, v, mask, interpret=True), plain) < 0.01
+    assert relative_error(attend_long(kernel.kernel_call, q, k, v, mask, interpret=True), plain) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -49,23 +51,23 @@ def test_a_kernel_equals_plain_attention_to_within_bfloat16_rounding(kernel, sha
 def test_shapes_of_one_kernel_alone(kernel, shape):
     q, k, v, mask = arrays(*shape)
     plain = attend(*(x.astype(jnp.float32) for x in (q, k, v)), mask)
-    assert furthest(kernel.attend_long(q, k, v, mask, interpret=True), plain) < 0.01
+    assert relative_error(attend_long(kernel.kernel_call, q, k, v, mask, interpret=True), plain) < 0.01
 
 
 @both
 def test_a_query_that_reads_nothing_gets_zeros_even_beside_one_that_reads(kernel):
     q, k, v, mask = arrays(1, 4, 4, 2, 8_192)
     mask = mask.at[0, 1].set(False).at[:, :, :4_096].set(False)  # whole parts are hidden from all
-    out = kernel.attend_long(q, k, v, mask, interpret=True)
+    out = attend_long(kernel.kernel_call, q, k, v, mask, interpret=True)
     assert not out[0, :, 1].any() and (abs(out[0, :, 0]).astype(jnp.float32).sum(-1) > 0).all()
-    assert furthest(out, attend(q, k, v, mask)) < 0.01
+    assert relative_error(out, attend(q, k, v, mask)) < 0.01
 
 
 @both
 def test_products_have_the_default_precision_whatever_the_process_has_set(kernel):
     """A TPU kernel refuses "highest" for bfloat16; conftest.py sets it."""
     assert jax.config.jax_default_matmul_precision == "highest"
-    text = str(jax.make_jaxpr(kernel.attend_long)(*shapes(1, 4, 4, 1, 8_192)))
+    text = str(jax.make_jaxpr(functools.partial(attend_long, kernel.kernel_call))(*shapes(1, 4, 4, 1, 8_192)))
     assert "HIGHEST" not in text and text.count("precision=(Precision.DEFAULT, Precision.DEFAULT)") == 2
 
 
@@ -73,6 +75,7 @@ ON_A_MESH = """
 import jax, json
 from domino_jax.models import sharding
 from domino_jax.models.attention import KERNELS, attend, attend_cache
+from domino_jax.models.long_attention import attend_long
 from tests.helpers.attention import arrays, shapes
 given = arrays(4, 8, 2, 17, 256)
 plain = attend(*given).astype("float32")
@@ -82,14 +85,14 @@ sizes = {"whole": (4, 8, 2, 17, 4096), "odd batch": (3, 8, 2, 17, 4096), "one he
 found = {}
 with jax.set_mesh(mesh):
     for name, kernel in KERNELS.items():
-        out = jax.jit(lambda *given: kernel.attend_long(*given, interpret=True))(*given)
+        out = jax.jit(lambda *given: attend_long(kernel.kernel_call, *given, interpret=True))(*given)
         found[name] = {
             "difference": float(abs(out.astype("float32") - plain).max()),
             "spec": [str(axis) for axis in out.sharding.spec[:2]],
             "applies": {size: kernel.applies(*shapes(*shape)[:2]) for size, shape in sizes.items()},
         }
-    lowered = jax.jit(attend_cache).trace(*shapes(*sizes["whole"])).lower(lowering_platforms=("tpu",))
-call = next(line for line in lowered.as_text().splitlines() if "custom_call @tpu_custom_call" in line)
+    program = jax.jit(attend_cache).trace(*shapes(*sizes["whole"])).lower(lowering_platforms=("tpu",))
+call = next(line for line in program.as_text().splitlines() if "custom_call @tpu_custom_call" in line)
 found["tpu"]["keys"] = call.split(" : (")[1].split(", ")[1]
 print(json.dumps(found))
 """
@@ -134,10 +137,38 @@ def test_each_kernel_is_used_on_its_platform_for_many_scores_in_bfloat16():
     assert not calls(attend_cache, shapes(8, 32, 8, 17, 4_096, dtype=jnp.float32))
 
 
+def lowered(function, arguments, platform: str) -> str:
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+
+
 def test_a_tpu_program_holds_it_and_a_cpu_program_does_not():
-    traced = jax.jit(attend_cache).trace(*shapes(8, 32, 8, 17, 4_096))
-    texts = [traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("tpu", "cpu")]
-    assert [text.count("@tpu_custom_call") for text in texts] == [1, 0]
+    many = shapes(8, 32, 8, 17, 4_096)
+    assert lowered(attend_cache, many, "tpu").count("@tpu_custom_call") == 1
+    assert "@tpu_custom_call" not in lowered(attend_cache, many, "cpu")
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a newer jax lowers for a GPU only beside one")
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (8, 32, 8, 17, 4_096),
+        (1, 32, 8, 1, 40_000),  # parts of 1,600 slots
+        (8, 8, 8, 100, 4_096),  # masks of four words
+        (2, 6, 2, 33, 8_192, 64),  # rows that are no power of two, masks of two words, heads of 64 numbers
+        (8, 32, 8, 32, 4_096),  # the most rows
+    ],
+)
+def test_the_kernel_for_gpus_is_lowered_by_its_compiler(shape):
+    """Interpreted, a kernel may do what Triton cannot."""
+    by_kernel = functools.partial(attend_long, gpu_attention.kernel_call)
+    assert lowered(by_kernel, shapes(*shape), "cuda").count("@__gpu$xla.gpu.triton") == 1
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="a newer jax lowers for a GPU only beside one")
+def test_a_cuda_program_holds_it_and_a_rocm_program_does_not():
+    many = shapes(8, 32, 8, 17, 4_096)
+    assert lowered(attend_cache, many, "cuda").count("@__gpu$xla.gpu.triton") == 1
+    assert "@__gpu$xla.gpu.triton" not in lowered(attend_cache, many, "rocm")
 
 
 def test_a_long_round_uses_them_in_every_layer_of_target_and_drafter():
