@@ -212,8 +212,8 @@ def must_move(models: Models, state: DecodeState) -> dict[str, int]:
     found |= {f"verify{rows}": weights + cache + rows * cache // slots for rows in (17, 64)}
     found["draft"] = backbone - fusion + vocabulary + context
     found["head"] = head
-    # Draft and verify each read the lm_head: verify waits for the drafts, and no compiled program keeps the matrix, 97 MB
-    # to 1.2 GB a chip, until then. At least one row of context is written.
+    # Draft and verify each read the lm_head: verify waits for the drafts, and no compiled program keeps it until then,
+    # 97 MB to 1.2 GB a chip. At least one row of context is written.
     found["round"] = found["verify17"] + found["draft"] + fusion + context // slots + head
     config = models.drafter.config
     sequential = head - per_chip(models.drafter_params["head"]["up"])
