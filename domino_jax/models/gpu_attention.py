@@ -27,7 +27,8 @@ FEW_SCORES = 25 * 2**18
 # An H100 or H200 has 132 multiprocessors. By estimate two programs for each keep its memory busy, and with fewer than
 # FEWEST_PROGRAMS in all XLA's form is faster.
 PROGRAMS, FEWEST_PROGRAMS = 256, 64
-# Slots of a program, at least: its partial result is then at most a quarter of the bytes of its keys and values.
+# Slots of a program, at least, where several share a head: its result then has at most a quarter of the bytes of its
+# keys and values.
 FEWEST_SLOTS = 1_024
 STEP = 64  # slots that a program processes at a time
 FEWEST_ROWS, MOST_ROWS = 16, 128  # of a program; a power of two
