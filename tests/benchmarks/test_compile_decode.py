@@ -61,6 +61,13 @@ def test_what_a_step_must_move_is_every_weight_it_multiplies_with_and_the_cache(
     assert must["round64"] == must["round"] - vocabulary + rows
 
 
+def test_sentences_of_the_section_are_wrapped_and_rows_of_tables_are_not():
+    item, row = "- Goal: " + "8b-v5p-tp1 1.26, " * 10, "| 8B " * 40
+    lines = compile_decode_tables.wrapped(item).splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= 120 and lines[1].startswith("  ")
+    assert compile_decode_tables.wrapped(row) == row
+
+
 def test_the_programs_of_an_entry_are_counted_and_named_as_the_compilers_files():
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
     made = compile_decode.programs(mesh, compile_decode.models_on(mesh, "0.6b", layers=3))

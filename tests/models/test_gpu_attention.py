@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from domino_jax.models.gpu_attention import FEWEST_SLOTS, applies, multiplies_bfloat16, part_count
@@ -49,3 +50,10 @@ def test_enough_programs_share_a_head_while_each_has_enough_slots(heads, slots, 
 def test_gpus_without_bfloat16_products_keep_the_plain_form(capability, supported):
     assert multiplies_bfloat16(SimpleNamespace(compute_capability=capability)) is supported
     assert multiplies_bfloat16(SimpleNamespace())
+
+
+def test_a_gpu_without_bfloat16_products_is_never_given_the_kernel(monkeypatch):
+    q, k, *_ = shapes(8, 32, 8, 17, 4_096)
+    assert applies(q, k)
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability="7.5")])
+    assert not applies(q, k)
