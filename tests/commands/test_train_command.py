@@ -183,8 +183,8 @@ def test_a_drafter_with_another_head_continues_bit_for_bit_and_is_decoded_and_ex
     assert start(arguments(files, whole, **changes, config__eval__final=True)) == 0
     assert losses(killed) == losses(whole) and weights(killed) == weights(whole)
     report = json.loads((whole / "report" / "report.json").read_text())
-    assert report["drafter"]["head"] == head and report["modes"]["domino"]["tau_pooled"] >= 1.0
-    texts = report["identical_outputs"]["domino"]
+    assert report["drafter"]["head"] == head and report["modes"]["draft"]["tau_pooled"] >= 1.0
+    texts = report["identical_outputs"]["draft"]
     assert texts["same"] == texts["of"] > 0
 
 
