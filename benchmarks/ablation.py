@@ -5,7 +5,7 @@
 A table (ablation_tables.py) is a list of trainings. The default table has plain DFlash, Domino trained on its final
 loss alone (λ = 0 throughout) and Domino with the curriculum. The target answers the training prompts once. Each
 training is then a real run of domino_jax.train on those rows, and its τ is measured by decoding held-out prompts. The
-script writes a section of docs/results.md and a picture. After an interruption start it again: finished runs are
+script writes a section of docs/ablations.md and a picture. After an interruption start it again: finished runs are
 reused, also by other tables in the same workdir, and an unfinished one continues from its checkpoint. --minutes=N saves
 and stops after that time with exit code 42. --only=NAME runs one training of the table. Any further --config.KEY=VALUE
 goes to every run.
@@ -25,6 +25,7 @@ from domino_jax.evals.plots import curve, label_ends, points
 from domino_jax.runtime.figures import figure_of, save, tidy
 from domino_jax.training.metrics import read_rows
 
+PAGE = "ablations.md"
 DEFAULT = "head"
 
 
@@ -43,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures = {name: [figures_of(runs[name, seed]) for seed in options.seeds] for name in table.variants}
     add_relative(figures)
     output = pathlib.Path(options.output)
-    image = picture_name(options.table)
+    image = f"ablation_{options.table}.png"
     save(output, {image: picture(table, runs)})
     flags = ["table", "steps", "seeds"] if options.table != DEFAULT else ["steps", "seeds"]
     command = say_command("benchmarks.ablation", options, flags, overrides)
     text = markdown(table, figures, facts_of(runs[RECIPE_ROW, options.seeds[-1]]), command, image)
-    put_section(output / "results.md", f"ablation {options.table}", text)
+    put_section(output / PAGE, f"ablation {options.table}", text)
     print(text)
 
 
@@ -56,10 +57,6 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser = parser_of(__doc__, steps=400)
     parser.add_argument("--table", choices=list(TABLES), default=DEFAULT, help="which comparison")
     return parse(parser, arguments, lambda options: TABLES[options.table].variants)
-
-
-def picture_name(table: str) -> str:
-    return "results.png" if table == DEFAULT else f"results_{table}.png"
 
 
 # -------------------------------------------------------------------------------------------------- the results
@@ -108,7 +105,6 @@ COLUMNS = {
     "tau_backbone": "τ of its backbone alone",
     "base_loss": "base loss",
     "final_loss": "final loss",
-    "identical": "outputs identical",
 }
 
 
@@ -119,23 +115,18 @@ def markdown(
     command: str,
     image: str,
 ) -> str:
-    """One section of docs/results.md.
+    """One section of the page, whose introduction explains the columns.
 
     Args:
         figures: by variant, figures_of each seed.
         facts: facts_of one run.  image: the file of the picture.
     """
-    recipe, environment = facts["recipe"], facts["environment"]
-    train, block = recipe["train"], recipe["drafter"]["block_size"]
     body = [
-        [table.row_title(name), *(say([run[key] for run in figures[name]], key) for key in COLUMNS)]
+        [table.row_title(name), *(say([run[key] for run in figures[name]]) for key in COLUMNS)]
         for name in table.variants
     ]
     lines = table_lines(["training", *COLUMNS.values()], body)
-    seeds = len(figures[RECIPE_ROW])
-    kinds = ", ".join(f"{count} × {kind}" for kind, count in environment["device_kinds"].items())
-    versions = ", ".join(f"{name} {environment['packages'][name]}" for name in ("jax", "flax", "optax"))
-    return f"""### {table.title}
+    return f"""## {table.title}
 
 ```
 {command}
@@ -147,28 +138,30 @@ def markdown(
 
 {chr(10).join(f"- {sentence}" for sentence in findings(table, figures))}
 
-What was run: the recipe `configs/tiny.py` with {train["steps"]} steps of {train["batch_size"]} rows (layout
-{recipe["data"]["layout"]}) with {train["num_anchors"]} anchors each, blocks of {block} where the row names no other;
-seeds: {seeds} (mean ± half the range where there are several; τ is divided within each seed).
-All trainings saw the same {facts["rows"]:,} rows, the target's own answers, and those of one seed in the same order
-with the same anchors.
-All predict the token after each slot (`shift_label`), so that a round can emit at most one token more than its block
-has slots: {block + 1} with blocks of {block}.
-
-- τ: tokens emitted per round when {recipe["eval"]["num_prompts"]} held-out prompts are decoded greedily by the real
-  loop, with the head where there is one; "its backbone alone" is the same drafter decoded without its head.
-- outputs identical: share of these prompts whose text is the target's own, token for token.
-- losses: means over the last tenth of the steps, on training rows.
-
-{environment["date"][:10]}, {kinds} ({environment["cores"]} cores), {recipe["target"]["dtype"]}, domino_jax
-{environment["domino_jax"]}, {versions}, Python {environment["python"]}.
+{conditions_of(facts, len(figures[RECIPE_ROW]))}
 """
 
 
-def say(values: Sequence[float], key: str) -> str:
-    form = ".1%" if key == "identical" else ".3f"
-    spread = (max(values) - min(values)) / 2
-    return f"{statistics.fmean(values):{form}}" + (f" ± {spread:{form}}" if len(values) > 1 else "")
+def conditions_of(facts: Mapping[str, Any], seeds: int) -> str:
+    """What was run, with which versions."""
+    recipe, environment = facts["recipe"], facts["environment"]
+    train, block = recipe["train"], recipe["drafter"]["block_size"]
+    kinds = ", ".join(f"{count} × {kind}" for kind, count in environment["device_kinds"].items())
+    versions = ", ".join(f"{name} {environment['packages'][name]}" for name in ("jax", "flax", "optax"))
+    return (
+        f"`configs/tiny.py` with {train['steps']} steps of {train['batch_size']} rows (layout "
+        f"{recipe['data']['layout']}), {train['num_anchors']} anchors a row, blocks of {block} "
+        f"where the row names no others;\n{facts['rows']:,} training rows, {recipe['eval']['num_prompts']} held-out "
+        f"prompts, {seeds} seed{'s' if seeds > 1 else ''}. {environment['date'][:10]}, {kinds} "
+        f"({environment['cores']} cores), {recipe['target']['dtype']},\n"
+        f"domino_jax {environment['domino_jax']}, {versions}, Python {environment['python']}."
+    )
+
+
+def say(values: Sequence[float]) -> str:
+    """Mean ± half the range."""
+    spread = f" ± {(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{spread}"
 
 
 def findings(table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
@@ -201,6 +194,12 @@ def findings(table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]])
         sentences = [comparison(name) for name in table.variants if name != RECIPE_ROW]
     if table.paper:
         sentences.append(f"The paper, with other models and much longer training, reports {table.paper}.")
+    worst = min(run["identical"] for runs in figures.values() for run in runs)
+    sentences.append(
+        f"At least {worst:.1%} of the texts of each run are the target's own, token for token."
+        if worst < 1
+        else "All texts are the target's own, token for token."
+    )
     if len(figures[RECIPE_ROW]) == 1:
         sentences.append("One seed was run, so a difference of a few per cent decides nothing.")
     return sentences

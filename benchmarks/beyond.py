@@ -14,7 +14,7 @@ describes (a name, then recipe keys with their values), at temperature 0 and 1, 
 All training rows are the target's own answers. Every training and decoding is a stage of a study (study.py): start the
 command again to continue it. --minutes=N saves and stops after that time with exit code 42, --only=NAME runs one
 training. Tables in one workdir share their stages, and multiscale those of benchmarks/ablation.py. Any further
---config.KEY=VALUE goes to every command. Writes a section of docs/results.md and a picture.
+--config.KEY=VALUE goes to every command. Writes a section of docs/beyond.md and a picture.
 """
 
 import argparse
@@ -41,6 +41,7 @@ from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import head_table
 
+PAGE = "beyond.md"
 RANK = 64  # of the recipe's heads
 SCALES = (0.25, 0.5, 1.0)
 VANILLA = {"drafter.head": MARKOV, "drafter.markov_head_type": "vanilla"}
@@ -78,12 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(output: pathlib.Path, recorded: Mapping[str, Any]) -> None:
-    """The section of one table in results.md, and its picture."""
+    """The section of one table in the page, and its picture."""
     name = recorded["table"]
     kind, image = name.split("_")[0], f"beyond_{name}.png"
     save(output, {image: PICTURES[kind](recorded)})
     text = SECTIONS[kind](recorded, image)
-    put_section(output / "results.md", f"beyond {name}", text)
+    put_section(output / PAGE, f"beyond {name}", text)
     print(text)
 
 

@@ -1,4 +1,4 @@
-"""The sections of docs/results.md and the pictures of benchmarks/beyond.py, from its recorded figures."""
+"""The sections of docs/beyond.md and the pictures of benchmarks/beyond.py, from its recorded figures."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -217,7 +217,7 @@ def page(
     if seeds == 1:
         spread = "one seed, so a difference of a few per cent decides nothing"
     parts = [
-        f"### {title}",
+        f"## {title}",
         f"```\n{recorded['command']}\n```",
         f"{text} {recorded['steps']} steps; {spread}.",
         "\n".join(table_lines(heading, body, texts)),

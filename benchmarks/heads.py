@@ -47,6 +47,7 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.figures import save
 from domino_jax.training.metrics import read_rows
 
+PAGE, POSITIONS = "results.md", "results_positions.md"
 PILOT_STEPS = 40  # of the runs that measure seconds per step
 CHECKPOINTS = 3  # of a training, the last one at its end: points of τ over FLOPs
 ORACLE_PROMPTS = 8
@@ -95,12 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(output: pathlib.Path, recorded: Mapping[str, Any]) -> None:
-    """The sections of one arm in results.md and results_positions.md, and its pictures."""
+    """The sections of one arm in the two pages, and its pictures."""
     save(output, pictures(recorded))
     name, arm = recorded["arm"], ARMS[recorded["arm"]]
     text = section(recorded, arm)
-    put_section(output / "results.md", f"heads {name}", text)
-    put_section(output / "results_positions.md", f"heads {name}", positions_section(recorded, arm))
+    put_section(output / PAGE, f"heads {name}", text)
+    put_section(output / POSITIONS, f"heads {name}", positions_section(recorded, arm))
     print(text)
 
 

@@ -34,7 +34,7 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
     training, held_out = rows["training"], rows["held_out"]
     seeds = ", ".join(map(str, recorded["seeds"]))
     parts = [
-        f"### {arm.title}",
+        f"## {arm.title}",
         f"```\n{recorded['command']}\n```",
         f"{arm.says} The verifying pass has {width} rows, so every τ is at most {width}. In the last column it is at "
         f"most one more than the drafts in parentheses. Training seeds: {seeds} (mean ± half the range where there are "

@@ -232,7 +232,7 @@ def parser_of(description: str, steps: int, output: pathlib.Path = ROOT / "docs"
     parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; a run of each kind for each")
     parser.add_argument("--only", default="", help="names joined by commas: run these alone and write no table")
     parser.add_argument("--minutes", type=time_of, default=0.0, help="save and stop after this time; 0: no limit")
-    parser.add_argument("--output", default=str(output), help="folder of results.md and the pictures")
+    parser.add_argument("--output", default=str(output), help="folder of the page and its pictures")
     return parser
 
 

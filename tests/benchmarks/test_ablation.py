@@ -1,4 +1,4 @@
-"""benchmarks/ablation.py: runs that differ in one thing each, shown in a table of docs/results.md."""
+"""benchmarks/ablation.py: runs that differ in one thing each, shown in a table of docs/ablations.md."""
 
 import json
 import math
@@ -88,11 +88,20 @@ def test_the_table_holds_the_figures_of_the_last_evaluation(tmp_path, commands):
     assert "| plain DFlash | 2.000 | 0.800 | 3.000 | 1.750 | 2.0" in page
     assert "| Domino, curriculum | 2.500 | 1.000 | 3.500 | 2.250 | 2.5" in page
     assert "τ of the head with the curriculum is 25.0 % above that of plain DFlash and 66.7 % above" in page
-    assert "| 1.000 | 100.0% |" in page
-    assert "7 rows" in page and "2026-01-02, 1 × cpu (2 cores), float32" in page and "jax 1, flax 2, optax 3" in page
+    assert "All texts are the target's own" in page
+    assert "7 training rows" in page and "2026-01-02, 1 × cpu (2 cores), float32" in page
+    assert "jax 1, flax 2, optax 3" in page
     assert "python -m benchmarks.ablation --workdir=WORKDIR --steps=200 --seeds=0\n" in page
     assert str(tmp_path) not in page
-    assert (tmp_path / "docs" / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "docs" / "ablation_head.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_texts_that_are_not_the_targets_own_are_counted(tmp_path, commands):
+    start(tmp_path, "--steps=20")
+    metrics = tmp_path / "work" / "dflash_seed0_steps20" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"eval_identical": 1.0', '"eval_identical": 0.75'))
+    page = start(tmp_path, "--steps=20")
+    assert "At least 75.0% of the texts of each run are the target's own" in page
 
 
 def test_several_seeds_are_a_mean_and_half_the_range_and_are_compared_one_by_one(tmp_path, commands):
@@ -128,11 +137,11 @@ def test_tables_share_their_common_runs(tmp_path, commands):
     start(tmp_path, "--steps=20")
     page = start(tmp_path, "--steps=20", "--table=layers")
     assert [title.split("_seed")[0] for title, _ in commands.trained[3:]] == ["layers1", "layers2", "layers5"]
-    assert "### The head and the curriculum" in page and "### Draft layers" in page
+    assert "## The head and the curriculum" in page and "## Draft layers" in page
     assert "| Domino, curriculum (3 layers) | 2.500 | 1.000 |" in page and "| 5 layers | 2.750 | 1.100 |" in page
     assert "- τ of 1 layer is 10.0 % below that of the recipe." in page
     assert "--workdir=WORKDIR --table=layers --steps=20 --seeds=0\n" in page
-    assert (tmp_path / "docs" / "results_layers.png").exists()
+    assert (tmp_path / "docs" / "ablation_layers.png").exists()
 
 
 def test_a_table_that_is_made_again_takes_the_place_of_the_old_one(tmp_path, commands):
@@ -168,7 +177,7 @@ def test_a_variant_changes_keys_and_types_of_the_recipe(name):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_page_has_a_section_for_each_table(table):
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = (ROOT / "docs" / ablation.PAGE).read_text()
     assert page.count(f"<!-- ablation {table}: begin -->") == page.count(f"<!-- ablation {table}: end -->") == 1
 
 
@@ -181,4 +190,4 @@ def test_every_table_has_the_recipe_and_every_variant_a_table():
 def test_the_whole_of_it_on_a_small_random_target(tmp_path):
     page = start(tmp_path, "--steps=3", *golden_flags(tmp_path, drafter__gru_hidden_dim=16, drafter__emb_dim=8))
     assert all(VARIANTS[name].title in page for name in TABLES["head"].variants)
-    assert (tmp_path / "docs" / "results.png").exists()
+    assert (tmp_path / "docs" / "ablation_head.png").exists()

@@ -64,7 +64,7 @@ def test_the_smaller_target_has_a_legal_shape_and_the_tiny_one_is_unchanged():
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_page_has_a_section_for_each_table(name):
-    page = (ROOT / "docs" / "results.md").read_text()
+    page = (ROOT / "docs" / beyond.PAGE).read_text()
     assert page.count(f"<!-- beyond {name}: begin -->") == page.count(f"<!-- beyond {name}: end -->") == 1
 
 
@@ -145,7 +145,7 @@ def test_one_nested_training_is_decoded_at_each_rank_beside_the_others(tmp_path,
     assert "Drafted against plain: 54 of 72 texts are equal; 0 of the others" in page
     assert (tmp_path / "docs" / "beyond_multiscale_domino.png").exists()
     count = len(commands.run)
-    assert start(tmp_path, "--table=multiscale", "--seeds=0,1", "--config.eval.every=20").count("### Several") == 1
+    assert start(tmp_path, "--table=multiscale", "--seeds=0,1", "--config.eval.every=20").count("## Several") == 1
     assert len(commands.run) == count  # everything is finished
 
 

@@ -262,7 +262,7 @@ EXPECTED = (
 def test_the_section_of_recorded_figures():
     text = section(recorded(), ARMS["b"])
     lines = text.splitlines()
-    assert lines[0] == "### Everything trained, equal steps"
+    assert lines[0] == "## Everything trained, equal steps"
     assert EXPECTED in lines
     assert "| Domino | 1.50 | 1.50 | 30 | 3.00 | 2.00 | 1.50 | 64 |" in lines
     eagle = next(line for line in lines if line.startswith("| EAGLE-3 | 3.25"))

@@ -44,7 +44,7 @@ def golden_flags(folder: pathlib.Path, **own) -> list[str]:
 def page_of(study: types.ModuleType, folder: pathlib.Path, *flags: str) -> str:
     """Runs a study in `folder`; returns its page."""
     study.main([f"--workdir={folder / 'work'}", f"--output={folder / 'docs'}", *flags])
-    return (folder / "docs" / "results.md").read_text()
+    return (folder / "docs" / study.PAGE).read_text()
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, execute: Callable) -> Callable:
