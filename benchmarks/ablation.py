@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.ablation_tables import RECIPE_ROW, TABLES, VARIANTS, Table
-from benchmarks.document import put_section, table_lines
+from benchmarks.document import put_section, say_seeds, table_lines
 from benchmarks.study import Study, parse, parser_of, run_main, say_command
 from domino_jax.evals.plots import curve, label_ends, points
 from domino_jax.runtime.figures import figure_of, save, tidy
@@ -46,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output = pathlib.Path(options.output)
     image = f"ablation_{options.table}.png"
     save(output, {image: picture(table, runs)})
-    flags = ["table", "steps", "seeds"] if options.table != DEFAULT else ["steps", "seeds"]
-    command = say_command("benchmarks.ablation", options, flags, overrides)
+    command = say_command("benchmarks.ablation", options, ["table", "steps", "seeds"], overrides)
     text = markdown(table, figures, facts_of(runs[RECIPE_ROW, options.seeds[-1]]), command, image)
     put_section(output / PAGE, f"ablation {options.table}", text)
     print(text)
@@ -122,7 +121,7 @@ def markdown(
         facts: facts_of one run.  image: the file of the picture.
     """
     body = [
-        [table.row_title(name), *(say([run[key] for run in figures[name]]) for key in COLUMNS)]
+        [table.row_title(name), *(say_seeds([run[key] for run in figures[name]], ".3f") for key in COLUMNS)]
         for name in table.variants
     ]
     lines = table_lines(["training", *COLUMNS.values()], body)
@@ -156,12 +155,6 @@ def conditions_of(facts: Mapping[str, Any], seeds: int) -> str:
         f"({environment['cores']} cores), {recipe['target']['dtype']},\n"
         f"domino_jax {environment['domino_jax']}, {versions}, Python {environment['python']}."
     )
-
-
-def say(values: Sequence[float]) -> str:
-    """Mean ± half the range."""
-    spread = f" ± {(max(values) - min(values)) / 2:.3f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.3f}{spread}"
 
 
 def findings(table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:

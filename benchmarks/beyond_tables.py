@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.document import table_lines
+from benchmarks.document import say_seeds, table_lines
 from domino_jax.evals.plots import label_ends
 from domino_jax.runtime.figures import figure_of, tidy
 
@@ -266,9 +266,7 @@ def say(figures: Figures, key: str) -> str:
     """Mean ± half the range."""
     if not figures:
         return NOTHING
-    values = [one[key] for one in figures]
-    spread = f" ± {(max(values) - min(values)) / 2:.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{spread}"
+    return say_seeds([one[key] for one in figures])
 
 
 def percent(ratio: float) -> str:

@@ -1,6 +1,7 @@
 """Tables in Markdown, and the marked sections of a page that a script writes."""
 
 import pathlib
+import statistics
 from collections.abc import Iterable, Sequence
 
 from domino_jax.runtime.files import write_whole
@@ -15,6 +16,12 @@ def put_section(path: pathlib.Path, name: str, text: str) -> None:
     before, rest = page.split(begin)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, f"{before}{begin}\n{text.strip()}\n{end}{rest.split(end)[1]}")
+
+
+def say_seeds(values: Sequence[float], form: str = ".2f") -> str:
+    """The mean of the seeds ± half their range; one seed is a number alone."""
+    spread = f" ± {(max(values) - min(values)) / 2:{form}}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):{form}}{spread}"
 
 
 def table_lines(heading: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> list[str]:

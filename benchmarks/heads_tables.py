@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.document import table_lines
+from benchmarks.document import say_seeds, table_lines
 from benchmarks.drafter_decoding import CURVE_PROMPTS, PUBLISHED
 from benchmarks.head_variants import BACKBONE, DRAFT, TREE, Arm
 from domino_jax.evals.plots import label_ends
@@ -202,9 +202,7 @@ def say_tau(seeds: Seeds, kind: str, mode: str, interval: bool = True) -> str:
     values = taus(seeds, kind, mode)
     if not values:
         return NOTHING
-    text = f"{statistics.fmean(values):.2f}"
-    if len(values) > 1:
-        text += f" ± {(max(values) - min(values)) / 2:.2f}"
+    text = say_seeds(values)
     emitted, rounds = summed(seeds, kind, mode)
     found = ratio_interval(*resampled_sums(emitted, rounds)) if interval else None
     return text + (f" [{found[0]:.2f}, {found[1]:.2f}]" if found else "")

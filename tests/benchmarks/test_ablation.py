@@ -89,9 +89,9 @@ def test_the_table_holds_the_figures_of_the_last_evaluation(tmp_path, commands):
     assert "| Domino, curriculum | 2.500 | 1.000 | 3.500 | 2.250 | 2.5" in page
     assert "τ of the head with the curriculum is 25.0 % above that of plain DFlash and 66.7 % above" in page
     assert "All texts are the target's own" in page
-    assert "7 training rows" in page and "2026-01-02, 1 × cpu (2 cores), float32" in page
+    assert "7 training rows" in page and "prompts, 1 seed. 2026-01-02, 1 × cpu (2 cores), float32" in page
     assert "jax 1, flax 2, optax 3" in page
-    assert "python -m benchmarks.ablation --workdir=WORKDIR --steps=200 --seeds=0\n" in page
+    assert "python -m benchmarks.ablation --workdir=WORKDIR --table=head --steps=200 --seeds=0\n" in page
     assert str(tmp_path) not in page
     assert (tmp_path / "docs" / "ablation_head.png").read_bytes().startswith(b"\x89PNG")
 
