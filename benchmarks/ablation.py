@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.ablation_tables import RECIPE_ROW, TABLES, VARIANTS, Table
-from benchmarks.document import put_section, say_seeds, table_lines
+from benchmarks.document import changes_of, put_section, say_changes, say_seeds, table_lines
 from benchmarks.study import Study, parse, parser_of, run_main, say_command
 from domino_jax.evals.plots import curve, label_ends, points
 from domino_jax.runtime.figures import figure_of, save, tidy
@@ -161,17 +161,10 @@ def findings(table: Table, figures: Mapping[str, Sequence[Mapping[str, float]]])
     """One sentence per comparison, with what the paper reports beside it."""
 
     def changes(key: str, one: str, other: str) -> list[float]:
-        """Per cent of `other`, seed by seed."""
-        pairs = zip(figures[one], figures[other], strict=True)
-        return [100 * (ours[key] / theirs[key] - 1) for ours, theirs in pairs]
+        return changes_of(*([run[key] for run in figures[name]] for name in (one, other)))
 
     def against(key: str, one: str, other: str = "dflash") -> str:
-        found = changes(key, one, other)
-        mean = statistics.fmean(found)
-        each = f" (by seed {', '.join(f'{change:+.1f}' for change in found)})" if len(found) > 1 else ""
-        if not any(found):
-            return f"equal to{each}"
-        return f"{abs(mean):.1f} % {'above' if mean > 0 else 'below'}{each}"
+        return say_changes(changes(key, one, other))
 
     def comparison(name: str) -> str:
         """One row against the recipe's; where there are several seeds, whether they agree on which is better."""

@@ -24,6 +24,21 @@ def say_seeds(values: Sequence[float], form: str = ".2f") -> str:
     return f"{statistics.fmean(values):{form}}{spread}"
 
 
+def changes_of(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """By how many per cent ours is above theirs, seed by seed: the runs of one seed share rows and their order, so a
+    quotient varies much less than its parts."""
+    return [100 * (one / other - 1) for one, other in zip(ours, theirs, strict=True)]
+
+
+def say_changes(changes: Sequence[float]) -> str:
+    """Their mean, with the single ones where there are several."""
+    each = f" (by seed {', '.join(f'{change:+.1f}' for change in changes)})" if len(changes) > 1 else ""
+    if not any(changes):
+        return f"equal to{each}"
+    mean = statistics.fmean(changes)
+    return f"{abs(mean):.1f} % {'above' if mean > 0 else 'below'}{each}"
+
+
 def table_lines(heading: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> list[str]:
     """A Markdown table, the first `texts` columns to the left and the others to the right."""
     marks = ["---"] * texts + ["---:"] * (len(heading) - texts)
