@@ -45,7 +45,8 @@ PAGE = "beyond.md"
 RANK = 64  # of the recipe's heads
 SCALES = (0.25, 0.5, 1.0)
 VANILLA = {"drafter.head": MARKOV, "drafter.markov_head_type": "vanilla"}
-HEADS = {DOMINO: {}, MARKOV: VANILLA, DFLASH2: {"drafter.head": DFLASH2}}
+AT_THE_END = {"eval.every": 0}  # decoded at the end alone; the ablation's trainings are evaluated on the way
+HEADS = {DOMINO: {}, MARKOV: VANILLA | AT_THE_END, DFLASH2: {"drafter.head": DFLASH2, **AT_THE_END}}
 CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')"}
 POINTS = 10  # of a curve of τ over the steps
 # The target that takes the tables over: its shape, and the layers that its drafters tap.
@@ -264,7 +265,7 @@ def best(study: Study, options: argparse.Namespace) -> dict[str, Any]:
         shown = dict(changes.items() - block_of(options.width).items())
         row = rows[name] = {"changes": shown, "greedy": [], "sampled": [], "trees": [], "sampled_trees": []}
         for seed in options.seeds:
-            run = study.train(f"best_{name}_w{options.width}", changes, seed, options.steps)
+            run = study.train(f"best_{name}_w{options.width}", changes | AT_THE_END, seed, options.steps)
             if options.only:
                 continue
             for chains, trees, temperature in (("greedy", "trees", 0.0), ("sampled", "sampled_trees", 1.0)):

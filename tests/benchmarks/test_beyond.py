@@ -99,7 +99,7 @@ class Commands:
         name, steps = title.removeprefix("small_").split("_seed")[0], int(flags["config.train.steps"])
         last = TAUS[name] if name in TAUS else 1.75
         every = int(flags["config.eval.every"])
-        points = range(every, steps + 1, every)
+        points = range(every, steps + 1, every) if every else ()
         lines = [{"step": step, "eval_tau": 1 + (last - 1) * step / steps, "seconds": 1.0} for step in points]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -183,6 +183,7 @@ def test_combinations_are_described_by_flags_and_judged_at_equal_cost(tmp_path, 
     page = start(tmp_path, *flags)
     stages = dict(commands.run)
     deep, domino = (stages[f"best_{name}_w4_seed0_steps20"] for name in ("deep", "domino"))
+    assert deep["config.eval.every"] == domino["config.eval.every"] == "0"
     assert (deep["config.drafter.num_layers"], deep["config.train.dpace_alpha"]) == ("5", "0.5")
     assert deep["config.drafter.block_size"] == domino["config.drafter.block_size"] == "4"
     sampled = stages["best_same_w4_seed1_steps20_T1"]
