@@ -134,9 +134,12 @@ def steps_to(curve: Sequence[tuple[int, float]], goal: float) -> float | None:
 def transfer_picture(recorded: Mapping[str, Any]):
     figure = figure_of(8, 4.5)
     axes = figure.add_subplot()
+    last = max(step for curves in recorded["curves"].values() for step, _ in curves[0])
     for name, (words, colour) in TRANSFERS.items():
-        points = mean_curve(recorded["curves"][name])
-        axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3, label=words)
+        points, style = mean_curve(recorded["curves"][name]), {"marker": "o", "markersize": 3}
+        if len(points) == 1:  # it does not change
+            points, style = [(0, points[0][1]), (last, points[0][1])], {"linestyle": ":"}
+        axes.plot(*zip(*points, strict=True), color=colour, label=words, **style)
     axes.set(xlabel="steps on the second target", ylabel="τ by decoding held-out prompts, T = 0", xlim=(0, None))
     tidy(axes, legend=False)
     label_ends(axes)
@@ -219,7 +222,7 @@ def page(
 ) -> str:
     """One section: title, command, what was done, table, picture, findings, equality, conditions."""
     seeds = len(recorded["seeds"])
-    spread = f"mean ± half the range of {seeds} training seeds"
+    spread = f"means of {seeds} training seeds, ± half their range where it is given"
     if seeds == 1:
         spread = "one seed, so a difference of a few per cent decides nothing"
     parts = [
