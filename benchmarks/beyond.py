@@ -12,9 +12,10 @@ tokenizer (train.head_from); the script trains that target first. best: Domino a
 describes (a name, then recipe keys with their values), at temperature 0 and 1, with the cost of their rounds.
 
 All training rows are the target's own answers. Every training and decoding is a stage of a study (study.py): start the
-command again to continue it. --minutes=N saves and stops after that time with exit code 42, --only=NAME runs one
-training. Tables in one workdir share their stages, and multiscale those of benchmarks/ablation.py. Any further
---config.KEY=VALUE goes to every command. Writes a section of docs/beyond.md and a picture.
+command again to continue it. Times are measured last (drafter_timings.py) and need a machine with nothing else to do; τ
+does not. --minutes=N saves and stops after that time with exit code 42, --only=NAME runs one training. Tables in one
+workdir share their stages, and multiscale those of benchmarks/ablation.py. Any further --config.KEY=VALUE goes to every
+command. Writes a section of docs/beyond.md and a picture.
 """
 
 import argparse
@@ -30,12 +31,13 @@ import numpy as np
 from benchmarks.ablation_tables import RECIPE_ROW, VARIANTS
 from benchmarks.beyond_tables import PICTURES, SECTIONS
 from benchmarks.document import put_section
-from benchmarks.study import ROOT, Stage, Study, at_least, parse, parser_of, run_main, say_command, time_of
+from benchmarks.study import RECIPE, ROOT, Stage, Study, at_least, parse, parser_of, run_main, say_command, time_of
 from benchmarks.this_machine import conditions
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, RANK_KEYS
 from domino_jax.drafters.ranks import with_head_rank
+from domino_jax.recipe.checks import load_recipe
 from domino_jax.runtime.figures import save
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf
@@ -47,7 +49,8 @@ SCALES = (0.25, 0.5, 1.0)
 VANILLA = {"drafter.head": MARKOV, "drafter.markov_head_type": "vanilla"}
 AT_THE_END = {"eval.every": 0}  # decoded at the end alone; the ablation's trainings are evaluated on the way
 HEADS = {DOMINO: {}, MARKOV: VANILLA | AT_THE_END, DFLASH2: {"drafter.head": DFLASH2, **AT_THE_END}}
-CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')"}
+MANY = {"decode.batch_size": 16}  # texts and τ do not depend on it, and nothing is timed there
+CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')", **MANY}
 POINTS = 10  # of a curve of τ over the steps
 # The target that takes the tables over: its shape, and the layers that its drafters tap.
 SMALL, SMALL_TAPS = {"layers": 12, "width": 96}, "(1,3,5,8,10)"
@@ -156,7 +159,12 @@ def multiscale(study: Study, options: argparse.Namespace) -> dict[str, Any]:
             rows[rank]["cut"].append(decoded(study, runs[alone[RANK][0]], rank))
             rows[rank]["alone"].append(decoded(study, runs[one]))
             rows[rank]["head"] = head_sizes(runs[name], rank)
-    return {"head": options.head, "rank": RANK, "rows": rows}
+    if options.only:
+        return {}
+    seed = options.seeds[0]
+    runs = {str(rank): study.train(one, changes, seed, options.steps) for rank, (one, changes) in alone.items()}
+    timings = study.timings(f"timings_{name_of(options)}", runs, 0, nodes_of_recipe(), seed)
+    return {"head": options.head, "rank": RANK, "rows": rows, "timings": timings}
 
 
 def decoded(study: Study, run: pathlib.Path, rank: int = 0) -> dict[str, Any]:
@@ -179,20 +187,13 @@ def head_sizes(run: pathlib.Path, rank: int) -> dict[str, int]:
 
 
 def chain_figures(report: Mapping[str, Any], mode: str = DRAFT) -> dict[str, Any]:
-    """What the tables show of a report's mode; None where it was not timed."""
-    figures, plain = report["modes"][mode], report["modes"][BASELINE]
-    split, same = figures["time_split"] or {}, report["identical_outputs"][mode]
-    times = {f"{part}_ms": split[part] if part in split else None for part in ("draft", "head", "round", "step")}
-    return {
-        "tau": figures["tau_pooled"],
-        "tau_per_prompt": figures["tau_per_prompt"],
-        "tokens_per_second": figures["tokens_per_second"],
-        "plain_tokens_per_second": plain["tokens_per_second"],
-        "speedup": figures["speedup"],
-        "round_cost": figures["break_even_tau"],  # the time of a round over that of a plain step
-        **times,
-        **{key: same[key] for key in ("same", "of", "violations")},
-    }
+    """What the tables show of a report's mode."""
+    same = report["identical_outputs"][mode]
+    return {"tau": report["modes"][mode]["tau_pooled"], **{key: same[key] for key in ("same", "of", "violations")}}
+
+
+def nodes_of_recipe() -> int:
+    return load_recipe(str(RECIPE)).decode.tree.nodes
 
 
 # ------------------------------------------------------------------------------------------------- two targets
@@ -258,14 +259,15 @@ def small_variants(source: str, backbone: str) -> dict[str, dict[str, Any]]:
 
 
 def best(study: Study, options: argparse.Namespace) -> dict[str, Any]:
-    rows = {}
+    rows, runs = {}, {seed: {} for seed in options.seeds}
     for name, changes in best_variants(options).items():
         if options.only and name not in options.only:
             continue
         shown = dict(changes.items() - block_of(options.width).items())
         row = rows[name] = {"changes": shown, "greedy": [], "sampled": [], "trees": [], "sampled_trees": []}
-        for seed in options.seeds:
+        for seed, of_seed in runs.items():
             run = study.train(f"best_{name}_w{options.width}", changes | AT_THE_END, seed, options.steps)
+            of_seed[name] = run
             if options.only:
                 continue
             for chains, trees, temperature in (("greedy", "trees", 0.0), ("sampled", "sampled_trees", 1.0)):
@@ -273,7 +275,12 @@ def best(study: Study, options: argparse.Namespace) -> dict[str, Any]:
                 report = study.decode(f"{run.name}_T{temperature:g}", run, values)
                 row[chains].append(chain_figures(report))
                 row[trees] += [chain_figures(report, TREE)] if TREE in report["modes"] else []
-    return {"width": options.width, "rows": rows}
+    if options.only:
+        return {}
+    name = f"timings_{'_'.join(rows)}_w{options.width}"  # other variants are timed together anew
+    drafts, nodes = options.width - 1, nodes_of_recipe()
+    timings = [study.timings(f"{name}_seed{seed}", of_seed, drafts, nodes, seed) for seed, of_seed in runs.items()]
+    return {"width": options.width, "rows": rows, "timings": timings}
 
 
 def best_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -294,6 +301,7 @@ def decoding(changes: Changes, width: int, temperature: float, seed: int) -> dic
     modes = supported_modes((BASELINE, DRAFT, TREE), head)
     return {
         "decode.modes": "(" + "".join(f"'{mode}'," for mode in modes) + ")",
+        **MANY,
         "decode.num_drafts": width - 1,
         "decode.temperature": temperature,
         "decode.seed": seed,

@@ -42,7 +42,6 @@ from benchmarks.study import (
     time_of,
 )
 from benchmarks.this_machine import conditions
-from domino_jax.recipe.checks import load_recipe
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.figures import save
 from domino_jax.training.metrics import read_rows
@@ -143,9 +142,6 @@ class Comparison:
 
     def __init__(self, study: Study, options: argparse.Namespace):
         self.study, self.options = study, options
-        given = study.overrides
-        prompts = load_recipe(str(RECIPE)).eval.prompts
-        self.held_out = given["config.eval.prompts"] if "config.eval.prompts" in given else prompts
         self.timings_name = f"timings_{options.arm}"
 
     # ------------------------------------------------------------------------------------------------ stages
@@ -156,11 +152,11 @@ class Comparison:
         Raises:
             DataError: a held-out prompt is also a training prompt.
         """
-        trained = read_lines(self.study.answers())
+        trained, file = read_lines(self.study.answers()), self.study.held_out
         flags = {
             "config": RECIPE,
             **self.study.overrides,
-            "prompts": self.held_out,
+            "prompts": file,
             "config.regenerate.num_prompts": self.options.prompts,
         }
         stage = Stage("held_out", "domino_jax.regenerate", flags, ("output", "held_out.jsonl"))
@@ -168,7 +164,7 @@ class Comparison:
         both = {prompt_of(row) for row in trained} & {prompt_of(row) for row in held_out}
         if both:
             raise DataError(
-                f"{len(both)} prompts of {self.held_out} are training prompts as well, so τ would be of learnt answers."
+                f"{len(both)} prompts of {file} are training prompts as well, so τ would be of learnt answers."
                 "\nName other prompts with --config.eval.prompts=FILE.jsonl."
             )
         rows = {"training": trained, "held_out": held_out}
@@ -200,7 +196,7 @@ class Comparison:
         flags = {
             "run": run,
             "answers": self.study.workdir / "held_out.jsonl",
-            "prompts": self.held_out,
+            "prompts": self.study.held_out,
             "count": self.options.prompts,
             "modes": ",".join(one.modes),
             "drafts": drafts,
@@ -245,16 +241,9 @@ class Comparison:
 
     def timings(self, runs: Mapping[str, str]) -> dict[str, Any]:
         """What benchmarks/drafter_timings.py measures of drafters, folder by name."""
-        flags = {
-            "runs": ",".join(f"{name}={self.study.workdir / run}" for name, run in runs.items()),
-            "prompts": self.held_out,
-            "drafts": self.options.width - 1,
-            "nodes": self.options.width,
-            "seed": self.options.seeds[0],
-        }
-        name = self.timings_name
-        stage = Stage(name, "benchmarks.drafter_timings", flags, ("output", f"{name}.figures.json"))
-        return json.loads(self.study.run(stage).read_text())
+        folders = {name: self.study.workdir / run for name, run in runs.items()}
+        width = self.options.width
+        return self.study.timings(self.timings_name, folders, width - 1, width, self.options.seeds[0])
 
 
 # ------------------------------------------------------------------------------------- steps that make arms equal

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from domino_jax.recipe.checks import portable
+from domino_jax.recipe.checks import load_recipe, portable
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.preemption import PREEMPTED
@@ -126,6 +126,26 @@ class Study:
         flags = {"config": RECIPE, **self.overrides, **{f"config.{key}": value for key, value in changes.items()}}
         folder = self.run(Stage(name, "domino_jax.decode", flags, ("output", name)))
         return json.loads((folder / "report.json").read_text())
+
+    @property
+    def held_out(self) -> str:
+        """The file of the held-out prompts."""
+        given = self.overrides
+        return given["config.eval.prompts"] if "config.eval.prompts" in given else load_recipe(str(RECIPE)).eval.prompts
+
+    def timings(
+        self, name: str, runs: Mapping[str, pathlib.Path], drafts: int, nodes: int, seed: int
+    ) -> dict[str, Any]:
+        """What benchmarks/drafter_timings.py measures of trainings, by name; drafts: of a chain, nodes: of a tree."""
+        flags = {
+            "runs": ",".join(f"{name}={run}" for name, run in runs.items()),
+            "prompts": self.held_out,
+            "drafts": drafts,
+            "nodes": nodes,
+            "seed": seed,
+        }
+        stage = Stage(name, "benchmarks.drafter_timings", flags, ("output", f"{name}.figures.json"))
+        return json.loads(self.run(stage).read_text())
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Flags of a training: what the command line gives goes over what the study gives."""

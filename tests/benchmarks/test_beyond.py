@@ -88,6 +88,8 @@ class Commands:
             self.train(pathlib.Path(flags["workdir"]), title, flags)
         elif command[0] == "domino_jax.decode":
             self.decode(pathlib.Path(flags["output"]), title, flags)
+        elif command[0] == "benchmarks.drafter_timings":
+            self.time(pathlib.Path(flags["output"]), flags)
 
     def train(self, folder, title, flags):
         (folder / "export").mkdir(parents=True)
@@ -107,13 +109,21 @@ class Commands:
         folder.mkdir()
         rank = int(flags["config.decode.head_rank"]) if "config.decode.head_rank" in flags else 64
         tau = 2 + rank / 64 + (1.0 if "deep" in title else 0.0) - (0.5 if "curriculum" in title and rank < 64 else 0.0)
-        split = {"draft": 1.0, "head": rank / 64, "round": 4.0, "step": 2.0}
-        drafted = {"tau_pooled": tau, "tau_per_prompt": tau, "tokens_per_second": 100 * tau, "speedup": tau / 2}
-        drafted |= {"break_even_tau": 2.0, "time_split": split}
         modes = ["autoregressive", "draft", *(["tree"] if "tree" in flags["config.decode.modes"] else [])]
         same = {mode: {"same": 3, "of": 4, "violations": 0} for mode in modes[1:]}
-        report = {"modes": dict.fromkeys(modes, drafted), "identical_outputs": same}
+        report = {"modes": dict.fromkeys(modes, {"tau_pooled": tau}), "identical_outputs": same}
         (folder / "report.json").write_text(json.dumps(report))
+
+    def time(self, file, flags):
+        names = [pair.split("=")[0] for pair in flags["runs"].split(",")]
+        drafters = {name: timed(120.0 if name == "deep" else 100.0, head=2.0) for name in names}
+        file.write_text(json.dumps({"step_ms": 2.0, "drafters": drafters}))
+
+
+def timed(speed, cost=2.0, head=0.0):
+    """Figures of one drafter, whose rounds cost so many steps of 2 ms."""
+    kinds = {"greedy": {"draft": speed, "tree": speed}, "sampled": {"draft": speed}}
+    return {"tokens_per_second": kinds, "split": {"round": 2.0 * cost, "head": head}}
 
 
 @pytest.fixture
@@ -140,7 +150,9 @@ def test_one_nested_training_is_decoded_at_each_rank_beside_the_others(tmp_path,
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1:4] == ["2.25 ± 0.00", "3.00 ± 0.00", "1.75 ± 0.00"]  # the stub's training at rank 16 has all of it
     # GRU 3·128·(128 + 128), W1 16·(128 + 128), W2 16·1536 numbers of four bytes.
-    assert cells[4:6] == ["127.0", "507.9"] and cells[6:8] == ["0.25", "2.00"]
+    assert cells[4:6] == ["127.0", "507.9"] and cells[6:] == ["2.00", "4.00", "2.00", "100"]
+    timed_runs = next(flags for title, flags in commands.run if title == "timings_multiscale_domino")["runs"]
+    assert timed_runs.split(",")[0] == f"16={tmp_path / 'work' / 'rank16_seed0_steps20'}"
     assert "At rank 16 τ of the nested training is 25.0 % below (by seed -25.0, -25.0) that of the training at" in page
     assert "Drafted against plain: 54 of 72 texts are equal; 0 of the others" in page
     assert (tmp_path / "docs" / "beyond_multiscale_domino.png").exists()
@@ -188,6 +200,8 @@ def test_combinations_are_described_by_flags_and_judged_at_equal_cost(tmp_path, 
     assert deep["config.drafter.block_size"] == domino["config.drafter.block_size"] == "4"
     sampled = stages["best_same_w4_seed1_steps20_T1"]
     assert (sampled["config.decode.seed"], sampled["config.decode.num_drafts"]) == ("1", "3")
+    timings = stages["timings_domino_deep_same_w4_seed1"]
+    assert (timings["drafts"], timings["nodes"], timings["seed"]) == ("3", "16", "1")
     assert "deep beats Domino at equal round cost: τ is 33.3 % above (by seed +33.3, +33.3) and" in page
     assert "same does not beat Domino at equal round cost: τ is equal to (by seed +0.0, +0.0) and" in page
     assert "| deep | drafter.num_layers 5, train.dpace_alpha 0.5 |" in page
@@ -215,28 +229,25 @@ def test_a_command_line_without_sense_is_refused(flags, message, capsys):
 # ---------------------------------------------------------------------------------------------------- figures
 
 
-def chains(taus, speed=100.0, cost=2.0):
-    return [{"tau": tau, "tokens_per_second": speed, "round_cost": cost} for tau in taus]
-
-
-def row(taus, speed=100.0, cost=2.0):
-    return {"greedy": chains(taus, speed, cost), "sampled": chains(taus, speed, cost)}
+def row(*taus):
+    return dict.fromkeys(("greedy", "sampled"), [{"tau": tau} for tau in taus])
 
 
 @pytest.mark.parametrize(
-    ("other", "wins"),
+    ("taus", "speed", "cost", "wins"),
     [
-        (row([4.0, 4.2], 110.0), True),
-        (row([4.0, 4.2], 110.0, 2.04), True),
-        (row([4.0, 4.2], 110.0, 2.1), False),  # a dearer round
-        (row([3.1, 3.3], 110.0), True),  # each seed against its own, though one is below another's
-        (row([2.9, 4.2], 110.0), False),  # the seeds do not agree
-        (row([4.0, 4.2], 99.0), False),  # slower
-        (row([4.0, 4.2], 110.0, None), False),  # not timed
+        ((4.0, 4.2), 110.0, 2.0, True),
+        ((4.0, 4.2), 110.0, 2.04, True),
+        ((4.0, 4.2), 110.0, 2.3, False),  # a dearer round
+        ((3.1, 3.3), 110.0, 2.0, True),  # each seed against its own, though one is below another's
+        ((2.9, 4.2), 110.0, 2.0, False),  # the seeds do not agree
+        ((4.0, 4.2), 99.0, 2.0, False),  # slower
     ],
 )
-def test_domino_is_beaten_at_equal_cost_by_tau_and_by_speed_only(other, wins):
-    assert verdict("it", other, row([3.0, 3.2])).startswith(f"it {'beats' if wins else 'does not beat'} Domino")
+def test_domino_is_beaten_at_equal_cost_by_tau_and_by_speed_only(taus, speed, cost, wins):
+    timings = [{"step_ms": 2.0, "drafters": {"it": timed(speed, cost), "domino": timed(100.0)}}] * 2
+    said = verdict("it", "domino", {"it": row(*taus), "domino": row(3.0, 3.2)}, timings)
+    assert said.startswith(f"it {'beats' if wins else 'does not beat'} Domino")
 
 
 def test_steps_to_a_goal_are_where_the_line_crosses_it():
