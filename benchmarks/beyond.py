@@ -49,8 +49,7 @@ SCALES = (0.25, 0.5, 1.0)
 VANILLA = {"drafter.head": MARKOV, "drafter.markov_head_type": "vanilla"}
 AT_THE_END = {"eval.every": 0}  # decoded at the end alone; the ablation's trainings are evaluated on the way
 HEADS = {DOMINO: {}, MARKOV: VANILLA | AT_THE_END, DFLASH2: {"drafter.head": DFLASH2, **AT_THE_END}}
-MANY = {"decode.batch_size": 16}  # texts and τ do not depend on it, and nothing is timed there
-CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')", **MANY}
+CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')"}
 POINTS = 10  # of a curve of τ over the steps
 # The target that takes the tables over: its shape, and the layers that its drafters tap.
 SMALL, SMALL_TAPS = {"layers": 12, "width": 96}, "(1,3,5,8,10)"
@@ -301,7 +300,6 @@ def decoding(changes: Changes, width: int, temperature: float, seed: int) -> dic
     modes = supported_modes((BASELINE, DRAFT, TREE), head)
     return {
         "decode.modes": "(" + "".join(f"'{mode}'," for mode in modes) + ")",
-        **MANY,
         "decode.num_drafts": width - 1,
         "decode.temperature": temperature,
         "decode.seed": seed,
