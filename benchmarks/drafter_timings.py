@@ -3,7 +3,8 @@
     python -m benchmarks.drafter_timings --runs=NAME=WORKDIR,… --prompts=FILE.jsonl --output=FILE.json
 
 Tokens per second are of whole answers: plain decoding once, every drafter's chain at temperature 0 and 1 and its tree
-at 0. The parts of a round and the plain step are medians from one place in an answer (domino_jax/evals/round_times.py).
+at 0. The parts of a round and the plain step are medians from one place in an answer, the drafters again in turns
+(domino_jax/evals/round_times.py).
 Run it on a machine with nothing else to do; each start measures all of it.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
+import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,7 @@ from domino_jax.drafters.pair import Models
 from domino_jax.evals.compare import ComparedDrafter, drafter_lanes
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import Prompt, TextCodec
-from domino_jax.evals.round_times import round_split
+from domino_jax.evals.round_times import round_splits
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.runtime.cores import kept_to
@@ -33,6 +35,7 @@ from domino_jax.training.compiled import memory
 from domino_jax.weights import loading
 
 MODES = {"greedy": (BASELINE, DRAFT, TREE), "sampled": (BASELINE, DRAFT)}
+REPEATS = 15  # of each timed part
 POOL = 8  # prompts to choose from, for each one that is taken
 
 
@@ -46,7 +49,7 @@ def measure(runs: Mapping[str, pathlib.Path], plan: Plan) -> dict[str, Any]:
     loaded = loading.load_target(recipe["target"]["path"], recipe["decode"]["dtype"])
     models = {name: loading.load_models(loaded, str(run)) for name, run in runs.items()}
     found: dict[str, Any] = {name: {"tokens_per_second": {}} for name in runs}
-    plain, steps = {}, []
+    plain = {}
     with kept_to(recipe["decode"]["cores"]):
         for kind, temperature in TEMPERATURES.items():
             lanes = lanes_of(models, loaded, recipe, dataclasses.replace(plan, modes=MODES[kind]), temperature)
@@ -56,14 +59,13 @@ def measure(runs: Mapping[str, pathlib.Path], plan: Plan) -> dict[str, Any]:
             for name, one in found.items():
                 one["tokens_per_second"][kind] = {lane.mode: rates[lane.name] for lane in lanes if lane.drafter == name}
             if kind == "greedy":
-                for name, one in found.items():
-                    lane = next(lane for lane in lanes if (lane.drafter, lane.mode) == (name, DRAFT))
-                    one |= round_figures(lane, prompts[0])
-                    steps.append(one.pop("step_ms"))
+                chains = {lane.drafter: lane for lane in lanes if lane.mode == DRAFT}
+                for name, figures in round_figures(chains, prompts[0]).items():
+                    found[name] |= figures
         # Here, so that it counts the cores that were used.
         return {
             "plain": plain,
-            "step_ms": sorted(steps)[len(steps) // 2],
+            "step_ms": statistics.median(one.pop("step_ms") for one in found.values()),
             "drafters": found,
             "conditions": conditions(),
         }
@@ -104,27 +106,33 @@ def tokens_per_second(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: T
     }
 
 
-def round_figures(lane: Lane, prompt: Prompt) -> dict[str, Any]:
-    models, generator = lane.models, lane.generator
-    with Progress(f"time the parts of a round, {lane.drafter}", total=1) as progress:
-        state = generator.start(models, [prompt.token_ids], [0])
-        split = round_split(models, generator, state, [BASELINE, DRAFT])
+def round_figures(chains: Mapping[str, Lane], prompt: Prompt) -> dict[str, dict[str, Any]]:
+    """By drafter the parts of its round, the plain step, and the memory of its program, from one prompt."""
+    with Progress("time the parts of rounds", total=1) as progress:
+        started = {
+            name: (lane.models, lane.generator, lane.generator.start(lane.models, [prompt.token_ids], [0]))
+            for name, lane in chains.items()
+        }
+        splits = round_splits(started, [BASELINE, DRAFT], REPEATS)
         progress.advance(1)
-    step = split[BASELINE]["round"]
-    programs = [program for key, program in generator.compiled.items() if key[0] == DRAFT]
-    return {
-        "split": {part: seconds * 1e3 for part, seconds in split[DRAFT].items()},
-        "break_even": split[DRAFT]["round"] / step if step else None,
-        "step_ms": step * 1e3,
-        "peak_bytes": max(memory(program)["peak"] for program in programs),
-    }
+    found = {}
+    for name, split in splits.items():
+        step = split[BASELINE]["round"]
+        programs = [program for key, program in chains[name].generator.compiled.items() if key[0] == DRAFT]
+        found[name] = {
+            "split": {part: seconds * 1e3 for part, seconds in split[DRAFT].items()},
+            "break_even": split[DRAFT]["round"] / step if step else None,
+            "step_ms": step * 1e3,
+            "peak_bytes": max(memory(program)["peak"] for program in programs),
+        }
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", required=True, help="NAME=WORKDIR, joined by commas")
     parser.add_argument("--prompts", required=True)
-    parser.add_argument("--count", type=int, default=8, help="prompts to answer")
+    parser.add_argument("--count", type=int, default=24, help="prompts to answer")
     parser.add_argument("--drafts", type=int, default=15, help="of a chain")
     parser.add_argument("--nodes", type=int, default=16, help="of a tree, the root included")
     parser.add_argument("--seed", type=int, default=0, help="of the noise at temperature 1")

@@ -39,9 +39,25 @@ def round_split(
     A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
     one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
     """
-    with_head = _with_head(generator, modes)
-    seconds = turn_seconds(round_stopwatches(models, generator, state, modes), repeats)
-    return {mode: _split(mode, seconds, mode in with_head) for mode in modes}
+    return round_splits({"it": (models, generator, state)}, modes, repeats)["it"]
+
+
+def round_splits(
+    drafters: Mapping[str, tuple[Models, Generator, DecodeState]], modes: Sequence[str], repeats: int = 7
+) -> dict[str, dict[str, dict[str, float]]]:
+    """round_split of several drafters by name. Their turns alternate, so that a drift of the machine's speed is in the
+    times of all."""
+    timed = {
+        f"{part} of {name}": seconds
+        for name, one in drafters.items()
+        for part, seconds in round_stopwatches(*one, modes).items()
+    }
+    seconds, found = turn_seconds(timed, repeats), {}
+    for name, (_, generator, _) in drafters.items():
+        of_one = {part.removesuffix(f" of {name}"): spent for part, spent in seconds.items()}
+        with_head = _with_head(generator, modes)
+        found[name] = {mode: _split(mode, of_one, mode in with_head) for mode in modes}
+    return found
 
 
 def round_stopwatches(
@@ -278,4 +294,5 @@ def turn_seconds(timed: Mapping[str, Callable[[int], float]], repeats: int) -> d
 
 
 def _more_turns(name: str) -> int:
-    return SHORT[name] if name in SHORT else LOOPED
+    part = name.split(" of ")[0]
+    return SHORT[part] if part in SHORT else LOOPED

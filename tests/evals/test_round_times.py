@@ -95,6 +95,23 @@ def test_a_turn_costs_what_more_turns_cost_beyond_one():
     assert calls == [1, round_times.LOOPED + 1] * 4
 
 
+def test_drafters_are_timed_in_turns_and_each_by_its_own_parts(timed, monkeypatch):
+    generator, state, split, _ = timed
+    asked = {}
+
+    def seconds(timed, repeats):
+        asked.update(dict.fromkeys(timed, repeats))
+        return {name: float("of b" in name) + ("round" in name) for name in timed}
+
+    monkeypatch.setattr(round_times, "turn_seconds", seconds)
+    one = (generator.models, generator.generator, state)
+    splits = round_times.round_splits({"a": one, "b": one}, ("autoregressive", "draft"), 3)
+    assert {"head of a", "head of b", "round of draft of a", "round of autoregressive of b"} < set(asked)
+    assert set(asked.values()) == {3} and splits["a"]["autoregressive"] == {"round": 1.0}
+    assert (splits["a"]["draft"]["head"], splits["b"]["draft"]["head"], splits["b"]["draft"]["round"]) == (0, 1, 2)
+    assert round_times._more_turns("head of a") == round_times.SHORT["head"] != round_times._more_turns("draft of head")
+
+
 def test_other_is_what_the_parts_leave_of_the_round():
     seconds = {"draft": 1.0, "head": 2.0, "verify": 4.0, "commit": 0.5}
     seconds |= {"round of domino": 8.0, "round of backbone": 6.0}
