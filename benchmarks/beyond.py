@@ -146,11 +146,11 @@ def nested_and_alone(head: str) -> tuple[tuple[str, Changes], dict[int, tuple[st
 
 def multiscale(study: Study, options: argparse.Namespace) -> dict[str, Any]:
     (name, nested), alone = nested_and_alone(options.head)
-    rows = {rank: {"nested": [], "alone": [], "cut": []} for rank in alone}
+    rows, found = {rank: {"nested": [], "alone": [], "cut": []} for rank in alone}, {}
     for seed in options.seeds:
         trainings = {name: nested, **dict(alone.values())}
         wanted = {one: changes for one, changes in trainings.items() if not options.only or one in options.only}
-        runs = {one: study.train(one, changes, seed, options.steps) for one, changes in wanted.items()}
+        runs = found[seed] = {one: study.train(one, changes, seed, options.steps) for one, changes in wanted.items()}
         if options.only:
             continue
         for rank, (one, _) in alone.items():
@@ -161,8 +161,8 @@ def multiscale(study: Study, options: argparse.Namespace) -> dict[str, Any]:
     if options.only:
         return {}
     seed = options.seeds[0]
-    runs = {str(rank): study.train(one, changes, seed, options.steps) for rank, (one, changes) in alone.items()}
-    timings = study.timings(f"timings_{name_of(options)}", runs, 0, nodes_of_recipe(), seed)
+    timed = {str(rank): found[seed][one] for rank, (one, _) in alone.items()}
+    timings = study.timings(f"timings_{name_of(options)}", timed, 0, nodes_of_recipe(), seed)
     return {"head": options.head, "rank": RANK, "rows": rows, "timings": timings}
 
 
@@ -276,7 +276,7 @@ def best(study: Study, options: argparse.Namespace) -> dict[str, Any]:
                 row[trees] += [chain_figures(report, TREE)] if TREE in report["modes"] else []
     if options.only:
         return {}
-    name = f"timings_{'_'.join(rows)}_w{options.width}"  # other variants are timed together anew
+    name = f"timings_{'_'.join(rows)}_w{options.width}"  # with another variant it is another stage
     drafts, nodes = options.width - 1, nodes_of_recipe()
     timings = [study.timings(f"{name}_seed{seed}", of_seed, drafts, nodes, seed) for seed, of_seed in runs.items()]
     return {"width": options.width, "rows": rows, "timings": timings}

@@ -1,6 +1,7 @@
 """The sections of docs/beyond.md and the pictures of benchmarks/beyond.py, from its recorded figures."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from statistics import fmean, median
 from typing import Any
 
@@ -191,7 +192,7 @@ def verdict(name: str, baseline: str, rows: Mapping[str, Mapping[str, Figures]],
         changes_of(*([speed(one, which, kind) for one in timings] for which in (name, baseline)))
         for kind in KINDS_OF_CHAINS
     ]
-    cost = median([round_time(one, name) / round_time(one, baseline) for one in timings])
+    cost = median([quotient(round_time(one, name), round_time(one, baseline)) for one in timings])
     wins = cost <= EQUAL_COST and all(change > 0 for found in (*taus, *speeds) for change in found)
     said = [" and ".join(map(say_changes, found)) for found in (taus, speeds)]
     return (
@@ -230,7 +231,12 @@ def head_time(timings: Mapping[str, Any], name: str) -> float:
 
 def round_cost(timings: Mapping[str, Any], name: str) -> float:
     """In plain steps; all drafters are compared with the same step."""
-    return round_time(timings, name) / timings["step_ms"]
+    return quotient(round_time(timings, name), timings["step_ms"])
+
+
+def quotient(one: float, other: float) -> float:
+    """NaN, which no comparison favours, where the other was too fast to time."""
+    return one / other if other else nan
 
 
 def speed(timings: Mapping[str, Any], name: str, kind: str, mode: str = DRAFT) -> float:
@@ -299,9 +305,9 @@ def say(figures: Figures, key: str) -> str:
     return say_seeds([one[key] for one in figures])
 
 
-def changes(ours: Figures, theirs: Figures, key: str = "tau") -> list[float]:
-    """Per cent, seed by seed."""
-    return changes_of(*([one[key] for one in figures] for figures in (ours, theirs)))
+def changes(ours: Figures, theirs: Figures) -> list[float]:
+    """Of τ in per cent, seed by seed."""
+    return changes_of(*([one["tau"] for one in figures] for figures in (ours, theirs)))
 
 
 SECTIONS = {"multiscale": multiscale_section, "transfer": transfer_section, "best": best_section}

@@ -39,7 +39,7 @@ def round_split(
     A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
     one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
     """
-    return round_splits({"it": (models, generator, state)}, modes, repeats)["it"]
+    return round_splits({"drafter": (models, generator, state)}, modes, repeats)["drafter"]
 
 
 def round_splits(

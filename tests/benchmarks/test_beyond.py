@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import pathlib
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from assets.make_tiny_target import model_config
 from benchmarks import beyond
 from benchmarks.beyond import HEADS, TABLES, best_variants, nested_and_alone, small_variants
-from benchmarks.beyond_tables import mean_curve, steps_to, verdict
+from benchmarks.beyond_tables import mean_curve, round_cost, steps_to, verdict
 from configs import tiny
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.recipe import checks as recipes
@@ -121,7 +122,7 @@ class Commands:
 
 
 def timed(speed, cost=2.0, head=0.0):
-    """Figures of one drafter, whose rounds cost so many steps of 2 ms."""
+    """The figures of a drafter whose round takes `cost` steps of 2 ms."""
     kinds = {"greedy": {"draft": speed, "tree": speed}, "sampled": {"draft": speed}}
     return {"tokens_per_second": kinds, "split": {"round": 2.0 * cost, "head": head}}
 
@@ -248,6 +249,12 @@ def test_domino_is_beaten_at_equal_cost_by_tau_and_by_speed_only(taus, speed, co
     timings = [{"step_ms": 2.0, "drafters": {"it": timed(speed, cost), "domino": timed(100.0)}}] * 2
     said = verdict("it", "domino", {"it": row(*taus), "domino": row(3.0, 3.2)}, timings)
     assert said.startswith(f"it {'beats' if wins else 'does not beat'} Domino")
+
+
+def test_a_baseline_too_fast_to_time_is_not_beaten():
+    timings = [{"step_ms": 0.0, "drafters": {"it": timed(110.0), "domino": timed(100.0, cost=0.0)}}] * 2
+    said = verdict("it", "domino", {"it": row(4.0, 4.2), "domino": row(3.0, 3.2)}, timings)
+    assert said.startswith("it does not beat Domino") and math.isnan(round_cost(timings[0], "it"))
 
 
 def test_steps_to_a_goal_are_where_the_line_crosses_it():
