@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +49,14 @@ def round_splits(
     """round_split of several drafters by name. Their turns alternate, so that a drift of the machine's speed is in the
     times of all."""
     timed = {
-        f"{part} of {name}": seconds
+        (name, part): seconds
         for name, one in drafters.items()
         for part, seconds in round_stopwatches(*one, modes).items()
     }
-    seconds, found = turn_seconds(timed, repeats), {}
+    short = {(name, part): SHORT[part] for name, part in timed if part in SHORT}
+    seconds, found = turn_seconds(timed, repeats, short), {}
     for name, (_, generator, _) in drafters.items():
-        of_one = {part.removesuffix(f" of {name}"): spent for part, spent in seconds.items()}
+        of_one = {part: spent for (of, part), spent in seconds.items() if of == name}
         with_head = _with_head(generator, modes)
         found[name] = {mode: _split(mode, of_one, mode in with_head) for mode in modes}
     return found
@@ -277,22 +279,24 @@ def step_bytes(models: Models, state: DecodeState) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def turn_seconds(timed: Mapping[str, Callable[[int], float]], repeats: int) -> dict[str, float]:
+def turn_seconds(
+    timed: Mapping[Any, Callable[[int], float]], repeats: int, short: Mapping[Any, int] = SHORT
+) -> dict[Any, float]:
     """Seconds of one turn by name, from functions turns → seconds: medians of `repeats` calls after a warm-up.
 
     The calls alternate, so that a noisy machine disturbs all of them alike and their differences are meaningful.
+
+    Args:
+        timed: by names of any kind.
+        short: the turns of those that LOOPED turns are too few for.
     """
+    more = {name: short.get(name, LOOPED) for name in timed}
     times = {name: ([], []) for name in timed}  # of one turn, of many more
     for repeat in range(repeats + 1):
         for name, series in times.items():
-            for seconds, more in zip(series, (0, _more_turns(name)), strict=True):
-                spent = timed[name](1 + more)
+            for seconds, further in zip(series, (0, more[name]), strict=True):
+                spent = timed[name](1 + further)
                 if repeat:
                     seconds.append(spent)
     middle = {name: [statistics.median(seconds) for seconds in series] for name, series in times.items()}
-    return {name: max(0.0, many - one) / _more_turns(name) for name, (one, many) in middle.items()}
-
-
-def _more_turns(name: str) -> int:
-    part = name.split(" of ")[0]
-    return SHORT[part] if part in SHORT else LOOPED
+    return {name: max(0.0, many - one) / more[name] for name, (one, many) in middle.items()}

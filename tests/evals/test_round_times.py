@@ -43,7 +43,7 @@ def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
 def test_the_part_draft_and_the_mode_draft_are_timed_apart(timed, monkeypatch):
     generator, state, _, _ = timed
     monkeypatch.setattr(
-        round_times, "turn_seconds", lambda timed, _: {name: 1.0 if "round" in name else 0.2 for name in timed}
+        round_times, "turn_seconds", lambda timed, *_: {key: 1.0 if "round" in key[1] else 0.2 for key in timed}
     )
     split = round_times.round_split(generator.models, generator.generator, state, ("draft",))["draft"]
     assert split["draft"] == 0.2 and split["round"] == 1.0 and split["other"] == pytest.approx(0.4)
@@ -91,25 +91,38 @@ def test_a_turn_costs_what_more_turns_cost_beyond_one():
         calls.append(turns)
         return 30.0 + 2.0 * turns + 500.0 * (len(calls) == 5)
 
-    assert round_times.turn_seconds({"one": seconds}, 3) == {"one": 2.0}
+    assert round_times.turn_seconds({("any", "key"): seconds}, 3) == {("any", "key"): 2.0}
     assert calls == [1, round_times.LOOPED + 1] * 4
 
 
-def test_drafters_are_timed_in_turns_and_each_by_its_own_parts(timed, monkeypatch):
-    generator, state, split, _ = timed
-    asked = {}
+def test_a_short_part_takes_more_turns():
+    calls = []
 
-    def seconds(timed, repeats):
-        asked.update(dict.fromkeys(timed, repeats))
-        return {name: float("of b" in name) + ("round" in name) for name in timed}
+    def seconds(turns):
+        calls.append(turns)
+        return 2.0 * turns
+
+    assert round_times.turn_seconds({"head": seconds}, 1) == {"head": 2.0}
+    assert round_times.turn_seconds({"one": seconds}, 1, {"one": 5}) == {"one": 2.0}
+    assert calls == [1, round_times.SHORT["head"] + 1] * 2 + [1, 6] * 2
+
+
+def test_drafters_are_timed_in_turns_and_each_by_its_own_parts(timed, monkeypatch):
+    generator, state, _, _ = timed
+    asked = []
+
+    def seconds(timed, *rest):
+        asked.append((set(timed), *rest))
+        return {(name, part): float(name == "b") + ("round" in part) for name, part in timed}
 
     monkeypatch.setattr(round_times, "turn_seconds", seconds)
     one = (generator.models, generator.generator, state)
     splits = round_times.round_splits({"a": one, "b": one}, ("autoregressive", "draft"), 3)
-    assert {"head of a", "head of b", "round of draft of a", "round of autoregressive of b"} < set(asked)
-    assert set(asked.values()) == {3} and splits["a"]["autoregressive"] == {"round": 1.0}
+    [(keys, repeats, short)] = asked
+    assert {("a", "head"), ("b", "head"), ("a", "round of draft"), ("b", "round of autoregressive")} < keys
+    assert repeats == 3 and short == {(name, part): 128 for name in "ab" for part in ("head", "commit")}
+    assert splits["a"]["autoregressive"] == {"round": 1.0}
     assert (splits["a"]["draft"]["head"], splits["b"]["draft"]["head"], splits["b"]["draft"]["round"]) == (0, 1, 2)
-    assert round_times._more_turns("head of a") == round_times.SHORT["head"] != round_times._more_turns("draft of head")
 
 
 def test_other_is_what_the_parts_leave_of_the_round():
