@@ -150,9 +150,10 @@ ARMS = {
     ),
     "d": Arm(
         "Everything trained, equal supervised predictions",
-        EVERYTHING,
+        ("none", "domino", "dflash2", "eagle3", "medusa"),
         "Steps were chosen so that all see as many supervised predictions as Domino with equal steps: a block drafter "
-        "learns from the slots of its anchors, EAGLE-3 and Medusa from every row in each pass or head.",
+        "learns from the slots of its anchors, EAGLE-3 and Medusa from every row in each pass or head. The Markov "
+        "heads learn from the same slots as Domino, so their rows are those of equal steps.",
         BY_PREDICTIONS,
     ),
 }
