@@ -13,9 +13,10 @@ describes (a name, then recipe keys with their values), at temperature 0 and 1, 
 
 All training rows are the target's own answers. Every training and decoding is a stage of a study (study.py): start the
 command again to continue it. Times are measured last (drafter_timings.py) and need a machine with nothing else to do; τ
-does not. --minutes=N saves and stops after that time with exit code 42, --only=NAME runs one training. Tables in one
-workdir share their stages, and multiscale those of benchmarks/ablation.py. Any further --config.KEY=VALUE goes to every
-command. Writes a section of docs/beyond.md and a picture.
+does not. --minutes=N saves and stops after that time with exit code 42. --only=NAME runs one training, in transfer
+after the source and the backbone. Tables in one workdir share their stages, and multiscale those of
+benchmarks/ablation.py. Any further --config.KEY=VALUE goes to every command. Writes a section of docs/beyond.md and a
+picture.
 """
 
 import argparse
@@ -38,6 +39,8 @@ from domino_jax.drafters.config import DrafterConfig
 from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, RANK_KEYS
 from domino_jax.drafters.ranks import with_head_rank
 from domino_jax.recipe.checks import load_recipe
+from domino_jax.recipe.cli import check_key
+from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.figures import save
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights import hf
@@ -47,7 +50,7 @@ PAGE = "beyond.md"
 RANK = 64  # of the recipe's heads
 SCALES = (0.25, 0.5, 1.0)
 VANILLA = {"drafter.head": MARKOV, "drafter.markov_head_type": "vanilla"}
-AT_THE_END = {"eval.every": 0}  # decoded at the end alone; the ablation's trainings are evaluated on the way
+AT_THE_END = {"eval.every": 0}  # the table shows its end alone; the ablation's trainings are evaluated on the way
 HEADS = {DOMINO: {}, MARKOV: VANILLA | AT_THE_END, DFLASH2: {"drafter.head": DFLASH2, **AT_THE_END}}
 CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')"}
 POINTS = 10  # of a curve of τ over the steps
@@ -61,13 +64,16 @@ Changes = Mapping[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options, overrides = parsed(arguments)
+    for key in (key for changes in best_variants(options).values() for key in changes):
+        check_key(load_recipe(str(RECIPE)), key, RECIPE.name)
     study = Study(options.workdir, overrides, options.minutes)
     study.answers()
     measured = TABLES[options.table](study, options)
     if options.only:
         print("--only: no table is written", flush=True)
         return
-    flags = ["table", *OWN_FLAGS[options.table], "steps", "seeds"]
+    own = [flag for flag in OWN_FLAGS[options.table] if flag != "variant"]
+    flags = ["table", *own, "steps", "seeds"]
     command = say_command("benchmarks.beyond", options, flags, [f"--variant={shlex.quote(v)}" for v in options.variant])
     recorded = {
         **measured,
@@ -103,14 +109,23 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     options, overrides = parse(parser, arguments, names_of)
     if options.table == "best" and not options.variant:
         parser.error("--table=best compares Domino with --variant='NAME KEY=VALUE ...'; give at least one")
-    if options.table != "best" and options.variant:
-        parser.error(f"--variant is for --table=best alone, and this is --table={options.table}; leave it out")
+    for table, flags in OWN_FLAGS.items():
+        given = [flag for flag in flags if getattr(options, flag) != parser.get_default(flag)]
+        if given and table != options.table:
+            parser.error(f"--{given[0]} is for --table={table}, and this is --table={options.table}; leave it out")
+    names = [DOMINO, *(shlex.split(text)[0] for text in options.variant)]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        parser.error(f"two drafters are named {twice[0]}; domino is the recipe's own. Name each --variant differently")
     return options, overrides
 
 
 def variant_of(text: str) -> str:
     """The text of a --variant, if it has the form: a name, then keys with values."""
-    name, *changes = shlex.split(text) or [""]
+    try:
+        name, *changes = shlex.split(text) or [""]
+    except ValueError:  # a quote without its end
+        name, changes = "", []
     wrong = [change for change in changes if not re.fullmatch(r"[a-z_0-9.]+=.+", change)]
     if not re.fullmatch(r"[a-z][a-z_0-9]*", name) or wrong or not changes:
         raise argparse.ArgumentTypeError(f"{text!r} is no name and KEY=VALUE, as 'deep drafter.num_layers=5'")
@@ -140,7 +155,7 @@ def nested_and_alone(head: str) -> tuple[tuple[str, Changes], dict[int, tuple[st
     if head == DOMINO:  # as the ablation's table of ranks has them
         names = {rank: RECIPE_ROW if rank == RANK else f"rank{rank}" for rank in ranks}
         alone = {rank: (name, VARIANTS[name].changes) for rank, name in names.items()}
-    nested = {**alone[RANK][1], "train.rank_scales": f"({','.join(map(str, SCALES))})"}
+    nested = {**alone[RANK][1], **AT_THE_END, "train.rank_scales": f"({','.join(map(str, SCALES))})"}
     return (f"{head}_nested", nested), alone
 
 
@@ -162,7 +177,8 @@ def multiscale(study: Study, options: argparse.Namespace) -> dict[str, Any]:
         return {}
     seed = options.seeds[0]
     timed = {str(rank): found[seed][one] for rank, (one, _) in alone.items()}
-    timings = study.timings(f"timings_{name_of(options)}", timed, 0, nodes_of_recipe(), seed)
+    drafts = int(study.of_recipe("decode.num_drafts"))
+    timings = study.timings(f"timings_{name_of(options)}", timed, drafts, nodes_of(study), seed)
     return {"head": options.head, "rank": RANK, "rows": rows, "timings": timings}
 
 
@@ -191,8 +207,8 @@ def chain_figures(report: Mapping[str, Any], mode: str = DRAFT) -> dict[str, Any
     return {"tau": report["modes"][mode]["tau_pooled"], **{key: same[key] for key in ("same", "of", "violations")}}
 
 
-def nodes_of_recipe() -> int:
-    return load_recipe(str(RECIPE)).decode.tree.nodes
+def nodes_of(study: Study) -> int:
+    return int(study.of_recipe("decode.tree.nodes"))
 
 
 # ------------------------------------------------------------------------------------------------- two targets
@@ -206,7 +222,7 @@ def transfer(study: Study, options: argparse.Namespace) -> dict[str, Any]:
     often = {"eval.every": every, "checkpoint.every": every}
     curves: dict[str, list] = {}
     for seed in options.seeds:
-        source = study.train("source", markov, seed, options.steps)
+        source = study.train("source", markov | AT_THE_END, seed, options.steps)
         backbone = small.train("backbone", small_variants("", "")["backbone"] | often, seed, options.steps)
         for name, changes in small_variants(str(source), str(backbone)).items():
             if options.only and name not in options.only:
@@ -215,6 +231,8 @@ def transfer(study: Study, options: argparse.Namespace) -> dict[str, Any]:
             run = small.train(name, changes | (often if steps > 1 else {}), seed, steps)
             rows = read_rows(run / "metrics.jsonl")
             points = [[row["step"], row["eval_tau"]] for row in rows if row.get("eval_tau") is not None]
+            if not points:
+                raise DominoError(f"{run} was never evaluated; leave out --config.eval.every, which this table sets.")
             curves.setdefault(name, []).append(points)
     return {"curves": curves, "target_minutes": options.target_minutes, **SMALL}
 
@@ -276,9 +294,10 @@ def best(study: Study, options: argparse.Namespace) -> dict[str, Any]:
                 row[trees] += [chain_figures(report, TREE)] if TREE in report["modes"] else []
     if options.only:
         return {}
-    name = f"timings_{'_'.join(rows)}_w{options.width}"  # with another variant it is another stage
-    drafts, nodes = options.width - 1, nodes_of_recipe()
-    timings = [study.timings(f"{name}_seed{seed}", of_seed, drafts, nodes, seed) for seed, of_seed in runs.items()]
+    drafts, nodes = options.width - 1, nodes_of(study)
+    timings = [
+        study.timings(f"timings_best_seed{seed}", of_seed, drafts, nodes, seed) for seed, of_seed in runs.items()
+    ]
     return {"width": options.width, "rows": rows, "timings": timings}
 
 
@@ -311,7 +330,7 @@ TABLES: dict[str, Callable[[Study, argparse.Namespace], dict[str, Any]]] = {
     "transfer": transfer,
     "best": best,
 }
-OWN_FLAGS = {"multiscale": ["head"], "transfer": ["target_minutes"], "best": ["width"]}
+OWN_FLAGS = {"multiscale": ["head"], "transfer": ["target_minutes"], "best": ["width", "variant"]}
 
 
 if __name__ == "__main__":

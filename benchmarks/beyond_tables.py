@@ -1,7 +1,7 @@
 """The sections of docs/beyond.md and the pictures of benchmarks/beyond.py, from its recorded figures."""
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import isnan, nan
 from statistics import fmean, median
 from typing import Any
 
@@ -49,7 +49,7 @@ def multiscale_section(recorded: Mapping[str, Any], image: str) -> str:
         body.append(
             [
                 str(rank),
-                *(say(row[kind], "tau") for kind in KINDS),
+                *(say(row[kind]) for kind in KINDS),
                 *(f"{row['head'][key] / KILO:,.1f}" for key in ("parameters", "bytes")),
                 *(f"{figure(timings, str(rank)):.2f}" for figure in (head_time, round_time, round_cost)),
                 f"{speed(timings, str(rank), 'greedy'):,.0f}",
@@ -66,7 +66,8 @@ def multiscale_section(recorded: Mapping[str, Any], image: str) -> str:
     text = (
         "Each training has the same steps, so the nested one trains all ranks for the price of one. τ is of chains at "
         "temperature 0 with the head cut to the rank (`decode.head_rank`). Times are of the heads trained alone, first "
-        "seed, which have the shapes of the cut ones; they alternated in one process."
+        "seed, which have the shapes of the cut ones; they alternated in one process, one request at a time. Tokens/s "
+        f"are of {timings['prompts']} prompts. {timings['conditions']}"
     )
     return page(recorded, f"Several ranks from one training: {title}", text, heading, body, findings, image)
 
@@ -75,7 +76,7 @@ def multiscale_picture(recorded: Mapping[str, Any]):
     figure = figure_of(7, 4)
     axes = figure.add_subplot()
     for kind, (words, colour) in KINDS.items():
-        points = [(int(rank), mean(row[kind], "tau")) for rank, row in recorded["rows"].items()]
+        points = [(int(rank), mean(row[kind])) for rank, row in recorded["rows"].items()]
         axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=4, label=words)
     axes.set(xlabel="rank of the head", ylabel="τ, T = 0")
     tidy(axes)
@@ -131,7 +132,7 @@ def steps_to(curve: Sequence[tuple[int, float]], goal: float) -> float | None:
     before = None
     for step, value in curve:
         if value >= goal:
-            if before is None or value == before[1]:
+            if before is None:
                 return step
             return before[0] + (step - before[0]) * (goal - before[1]) / (value - before[1])
         before = (step, value)
@@ -158,28 +159,33 @@ def transfer_picture(recorded: Mapping[str, Any]):
 
 def best_section(recorded: Mapping[str, Any], image: str) -> str:
     heading = ["drafter", "changes", "τ, T = 0", "τ, T = 1", "τ of a tree, T = 0", "τ of a tree, T = 1"]
-    heading += ["round, ms", "round ÷ step", "tokens/s, T = 0", "tokens/s, T = 1", "tokens/s, tree"]
+    heading += ["head, ms", "round ÷ Domino's", "round ÷ step", "tokens/s, T = 0", "tokens/s, T = 1", "tokens/s, tree"]
     timings, body = recorded["timings"], []
+    baseline, *others = recorded["rows"]
     for name, row in recorded["rows"].items():
-        changes = ", ".join(f"{key} {value}" for key, value in sorted(row["changes"].items())) or "none"
+        changed = ", ".join(f"{key} {value}" for key, value in sorted(row["changes"].items())) or "none"
         trees = [speed(one, name, "greedy", TREE) for one in timings] if row["trees"] else []
         body.append(
             [
                 name,
-                changes,
-                *(say(row[kind], "tau") for kind in ("greedy", "sampled", "trees", "sampled_trees")),
-                *(f"{median([figure(one, name) for one in timings]):.2f}" for figure in (round_time, round_cost)),
+                changed,
+                *(say(row[kind]) for kind in ("greedy", "sampled", "trees", "sampled_trees")),
+                f"{median([head_time(one, name) for one in timings]):.2f}",
+                f"{cost_against(name, baseline, timings):.2f}",
+                f"{median([round_cost(one, name) for one in timings]):.2f}",
                 *(f"{median([speed(one, name, kind) for one in timings]):,.0f}" for kind in KINDS_OF_CHAINS),
                 f"{median(trees):,.0f}" if trees else NOTHING,
             ]
         )
-    baseline, *others = recorded["rows"]
+    plain = [f"{one['plain']['greedy']:,.0f}" for one in timings]
     findings = [verdict(name, baseline, recorded["rows"], timings) for name in others]
     text = (
         f"Blocks of {recorded['width']} slots, {recorded['width'] - 1} drafts a round, a tree of the recipe's nodes. "
-        "Times are medians of the seeds; the drafters of a seed alternated in one process, one request at a time. A "
-        "round costs as many plain steps as the column says, which is the τ above which it pays. A round within "
-        f"{EQUAL_COST - 1:.0%} of Domino's counts as equal in cost."
+        "Times are medians of the seeds; the drafters of a seed alternated in one process, one request at a time, with "
+        f"{timings[0]['prompts']} prompts for tokens/s. Plain decoding ran at {', '.join(plain)} tokens/s beside the "
+        "seeds, whose times therefore do not compare: the column of rounds and the sentences below the table take a "
+        "quotient for each seed first. Round ÷ step is the τ above which a round pays. A round within "
+        f"{EQUAL_COST - 1:.0%} of Domino's counts as equal in cost. {timings[0]['conditions']}"
     )
     return page(recorded, "The best drafter we can make", text, heading, body, findings, image, texts=2)
 
@@ -192,7 +198,7 @@ def verdict(name: str, baseline: str, rows: Mapping[str, Mapping[str, Figures]],
         changes_of(*([speed(one, which, kind) for one in timings] for which in (name, baseline)))
         for kind in KINDS_OF_CHAINS
     ]
-    cost = median([quotient(round_time(one, name), round_time(one, baseline)) for one in timings])
+    cost = cost_against(name, baseline, timings)
     wins = cost <= EQUAL_COST and all(change > 0 for found in (*taus, *speeds) for change in found)
     said = [" and ".join(map(say_changes, found)) for found in (taus, speeds)]
     return (
@@ -230,18 +236,24 @@ def head_time(timings: Mapping[str, Any], name: str) -> float:
 
 
 def round_cost(timings: Mapping[str, Any], name: str) -> float:
-    """In plain steps; all drafters are compared with the same step."""
-    return quotient(round_time(timings, name), timings["step_ms"])
+    """In plain steps."""
+    return timed(timings["drafters"][name]["break_even"])
 
 
-def quotient(one: float, other: float) -> float:
-    """NaN, which no comparison favours, where the other was too fast to time."""
-    return one / other if other else nan
+def cost_against(name: str, baseline: str, timings: Figures) -> float:
+    """The round in rounds of the baseline, the median of the seeds."""
+    quotients = [timed(round_time(one, name)) / timed(round_time(one, baseline)) for one in timings]
+    return nan if any(map(isnan, quotients)) else median(quotients)
 
 
 def speed(timings: Mapping[str, Any], name: str, kind: str, mode: str = DRAFT) -> float:
     """Tokens per second."""
-    return timings["drafters"][name]["tokens_per_second"][kind][mode]
+    return timed(timings["drafters"][name]["tokens_per_second"][kind][mode])
+
+
+def timed(value: float | None) -> float:
+    """NaN, which no comparison favours, for what was too fast to be timed."""
+    return value or nan
 
 
 # --------------------------------------------------------------------------------------------------- figures
@@ -294,15 +306,14 @@ def equality(recorded: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def mean(figures: Figures, key: str) -> float:
-    return fmean(one[key] for one in figures)
+def mean(figures: Figures) -> float:
+    """Of τ."""
+    return fmean(one["tau"] for one in figures)
 
 
-def say(figures: Figures, key: str) -> str:
-    """Mean ± half the range."""
-    if not figures:
-        return NOTHING
-    return say_seeds([one[key] for one in figures])
+def say(figures: Figures) -> str:
+    """Of τ the mean ± half the range."""
+    return say_seeds([one["tau"] for one in figures]) if figures else NOTHING
 
 
 def changes(ours: Figures, theirs: Figures) -> list[float]:

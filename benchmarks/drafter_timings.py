@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.drafter_decoding import TEMPERATURES, Plan, prompts_of, settings_of
+from benchmarks.study import TIMED_PROMPTS
 from benchmarks.this_machine import conditions
 from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.drafters.pair import Models
@@ -40,10 +41,12 @@ POOL = 8  # prompts to choose from, for each one that is taken
 
 
 def measure(runs: Mapping[str, pathlib.Path], plan: Plan) -> dict[str, Any]:
-    """{"plain": tokens per second by temperature, "step_ms", "drafters": by name their figures, "conditions"}.
+    """{"prompts": their number, "plain": tokens per second by temperature, "step_ms", "drafters": by name their
+    figures, "conditions"}.
 
     A drafter's figures: tokens_per_second by temperature and mode, split (milliseconds of a round and its parts),
-    break_even (round ÷ step), peak_bytes (of the program of its chains, with the target's weights).
+    break_even (round ÷ step, which is one step for all; None if that was too fast to time), peak_bytes (of the program
+    of its chains, with the target's weights).
     """
     recipe = json.loads((next(iter(runs.values())) / "config.json").read_text())
     loaded = loading.load_target(recipe["target"]["path"], recipe["decode"]["dtype"])
@@ -60,12 +63,14 @@ def measure(runs: Mapping[str, pathlib.Path], plan: Plan) -> dict[str, Any]:
                 one["tokens_per_second"][kind] = {lane.mode: rates[lane.name] for lane in lanes if lane.drafter == name}
             if kind == "greedy":
                 chains = {lane.drafter: lane for lane in lanes if lane.mode == DRAFT}
-                for name, figures in round_figures(chains, prompts[0]).items():
-                    found[name] |= figures
+                step_ms, figures = round_figures(chains, prompts[0])
+                for name, one in figures.items():
+                    found[name] |= one
         # Here, so that it counts the cores that were used.
         return {
+            "prompts": len(prompts),
             "plain": plain,
-            "step_ms": statistics.median(one.pop("step_ms") for one in found.values()),
+            "step_ms": step_ms,
             "drafters": found,
             "conditions": conditions(),
         }
@@ -106,8 +111,9 @@ def tokens_per_second(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: T
     }
 
 
-def round_figures(chains: Mapping[str, Lane], prompt: Prompt) -> dict[str, dict[str, Any]]:
-    """By drafter the parts of its round, the plain step, and the memory of its program, from one prompt."""
+def round_figures(chains: Mapping[str, Lane], prompt: Prompt) -> tuple[float, dict[str, dict[str, Any]]]:
+    """(milliseconds of a plain step, by drafter the parts of its round and the memory of its program), from one
+    prompt."""
     with Progress("time the parts of rounds", total=1) as progress:
         started = {
             name: (lane.models, lane.generator, lane.generator.start(lane.models, [prompt.token_ids], [0]))
@@ -115,24 +121,22 @@ def round_figures(chains: Mapping[str, Lane], prompt: Prompt) -> dict[str, dict[
         }
         splits = round_splits(started, [BASELINE, DRAFT], REPEATS)
         progress.advance(1)
-    found = {}
+    step, found = statistics.median(split[BASELINE]["round"] for split in splits.values()), {}
     for name, split in splits.items():
-        step = split[BASELINE]["round"]
         programs = [program for key, program in chains[name].generator.compiled.items() if key[0] == DRAFT]
         found[name] = {
             "split": {part: seconds * 1e3 for part, seconds in split[DRAFT].items()},
             "break_even": split[DRAFT]["round"] / step if step else None,
-            "step_ms": step * 1e3,
             "peak_bytes": max(memory(program)["peak"] for program in programs),
         }
-    return found
+    return step * 1e3, found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", required=True, help="NAME=WORKDIR, joined by commas")
     parser.add_argument("--prompts", required=True)
-    parser.add_argument("--count", type=int, default=24, help="prompts to answer")
+    parser.add_argument("--count", type=int, default=TIMED_PROMPTS, help="prompts to answer")
     parser.add_argument("--drafts", type=int, default=15, help="of a chain")
     parser.add_argument("--nodes", type=int, default=16, help="of a tree, the root included")
     parser.add_argument("--seed", type=int, default=0, help="of the noise at temperature 1")

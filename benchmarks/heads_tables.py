@@ -51,7 +51,8 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         "What a draft costs, and what a round is worth: chains at temperature 0 unless a column names something else, "
         f"one request at a time in float32, drafters of seed {recorded['seeds'][0]}. A plain step takes "
         f"{timings['step_ms']:.2f} ms; plain decoding does {timings['plain']['greedy']:,.0f} tokens/s at temperature 0 "
-        f"and {timings['plain']['sampled']:,.0f} at 1. {timings['conditions']}",
+        f"and {timings['plain']['sampled']:,.0f} at 1. Tokens/s are of {timings['prompts']} prompts. "
+        f"{timings['conditions']}",
         "\n".join(costs(drafters, timings)),
         f"![acceptance by position](heads_positions_{name}.png)",
         f"A line ends where fewer than {FEWEST_ROUNDS} rounds of all seeds reached the draft. All positions, and the "

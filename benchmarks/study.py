@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from domino_jax.recipe.checks import load_recipe, portable
+from domino_jax.recipe.checks import load_recipe, portable, value_at
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.preemption import PREEMPTED
@@ -29,6 +29,7 @@ RECIPE = ROOT / "configs" / "tiny.py"
 PROMPTS = ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl"
 EVALUATIONS = 4  # of each training, spread evenly, the last at its end
 LOGGED = 100  # steps of each training, about
+TIMED_PROMPTS = 24  # answered by each drafter for its tokens per second
 MINUTE = 60.0
 
 
@@ -53,12 +54,14 @@ class Stage:
 
     name: of its record and log.  module: for `python -m`.  flags: without `--`, in any order.
     folder: the flag that names its folder or file under the workdir, and that name.
+    brief: with other flags it is run again instead of refused.
     """
 
     name: str
     module: str
     flags: Mapping[str, Any]
     folder: tuple[str, str]
+    brief: bool = False
 
 
 class Study:
@@ -93,7 +96,7 @@ class Study:
         return self.run(Stage(f"{self.prefix}regenerate", "domino_jax.regenerate", flags, place))
 
     def train(self, name: str, changes: Mapping[str, Any], seed: int, steps: int) -> pathlib.Path:
-        """The workdir of one training on the answers, evaluated EVALUATIONS times."""
+        """The workdir of one training on the answers, evaluated EVALUATIONS times if `changes` do not say otherwise."""
         every = -(-steps // EVALUATIONS)
         values = {
             "seed": seed,
@@ -127,24 +130,33 @@ class Study:
         folder = self.run(Stage(name, "domino_jax.decode", flags, ("output", name)))
         return json.loads((folder / "report.json").read_text())
 
+    def of_recipe(self, key: str) -> Any:
+        """A value of the recipe; where an override gives it, its text."""
+        given = f"config.{key}"
+        return self.overrides[given] if given in self.overrides else value_at(load_recipe(str(RECIPE)), key)
+
     @property
     def held_out(self) -> str:
         """The file of the held-out prompts."""
-        given = self.overrides
-        return given["config.eval.prompts"] if "config.eval.prompts" in given else load_recipe(str(RECIPE)).eval.prompts
+        return self.of_recipe("eval.prompts")
 
     def timings(
         self, name: str, runs: Mapping[str, pathlib.Path], drafts: int, nodes: int, seed: int
     ) -> dict[str, Any]:
-        """What benchmarks/drafter_timings.py measures of trainings, by name; drafts: of a chain, nodes: of a tree."""
+        """What benchmarks/drafter_timings.py measures of trainings, by name; drafts: of a chain, nodes: of a tree.
+
+        Other runs or settings under the same name are measured again.
+        """
         flags = {
             "runs": ",".join(f"{name}={run}" for name, run in runs.items()),
             "prompts": self.held_out,
+            "count": TIMED_PROMPTS,
             "drafts": drafts,
             "nodes": nodes,
             "seed": seed,
         }
-        stage = Stage(name, "benchmarks.drafter_timings", flags, ("output", f"{name}.figures.json"))
+        place = ("output", f"{name}.figures.json")
+        stage = Stage(name, "benchmarks.drafter_timings", flags, place, brief=True)
         return json.loads(self.run(stage).read_text())
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,8 +179,10 @@ class Study:
         flags = {key: portable(str(value).replace(str(self.workdir), "WORKDIR")) for key, value in stage.flags.items()}
         done = {"module": stage.module, "flags": flags, "seconds": 0.0, "finished": False}
         if record.exists():
-            done = json.loads(record.read_text())
-            refuse_other_flags(record, done["flags"], flags)
+            stored = json.loads(record.read_text())
+            if stored["flags"] == flags or not stage.brief:
+                refuse_other_flags(record, stored["flags"], flags)
+                done = stored
         if done["finished"]:
             print(f"{stage.name}: already finished", flush=True)
             return folder
@@ -286,7 +300,10 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def seeds_of(text: str) -> list[int]:
-    return [at_least(0)(seed) for seed in text.split(",")]
+    seeds = [at_least(0)(seed) for seed in text.split(",")]
+    if len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"{text} names a seed twice")
+    return seeds
 
 
 def time_of(text: str) -> float:

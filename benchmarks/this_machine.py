@@ -20,4 +20,5 @@ def conditions(packages: Iterable[str] = ("jax",)) -> str:
     """One sentence: processor, cores, load, versions of the packages, date. Call it after the measurement."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     load = os.getloadavg()[1]  # the mean of five minutes
-    return f"{cpu_name()}, {usable()} cores, load average {load:.1f} while it ran; {versions}; {datetime.date.today()}."
+    cores = f"{usable()} core{'' if usable() == 1 else 's'}"
+    return f"{cpu_name()}, {cores}, load average {load:.1f} while it ran; {versions}; {datetime.date.today()}."

@@ -200,7 +200,8 @@ SHARES += ("train.selector_warmup_ratio", "train.selector_ramp_ratio")
 SHARES_BELOW_ONE = ("train.warmup_ratio", "train.ema_decay")
 
 
-def _value(config, key: str):
+def value_at(config, key: str):
+    """The value of a dotted key."""
     for name in key.split("."):
         config = config[name]
     return config
@@ -208,20 +209,20 @@ def _value(config, key: str):
 
 def _check_values(config) -> None:
     for key, allowed in CHOICES:
-        value = _value(config, key)
+        value = value_at(config, key)
         require(value in allowed, key, value, f"set --config.{key} to one of {', '.join(allowed)}")
     for least, keys in LEAST.items():
         for key in keys:
-            value = _value(config, key)
+            value = value_at(config, key)
             require(value is None or value >= least, key, value, f"set --config.{key} to {least} or more")
     for most, keys in MOST:
         for key in keys:
-            value = _value(config, key)
+            value = value_at(config, key)
             require(value is None or value <= most, key, value, f"set --config.{key} to {most} or less")
     rate = config.train.learning_rate
     require(0 < rate < math.inf, "train.learning_rate", rate, "set it to a finite number above 0")
     for key in (*SHARES, *SHARES_BELOW_ONE):
-        value, below = _value(config, key), "below" if key in SHARES_BELOW_ONE else "at most"
+        value, below = value_at(config, key), "below" if key in SHARES_BELOW_ONE else "at most"
         fine = value is None or 0 <= value < 1 or (value == 1 and key in SHARES)
         require(fine, key, value, f"set --config.{key} to 0 or more and {below} 1")
 

@@ -255,12 +255,12 @@ def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
     for argument in argv[1:]:
         key = OVERRIDE.fullmatch(argument)
         if key:
-            _check_key(config, key[1], path)
+            check_key(config, key[1], path)
     config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=argv)
     return argv
 
 
-def _check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
+def check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
     """Refuse a dotted key that names no value of the recipe, with the nearest one that does."""
     section, names = config, key.split(".")
     for depth, name in enumerate(names):

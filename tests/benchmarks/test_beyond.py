@@ -14,6 +14,7 @@ from benchmarks.beyond_tables import mean_curve, round_cost, steps_to, verdict
 from configs import tiny
 from domino_jax.drafters.config import DrafterConfig
 from domino_jax.recipe import checks as recipes
+from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 from tests.helpers.studies import golden_flags, nothing_again, page_of, stand_in
 
@@ -48,7 +49,8 @@ def test_the_trainings_at_one_rank_differ_in_the_rank_alone_and_the_nested_one_i
         (_, nested), alone = nested_and_alone(head)
         assert list(alone) == [16, 32, 64]
         whole = alone[64][1]
-        assert {key: nested[key] for key in nested if key not in whole} == {"train.rank_scales": "(0.25,0.5,1.0)"}
+        added = {key: nested[key] for key in nested if key not in {*whole, "eval.every"}}
+        assert added == {"train.rank_scales": "(0.25,0.5,1.0)"} and nested["eval.every"] == 0
         own = [{key: value for key, value in changes.items() if "rank" not in key} for _, changes in alone.values()]
         if head != "domino":
             assert own[0] == own[1] == own[2] != {}
@@ -118,13 +120,23 @@ class Commands:
     def time(self, file, flags):
         names = [pair.split("=")[0] for pair in flags["runs"].split(",")]
         drafters = {name: timed(120.0 if name == "deep" else 100.0, head=2.0) for name in names}
-        file.write_text(json.dumps({"step_ms": 2.0, "drafters": drafters}))
+        file.write_text(json.dumps(timings(**drafters)))
 
 
 def timed(speed, cost=2.0, head=0.0):
     """The figures of a drafter whose round takes `cost` steps of 2 ms."""
     kinds = {"greedy": {"draft": speed, "tree": speed}, "sampled": {"draft": speed}}
-    return {"tokens_per_second": kinds, "split": {"round": 2.0 * cost, "head": head}}
+    return {"tokens_per_second": kinds, "split": {"round": 2.0 * cost, "head": head}, "break_even": cost}
+
+
+def timings(**drafters):
+    return {
+        "prompts": 24,
+        "plain": {"greedy": 90.0},
+        "step_ms": 2.0,
+        "drafters": drafters,
+        "conditions": "It was quiet.",
+    }
 
 
 @pytest.fixture
@@ -201,14 +213,39 @@ def test_combinations_are_described_by_flags_and_judged_at_equal_cost(tmp_path, 
     assert deep["config.drafter.block_size"] == domino["config.drafter.block_size"] == "4"
     sampled = stages["best_same_w4_seed1_steps20_T1"]
     assert (sampled["config.decode.seed"], sampled["config.decode.num_drafts"]) == ("1", "3")
-    timings = stages["timings_domino_deep_same_w4_seed1"]
-    assert (timings["drafts"], timings["nodes"], timings["seed"]) == ("3", "16", "1")
+    of_times = stages["timings_best_seed1"]
+    assert [of_times[key] for key in ("drafts", "nodes", "seed", "count")] == ["3", "16", "1", "24"]
+    assert "Plain decoding ran at 90, 90 tokens/s beside the seeds" in page and "It was quiet." in page
     assert "deep beats Domino at equal round cost: τ is 33.3 % above (by seed +33.3, +33.3) and" in page
     assert "same does not beat Domino at equal round cost: τ is equal to (by seed +0.0, +0.0) and" in page
-    assert "| deep | drafter.num_layers 5, train.dpace_alpha 0.5 |" in page
+    row = next(
+        line for line in page.splitlines() if line.startswith("| deep | drafter.num_layers 5, train.dpace_alpha")
+    )
+    assert row.endswith(" | 2.00 | 1.00 | 2.00 | 120 | 120 | 120 |")
     assert "| domino | none |" in page and "| same | train.gamma 3.0 |" in page
     assert "--variant='deep drafter.num_layers=5 train.dpace_alpha=0.5'" in page
-    start(tmp_path, *flags[:-1], "--only=deep", "--variant=other train.gamma=2.0")  # a variant more changes no stage
+    count = len(commands.run)
+    start(tmp_path, *flags[:-1], "--only=deep", "--variant=other train.gamma=2.0")
+    assert len(commands.run) == count
+    start(tmp_path, *flags[:-1])  # a variant less: nothing is trained or decoded again, the drafters left are timed
+    assert [title for title, _ in commands.run[count:]] == ["timings_best_seed0", "timings_best_seed1"]
+
+
+def test_what_an_override_says_of_trees_and_drafts_is_timed(tmp_path, commands):
+    start(tmp_path, "--table=multiscale", "--config.decode.tree.nodes=32", "--config.decode.num_drafts=5")
+    of_times = dict(commands.run)["timings_multiscale_domino"]
+    assert (of_times["nodes"], of_times["drafts"]) == ("32", "5")
+
+
+def test_a_variant_of_a_key_that_no_recipe_has_is_refused_before_anything_runs(tmp_path, commands):
+    with pytest.raises(DominoError, match='has no "nun_layers". Did you mean "num_layers"'):
+        start(tmp_path, "--table=best", "--variant=deep drafter.nun_layers=5")
+    assert not commands.run
+
+
+def test_a_curve_without_points_is_refused(tmp_path, commands):
+    with pytest.raises(DominoError, match="was never evaluated; leave out --config.eval.every"):
+        start(tmp_path, "--table=transfer", "--config.eval.every=0")
 
 
 @pytest.mark.parametrize(
@@ -217,7 +254,12 @@ def test_combinations_are_described_by_flags_and_judged_at_equal_cost(tmp_path, 
         (["--table=best"], "give at least one"),
         (["--table=best", "--variant=deep"], "is no name and KEY=VALUE"),
         (["--table=best", "--variant=deep drafter.num_layers"], "is no name and KEY=VALUE"),
-        (["--table=transfer", "--variant=deep drafter.num_layers=5"], "is for --table=best alone"),
+        (["--table=best", "--variant=deep 'drafter.num_layers=5"], "is no name and KEY=VALUE"),
+        (["--table=transfer", "--variant=deep drafter.num_layers=5"], "--variant is for --table=best, and this is"),
+        (["--table=transfer", "--head=markov"], "--head is for --table=multiscale, and this is --table=transfer"),
+        (["--table=best", "--variant=domino train.gamma=2.0"], "two drafters are named domino"),
+        (["--table=best", "--variant=a train.gamma=2.0", "--variant=a train.gamma=3.0"], "two drafters are named a"),
+        (["--seeds=0,1,0"], "0,1,0 names a seed twice"),
         (["--table=multiscale", "--only=rank8"], "choose among domino_nested, rank16, rank32, curriculum"),
     ],
 )
@@ -246,15 +288,25 @@ def row(*taus):
     ],
 )
 def test_domino_is_beaten_at_equal_cost_by_tau_and_by_speed_only(taus, speed, cost, wins):
-    timings = [{"step_ms": 2.0, "drafters": {"it": timed(speed, cost), "domino": timed(100.0)}}] * 2
-    said = verdict("it", "domino", {"it": row(*taus), "domino": row(3.0, 3.2)}, timings)
+    times = [timings(it=timed(speed, cost), domino=timed(100.0))] * 2
+    said = verdict("it", "domino", {"it": row(*taus), "domino": row(3.0, 3.2)}, times)
     assert said.startswith(f"it {'beats' if wins else 'does not beat'} Domino")
 
 
-def test_a_baseline_too_fast_to_time_is_not_beaten():
-    timings = [{"step_ms": 0.0, "drafters": {"it": timed(110.0), "domino": timed(100.0, cost=0.0)}}] * 2
-    said = verdict("it", "domino", {"it": row(4.0, 4.2), "domino": row(3.0, 3.2)}, timings)
-    assert said.startswith("it does not beat Domino") and math.isnan(round_cost(timings[0], "it"))
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "untimed", [{"it": timed(110.0, cost=0.0)}, {"domino": timed(100.0, cost=0.0)}, {"it": timed(None)}]
+)
+def test_what_was_too_fast_to_time_with_one_seed_neither_beats_nor_is_beaten(untimed, seed):
+    times = [
+        timings(**{"it": timed(110.0), "domino": timed(100.0), **(untimed if at == seed else {})}) for at in range(3)
+    ]
+    said = verdict("it", "domino", {"it": row(4.0, 4.2, 4.1), "domino": row(3.0, 3.2, 3.1)}, times)
+    assert said.startswith("it does not beat Domino") and "nan" in said
+
+
+def test_a_step_too_fast_to_time_has_no_quotient():
+    assert math.isnan(round_cost(timings(it={"break_even": None}), "it"))
 
 
 def test_steps_to_a_goal_are_where_the_line_crosses_it():

@@ -1,5 +1,6 @@
 """benchmarks/study.py: stages run once, continue, stop at the limit, and are refused with other flags."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -64,6 +65,18 @@ def test_other_flags_are_refused_also_for_an_unfinished_stage(tmp_path, worker):
         Study(tmp_path).run(stage(worker, "broken", "other"))
     with pytest.raises(DominoError, match="other flags: size was absent and is 5"):
         Study(tmp_path).run(stage(worker, "broken", "other", size=5))
+
+
+def test_a_brief_stage_with_other_flags_is_run_again(tmp_path, worker):
+    for size, count in ((1, 1), (1, 1), (2, 2), (2, 2), (1, 3)):
+        folder = Study(tmp_path).run(dataclasses.replace(stage(worker, size=size), brief=True))
+        assert starts(folder) == count
+    assert json.loads((tmp_path / "stage.json").read_text())["flags"]["size"] == "1"
+
+
+def test_a_value_of_the_recipe_may_be_overridden(tmp_path):
+    assert Study(tmp_path).of_recipe("decode.tree.nodes") == 16
+    assert Study(tmp_path, ["--config.decode.tree.nodes=32"]).of_recipe("decode.tree.nodes") == "32"
 
 
 def test_a_moved_workdir_keeps_its_stages(tmp_path, worker):

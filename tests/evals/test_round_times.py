@@ -167,7 +167,7 @@ def compare_steps():
 
 
 @pytest.mark.slow(minutes=1)
-def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_next_to_nothing(optimized):
+def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_less_than_the_parts(optimized):
     optimized(compare_parts)
 
 
