@@ -32,14 +32,14 @@ import numpy as np
 from benchmarks.document import put_section
 from benchmarks.this_machine import conditions
 from benchmarks.train_step import LAMBDA, RATE, step_without_target
-from domino_jax.drafters import blocks
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.method import blocks
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.optimizer import CLIP_NORM, make_optimizer
+from domino_jax.method.state import init_state
+from domino_jax.method.step import make_train_step, target_pass
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.training.losses import LossSettings
-from domino_jax.training.optimizer import CLIP_NORM, make_optimizer
-from domino_jax.training.state import init_state
-from domino_jax.training.step import make_train_step, target_pass
 from domino_jax.weights import formats, loading
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from domino_jax.weights.random_weights import random_params

@@ -35,7 +35,7 @@ from benchmarks.this_machine import conditions
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import GeneratorSettings
+from domino_jax.method.settings import GeneratorSettings
 from domino_jax.weights import loading
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

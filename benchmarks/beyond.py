@@ -34,10 +34,10 @@ from benchmarks.beyond_tables import PICTURES, SECTIONS
 from benchmarks.document import put_section
 from benchmarks.study import RECIPE, ROOT, Stage, Study, at_least, parse, parser_of, run_main, say_command, time_of
 from benchmarks.this_machine import conditions
-from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, supported_modes
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, RANK_KEYS
-from domino_jax.drafters.ranks import with_head_rank
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.names import DFLASH2, DOMINO, MARKOV, RANK_KEYS
+from domino_jax.method.ranks import with_head_rank
+from domino_jax.method.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.recipe.checks import load_recipe
 from domino_jax.recipe.cli import check_key
 from domino_jax.runtime.errors import DominoError

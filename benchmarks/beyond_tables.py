@@ -6,8 +6,8 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.document import changes_of, say_changes, say_seeds, table_lines
-from domino_jax.decoding.settings import DRAFT, TREE
 from domino_jax.evals.plots import label_ends
+from domino_jax.method.settings import DRAFT, TREE
 from domino_jax.runtime.figures import figure_of, tidy
 
 NOTHING = "–"

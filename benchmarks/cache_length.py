@@ -19,8 +19,8 @@ from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.decode_settings import decode_settings
 from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.decoding.settings import BASELINE, DRAFT, TREE
-from domino_jax.drafters.pair import Models
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import BASELINE, DRAFT, TREE
 from domino_jax.runtime.cores import kept_to
 from domino_jax.weights import loading
 

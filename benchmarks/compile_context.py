@@ -20,11 +20,11 @@ from jax.sharding import Mesh
 from benchmarks import compile_decode, compile_decode_tables
 from benchmarks.compile_decode import BUFFER, GREEDY, array, drafting, prompts_on, state_on
 from benchmarks.document import put_section
-from domino_jax.decoding import loop
-from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.rounds import autoregressive_round, speculative_round
-from domino_jax.drafters.pair import Models
-from domino_jax.training import topologies
+from domino_jax.forecast import topologies
+from domino_jax.method import loop
+from domino_jax.method.loop import DecodeState
+from domino_jax.method.pair import Models
+from domino_jax.method.rounds import autoregressive_round, speculative_round
 
 ENTRIES = (("8b", "v5p", 4), ("8b", "h200", 1), ("8b", "v6e", 1))
 SLOTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)

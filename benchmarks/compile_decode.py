@@ -27,20 +27,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from benchmarks import compile_decode_tables, compiler_text, hbm_traffic
-from domino_jax.decoding.loop import DecodeState, Prompts, prefill
-from domino_jax.decoding.propose import draft_base, roll_out_head
-from domino_jax.decoding.rounds import autoregressive_round, speculative_round
-from domino_jax.decoding.sampling import request_keys
-from domino_jax.decoding.settings import DraftSettings, SamplingParams
-from domino_jax.decoding.verify import verify
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params, rows_together
-from domino_jax.drafters.pair import Models
+from domino_jax.forecast import compiled, dry_run, topologies
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
+from domino_jax.method.loop import DecodeState, Prompts, prefill
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import draft_base, roll_out_head
+from domino_jax.method.rounds import autoregressive_round, speculative_round
+from domino_jax.method.sampling import request_keys
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.method.verify import verify
 from domino_jax.models import sharding
 from domino_jax.models.cache import slots_of
 from domino_jax.models.qwen3 import Qwen3
-from domino_jax.recipe import dry_run
-from domino_jax.training import compiled, topologies
 from domino_jax.training.estimates import device_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

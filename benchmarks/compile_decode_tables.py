@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from benchmarks.document import put_section
-from domino_jax.training import topologies
+from domino_jax.forecast import topologies
 
 PAGE = "compile_decode.md"  # in docs/
 SECTION = "compile_decode"  # of the page

@@ -17,12 +17,12 @@ from jax.sharding import Mesh
 from benchmarks import compile_decode, compile_tree_tables, compiler_text
 from benchmarks.compile_decode import BLOCK, GREEDY, SLOTS, array, state_on
 from benchmarks.hbm_traffic import COMPUTATION
-from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.rounds import commit, speculative_round
-from domino_jax.decoding.settings import DraftSettings, TreeSettings
-from domino_jax.decoding.tree import Tree, keep_best, roll_out_lanes
-from domino_jax.decoding.verify import Verified, accept_tree, verify
-from domino_jax.drafters.pair import Models
+from domino_jax.method.loop import DecodeState
+from domino_jax.method.pair import Models
+from domino_jax.method.rounds import commit, speculative_round
+from domino_jax.method.settings import DraftSettings, TreeSettings
+from domino_jax.method.tree import Tree, keep_best, roll_out_lanes
+from domino_jax.method.verify import Verified, accept_tree, verify
 from domino_jax.models.cache import keep_path
 from domino_jax.training.estimates import device_bytes
 

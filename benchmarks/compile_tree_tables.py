@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks import compile_decode_tables
 from benchmarks.document import put_section
-from domino_jax.training import topologies
+from domino_jax.forecast import topologies
 
 PAGE = "compile_tree.md"  # in docs/
 SECTION = "compile_tree"  # of the page

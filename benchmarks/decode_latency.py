@@ -26,8 +26,18 @@ import numpy as np
 from benchmarks.compile_decode import CANDIDATES, fusion_bytes, must_move
 from benchmarks.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.settings import (
+from domino_jax.evals.round_times import (
+    copy_stopwatch,
+    endless,
+    round_of,
+    round_stopwatch,
+    round_stopwatches,
+    turn_seconds,
+)
+from domino_jax.forecast import topologies
+from domino_jax.method.loop import DecodeState
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import (
     BACKBONE,
     BASELINE,
     DOMINO,
@@ -37,18 +47,8 @@ from domino_jax.decoding.settings import (
     SamplingParams,
     TreeSettings,
 )
-from domino_jax.decoding.tree import propose_tree
-from domino_jax.decoding.verify import verify
-from domino_jax.drafters.pair import Models
-from domino_jax.evals.round_times import (
-    copy_stopwatch,
-    endless,
-    round_of,
-    round_stopwatch,
-    round_stopwatches,
-    turn_seconds,
-)
-from domino_jax.training import topologies
+from domino_jax.method.tree import propose_tree
+from domino_jax.method.verify import verify
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading
 

@@ -15,12 +15,12 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.decoding.propose import propose
-from domino_jax.decoding.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings, SamplingParams
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.near_ties import divergences
-from domino_jax.training.losses import LossSettings, Objective, loss_metrics
-from domino_jax.training.step import batch_gradients, label_blocks
+from domino_jax.method.losses import LossSettings, Objective, loss_metrics
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import propose
+from domino_jax.method.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings, SamplingParams
+from domino_jax.method.step import batch_gradients, label_blocks
 from domino_jax.weights.drafter import drafter_table
 from domino_jax.weights.loading import load_models, load_target
 

@@ -16,8 +16,8 @@ from benchmarks.compile_decode import CANDIDATES
 from benchmarks.decode_latency import rate
 from benchmarks.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings
 from domino_jax.evals.round_times import copy_stopwatch, endless, round_stopwatch, stopwatch
+from domino_jax.method.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings
 from domino_jax.training import estimates
 
 # Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.

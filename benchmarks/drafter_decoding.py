@@ -20,15 +20,15 @@ from domino_jax.decoding.acceptance import accept_rates, full_histogram
 from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import BASELINE, DRAFT, SamplingParams
-from domino_jax.drafters.drafter import rows_together
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import GENERATIONS, PROGRESS, RunFiles
 from domino_jax.export import restore_params
+from domino_jax.method.drafter import rows_together
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import BASELINE, DRAFT, SamplingParams
 from domino_jax.recipe.decoding import fit_to_drafter, read_file_rows
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.weights.drafter import EXPORT_DTYPE

@@ -24,13 +24,13 @@ import numpy as np
 from benchmarks.drafter_decoding import CURVE_PROMPTS, Plan, curve, decoded, read_lines
 from benchmarks.random_models import state_of
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, DRAFT, GeneratorSettings
-from domino_jax.drafters import blocks
-from domino_jax.drafters.pair import Models
-from domino_jax.recipe.dry_run_evaluation import round_bytes
+from domino_jax.forecast.dry_run_evaluation import round_bytes
+from domino_jax.method import blocks
+from domino_jax.method.losses import LossSettings, accepted_lengths
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import BASELINE, DRAFT, GeneratorSettings
+from domino_jax.method.step import corrected, label_blocks, target_pass
 from domino_jax.runtime.files import write_whole
-from domino_jax.training.losses import LossSettings, accepted_lengths
-from domino_jax.training.step import corrected, label_blocks, target_pass
 from domino_jax.weights import loading
 
 FIGURES = "figures.json"

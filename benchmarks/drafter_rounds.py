@@ -20,9 +20,9 @@ from absl import logging
 from benchmarks.random_models import state_of
 from benchmarks.this_machine import conditions
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, DRAFT, DraftSettings, GeneratorSettings
-from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.settings import BASELINE, DRAFT, DraftSettings, GeneratorSettings
 from domino_jax.runtime.cores import kept_to
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading, random_weights

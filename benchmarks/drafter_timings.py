@@ -21,18 +21,18 @@ from typing import Any
 from benchmarks.drafter_decoding import TEMPERATURES, Plan, prompts_of, settings_of
 from benchmarks.study import TIMED_PROMPTS
 from benchmarks.this_machine import conditions
-from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, supported_modes
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.compare import ComparedDrafter, drafter_lanes
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.round_times import round_splits
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
+from domino_jax.forecast.compiled import memory
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.progress import Progress
-from domino_jax.training.compiled import memory
 from domino_jax.weights import loading
 
 MODES = {"greedy": (BASELINE, DRAFT, TREE), "sampled": (BASELINE, DRAFT)}

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.generate import Generator
-from domino_jax.decoding.loop import DecodeState, Prompts
-from domino_jax.decoding.sampling import request_keys
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.pair import Models
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.loop import DecodeState, Prompts
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import request_keys
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights import loading, random_weights
 

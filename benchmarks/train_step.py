@@ -21,16 +21,16 @@ import numpy as np
 import optax
 
 from benchmarks.random_models import drafter_config, target_config, target_shapes
-from domino_jax.drafters import blocks
-from domino_jax.drafters.drafter import Drafter
-from domino_jax.drafters.pair import Models
+from domino_jax.method import blocks
+from domino_jax.method.drafter import Drafter
+from domino_jax.method.losses import LossSettings, Objective
+from domino_jax.method.optimizer import learning_rate, make_optimizer
+from domino_jax.method.pair import Models
+from domino_jax.method.state import init_state
+from domino_jax.method.step import drafter_loss, label_blocks, make_train_step, target_pass
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training import estimates
-from domino_jax.training.losses import LossSettings, Objective
-from domino_jax.training.optimizer import learning_rate, make_optimizer
-from domino_jax.training.state import init_state
-from domino_jax.training.step import drafter_loss, label_blocks, make_train_step, target_pass
 from domino_jax.weights import loading
 from domino_jax.weights.random_weights import random_params
 

@@ -19,9 +19,9 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import DRAFT, TREE, TreeSettings
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.trees import record, replayed_tau
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import DRAFT, TREE, TreeSettings
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError

@@ -28,7 +28,6 @@ import jax
 from etils import epath
 
 from domino_jax.decoding.decode_settings import DecodeSettings
-from domino_jax.decoding.settings import DRAFT, default_modes
 from domino_jax.decoding.stored_tuning import tuned_settings
 from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
 from domino_jax.evals.measure import decode_prompts
@@ -37,6 +36,7 @@ from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_obstacles
 from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
 from domino_jax.evals.run_info import RunInfo
+from domino_jax.method.settings import DRAFT, default_modes
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.recipe.builders import drafter_config_of

@@ -25,10 +25,10 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax.decoding import stored_tuning
-from domino_jax.drafters.drafter import init_drafter_params
-from domino_jax.drafters.kinds import AnyConfig, new_drafter
-from domino_jax.drafters.ranks import cut_head, with_head_rank
 from domino_jax.evals.model_card import model_card
+from domino_jax.method.drafter import init_drafter_params
+from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.ranks import cut_head, with_head_rank
 from domino_jax.recipe import cli
 from domino_jax.recipe.checks import located
 from domino_jax.runtime.errors import DataError, DominoError, first_line

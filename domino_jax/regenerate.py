@@ -29,10 +29,10 @@ import rich.console
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, converse, output_row, queues, start_conversation
-from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams
 from domino_jax.decoding.stored_tuning import Setup, stored_tuning
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.models import check_kind
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import DraftSettings, GeneratorSettings, SamplingParams
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli

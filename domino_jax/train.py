@@ -24,12 +24,14 @@ from domino_jax import export, regenerate
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.data.rows import RowEncoder
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.names import BLOCK_HEADS, EAGLE3
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
+from domino_jax.forecast import dry_run
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.names import BLOCK_HEADS, EAGLE3
+from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.models import sharding
-from domino_jax.recipe import builders, cli, dry_run
+from domino_jax.recipe import builders, cli
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe.decoding import decode_trained
 from domino_jax.runtime import distributed, environment
@@ -48,7 +50,6 @@ from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import Intervals, TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.preflight import run_preflight
-from domino_jax.training.state import NonFiniteGuard, TrainState
 from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats, hf

@@ -19,7 +19,10 @@ from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
-from domino_jax.decoding.settings import (
+from domino_jax.decoding.stored_tuning import Setup, stored_tuning
+from domino_jax.decoding.text_stream import TextStream
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import (
     BASELINE,
     DRAFT,
     DTYPES,
@@ -30,9 +33,6 @@ from domino_jax.decoding.settings import (
     TreeSettings,
     refused_mode,
 )
-from domino_jax.decoding.stored_tuning import Setup, stored_tuning
-from domino_jax.decoding.text_stream import TextStream
-from domino_jax.drafters.pair import Models
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from domino_jax.decoding.settings import (
+from domino_jax.method.settings import (
     BASELINE,
     TREE,
     DraftSettings,
@@ -20,7 +20,7 @@ from domino_jax.decoding.settings import (
 )
 
 if TYPE_CHECKING:
-    from domino_jax.drafters.config import DrafterConfig
+    from domino_jax.method.config import DrafterConfig
 
 
 @dataclasses.dataclass(frozen=True)

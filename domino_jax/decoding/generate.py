@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.limits import Limits
-from domino_jax.decoding.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.decoding.programs import Clock, Programs
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.sampling import RowSampling, SamplingKind, request_keys
 from domino_jax.decoding.seats import Seats
-from domino_jax.decoding.settings import GeneratorSettings, canonical_mode
-from domino_jax.drafters.pair import Models
+from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import RowSampling, SamplingKind, request_keys
+from domino_jax.method.settings import GeneratorSettings, canonical_mode
 from domino_jax.models.cache import resize, slots_of
 
 QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from domino_jax.drafters.pair import Models
+from domino_jax.method.pair import Models
 from domino_jax.runtime.errors import DataError, DominoError
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import jax
 
 from domino_jax.decoding.limits import Limits
-from domino_jax.decoding.loop import DecodeState, Prompts, prefill, run_rounds
-from domino_jax.decoding.rounds import autoregressive_round, speculative_round
-from domino_jax.decoding.settings import (
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
+from domino_jax.method.pair import Models
+from domino_jax.method.rounds import autoregressive_round, speculative_round
+from domino_jax.method.settings import (
     BACKBONE,
     BASELINE,
     MODES,
@@ -18,8 +20,6 @@ from domino_jax.decoding.settings import (
     GeneratorSettings,
     refused_mode,
 )
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.pair import Models
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from domino_jax.decoding.settings import LARGEST, Problem, SamplingParams
+from domino_jax.method.settings import LARGEST, Problem, SamplingParams
 from domino_jax.runtime.errors import DataError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from domino_jax.decoding.decode_settings import DecodeSettings, Tuning, decode_settings, json_scale
-from domino_jax.decoding.settings import BASELINE, DRAFT, TREE, SamplingParams, TreeSettings
+from domino_jax.method.settings import BASELINE, DRAFT, TREE, SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.weights import hf

@@ -8,9 +8,6 @@ from typing import Any
 
 from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import BASELINE, DRAFT, supported_modes
-from domino_jax.drafters.names import NONE
-from domino_jax.drafters.pair import Models
 from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.measure import report_lanes
@@ -19,6 +16,9 @@ from domino_jax.evals.report import FORMAT, write_json
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
+from domino_jax.method.names import NONE
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import BASELINE, DRAFT, supported_modes
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.weights.loading import LoadedTarget

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.decoding.propose import NO_DRAFT
-from domino_jax.decoding.rounds import TreeRound
-from domino_jax.decoding.settings import BASELINE, TREE
 from domino_jax.evals.lanes import Lane, record_rounds
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.run_files import GENERATIONS
+from domino_jax.method.propose import NO_DRAFT
+from domino_jax.method.rounds import TreeRound
+from domino_jax.method.settings import BASELINE, TREE
 
 EXAMPLES = 4  # prompts of a report
 MOST_ROUNDS = 64  # rounds of an answer whose drafts are recomputed

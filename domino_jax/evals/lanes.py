@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generation, Generator
-from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.propose import propose
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.rounds import TreeRound, tree_round
-from domino_jax.decoding.settings import BASELINE, TREE
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt
+from domino_jax.method.loop import DecodeState
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import propose
+from domino_jax.method.rounds import TreeRound, tree_round
+from domino_jax.method.settings import BASELINE, TREE
 from domino_jax.runtime.progress import Progress
 
 # Divergences that a report lists; all are counted.

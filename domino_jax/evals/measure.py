@@ -10,8 +10,6 @@ import jax
 
 from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import TREE
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.examples import collect_examples
 from domino_jax.evals.lanes import Lane, ModeRun, record_rounds
 from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
@@ -21,6 +19,8 @@ from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import figures_of, identical_outputs
 from domino_jax.evals.trees import RecordedTree, acceptance, draw_trees
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import TREE
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.errors import DominoError

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domino_jax.drafters.eagle3_config import Eagle3Config
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.medusa import MedusaConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA, NONE
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import grid, say, width_note
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.medusa import MedusaConfig
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA, NONE
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 

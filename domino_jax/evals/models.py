@@ -7,10 +7,10 @@ import jax
 from jax.sharding import Mesh
 
 from domino_jax.decoding.decode_settings import DecodeSettings
-from domino_jax.decoding.settings import BASELINE, DRAFT, refused_mode, supported_modes
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.pair import Models
-from domino_jax.drafters.ranks import with_head_rank
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.pair import Models
+from domino_jax.method.ranks import with_head_rank
+from domino_jax.method.settings import BASELINE, DRAFT, refused_mode, supported_modes
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError

@@ -10,9 +10,9 @@ import numpy as np
 
 from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.sampling import position_noise, request_keys
-from domino_jax.decoding.settings import SamplingParams
-from domino_jax.drafters.pair import Models
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import position_noise, request_keys
+from domino_jax.method.settings import SamplingParams
 
 # In float32 two texts may differ only where the two best values of log p + g are closer than NEAR_TIE, or where a
 # token is within NEAR_TOP_P of probability mass of the top-p edge.

@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from domino_jax.decoding.settings import BASELINE
+from domino_jax.method.settings import BASELINE
 from domino_jax.runtime.figures import figure_of, save, tidy
 from domino_jax.training.metrics import read_rows
 

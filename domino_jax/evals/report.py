@@ -37,7 +37,6 @@ import rich.table
 from etils import epath
 
 import domino_jax
-from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.examples import Example
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.page import render_page
@@ -48,6 +47,7 @@ from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import LEVEL, RESAMPLES, SEED, averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
 from domino_jax.evals.trees import TREES
+from domino_jax.method.settings import BASELINE
 from domino_jax.runtime.cores import usable
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole

@@ -10,9 +10,9 @@ import numpy as np
 
 from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.requests import Request
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.prompts import Prompt, fingerprint
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.pair import Models
 from domino_jax.weights.loading import LoadedTarget
 
 

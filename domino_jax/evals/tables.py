@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domino_jax.decoding.settings import BASELINE
 from domino_jax.evals.trees import acceptance_rows
+from domino_jax.method.settings import BASELINE
 
 PARTS = ("draft", "head", "verify", "other")
 METHODS = {

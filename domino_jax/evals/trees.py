@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.decoding.generate import Generation, Generator
-from domino_jax.decoding.loop import DecodeState
-from domino_jax.decoding.rounds import TreeRound
-from domino_jax.decoding.settings import TREE, TreeSettings
-from domino_jax.decoding.tree import ROOT, Ledger, draft_ledger
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.pair import Models
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.loop import DecodeState
+from domino_jax.method.pair import Models
+from domino_jax.method.rounds import TreeRound
+from domino_jax.method.settings import TREE, TreeSettings
+from domino_jax.method.tree import ROOT, Ledger, draft_ledger
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.figures import figure_of, save
 

@@ -24,7 +24,13 @@ import rich.table
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_pooled
 from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import Generation, Generator, new_generator
-from domino_jax.decoding.settings import (
+from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
+from domino_jax.evals.summary import ratio
+from domino_jax.evals.tables import say
+from domino_jax.evals.trees import record, replayed_tau, unrecorded
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import (
     BACKBONE,
     BASELINE,
     DRAFT,
@@ -34,12 +40,6 @@ from domino_jax.decoding.settings import (
     TreeSettings,
     refused_mode,
 )
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.pair import Models
-from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
-from domino_jax.evals.summary import ratio
-from domino_jax.evals.tables import say
-from domino_jax.evals.trees import record, replayed_tau, unrecorded
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.loading import shortened
 

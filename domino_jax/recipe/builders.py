@@ -17,29 +17,29 @@ from domino_jax.data.rows import TrainingRows
 from domino_jax.data.token_counts import frequent_tokens
 from domino_jax.decoding.decode_settings import modes_of
 from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.eagle3_config import Eagle3Config
-from domino_jax.drafters.head import TOKEN_TABLES
-from domino_jax.drafters.kinds import AnyConfig, AnyDrafter, new_drafter
-from domino_jax.drafters.medusa import MedusaConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
-from domino_jax.drafters.pair import Models
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.curriculum import lambda_base, selector_alpha
+from domino_jax.method.head import TOKEN_TABLES
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.markov_loss import MarkovSettings
+from domino_jax.method.heads.medusa import MedusaConfig
+from domino_jax.method.heads.selector_loss import SelectorSettings
+from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
+from domino_jax.method.optimizer import learning_rate, make_optimizer
+from domino_jax.method.pair import Models
+from domino_jax.method.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSettings
+from domino_jax.method.settings import DraftSettings, GeneratorSettings
+from domino_jax.method.state import TrainState, init_state
+from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import confidence_head, convolution_taps, has_own_loss, shifts_labels
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.training.curriculum import lambda_base, selector_alpha
 from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
-from domino_jax.training.losses import LossSettings
-from domino_jax.training.markov_loss import MarkovSettings
-from domino_jax.training.optimizer import learning_rate, make_optimizer
-from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSettings
-from domino_jax.training.selector_loss import SelectorSettings
-from domino_jax.training.state import TrainState, init_state
-from domino_jax.training.step import make_train_step
 from domino_jax.weights.drafter import load_drafter, load_token_tables
 from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
 from domino_jax.weights.loading import LoadedTarget

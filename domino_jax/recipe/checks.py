@@ -16,8 +16,7 @@ from collections.abc import Collection
 from ml_collections import config_dict
 
 from domino_jax.decoding.decode_settings import modes_of
-from domino_jax.decoding.settings import DTYPES, LARGEST, PARITIES
-from domino_jax.drafters.names import (
+from domino_jax.method.names import (
     HEADS,
     LARGEST_BLOCK,
     LARGEST_HEADS,
@@ -26,6 +25,7 @@ from domino_jax.drafters.names import (
     ROW_DRAFTERS,
     SELECTOR_RULES,
 )
+from domino_jax.method.settings import DTYPES, LARGEST, PARITIES
 from domino_jax.models.decoder_config import LIMITS
 from domino_jax.recipe.decode_checks import check_decode, check_final_decoding, check_mesh, check_sampling
 from domino_jax.recipe.drafter_checks import check_drafter, check_training

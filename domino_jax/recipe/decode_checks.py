@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection
 
 from domino_jax.decoding.decode_settings import modes_of, tree_settings
-from domino_jax.decoding.settings import (
+from domino_jax.method.names import CHAIN, EAGLE3, LONGEST_CHAIN, MARKOV, ROW_DRAFTERS
+from domino_jax.method.settings import (
     BASELINE,
     DRAFT,
     MODES,
@@ -16,7 +17,6 @@ from domino_jax.decoding.settings import (
     parity_problem,
     refused_mode,
 )
-from domino_jax.drafters.names import CHAIN, EAGLE3, LONGEST_CHAIN, MARKOV, ROW_DRAFTERS
 from domino_jax.recipe.head_rules import decoded_rank_rule
 from domino_jax.recipe.values import confidence_head, refuse, require, shifts_labels, whole_numbers
 

@@ -18,17 +18,17 @@ from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
 from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import supported_modes
 from domino_jax.decoding.terminal import chat, show
-from domino_jax.drafters.drafter import rows_together
-from domino_jax.drafters.kinds import AnyConfig, new_drafter
-from domino_jax.drafters.pair import Models
-from domino_jax.drafters.ranks import cut_head
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
 from domino_jax.evals.prompts import TextCodec, prepare_prompts
 from domino_jax.evals.report import copy_folder
 from domino_jax.evals.run_info import PromptSource, RunInfo
+from domino_jax.method.drafter import rows_together
+from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.pair import Models
+from domino_jax.method.ranks import cut_head
+from domino_jax.method.settings import supported_modes
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed

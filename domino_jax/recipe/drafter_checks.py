@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection
 
-from domino_jax.drafters.names import (
+from domino_jax.method.names import (
     BLOCK_HEADS,
     DFLASH2,
     DOMINO,

@@ -1,6 +1,6 @@
 """The rules of a recipe about its head: what it reads in training, what it starts from, and its rank."""
 
-from domino_jax.drafters.names import DFLASH2, DOMINO, EAGLE3, MARKOV, RANK_KEYS
+from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, RANK_KEYS
 
 HEADED = tuple(RANK_KEYS)  # block drafters with a head
 WITH_TABLES = (MARKOV, DFLASH2)  # whose codes come from a table of tokens

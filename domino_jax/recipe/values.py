@@ -6,8 +6,8 @@ Nothing here imports jax, so that a recipe is checked before jax starts.
 from collections.abc import Collection
 from typing import Any
 
-from domino_jax.decoding.settings import Problem
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV
+from domino_jax.method.names import DFLASH2, DOMINO, MARKOV
+from domino_jax.method.settings import Problem
 from domino_jax.runtime.errors import DominoError
 
 # ------------------------------------------------------------------------------------------------ open values

@@ -19,11 +19,11 @@ from typing import Any
 
 import jax
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.eagle3_config import Eagle3Config
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.medusa import MedusaConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, NONE, RNN
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.medusa import MedusaConfig
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.names import DFLASH2, DOMINO, GATED, MARKOV, NONE, RNN
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 

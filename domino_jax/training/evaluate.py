@@ -9,8 +9,8 @@ import rich.console
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_per_prompt, tau_pooled
 from domino_jax.decoding.generate import Generation, Generator
-from domino_jax.decoding.settings import BACKBONE, BASELINE, DRAFT
-from domino_jax.drafters.pair import Models
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT
 from domino_jax.runtime.progress import Phase, Progress
 from domino_jax.training.evaluation_layout import EvaluationLayout
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from domino_jax.drafters.drafter import rows_together
-from domino_jax.drafters.kinds import AnyDrafter
+from domino_jax.method.drafter import rows_together
+from domino_jax.method.kinds import AnyDrafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 

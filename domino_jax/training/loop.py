@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 
+from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.preemption import ANNOUNCE_SECONDS, Preempted, Preemption
 from domino_jax.runtime.progress import duration
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter
-from domino_jax.training.state import NonFiniteGuard, TrainState
 from domino_jax.training.step_clock import Profile, StepClock
 
 # An evaluation polls for the signal every few rounds; only its compilations are longer, and the process leaves those

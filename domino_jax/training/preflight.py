@@ -21,7 +21,8 @@ from jax.sharding import Mesh
 
 from domino_jax.data.chat import Row
 from domino_jax.data.rows import TrainingRows
-from domino_jax.drafters.kinds import AnyConfig
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.losses import cross_entropy, scan_sum
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.sharding import batch_sharding, replicated, row_shards
 from domino_jax.models.slices import cut
@@ -30,7 +31,6 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.progress import Progress
 from domino_jax.training.estimates import Plan, run_length
-from domino_jax.training.losses import cross_entropy, scan_sum
 from domino_jax.weights.fit import check_fits
 from domino_jax.weights.loading import LoadedTarget
 

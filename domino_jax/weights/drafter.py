@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.drafters.config import DrafterConfig, head_of
-from domino_jax.drafters.eagle3_config import Eagle3Config
-from domino_jax.drafters.head import TOKEN_TABLES
-from domino_jax.drafters.kinds import AnyConfig, config_class
-from domino_jax.drafters.markov_keys import is_deepspec
-from domino_jax.drafters.medusa import MedusaConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, GATED, MARKOV, RANK_KEYS, RNN
+from domino_jax.method.config import DrafterConfig, head_of
+from domino_jax.method.head import TOKEN_TABLES
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.markov_keys import is_deepspec
+from domino_jax.method.heads.medusa import MedusaConfig
+from domino_jax.method.kinds import AnyConfig, config_class
+from domino_jax.method.names import DFLASH2, DOMINO, GATED, MARKOV, RANK_KEYS, RNN
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators

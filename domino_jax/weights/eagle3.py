@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.drafters.eagle3_config import ARCHITECTURE, Eagle3Config
+from domino_jax.method.heads.eagle3_config import ARCHITECTURE, Eagle3Config
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf

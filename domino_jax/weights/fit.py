@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.eagle3_config import COUNTING
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.names import EAGLE3
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.heads.eagle3_config import COUNTING
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.names import EAGLE3
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError

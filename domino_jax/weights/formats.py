@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.kinds import AnyConfig
-from domino_jax.drafters.names import DFLASH2, DOMINO, MARKOV, MEDUSA, NONE, VANILLA
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.names import DFLASH2, DOMINO, MARKOV, MEDUSA, NONE, VANILLA
 
 # serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from. vllm: Medusa heads with the
 # copy of the target's lm_head that vLLM demands; for other drafters the same as serving.

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.drafters.drafter import rows_together
-from domino_jax.drafters.kinds import AnyConfig, new_drafter
-from domino_jax.drafters.pair import Models
-from domino_jax.drafters.ranks import cut_head
+from domino_jax.method.drafter import rows_together
+from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.pair import Models
+from domino_jax.method.ranks import cut_head
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.remote import cache_folder

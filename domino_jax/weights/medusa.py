@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.drafters.medusa import ARCHITECTURE, MedusaConfig
-from domino_jax.drafters.names import MEDUSA
+from domino_jax.method.heads.medusa import ARCHITECTURE, MedusaConfig
+from domino_jax.method.names import MEDUSA
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf

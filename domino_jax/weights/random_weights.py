@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.drafters.drafter import init_drafter_params, rows_together
-from domino_jax.drafters.kinds import AnyConfig, new_drafter
-from domino_jax.drafters.pair import Models
+from domino_jax.method.drafter import init_drafter_params, rows_together
+from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.pair import Models
 from domino_jax.models.layers import INIT_STD
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights import hf

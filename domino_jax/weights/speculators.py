@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domino_jax.drafters import dflash2_keys
-from domino_jax.drafters.config_keys import boolean, integer, listed, section
-from domino_jax.drafters.names import DFLASH2, DOMINO
+from domino_jax.method.config_keys import boolean, integer, listed, section
+from domino_jax.method.heads import dflash2_keys
+from domino_jax.method.names import DFLASH2, DOMINO
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 from domino_jax.weights.target import EMBEDDING, LM_HEAD

@@ -11,9 +11,9 @@ import domino_jax
 from assets import make_smollm2
 from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import GeneratorSettings
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.pair import Models
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import GeneratorSettings
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf

@@ -6,9 +6,9 @@ import numpy as np
 from benchmarks import against_specforge
 from benchmarks.against_specforge import OURS, THEIRS, Case, Measured, OurTrainer, random_batch, write_models
 from benchmarks.train_step import LAMBDA
-from domino_jax.drafters.pair import Models
-from domino_jax.training.losses import LossSettings, Objective
-from domino_jax.training.step import drafter_loss, label_blocks, target_pass
+from domino_jax.method.losses import LossSettings, Objective
+from domino_jax.method.pair import Models
+from domino_jax.method.step import drafter_loss, label_blocks, target_pass
 from tests.helpers.models import TARGET_FIELDS
 
 DRAFTER = {

@@ -12,7 +12,7 @@ from benchmarks import beyond
 from benchmarks.beyond import HEADS, TABLES, best_variants, nested_and_alone, small_variants
 from benchmarks.beyond_tables import mean_curve, round_cost, steps_to, verdict
 from configs import tiny
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.method.config import DrafterConfig
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT

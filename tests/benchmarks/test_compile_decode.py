@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from benchmarks import compile_decode, compile_decode_tables, compiler_text
-from domino_jax.drafters.drafter import rows_together
+from domino_jax.method.drafter import rows_together
 from domino_jax.models import sharding
 
 

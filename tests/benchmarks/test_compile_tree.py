@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import compile_decode, compile_decode_tables, compile_tree, compile_tree_tables
-from domino_jax.decoding.propose import draft_base
-from domino_jax.decoding.rounds import speculative_round
+from domino_jax.method.propose import draft_base
+from domino_jax.method.rounds import speculative_round
 from domino_jax.models import sharding
 from tests.benchmarks.test_compile_decode import cells
 from tests.helpers.decoding_models import make_generator, random_models

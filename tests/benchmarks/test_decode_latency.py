@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks import decode_latency
-from domino_jax.training import topologies
+from domino_jax.forecast import topologies
 
 
 def found() -> dict:

@@ -24,8 +24,8 @@ from benchmarks.heads_tables import (
 )
 from benchmarks.study import Study
 from configs import tiny
-from domino_jax.drafters.names import HEADS, NONE
 from domino_jax.evals.prompts import Prompt
+from domino_jax.method.names import HEADS, NONE
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.paths import ROOT

@@ -5,8 +5,8 @@ import pytest
 from benchmarks import regeneration
 from benchmarks.regeneration import DRAFTED, PLAIN, CountingAnswerer, RowRounds, Run
 from domino_jax.decoding.conversations import start_conversation
-from domino_jax.decoding.settings import GeneratorSettings
-from domino_jax.drafters.pair import Models
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import GeneratorSettings
 from tests.helpers.models import load_golden
 
 

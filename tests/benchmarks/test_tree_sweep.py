@@ -6,8 +6,8 @@ import json
 import pytest
 
 from benchmarks import tree_sweep
-from domino_jax.decoding.settings import TreeSettings
 from domino_jax.evals.trees import record, replayed_tau
+from domino_jax.method.settings import TreeSettings
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import decode_settings_of, make_generator, random_models, random_prompts

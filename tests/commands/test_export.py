@@ -13,13 +13,13 @@ from etils import epath
 
 from domino_jax import export
 from domino_jax.decoding.decode_settings import Tuning
-from domino_jax.decoding.settings import SamplingParams
 from domino_jax.decoding.stored_tuning import Setup, store_tuning
 from domino_jax.evals.model_card import model_card, public_sources
+from domino_jax.method.settings import SamplingParams
+from domino_jax.method.state import TrainState
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training.checkpoints import Checkpoints
-from domino_jax.training.state import TrainState
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ROOT

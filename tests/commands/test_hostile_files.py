@@ -5,10 +5,10 @@ from etils import epath
 
 from domino_jax import export
 from domino_jax.data.answer_files import AnswerFiles, find_rows
-from domino_jax.decoding.settings import SamplingParams
 from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.evals import report
 from domino_jax.evals.run_files import _progress_lines
+from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training import finished, manifest, metrics
 from domino_jax.weights import hf

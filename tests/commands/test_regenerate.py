@@ -16,8 +16,8 @@ from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import start_conversation
 from domino_jax.decoding.decode_settings import Tuning
-from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams
 from domino_jax.decoding.stored_tuning import Setup, store_tuning
+from domino_jax.method.settings import DraftSettings, GeneratorSettings, SamplingParams
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_target, read_target_identity, target_identity

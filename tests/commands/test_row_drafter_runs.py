@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from domino_jax import export
-from domino_jax.drafters.names import EAGLE3, ROW_DRAFTERS
 from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
+from domino_jax.method.names import EAGLE3, ROW_DRAFTERS
 from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from domino_jax.drafters.config import DrafterConfig
 from domino_jax.evals.model_card import training_lines
+from domino_jax.method.config import DrafterConfig
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.golden_files import target_config

@@ -7,7 +7,7 @@ import pytest
 
 from domino_jax.decoding.programs import Programs
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import SamplingParams, TreeSettings
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.models.cache import slots_of
 from tests.helpers.decoding_models import SmallGenerator, make_generator, random_models, random_prompts, texts
 

@@ -11,8 +11,8 @@ import tempfile
 
 import pytest
 
-from domino_jax.decoding.settings import SamplingParams
-from domino_jax.drafters.names import ROW_DRAFTERS
+from domino_jax.method.names import ROW_DRAFTERS
+from domino_jax.method.settings import SamplingParams
 from domino_jax.training.evaluate import DecodedEvaluation
 from tests.helpers.decode_mesh_run import COMMAND, EVALUATION, MODES, ONE_BATCH, PROMPTS
 from tests.helpers.decoding_models import make_generator, random_models, texts

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy.special
 
-from domino_jax.decoding.sampling import position_noise, request_keys
-from domino_jax.decoding.settings import SamplingParams
-from domino_jax.drafters.pair import Models
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import position_noise, request_keys
+from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.decoding_models import (
     SmallGenerator,

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import propose
-from domino_jax.decoding.settings import DraftSettings, SamplingParams
-from domino_jax.drafters.pair import Models
-from domino_jax.training.losses import LossSettings
-from domino_jax.training.step import label_blocks, target_pass
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import propose
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.method.step import label_blocks, target_pass
 from tests.helpers.decoding_models import make_generator
 from tests.helpers.models import (
     GOLDEN_SETS,

@@ -8,21 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.candidates import pick_candidates
-from domino_jax.decoding.propose import draft_base, propose
-from domino_jax.decoding.settings import DraftSettings, SamplingParams
-from domino_jax.drafters import blocks
-from domino_jax.drafters.drafter import Drafter
-from domino_jax.drafters.passed import Passed
-from domino_jax.training.losses import LossSettings
-from domino_jax.training.selector_loss import (
+from domino_jax.method import blocks
+from domino_jax.method.candidates import pick_candidates
+from domino_jax.method.drafter import Drafter
+from domino_jax.method.heads.selector_loss import (
     SelectorObjective,
     SelectorSettings,
     Teacher,
     pair_scores,
     selector_outputs,
 )
-from domino_jax.training.step import batch_gradients, label_blocks, target_pass
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.passed import Passed
+from domino_jax.method.propose import draft_base, propose
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.method.step import batch_gradients, label_blocks, target_pass
 from domino_jax.weights.drafter import drafter_table
 from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import load_golden, reference_accept_lengths, run_blocks

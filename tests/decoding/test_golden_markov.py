@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import draft_base, propose
-from domino_jax.decoding.settings import DraftSettings, SamplingParams
-from domino_jax.drafters import blocks
-from domino_jax.training.markov_loss import MarkovObjective, MarkovSettings
-from domino_jax.training.step import corrected, drafter_loss, label_blocks, target_pass
+from domino_jax.method import blocks
+from domino_jax.method.heads.markov_loss import MarkovObjective, MarkovSettings
+from domino_jax.method.propose import draft_base, propose
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.method.step import corrected, drafter_loss, label_blocks, target_pass
 from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import MARKOV_SETS, by_stored_name, load_golden, reference_accept_lengths, run_blocks
 

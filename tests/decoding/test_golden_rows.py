@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import propose
-from domino_jax.decoding.settings import DraftSettings, SamplingParams
-from domino_jax.training.row_losses import MEDUSA_LOSSES, Eagle3Settings, eagle3_states
-from domino_jax.training.step import target_pass
+from domino_jax.method.propose import propose
+from domino_jax.method.row_losses import MEDUSA_LOSSES, Eagle3Settings, eagle3_states
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.method.step import target_pass
 from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import ROW_SETS, by_stored_name, load_golden, reference_accept_lengths, row_gradients
 

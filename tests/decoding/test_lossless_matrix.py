@@ -7,8 +7,8 @@ import functools
 
 import pytest
 
-from domino_jax.decoding.settings import BASELINE, DRAFT, MODES, SamplingParams, TreeSettings
-from domino_jax.drafters.names import HEADS, MARKOV, MARKOV_KINDS
+from domino_jax.method.names import HEADS, MARKOV, MARKOV_KINDS
+from domino_jax.method.settings import BASELINE, DRAFT, MODES, SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import (
     HEAD_SIZES,

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from domino_jax.data.chat import encode_prompt
-from domino_jax.decoding.settings import SamplingParams
-from domino_jax.drafters.drafter import Drafter
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.near_ties import near_tie_limit
+from domino_jax.method.drafter import Drafter
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import SamplingParams
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding import loop
-from domino_jax.decoding.loop import Prompts, prefill
-from domino_jax.decoding.sampling import request_keys
-from domino_jax.decoding.settings import SamplingParams
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
-from domino_jax.drafters.pair import Models
 from domino_jax.evals import near_ties
+from domino_jax.method import loop
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.loop import Prompts, prefill
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import request_keys
+from domino_jax.method.settings import SamplingParams
 from domino_jax.models import attention
 from domino_jax.models.attention import attend, attend_prompts, causal_mask
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding import loop
-from domino_jax.decoding.propose import propose
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import DraftSettings, SamplingParams, TreeSettings
-from domino_jax.drafters.names import ROW_DRAFTERS
+from domino_jax.method import loop
+from domino_jax.method.names import ROW_DRAFTERS
+from domino_jax.method.propose import propose
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.models.cache import slots_of
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import (

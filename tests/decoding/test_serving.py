@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import SamplingParams
+from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import (
     SmallGenerator,

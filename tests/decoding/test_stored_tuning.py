@@ -11,8 +11,8 @@ import domino_jax
 from configs import qwen3
 from domino_jax.decoding import stored_tuning as tunings
 from domino_jax.decoding.decode_settings import Tuning, decode_settings
-from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.decoding.stored_tuning import Setup, store_tuning, stored_tuning, tuned_settings
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.decoding_models import random_models
 from tests.helpers.paths import ASSETS

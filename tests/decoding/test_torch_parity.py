@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.drafters.domino import GRU
+from domino_jax.method.heads.domino import GRU
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights.drafter import save_drafter
 from domino_jax.weights.target import load_target

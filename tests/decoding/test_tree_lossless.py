@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from domino_jax.decoding import rounds
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import DraftSettings, SamplingParams, TreeSettings
-from domino_jax.drafters.pair import Models
-from tests.decoding.test_sampling import sequence_law
+from domino_jax.method import rounds
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from tests.helpers.decoding_models import (
     DRAFTERS,
     chi_square,
@@ -26,6 +25,7 @@ from tests.helpers.decoding_models import (
     texts,
 )
 from tests.helpers.models import GOLDEN_SETS, load_golden
+from tests.method.test_sampling import sequence_law
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(0.8, top_k=20, top_p=0.9)
 TREE = TreeSettings(nodes=13, lanes=6, candidates=16, beta=-0.1)

@@ -23,10 +23,11 @@ from assets import make_hub_prompts
 from domino_jax.data.tasks import TASKS
 from domino_jax.evals import measure, tuning
 from domino_jax.evals.round_times import StepBounds
+from domino_jax.forecast import topologies
+from domino_jax.forecast.dry_run import shapes_of
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import builders, checks, cli
-from domino_jax.recipe.dry_run import shapes_of
-from domino_jax.training import estimates, topologies
+from domino_jax.training import estimates
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import save_drafter
 from domino_jax.weights.target import save_target

@@ -9,8 +9,8 @@ import pytest
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.requests import Request, request_of
-from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.evals.models import Loader, check_simulation, decode_mesh
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import shortened
 from domino_jax.weights.random_weights import made_up_prompts

@@ -6,9 +6,9 @@ import pytest
 
 from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.sampling import position_noise, request_keys
-from domino_jax.decoding.settings import SamplingParams
 from domino_jax.evals.near_ties import NEAR_TIE, choice_margin, near_tie_limit
+from domino_jax.method.sampling import position_noise, request_keys
+from domino_jax.method.settings import SamplingParams
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts, texts, uncached
 
 PROMPT = [5, 9, 2, 60, 7]

@@ -10,14 +10,14 @@ import types
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import NO_DRAFT
 from domino_jax.decoding.requests import Request
-from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.evals.examples import Answer, Example, Round, chain_drafts, collect_examples, with_drafts
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.page import render_page, token_spans
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.run_files import GENERATIONS, generation_row
+from domino_jax.method.propose import NO_DRAFT
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts
 from tests.helpers.report_runs import INFO, report_of, two_runs
 

@@ -7,8 +7,8 @@ import pytest
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates
 from domino_jax.decoding.generate import Clock
-from domino_jax.decoding.settings import TreeSettings
 from domino_jax.evals.summary import averages, figures_of, identical_outputs, intervals, ratio_interval, resampled_sums
+from domino_jax.method.settings import TreeSettings
 from tests.helpers.report_runs import FAST, INFO, PLAIN, answer, info_with, run_of, two_runs
 
 

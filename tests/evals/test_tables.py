@@ -4,7 +4,6 @@ import dataclasses
 
 import pytest
 
-from domino_jax.decoding.settings import TreeSettings
 from domino_jax.evals.tables import (
     PaperTable,
     concurrency_rows,
@@ -17,6 +16,7 @@ from domino_jax.evals.tables import (
     title,
     width_note,
 )
+from domino_jax.method.settings import TreeSettings
 from tests.helpers.report_runs import SPLIT, info_with, report_of, two_runs
 
 TABLE = PaperTable(

@@ -5,7 +5,6 @@ import functools
 
 import pytest
 
-from domino_jax.decoding.settings import SamplingParams, TreeSettings
 from domino_jax.evals.lanes import Lane, record_rounds
 from domino_jax.evals.prompts import Prompt
 from domino_jax.evals.trees import (
@@ -20,6 +19,7 @@ from domino_jax.evals.trees import (
     replayed_tau,
     sibling_ranks,
 )
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts
 
 # Root over 1, 2, 3 and 1 over 4: the second child is accepted, and nothing below it.

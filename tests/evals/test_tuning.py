@@ -8,10 +8,10 @@ import pytest
 from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.settings import DraftSettings, GeneratorSettings, SamplingParams, TreeSettings
 from domino_jax.evals import tuning
 from domino_jax.evals.trees import record
 from domino_jax.evals.tuning import Shape, Timed
+from domino_jax.method.settings import DraftSettings, GeneratorSettings, SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import random_models, random_prompts
 

@@ -15,11 +15,11 @@ import sys
 import jax
 
 from domino_jax import decode
-from domino_jax.decoding.settings import SamplingParams, TreeSettings
-from domino_jax.drafters.drafter import Drafter
-from domino_jax.drafters.pair import Models
 from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
+from domino_jax.method.drafter import Drafter
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.models import sharding
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from configs import qwen3
-from domino_jax.decoding import rounds
 from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import Generation, Generator, new_generator
-from domino_jax.decoding.settings import DraftSettings, GeneratorSettings
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
-from domino_jax.drafters.eagle3_config import Eagle3Config
-from domino_jax.drafters.kinds import AnyConfig, AnyDrafter, new_drafter
-from domino_jax.drafters.medusa import MedusaConfig
-from domino_jax.drafters.names import EAGLE3, MEDUSA, ROW_DRAFTERS
-from domino_jax.drafters.pair import Models
 from domino_jax.evals.near_ties import divergences
+from domino_jax.method import rounds
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.medusa import MedusaConfig
+from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.names import EAGLE3, MEDUSA, ROW_DRAFTERS
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import DraftSettings, GeneratorSettings
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from tests.helpers.models import load_golden
 

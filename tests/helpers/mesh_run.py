@@ -12,17 +12,17 @@ import sys
 import jax
 import numpy as np
 
-from domino_jax.drafters.kinds import new_drafter
-from domino_jax.drafters.names import DFLASH2, EAGLE3, MARKOV, MEDUSA, ROW_DRAFTERS
+from domino_jax.method.curriculum import lambda_base
+from domino_jax.method.heads.markov_loss import MarkovSettings
+from domino_jax.method.heads.selector_loss import SelectorSettings
+from domino_jax.method.kinds import new_drafter
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.names import DFLASH2, EAGLE3, MARKOV, MEDUSA, ROW_DRAFTERS
+from domino_jax.method.optimizer import learning_rate, make_optimizer
+from domino_jax.method.row_losses import Eagle3Settings, MedusaSettings
+from domino_jax.method.state import init_state
+from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
-from domino_jax.training.curriculum import lambda_base
-from domino_jax.training.losses import LossSettings
-from domino_jax.training.markov_loss import MarkovSettings
-from domino_jax.training.optimizer import learning_rate, make_optimizer
-from domino_jax.training.row_losses import Eagle3Settings, MedusaSettings
-from domino_jax.training.selector_loss import SelectorSettings
-from domino_jax.training.state import init_state
-from domino_jax.training.step import make_train_step
 from tests.helpers.decoding_models import random_models
 from tests.helpers.models import Model, random_tokens, tiny_drafter, tiny_target
 

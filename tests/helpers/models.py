@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import load_file
 
-from domino_jax.drafters import blocks
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
-from domino_jax.drafters.kinds import new_drafter
-from domino_jax.drafters.pair import Models
+from domino_jax.method import blocks
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.kinds import new_drafter
+from domino_jax.method.losses import LossSettings, Objective, loss_metrics
+from domino_jax.method.pair import Models
+from domino_jax.method.row_losses import RowSettings, row_labels, row_loss, row_objective
+from domino_jax.method.step import DrawnBlocks, corrected, drafter_loss, target_pass
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.training.losses import LossSettings, Objective, loss_metrics
-from domino_jax.training.row_losses import RowSettings, row_labels, row_loss, row_objective
-from domino_jax.training.step import DrawnBlocks, corrected, drafter_loss, target_pass
 from domino_jax.weights.drafter import drafter_table, load_drafter
 from domino_jax.weights.target import load_target
 from tests.helpers.paths import GOLDEN

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.pair import Models
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf

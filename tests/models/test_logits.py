@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.decoding.propose import draft_base
-from domino_jax.decoding.settings import SamplingParams, TreeSettings
-from domino_jax.drafters.pair import Models
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import draft_base
+from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import check_lossless, make_generator, random_models, random_prompts, texts
 from tests.helpers.models import load_golden
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from domino_jax.decoding.settings import TreeSettings
+from domino_jax.method.settings import TreeSettings
 from domino_jax.recipe import cli
 from domino_jax.recipe.decoding import fit_to_drafter, read_file_rows
 from domino_jax.runtime.errors import DominoError

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from domino_jax.drafters.names import ROW_DRAFTERS
+from domino_jax.method.names import ROW_DRAFTERS
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli

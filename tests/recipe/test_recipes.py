@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from domino_jax.method import optimizer
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.values import shifts_labels
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.made_with import differences
-from domino_jax.training import optimizer
 from domino_jax.weights.loading import read_target_config
 from tests.helpers.paths import ROOT
 

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.drafters.drafter import init_drafter_params
-from domino_jax.drafters.head import TOKEN_TABLES
+from domino_jax.method.drafter import init_drafter_params
+from domino_jax.method.head import TOKEN_TABLES
+from domino_jax.method.heads.markov_loss import MarkovSettings
+from domino_jax.method.optimizer import make_optimizer
+from domino_jax.method.state import init_state
+from domino_jax.method.step import make_train_step
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe.builders import with_stored_weights
 from domino_jax.runtime.errors import DataError
-from domino_jax.training.markov_loss import MarkovSettings
-from domino_jax.training.optimizer import make_optimizer
-from domino_jax.training.state import init_state
-from domino_jax.training.step import make_train_step
 from domino_jax.weights.drafter import save_drafter
 from tests.helpers.models import TARGET_FIELDS, random_target, random_tokens, tiny_drafter, tiny_target
 

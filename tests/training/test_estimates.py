@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from domino_jax.drafters.drafter import Drafter, DrafterConfig, init_drafter_params
+from domino_jax.method.drafter import Drafter, DrafterConfig, init_drafter_params
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.estimates import drafter_parameters, peak_flops, run_hours, step_flops, target_parameters
 from tests.helpers.paths import ASSETS

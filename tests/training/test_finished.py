@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from domino_jax import export, train
-from domino_jax.drafters.config import DrafterConfig
+from domino_jax.method.config import DrafterConfig
 from domino_jax.recipe import builders
 from domino_jax.runtime.errors import DataError
 from domino_jax.training import step_folders

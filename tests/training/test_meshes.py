@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from domino_jax.drafters.names import ROW_DRAFTERS
+from domino_jax.method.names import ROW_DRAFTERS
 from domino_jax.models import sharding
 from domino_jax.runtime.errors import DominoError
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.method.state import TrainState
 from domino_jax.runtime.errors import DominoError, NonFiniteError
 from domino_jax.runtime.preemption import Preempted
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training.loop import Intervals, TrainingLoop
-from domino_jax.training.state import TrainState
 from domino_jax.training.step_clock import Profile, StepClock
 
 

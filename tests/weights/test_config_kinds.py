@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.kinds import config_class
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import config_class
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf, speculators
 from domino_jax.weights.drafter import stored_config, stored_head

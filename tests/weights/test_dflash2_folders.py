@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter

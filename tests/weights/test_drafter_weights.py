@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from domino_jax.drafters.config import DrafterConfig
-from domino_jax.drafters.drafter import Drafter, init_drafter_params
-from domino_jax.drafters.names import MARKOV_KINDS
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.names import MARKOV_KINDS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from domino_jax.drafters.eagle3_config import Eagle3Config
-from domino_jax.drafters.kinds import config_class
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.kinds import config_class
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_config

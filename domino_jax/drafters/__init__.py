@@ -1,1 +1,0 @@
-"""The Domino drafter: a parallel backbone and a small causal head."""

@@ -1,0 +1,1 @@
+"""The dry run: what a recipe needs on devices that are absent. Not needed to read the method."""

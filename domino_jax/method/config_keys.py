@@ -1,0 +1,147 @@
+"""Single keys of a drafter's config.json: at the top level, in dflash_config, or in both places when they agree."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from domino_jax.method.names import DOMINO
+from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
+from domino_jax.runtime.errors import DataError, quote
+
+DFLASH = "dflash"
+DSPARK, DFLASH2 = "DSparkDraftModel", "DFlash2DraftModel"  # in architectures
+DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
+# {a key that some drafters alone have: the class that tells them apart}
+_CLASSES = {"markov_rank": DSPARK, "selector_rank": DFLASH2, "selector_top_k": DFLASH2}
+# Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
+_VARIANTS = {
+    "projector_type": (*DOMINO_NAMES, DFLASH),
+    "causal": (),
+    "use_swa": (False,),
+    "swa_window_size": (),
+    "attention_value_scale": (1.0,),
+    "selector_rank": (0,),
+    "selector_top_k": (0,),
+    "markov_rank": (0,),
+    "enable_confidence_head": (False,),
+    "output_multiplier": (1.0,),
+    "input_embedding_scale": (1.0,),
+    "use_aux_hidden_state": (True,),
+    "norm_before_fc": (False,),
+    "fc_norm": (False,),
+}
+LARGEST = 2**31 - 1
+
+
+def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
+    """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
+    found = [place[name] for place in (raw, nested) if place.get(name) is not None]
+    if len(found) == 2 and found[0] != found[1]:
+        raise DataError(
+            f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in "
+            f"dflash_config; make them equal."
+        )
+    return found[0] if found else None
+
+
+def boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | None:
+    """As `either`, for a key that is true or false."""
+    value = either(raw, nested, name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
+    return value
+
+
+def integer(name: str, value: Any) -> int:
+    if type(value) is not int or abs(value) > LARGEST:
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an integer up to {LARGEST}.")
+    return value
+
+
+def optional_integer(raw: dict[str, Any], nested: dict[str, Any], name: str, default: int) -> int:
+    """As `either`, for an integer; `default` when absent."""
+    value = either(raw, nested, name)
+    return default if value is None else integer(name, value)
+
+
+def listed(name: str, value: Any) -> list:
+    if not isinstance(value, list | tuple):
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected a list.")
+    return list(value)
+
+
+def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object inside the file; {} when absent."""
+    value = raw.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected an object.")
+    return value or {}
+
+
+def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
+    """shift_label, which speculators and vLLM spell sample_from_anchor; None without either."""
+    ours, theirs = (boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
+    if None not in (ours, theirs) and ours != theirs:
+        raise DataError(
+            f"the drafter's config.json gives shift_label {ours} and sample_from_anchor {theirs}, which mean the same:"
+            " slot k predicts the token after its own. Make them equal."
+        )
+    return theirs if ours is None else ours
+
+
+def number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise DataError(f"the drafter's config.json has {name} {quote(value)}; expected a finite number above 0.")
+    return float(value)
+
+
+def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collection[str]) -> None:
+    """Raises DataError for a drafter of the same tensors, or nearly, that computes something else.
+
+    known: keys that this drafter's head has.
+    """
+    refused = {name: values for name, values in _VARIANTS.items() if name not in known}
+    for part, place in ((raw, ""), (nested, "dflash_config.")):
+        for name in _CLASSES:
+            if name not in known and part.get(name) not in (None, 0):
+                raise DataError(
+                    f"the drafter's config.json has {place}{name} {quote(part[name])}, which only a {_CLASSES[name]}"
+                    f" has, and architectures {quote(raw.get('architectures'))}. Correct one of them."
+                )
+    refuse_values(raw, refused)
+    refuse_values(nested, refused, "dflash_config.")
+    for part, place in ((raw, ""), (nested, "dflash_config.")):
+        refuse_unsupported({name: value for name, value in part.items() if name not in known}, place)
+    for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+        value = either(raw, nested, name)
+        if value is not None and value != raw.get(own):
+            raise DataError(
+                f"the drafter's config.json has {name} {quote(value)} and {own} {quote(raw.get(own))}; a drafter with"
+                " another vocabulary or width than its target is not supported."
+            )
+
+
+def sliding_window(raw: dict[str, Any]) -> int | None:
+    """The window, when it is in use: where nothing says so, layer_types decides."""
+    window, used = optional_integer(raw, {}, "sliding_window", 0), boolean(raw, {}, "use_sliding_window")
+    if used is None:
+        used = "sliding_attention" in (raw.get("layer_types") or ())
+    return window if window and used else None
+
+
+def public_keys(config: Any) -> dict[str, Any]:
+    """What every drafter with decoder layers writes of them: rope_theta in both places, so that both generations of
+    transformers read it."""
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names += ("rms_norm_eps", "rope_theta", "max_position_embeddings", "vocab_size")
+    return {
+        **{name: getattr(config, name) for name in names},
+        "hidden_act": "silu",
+        "attention_dropout": 0.0,
+        "rope_scaling": None,
+        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    }

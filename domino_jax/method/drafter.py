@@ -1,0 +1,174 @@
+"""The drafter as one module: backbone, optional head, and the two ways it runs (training blocks, decoding)."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
+
+from domino_jax.method.backbone import Backbone, slots_read, training_attention
+from domino_jax.method.blocks import slot_positions
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.heads.domino import DominoHead
+from domino_jax.method.heads.markov import MarkovHead
+from domino_jax.method.heads.selector import Selector
+from domino_jax.method.names import DFLASH2, DOMINO, MARKOV
+from domino_jax.method.passed import Passed
+from domino_jax.models.attention import attend_cache
+from domino_jax.models.cache import Cache, append, block_mask, init_cache
+from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
+
+__all__ = ["Drafter", "DrafterConfig"]
+
+HEADS = {DOMINO: DominoHead, MARKOV: MarkovHead, DFLASH2: Selector}
+
+
+class Drafter(nn.Module):
+    """Parameters: {"backbone": …, "head": …}, "head" if it has one. No embeddings: those are the target's."""
+
+    config: DrafterConfig
+    dtype: Any = jnp.float32
+    attention_blocks: int | None = None  # training: blocks whose attention scores live at a time; None is all
+    remat: bool = False  # training: backbone layers are computed again in the backward pass
+    whole_head: bool = False  # decoding on a mesh: every device holds and computes the whole head
+
+    def setup(self):
+        self.backbone = Backbone(self.config, self.dtype, self.remat)
+        if self.config.has_head:
+            self.head = HEADS[self.config.head](self.config, self.dtype, self.whole_head)
+
+    def __call__(
+        self,
+        features: Features,
+        x: jax.Array,
+        anchors: jax.Array,
+        keep: jax.Array,
+        inputs: jax.Array,
+        positions: Positions | None = None,
+        detached: bool = False,
+        kept: jax.Array | None = None,
+    ) -> tuple[Hidden, jax.Array | None]:
+        """The teacher-forced forward of A blocks per row; also what `init` traces.
+
+        Args:
+            features: [B, S, C·D].  x: block embeddings [B, A, G, D].  anchors int32, keep bool [B, A].
+            inputs: of the tokens x[a..a+M-1] before the predicting slots what the head reads (`Head`): embeddings
+                [B, A, M, D] or ids int32 [B, A, M].
+            positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
+            detached: no gradient enters the backbone through the codes.
+            kept: bool [B, A, E], the ranks of the head that remain in each block; None: all.
+
+        Returns:
+            z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`; the full
+            logits are left to the caller, who takes them in slices.
+        """
+        z = self.block_hidden(features, x, anchors, keep, positions)
+        if not self.config.has_head:
+            return z, None
+        codes = self.block_codes(jax.lax.stop_gradient(z) if detached else z, inputs, kept)
+        if self.is_initializing():
+            self.head.residual(codes)
+        return z, codes
+
+    def block_codes(self, z: Hidden, inputs: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """The head's codes [B, A, M, E] of blocks z [B, A, G, D], after tokens given as `inputs` of a forward."""
+        predicting = z[:, :, self.config.first_slot :]
+        kept = None if kept is None else kept.reshape(-1, 1, kept.shape[-1])
+        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)), kept)
+        return codes.reshape(*predicting.shape[:3], -1)
+
+    def block_hidden(
+        self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
+    ) -> Hidden:
+        """z [B, A, G, D] of every block at once."""
+        batch, blocks, slots, width = x.shape
+        starts, first = None, anchors
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(features.shape[1]), features.shape[:2])
+        else:
+            first = jnp.take_along_axis(positions, anchors, axis=1)
+            starts = anchors - first
+        context = self.backbone.context_keys_values(features, positions)
+
+        def attention(layer):
+            choices = {"causal": self.config.causal(layer), "starts": starts, "slice_blocks": self.attention_blocks}
+            return training_attention(context[layer], anchors, keep, slots, self.config.window(layer), **choices)
+
+        block_positions = slot_positions(first, slots).reshape(batch, blocks * slots)
+        z, _ = self.backbone(x.reshape(batch, blocks * slots, width), block_positions, attention)
+        return z.reshape(batch, blocks, slots, width)
+
+    def example(self) -> tuple:
+        """What `init` traces."""
+        c = self.config
+        features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
+        block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
+        inputs = block[:, :, c.first_slot :] if c.reads_embeddings else jnp.zeros((1, 1, c.num_drafts), jnp.int32)
+        return features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs
+
+    def init_cache(self, batch: int, slots: int) -> Cache:
+        """An empty context cache for `batch` rows of `slots` positions."""
+        c = self.config
+        return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
+
+    def extend_context(self, cache: Cache, passed: Passed, slots: jax.Array) -> Cache:
+        """Writes context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
+        rows = self.backbone.context_keys_values(passed.features, slots)
+        return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
+
+    def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
+        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block after the length).
+
+        Every slot reads the committed context and its block as in training (`training_attention`). The rows written are
+        never committed: the next `extend_context` overwrites them with the accepted tokens' features.
+        """
+        size = x.shape[1]
+        positions = lengths[:, None] + jnp.arange(size)
+        capacity = cache[0][0].shape[2]
+
+        def attention(layer):
+            window = self.config.window(layer)
+            mask = block_mask(lengths, slots_read(size, window, self.config.causal(layer)), capacity)
+            if window is not None:
+                mask &= jnp.arange(capacity) >= positions[:, :, None] - (window - 1)
+
+            def over_cache(q, k, v):
+                written = append(cache[layer], k, v, positions)
+                return attend_cache(q, *written, mask), written
+
+            return over_cache
+
+        return self.backbone(x, positions, attention)
+
+
+def init_drafter_params(drafter: Any, key: jax.Array) -> dict:
+    """Fresh float32 parameters of a drafter of any kind: normal(0, 0.02) linears, ones for norms, torch's uniform for
+    the GRU, zeros for Medusa."""
+    return drafter.init(key, *drafter.example())["params"]
+
+
+def rows_together(params: dict) -> dict:
+    """A drafter's parameters as decoding stores them: the numbers of a token in the head's last matrix side by side.
+
+    The shape stays [E, V]; the order in an accelerator's memory is that of [V, E], of which a draft reads the rows of
+    its candidates (Head.rows). From the usual order the compiler for TPUs copies the whole matrix into this one
+    in every round. On a CPU nothing changes.
+
+    Args:
+        params: arrays, or shapes with their shardings.
+    """
+    if "head" not in params:
+        return params
+    kernel = params["head"]["up"]["kernel"]
+    if any(device.platform == "cpu" for device in kernel.sharding.device_set):
+        return params
+    return {**params, "head": {**params["head"], "up": {"kernel": transposed_in_memory(kernel)}}}
+
+
+def transposed_in_memory(matrix: jax.Array | jax.ShapeDtypeStruct) -> jax.Array | jax.ShapeDtypeStruct:
+    """The same matrix with the numbers of a column side by side in memory."""
+    stored = Format(Layout(major_to_minor=(1, 0)), matrix.sharding)
+    if isinstance(matrix, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(matrix.shape, matrix.dtype, sharding=stored)
+    return jax.device_put(matrix, stored)

@@ -1,0 +1,125 @@
+"""What all heads have in common: a sequential correction of low rank to the backbone's logits."""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method.config import DrafterConfig
+from domino_jax.models.layers import INIT_STD, Linear, with_rows
+from domino_jax.models.shapes import Hidden
+from domino_jax.models.sharding import constrain, gathered
+
+TOKEN_TABLES = ("predecessor", "up")  # the parameters of a head that have a row, or a column, for each token
+
+
+class Head(nn.Module):
+    """Logits of a slot = base logits + code · matrix. The code [..., E] follows from the slot's z, from the token
+    before the slot, and from a state over all tokens before that one.
+
+    A head is one file with a subclass that defines `setup`, where `up` is `last_matrix()`, and the four methods that
+    raise here. They see only the slots that predict a token (`DrafterConfig.num_drafts` of them, M). Of a token they
+    get x: its target embedding [..., D] where `DrafterConfig.reads_embeddings`, else its id, int32 [...].
+
+    Training calls `codes` for whole blocks and `residual` for slices of them. Drafting calls `hidden_half` before its
+    loop and `step` for one slot at a time: a chain with arrays [B, ...], a tree with lanes, [B, W, ...]. With few
+    candidates, `residual_of` replaces `residual`.
+    """
+
+    config: DrafterConfig
+    dtype: Any = jnp.float32
+    whole: bool = False  # decoding on a mesh: every device computes all of it
+
+    def initial_state(self, *batch: int) -> Any:
+        """The state before any token: a tree of float32 arrays [*batch, ...], () for a head without a state."""
+        raise NotImplementedError
+
+    def hidden_half(self, z: Hidden) -> jax.Array:
+        """What a slot's z [..., D] alone determines of `step`, one array [..., any]."""
+        raise NotImplementedError
+
+    def step(self, state: Any, x: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
+        """State, the token before the slot, and the slot's half → (the state after that token, code [..., E])."""
+        raise NotImplementedError
+
+    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """Codes [B, T, E] of all slots at once, from z [B, T, D] and x [B, T, ...], the true tokens before the slots.
+
+        They equal those of T steps. With `kept`, bool [B, 1, E], the numbers that it leaves out are 0 wherever the head
+        reads or makes them: the codes are those of a head of the rank that is kept.
+        """
+        raise NotImplementedError
+
+    def last_matrix(self, **choices: Any) -> Linear:
+        """The matrix [E, V], stored as the parameter up/kernel; choices: of Linear."""
+        return Linear(self.config.vocab_size, dtype=self.dtype, whole=self.whole, logits=True, **choices)
+
+    def token_table(self, rank: int) -> nn.Embed:
+        """A table [V, rank] for `look_up`, stored as the parameter predecessor/embedding."""
+        init = nn.initializers.normal(INIT_STD)
+        return nn.Embed(self.config.vocab_size, rank, dtype=self.dtype, embedding_init=init)
+
+    def look_up(self, tokens: jax.Array) -> jax.Array:
+        """Rows [..., rank] of the table `predecessor`."""
+        rows = self.predecessor(tokens)
+        if self.whole:
+            return rows
+        # On a mesh in two steps, as the target's embeddings: each device looks up its share of the rank first.
+        rows = constrain(rows, "groups", *[None] * (rows.ndim - 2), "width")
+        return constrain(rows, "batch")
+
+    def residual(self, code: jax.Array) -> jax.Array:
+        """Codes [..., E] → the correction of all logits, float32 [..., V]."""
+        return self.up(code)
+
+    def rows(self, tokens: jax.Array) -> jax.Array:
+        """Of the matrix transposed, the rows of tokens [..., Q] → [..., Q, E]: all that `residual_of` reads of it."""
+        kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
+        kernel = kernel if self.whole else gathered(kernel, "up")
+        return jnp.take(kernel.T, tokens, axis=0)
+
+    def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
+        """As `residual`, for a few tokens: codes [..., W, E], their `rows` [..., Q, E] → float32 [..., W, Q]."""
+        return jnp.einsum("...we,...qe->...wq", code, rows, preferred_element_type=jnp.float32)
+
+    def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
+        """The correction float32 [B, T, V] of all slots, with arguments as `codes`."""
+        return self.residual(self.codes(z, x))
+
+
+def cut_ranks(values: jax.Array, kept: jax.Array | None) -> jax.Array:
+    """values [..., E] with 0 at the ranks that `kept`, bool [..., E], leaves out; None: as they are."""
+    return values if kept is None else values * kept.astype(values.dtype)
+
+
+class SplitLinear(nn.Module):
+    """One kernel [sum of widths, features] over joined inputs, applied part by part: what does not depend on tokens can
+    leave a loop."""
+
+    widths: tuple[int, ...]
+    features: int
+    dtype: Any = jnp.float32
+    use_bias: bool = False
+
+    def setup(self):
+        shape = (sum(self.widths), self.features)
+        self.kernel = self.param("kernel", nn.initializers.normal(INIT_STD), shape)
+        if self.use_bias:
+            self.bias = self.param("bias", nn.initializers.zeros, (self.features,))
+
+    def part(self, index: int, x: jax.Array, bias: bool = False) -> jax.Array:
+        """The share of input `index`, x [..., widths[index]] → [..., features], with the bias if wanted."""
+        # Cast before it is gathered: two bytes a weight, not four, travel between devices in a bfloat16 step.
+        kernel = self._rows(gathered(self.kernel.astype(self.dtype), self.name), index)
+        product = with_rows(jnp.matmul, x.astype(self.dtype), kernel)
+        return product + self.bias.astype(product.dtype) if bias else product
+
+    def matrix(self, index: int) -> jax.Array:
+        """The rows of input `index` [widths[index], features], fetched once for a loop, so that their gradient is
+        summed once, in float32."""
+        return self._rows(gathered(self.kernel, self.name), index)
+
+    def _rows(self, kernel: jax.Array, index: int) -> jax.Array:
+        start = sum(self.widths[:index])
+        return kernel[start : start + self.widths[index]]

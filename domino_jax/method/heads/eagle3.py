@@ -1,0 +1,199 @@
+"""EAGLE-3 (arXiv 2503.01840): one decoder layer that drafts a chain, a token for each pass through it.
+
+Row t holds a state g and the token after it, x[t+1]. At rows of text g is fused from three depths of the target. At a
+drafted row it is what the layer returned for the row before. Training imitates that (training-time test): the layer
+runs several times over all rows, each time with the states of the run before and with tokens one place later.
+"""
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.passed import Passed
+from domino_jax.models import attention
+from domino_jax.models.attention import attend_cache, causal_mask
+from domino_jax.models.cache import LayerCache, append, init_cache
+from domino_jax.models.decoder_layer import Angles, Attention, SelfAttention
+from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotary_angles
+from domino_jax.models.shapes import MASKED, Features, Lengths, Logits, Positions
+from domino_jax.models.sharding import constrain
+
+State = tuple[LayerCache, jax.Array]  # keys and values of all rows but the last; the last row's fused features [B, D]
+
+
+class Eagle3Layer(nn.Module):
+    """A Llama layer whose attention reads the token's embedding and the state, and whose residual is the state."""
+
+    config: Eagle3Config
+    dtype: Any = jnp.float32
+
+    def setup(self):
+        c = self.config
+        self.input_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.hidden_norm = RMSNorm(c.rms_norm_eps, self.dtype)
+        heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
+        self.self_attn = SelfAttention(c.hidden_size, *heads, c.rms_norm_eps, dtype=self.dtype, qk_norm=False)
+        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, self.dtype)
+
+    def _inputs(self, x: jax.Array, g: jax.Array) -> jax.Array:
+        return jnp.concatenate([self.input_layernorm(x), self.hidden_norm(g)], axis=-1)
+
+    def keys_values(self, x: jax.Array, g: jax.Array, angles: Angles) -> LayerCache:
+        return self.self_attn.keys_values(self._inputs(x, g), angles)
+
+    def __call__(self, x: jax.Array, g: jax.Array, angles: Angles, over: Attention) -> tuple[jax.Array, Any]:
+        """Embeddings x and states g [B, T, D] → (the rows' next states, the second result of `over`)."""
+        attended, extra = self.self_attn(self._inputs(x, g), angles, over)
+        g = constrain(g + attended, "batch")
+        return constrain(g + self.mlp(self.post_attention_layernorm(g)), "batch"), extra
+
+
+class Eagle3(nn.Module):
+    """fc fuses the tapped features; one layer; a norm and an lm_head over the draft vocabulary."""
+
+    config: Eagle3Config
+    dtype: Any = jnp.float32
+    remat: bool = False  # training: a pass through the layer is computed again in the backward pass
+
+    def setup(self):
+        c = self.config
+        # The attention function is no array; everything it closes over may be.
+        layer = nn.remat(Eagle3Layer, static_argnums=(4,)) if self.remat else Eagle3Layer
+        self.fc = Linear(c.hidden_size, dtype=self.dtype)
+        self.midlayer = layer(c, self.dtype)
+        self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
+        self.lm_head = Linear(c.draft_vocab_size, dtype=self.dtype, logits=True)
+
+    # ------------------------------------------------------------------------------------------------ training
+
+    def __call__(
+        self,
+        features: Features,
+        embedded: jax.Array,
+        passes: int,
+        positions: Positions | None = None,
+        documents: jax.Array | None = None,
+    ) -> jax.Array:
+        """The states [B, S, J, D] of J passes over all rows; `logits` makes their predictions.
+
+        In pass j row t reads the token at t+1+j, and predicts the one after that.
+
+        Args:
+            features: [B, S, C·D].  embedded: of the row's tokens and of `passes` more, [B, S+J, D].
+            positions, documents: int32 [B, S] of packed rows.
+        """
+        length = features.shape[1]
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(length), features.shape[:2])
+        state = constrain(self.fc(features), "batch")
+        earlier, states = [], []
+        for index in range(passes):
+
+            def over_passes(q, k, v, earlier=tuple(earlier)):
+                read = (*earlier, (k, v))
+                return attend_passes(q, read, documents), (k, v)
+
+            x = embedded[:, 1 + index : 1 + index + length]
+            state, rows = self.midlayer(x, state, self._angles(positions + index), over_passes)
+            earlier.append(rows)
+            states.append(state)
+        out = jnp.stack(states, axis=2)
+        if self.is_initializing():
+            self.logits(out)
+        return out
+
+    def logits(self, states: jax.Array) -> Logits:
+        """States [..., D] → float32 logits [..., V_d] over the draft vocabulary."""
+        return self.lm_head(self.norm(states))
+
+    def example(self) -> tuple:
+        """What `init` traces."""
+        c = self.config
+        return jnp.zeros((1, 2, 3 * c.hidden_size)), jnp.zeros((1, 3, c.hidden_size)), 1
+
+    # ------------------------------------------------------------------------------------------------ decoding
+
+    def init_cache(self, batch: int, slots: int) -> State:
+        c = self.config
+        [rows] = init_cache(1, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
+        return rows, jnp.zeros((batch, c.hidden_size), self.dtype)
+
+    def extend_context(self, cache: State, passed: Passed, slots: jax.Array) -> State:
+        """Writes the rows' keys and values at cache slots (= absolute positions) int32 [B, T].
+
+        The row before the anchor may have another token than the anchor here: `draft_step` writes it again.
+        """
+        fused = self.fc(passed.features)
+        rows = self.midlayer.keys_values(passed.following, fused, self._angles(slots))
+        return append(cache[0], *rows, slots), passed.last(fused, cache[1])
+
+    def draft_step(
+        self, rows: LayerCache, state: jax.Array, x: jax.Array, slots: Lengths
+    ) -> tuple[Logits, jax.Array, LayerCache]:
+        """One row after those before `slots` int32 [B] (= its position) → (float32 logits [B, V_d], next state, rows).
+
+        Args:
+            state: [B, D], fused features for the row before the anchor, then what the step before returned.
+            x: [B, D], the embedding of the token after the row: the anchor, then the last draft.
+        """
+        places = slots[:, None]
+        mask = jnp.arange(rows[0].shape[2]) <= places[:, :, None]
+
+        def over_cache(q, k, v):
+            written = append(rows, k, v, places)
+            return attend_cache(q, *written, mask), written
+
+        state, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), over_cache)
+        return self.logits(state[:, 0]), state[:, 0], rows
+
+    def _angles(self, positions: Positions) -> Angles:
+        return rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+
+
+def attend_passes(q: jax.Array, passes: tuple[LayerCache, ...], documents: jax.Array | None = None) -> jax.Array:
+    """Attention of the last pass' queries [B, N, S, H] over keys and values [B, K, S, H] of all passes, one softmax.
+
+    A query reads the first pass at its own row and before, and every later pass at its own row only: that is what a
+    chain reads that begins at this row. Queries go through in parts, whose scores are made again in the backward pass.
+
+    Args:
+        documents: int32 [B, S] of packed rows: rows of other documents are not read.
+
+    >>> third pass, 3 rows  →  1 0 0   1 0 0   1 0 0
+                               1 1 0   0 1 0   0 1 0
+                               1 1 1   0 0 1   0 0 1
+    """
+    length = q.shape[2]
+    size = attention.PART_ROWS * -(-length // (attention.PART_ROWS * attention.ROW_PARTS))
+
+    def part(start: int) -> jax.Array:
+        end = min(start + size, length)
+        own = None if documents is None else documents[:, start:end]
+        before = None if documents is None else documents[:, :end]
+        mask = causal_mask(jnp.arange(start, end), end, own, before)
+        first = tuple(x[:, :, :end] for x in passes[0])
+        later = [tuple(x[:, :, start:end] for x in one) for one in passes[1:]]
+        return jax.checkpoint(_attend_part)(q[:, :, start:end], first, later, mask)
+
+    return jnp.concatenate([part(start) for start in range(0, length, size)], axis=2)
+
+
+def _attend_part(q: jax.Array, first: LayerCache, later: list[LayerCache], mask: jax.Array) -> jax.Array:
+    """Queries [B, N, T, H] over `first` [B, K, S, H] with mask bool [1 or B, T, S], and row by row over `later`."""
+    batch, heads, rows, width = q.shape
+    kv = first[0].shape[1]
+    q = q.reshape(batch, kv, heads // kv, rows, width)
+    f32 = {"preferred_element_type": jnp.float32}
+    scores = jnp.einsum("bkrth,bksh->bkrts", q, first[0], **f32)
+    scores = [jnp.where(mask[:, None, None], scores, MASKED)]
+    scores += [jnp.einsum("bkrth,bkth->bkrt", q, k, **f32)[..., None] for k, _ in later]
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * width**-0.5, axis=-1).astype(q.dtype)
+    keys = first[0].shape[2]
+    out = jnp.einsum("bkrts,bksh->bkrth", weights[..., :keys], first[1], **f32)
+    for index, (_, v) in enumerate(later):
+        out += weights[..., keys + index, None].astype(jnp.float32) * v[:, :, None]
+    return out.astype(q.dtype).reshape(batch, heads, rows, width)

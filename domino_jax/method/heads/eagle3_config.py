@@ -1,0 +1,207 @@
+"""The config.json of an EAGLE-3 drafter, in both public conventions of layer ids, and its draft vocabulary."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from domino_jax.method.config_keys import integer, listed, public_keys, section
+from domino_jax.method.names import CHAIN, EAGLE3, FUSED_LAYERS, LONGEST_CHAIN
+from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.runtime.errors import DataError, quote
+
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+LARGEST_LAYERS = 1_024
+COUNTING = f"eagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
+# Keys of other drafters with these tensors, or nearly, and the values with which they are those of this file.
+_VARIANTS = {
+    "fc_norm": (False,),
+    "norm_output": (True,),
+    "norm_before_residual": (False,),
+    "norm_before_fc": (False,),
+    "attention_bias": (False,),
+    "num_hidden_layers": (1,),
+    "sliding_window": (),
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+    "parallel_drafting": (False,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Config(DecoderConfig):
+    """Shapes of one drafter; vocab_size is the target's.
+
+    target_layer_ids: zero-based layers of the target whose outputs are fused.
+    draft_vocab_size: V_d.
+    draft_token_bytes: `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the
+        hash of bytes, while it would go through 32,000 numbers of a tuple again.
+    """
+
+    target_layer_ids: tuple[int, ...]
+    draft_vocab_size: int
+    draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
+
+    head = EAGLE3
+    has_backbone = False
+    has_head = False  # no correction of base logits
+    num_drafts = CHAIN
+    most_drafts = LONGEST_CHAIN
+
+    @property
+    def block_size(self) -> int:
+        """Rows of the pass that verifies a chain of the usual length, the anchor's included."""
+        return self.num_drafts + 1
+
+    @property
+    def draft_tokens(self) -> np.ndarray:
+        """The target's ids of the draft vocabulary, int32 [V_d], ascending; empty for all tokens."""
+        return np.frombuffer(self.draft_token_bytes, np.int32)
+
+    @property
+    def target_ids(self) -> np.ndarray:
+        """draft_tokens, or all tokens where these are the draft vocabulary."""
+        return self.draft_tokens if len(self.draft_tokens) else np.arange(self.vocab_size, dtype=np.int32)
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], target_layers: int | None = None) -> "Eagle3Config":
+        """Reads a parsed config.json, without the draft vocabulary, which is in d2t; raises DataError for a wrong key.
+
+        Args:
+            target_layers: L, for a file without layer ids; None: such a file is refused. Whether the ids of a file fit
+                a target is the loader's to check.
+        """
+        nested = section(raw, "eagle_config")
+        refuse_unsupported(raw)
+        refuse_values(raw, _VARIANTS)
+        refuse_values(nested, _VARIANTS, "eagle_config.")
+        if raw.get("model_type") != "llama":
+            raise DataError(
+                f"the drafter's config.json ({EAGLE3}) has model_type {quote(raw.get('model_type'))}; only 'llama', a"
+                " layer without norms on queries and keys, is supported."
+            )
+        fields = read_decoder_fields(raw, llama=True)
+        width = raw.get("target_hidden_size")
+        if width not in (None, fields["hidden_size"]):
+            raise DataError(
+                f"the drafter's config.json has target_hidden_size {quote(width)} and hidden_size"
+                f" {fields['hidden_size']}; a drafter of another width than its target is not supported."
+            )
+        draft_vocab = raw.get("draft_vocab_size")
+        draft_vocab = fields["vocab_size"] if draft_vocab is None else draft_vocab
+        if type(draft_vocab) is not int or not 0 < draft_vocab <= fields["vocab_size"]:
+            raise DataError(
+                f"the drafter's config.json has draft_vocab_size {quote(draft_vocab)}; expected an integer from 1 to"
+                f" vocab_size {fields['vocab_size']}."
+            )
+        ids = _layer_ids(raw, nested, target_layers)
+        config = cls(**fields, qk_norm=False, target_layer_ids=ids, draft_vocab_size=draft_vocab)
+        tokens = [integer("draft_tokens", token) for token in listed("draft_tokens", raw.get("draft_tokens") or [])]
+        return config.with_draft_tokens(tokens) if tokens else config
+
+    @classmethod
+    def for_target(
+        cls,
+        target: Qwen3Config,
+        *,
+        draft_vocab_size: int | None = None,
+        target_layer_ids: Sequence[int] | None = None,
+        intermediate_size: int | None = None,
+        draft_tokens: Sequence[int] = (),
+    ) -> "Eagle3Config":
+        """A new drafter with the target's widths, of which intermediate_size may be another.
+
+        Args:
+            draft_vocab_size: None for all tokens.  target_layer_ids: None for the public rule.
+            draft_tokens: () where only shapes and speed matter: the first tokens.
+        """
+        ids = tuple(target_layer_ids) if target_layer_ids else default_layer_ids(target.num_hidden_layers)
+        _check_ids(ids, target.num_hidden_layers)
+        shared = dataclasses.asdict(target)
+        del shared["tie_word_embeddings"]
+        shared["intermediate_size"] = intermediate_size or target.intermediate_size
+        size = min(draft_vocab_size or target.vocab_size, target.vocab_size)
+        config = cls(
+            **{**shared, "num_hidden_layers": 1, "attention_bias": False, "qk_norm": False},
+            target_layer_ids=ids,
+            draft_vocab_size=size,
+        )
+        return config.with_draft_tokens(draft_tokens if len(draft_tokens) else range(size))
+
+    def with_draft_tokens(self, tokens: Sequence[int]) -> "Eagle3Config":
+        """The config with these tokens of the target as its draft vocabulary.
+
+        Raises:
+            DataError: they do not fit draft_vocab_size or the target's vocabulary.
+        """
+        ids = np.asarray(tokens, np.int64)
+        if ids.shape != (self.draft_vocab_size,):
+            raise DataError(
+                f"the draft vocabulary has {len(ids)} tokens, but draft_vocab_size is {self.draft_vocab_size}."
+            )
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise DataError(
+                f"the draft vocabulary names the target's token {outside[0]}, but vocab_size is {self.vocab_size}. d2t"
+                " holds offsets: draft token i is the target's token i + d2t[i]."
+            )
+        if (np.diff(ids) <= 0).any():
+            raise DataError("the draft vocabulary names the target's tokens twice or out of order; d2t is damaged.")
+        whole = self.draft_vocab_size == self.vocab_size
+        return dataclasses.replace(self, draft_token_bytes=b"" if whole else ids.astype(np.int32).tobytes())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The public config.json; what it lacks, the draft vocabulary, is stored as tensors."""
+        return {
+            "architectures": [ARCHITECTURE],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            **public_keys(self),
+            "attention_bias": False,
+            "mlp_bias": False,
+            "draft_vocab_size": self.draft_vocab_size,
+            # vLLM reads the layers here, counted by their inputs, and SGLang in eagle_config, counted by their outputs.
+            LAYER_IDS: [index + 1 for index in self.target_layer_ids],
+            "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: list(self.target_layer_ids)},
+        }
+
+
+def default_layer_ids(target_layers: int) -> tuple[int, ...]:
+    """The public rule: the outputs of layers 1, L//2 - 1 and L - 4."""
+    return (1, target_layers // 2 - 1, target_layers - 4)
+
+
+def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int | None) -> tuple[int, ...]:
+    """Zero-based layers whose outputs are fused, from eagle_config, or from the top level, where ids are one higher.
+
+    target_layers: for the public rule, where neither place has them.
+    """
+    found = {}
+    places = ((f"eagle_config.{LAYER_IDS}", nested.get(LAYER_IDS), 0), (LAYER_IDS, raw.get(LAYER_IDS), 1))
+    for place, ids, shift in places:
+        if ids is not None:
+            found[place] = tuple(integer(place, index) - shift for index in listed(place, ids))
+    if len(set(found.values())) > 1:
+        raise DataError(
+            f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
+            f" {list(raw[LAYER_IDS])} at top level, where the same layers are one higher each; make them agree."
+        )
+    if not found and target_layers is None:
+        raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")
+    ids = next(iter(found.values())) if found else default_layer_ids(target_layers)
+    _check_ids(ids, LARGEST_LAYERS, f"\n{COUNTING}")
+    return ids
+
+
+def _check_ids(ids: tuple[int, ...], target_layers: int, hint: str = "") -> None:
+    fine = all(0 <= index < target_layers - 1 for index in ids)
+    if not fine or len(set(ids)) != FUSED_LAYERS or len(ids) != FUSED_LAYERS:
+        raise DataError(
+            f"target_layer_ids {list(ids)} must be {FUSED_LAYERS} different layers of the target from 0 to"
+            f" {target_layers - 2}, whose outputs the drafter fuses.{hint}"
+        )

@@ -1,0 +1,86 @@
+"""Target and drafter with their parameters, as one argument of the jitted functions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+
+from domino_jax.method.backbone import transformed_logits
+from domino_jax.method.kinds import AnyDrafter
+from domino_jax.method.passed import Passed
+from domino_jax.models.qwen3 import Qwen3
+
+
+@flax.struct.dataclass
+class Models:
+    """The modules are static, the parameters are arrays. drafter and drafter_params are None for plain decoding."""
+
+    target: Qwen3 = flax.struct.field(pytree_node=False)
+    target_params: dict
+    drafter: AnyDrafter | None = flax.struct.field(pytree_node=False, default=None)
+    drafter_params: dict | None = None
+
+    def run_target(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return self.target.apply({"params": self.target_params}, *args, **kwargs)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Token ids [...] → the target's embedding rows [..., D]."""
+        return self.target.apply({"params": self.target_params}, tokens, method=Qwen3.embed)
+
+    def unembed(self, hidden: jax.Array) -> jax.Array:
+        """Hidden states [..., D] → the target's float32 logits [..., V]."""
+        return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
+
+    def draft_logits(self, z: jax.Array) -> jax.Array:
+        """The backbone's z [..., D], or Medusa's → its base logits float32 [..., V]."""
+        logits, config = self.unembed(z), self.drafter.config
+        return transformed_logits(logits, config) if config.has_backbone else logits
+
+    def extend_context(self, cache: Any, passed: Passed, slots: jax.Array) -> Any:
+        """What the drafter keeps of the text (kinds.py), with the rows that the target has read."""
+        return self._drafter("extend_context", cache, passed, slots)
+
+    def draft_hidden(self, *args: Any) -> Any:
+        return self._drafter("draft_hidden", *args)
+
+    def draft_step(self, *args: Any) -> tuple:
+        return self._drafter("draft_step", *args)
+
+    def head_inputs(self, tokens: jax.Array) -> jax.Array:
+        """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
+        return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens
+
+    def block_codes(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, M]."""
+        return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens)))
+
+    def head_start(self, *batch: int) -> Any:
+        """The head's state before any token (`Head.initial_state`)."""
+        return self._drafter(lambda drafter: drafter.head.initial_state(*batch))
+
+    def head_hidden_half(self, z: jax.Array) -> jax.Array:
+        return self._drafter(lambda drafter: drafter.head.hidden_half(z))
+
+    def head_step(self, state: Any, tokens: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
+        """(the head's state after `tokens` int32 [...], the code [..., E] of the slots that follow them)."""
+        return self._drafter(lambda drafter: drafter.head.step(state, self.head_inputs(tokens), half))
+
+    def confidence(self, z: jax.Array, tokens: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """Logits float32 [...] of the confidence head, for slots z [..., D] after `tokens` int32 [...].
+
+        kept: bool [..., E], the ranks of the head that remain; None: all.
+        """
+        return self._drafter(lambda drafter: drafter.head.confidence(z, tokens, kept))
+
+    def head_rows(self, tokens: jax.Array) -> jax.Array:
+        return self._drafter(lambda drafter: drafter.head.rows(tokens))
+
+    def residual(self, code: jax.Array) -> jax.Array:
+        return self._drafter(lambda drafter: drafter.head.residual(code))
+
+    def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
+        return self._drafter(lambda drafter: drafter.head.residual_of(code, rows))
+
+    def _drafter(self, method: str | Callable, *args: Any) -> Any:
+        return self.drafter.apply({"params": self.drafter_params}, *args, method=method)

@@ -1,0 +1,126 @@
+"""The draft of one round: backbone over [anchor, mask, …], base logits of all slots, then the head's rollout."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
+from domino_jax.method.loop import DecodeState
+from domino_jax.method.names import EAGLE3
+from domino_jax.method.pair import Models
+from domino_jax.method.rollout import roll_out, scan_drafts, settle
+from domino_jax.method.sampling import Sampling, choose, reads_noise
+from domino_jax.method.settings import DraftSettings
+from domino_jax.models.cache import Cache
+from domino_jax.models.shapes import Hidden, Logits
+from domino_jax.models.sharding import constrain
+
+NO_DRAFT = -1  # no token: the target never chooses it
+
+
+def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
+    """Draft tokens int32 [B, M], and the draft cache with the draft's rows after the committed length.
+
+    With a confidence threshold a place after the last sure draft holds NO_DRAFT.
+    Without drafts (num_drafts 0) no backbone runs.
+    """
+    if models.drafter.config.head == EAGLE3:
+        return draft_chain(models, state, sampling, settings)
+    if settings.num_drafts == 0:
+        return jnp.zeros((len(state.anchors), 0), jnp.int32), state.draft_cache
+    use_head = settings.use_head and models.drafter.config.has_head
+    z, base, cache = draft_base(models, state, settings.num_drafts, use_head)
+    if use_head:
+        drafts = roll_out_head(models, state, z, base, sampling, settings)
+        return (until_unsure(models, state, z, drafts, settings.confidence) if settings.confidence else drafts), cache
+    return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
+
+
+def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
+    """Absolute positions int32 [B, M] of the drafts: the anchor is at `lengths`, draft i at lengths + i."""
+    return state.lengths[:, None] + 1 + jnp.arange(drafts)
+
+
+def draft_base(
+    models: Models, state: DecodeState, num_drafts: int | None = None, use_head: bool = True
+) -> tuple[Hidden, Logits, Cache]:
+    """One backbone pass → (z [B, M, D] of the predicting slots, base logits float32 [B, M, V], the cache).
+
+    Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
+    first `num_drafts`. The heads of Medusa take the place of a backbone and its slots.
+    """
+    config = models.drafter.config
+    if config.has_backbone:
+        masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
+        block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
+        z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
+        z = z[:, config.first_slot :]
+    else:
+        z, cache = models.draft_hidden(state.draft_cache), state.draft_cache
+    z = z[:, :num_drafts]
+    # Split at first, so that the compiler never gathers the lm_head instead of its product.
+    base = constrain(models.draft_logits(z), "batch", None, "vocab")
+    if use_head and config.has_head and models.drafter.whole_head:
+        # A head that is whole on every device reads whole rows of logits, one after another: one exchange now is better
+        # than one per draft. A split head reads only its share of them.
+        base = constrain(base, "batch")
+    return z, base, cache
+
+
+def roll_out_head(
+    models: Models,
+    state: DecodeState,
+    z: Hidden,
+    base: Logits,
+    sampling: Sampling,
+    settings: DraftSettings,
+) -> jax.Array:
+    """The head's roll-out over z [B, M, D] and base logits float32 [B, M, V]: draft tokens int32 [B, M].
+
+    Draft i shares the target's noise at its absolute position.
+    """
+    candidates = pick_candidates(base, models.drafter.config.candidates(settings.head_candidates))
+    if reads_noise(sampling, settings.scale):
+        candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
+    choose_draft = functools.partial(settle, sampling=sampling, scale=settings.scale)
+    return roll_out(models, state.anchors, z, candidates, choose_draft, scan_drafts)
+
+
+def until_unsure(models: Models, state: DecodeState, z: Hidden, drafts: jax.Array, threshold: float) -> jax.Array:
+    """The drafts int32 [B, M] with NO_DRAFT from the first one on whose confidence is below the threshold."""
+    before = jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
+    sure = jax.nn.sigmoid(models.confidence(z, before)) >= threshold
+    return jnp.where(jnp.cumprod(sure, axis=1) > 0, drafts, NO_DRAFT)
+
+
+def draft_chain(
+    models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
+) -> tuple[jax.Array, Any]:
+    """`propose` for EAGLE-3: its layer runs once per draft, first on the anchor, then on each draft but the last.
+
+    Without drafts it writes the anchor's row all the same, whose token was not known when the prompt was read.
+    """
+    config = models.drafter.config
+    drafts = settings.width(config)
+    tokens = jnp.asarray(config.draft_tokens) if len(config.draft_tokens) else None
+
+    def step(carry, index):
+        rows, hidden, token = carry
+        logits, hidden, rows = models.draft_step(rows, hidden, models.embed(token), state.lengths - 1 + index)
+        choices = Candidates(None, logits[:, None])
+        if tokens is not None:
+            choices = choices._replace(tokens=jnp.broadcast_to(tokens, choices.logits.shape))
+        if reads_noise(sampling, settings.scale):
+            here = state.lengths[:, None] + 1 + index
+            choices = with_noise(choices, state.keys, here, models.target.config.vocab_size)
+        token = settle(choices, sampling, settings.scale)[:, 0]
+        return (rows, hidden, token), token
+
+    start = (*state.draft_cache, state.anchors)
+    if drafts == 0:
+        (rows, _, _), _ = step(start, 0)
+        return jnp.zeros((len(state.anchors), 0), jnp.int32), (rows, state.draft_cache[1])
+    (rows, _, _), drafted = scan_drafts(step, start, jnp.arange(drafts))
+    return drafted.T, (rows, state.draft_cache[1])

@@ -1,0 +1,94 @@
+"""The roll-out of a head: slot after slot of a block is drafted, each given the draft before it.
+
+Drafting and training share it. Letters: B rows, n blocks of a row, M drafts, Q candidates of a slot.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method.candidates import Candidates
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import Sampling, choose_with
+from domino_jax.method.settings import SamplingParams
+from domino_jax.models.shapes import Hidden
+
+GREEDY = SamplingParams()
+
+
+def scan_drafts(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slots: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan` for the drafts of a round, unrolled on a GPU.
+
+    A GPU's command buffer ends at a loop; unrolled, all drafts fit into one. Elsewhere a loop compiles faster and runs
+    as fast: unrolled, four depths of a tree took a third longer to compile.
+    """
+    return jax.lax.platform_dependent(
+        start,
+        slots,
+        cuda=lambda start, slots: jax.lax.scan(step, start, slots, unroll=True),
+        default=lambda start, slots: jax.lax.scan(step, start, slots),
+    )
+
+
+def settle(candidates: Candidates, sampling: Sampling = GREEDY, scale: float = 1.0) -> jax.Array:
+    """The draft at each slot, int32 [B, M]: argmax(scale · log p + g) over the candidates; greedy without noise."""
+    places = choose_with(candidates.logits, candidates.noise, sampling, scale)
+    if candidates.tokens is None:
+        return places
+    return jnp.take_along_axis(candidates.tokens, places[:, :, None], axis=-1)[:, :, 0]
+
+
+def roll_out(
+    models: Models,
+    anchors: jax.Array,
+    z: Hidden,
+    candidates: Candidates,
+    choose: Callable[[Candidates], jax.Array] = settle,
+    scan: Callable = jax.lax.scan,
+) -> jax.Array:
+    """Draft tokens int32 [B, M]: the first ones from base logits alone, the others corrected one after another.
+
+    What of the head does not depend on tokens is taken for all slots before the loop, and so are the candidates' rows
+    of its last matrix; the loop carries the head's state and the last token. Draft i sees the state after the anchor
+    and drafts 1..i-1.
+
+    Args:
+        anchors: int32 [B].  z: [B, M, D] of the predicting slots.
+        choose: the candidates of some slots, with arrays [B, m, Q] → their drafts int32 [B, m].
+        scan: what runs the loop; `scan_drafts` in a decode round.
+    """
+    prefix = min(models.drafter.config.pure_draft_prefix_len, z.shape[1])
+    corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
+    first = choose(jax.tree.map(lambda column: column[:, :prefix], candidates))
+    consumed = jnp.concatenate([anchors[:, None], first], axis=1)  # [B, 1 + prefix]
+    halves, head = models.head_hidden_half(z), models.head_start(z.shape[0])
+    for index in range(prefix):
+        head, _ = models.head_step(head, consumed[:, index], halves[:, index])
+
+    def correct(carry, slot):
+        head, token = carry
+        half, choices, rows = slot
+        head, code = models.head_step(head, token, half)
+        change = models.residual(code)[:, None] if rows is None else models.residual_of(code[:, None], rows)
+        choices = jax.tree.map(lambda column: column[:, None], choices)
+        choices = choices._replace(logits=choices.logits + change)
+        token = choose(choices)[:, 0]
+        return (head, token), token
+
+    rows = None if corrected.tokens is None else models.head_rows(corrected.tokens)
+    slots = (halves[:, prefix:], corrected, rows)
+    slots = jax.tree.map(lambda column: column.swapaxes(0, 1), slots)
+    _, rest = scan(correct, (head, consumed[:, -1]), slots)
+    return jnp.concatenate([first, rest.T], axis=1)
+
+
+def roll_out_blocks(models: Models, anchors: jax.Array, z: Hidden, candidates: Candidates) -> jax.Array:
+    """The greedy roll-out of the blocks of a batch: int32 [B, n, M].
+
+    Args:
+        anchors: int32 [B, n].  z: [B, n, M, D].  candidates: with arrays [B, n, M, Q].
+    """
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (anchors, z, candidates))
+    return roll_out(models, *rows).reshape(z.shape[:3])

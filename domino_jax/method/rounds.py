@@ -1,0 +1,153 @@
+"""One round, with nothing read by the host: propose → verify → accept → commit, or one plain step."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method.loop import DecodeState, emit, record_round
+from domino_jax.method.pair import Models
+from domino_jax.method.passed import Passed
+from domino_jax.method.propose import NO_DRAFT, draft_positions, propose
+from domino_jax.method.sampling import Sampling, choose
+from domino_jax.method.settings import DraftSettings
+from domino_jax.method.tree import Tree, propose_tree
+from domino_jax.method.verify import Verified, accept_chain, accept_tree, verify
+from domino_jax.models.cache import keep_path
+
+
+def autoregressive_round(
+    models: Models,
+    state: DecodeState,
+    stop_ids: jax.Array,
+    sampling: Sampling,
+    fixed_width: int | None = None,
+) -> DecodeState:
+    """Plain decoding, the reference for text and speed: the anchor in, the target's next choice out.
+
+    Args:
+        fixed_width: rows of the pass, of which only the first is valid: those of a speculative round, so that the
+            choice is equal to the round's to the last bit (fixed-shape parity). One row when None.
+    """
+    tokens = jnp.broadcast_to(state.anchors[:, None], (state.anchors.shape[0], fixed_width or 1))
+    taps = models.drafter.config.target_layer_ids if fixed_width else ()
+    out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=fixed_width is not None)
+    chosen = choose(out.logits[:, :1], state.keys, state.lengths[:, None] + 1, state.sampling or sampling)
+    state = state.replace(target_cache=out.cache)
+    state, kept = emit(state, chosen, jnp.ones_like(state.lengths), stop_ids)
+    return state.replace(lengths=state.lengths + kept)
+
+
+def speculative_round(
+    models: Models,
+    state: DecodeState,
+    stop_ids: jax.Array,
+    sampling: Sampling,
+    settings: DraftSettings,
+    *,
+    isolated: bool = False,
+    simulated_tau: float | None = None,
+) -> DecodeState:
+    """One round for every row: up to M+1 tokens emitted, the same number of cache rows committed.
+
+    Args:
+        isolated: verify as a wide plain step does, to the last bit (fixed-shape parity).
+        simulated_tau: accept by `simulated_accepts` instead of by the rule: to time a shape; the text is then wrong.
+    """
+    sampling = state.sampling or sampling
+    if settings.tree:
+        after = tree_round(models, state, stop_ids, sampling, settings, simulated_tau=simulated_tau)[0]
+        return _count_drafts(state, after, settings.verified(models.drafter.config))
+    drafts, draft_cache = propose(models, state, sampling, settings)
+    tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
+    taps = models.drafter.config.target_layer_ids if draft_cache else ()
+    # A place without a draft is computed along as token 0; it never equals a choice, so the chain ends before it.
+    read = jnp.maximum(tokens, 0) if settings.confidence else tokens
+    out = verify(models, state.target_cache, read, state.lengths, tap_layers=taps, isolated=isolated)
+    positions = draft_positions(state, tokens.shape[1])
+    chosen = choose(out.logits, state.keys, positions, sampling)
+    accepted = accept_chain(tokens, chosen)
+    if simulated_tau is not None:
+        accepted = simulated_accepts(state.rounds, simulated_tau, drafts.shape[1])
+    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids)
+    return _count_drafts(state, after, (drafts != NO_DRAFT).sum(axis=1))
+
+
+def _count_drafts(before: DecodeState, after: DecodeState, drafts: jax.Array | int) -> DecodeState:
+    """The state after a round of `drafts` drafts [B] or for every row; rows that were finished before have none."""
+    return after.replace(drafted=before.drafted + drafts * (after.rounds - before.rounds))
+
+
+def tree_round(
+    models: Models,
+    state: DecodeState,
+    stop_ids: jax.Array,
+    sampling: Sampling,
+    settings: DraftSettings,
+    *,
+    simulated_tau: float | None = None,
+) -> tuple[DecodeState, "TreeRound"]:
+    """The round of a tree: the accepted path is moved to where a chain would be, and committed as a chain is.
+
+    Also returns the tree and its accepted path, for recordings; a program that drops them does not compute them.
+    """
+    tree, draft_cache = propose_tree(models, state, sampling, settings)
+    taps = models.drafter.config.target_layer_ids
+    shape = {"depths": tree.depths, "ancestors": tree.ancestors}
+    out = verify(models, state.target_cache, tree.tokens, state.lengths, tap_layers=taps, **shape)
+    deepest = settings.width(models.drafter.config)
+    positions = draft_positions(state, deepest + 1)
+    chosen = choose(out.logits, state.keys, positions, sampling, depths=tree.depths)
+    accepted, path = accept_tree(tree.tokens, chosen, tree.depths, tree.parents, tree.ancestors, deepest)
+    if simulated_tau is not None:
+        accepted = simulated_accepts(state.rounds, simulated_tau, deepest)
+    out = Verified(
+        out.logits,
+        None if out.features is None else jnp.take_along_axis(out.features, path[:, :, None], axis=1),
+        keep_path(out.cache, state.lengths, path, tree.tokens.shape[1]),
+        jnp.take_along_axis(out.hidden, path[:, :, None], axis=1),
+    )
+    emitted = jnp.take_along_axis(chosen, path, axis=1)
+    after = commit(models, state, out, draft_cache, emitted, accepted, stop_ids)
+    return after, TreeRound(tree, chosen, accepted, path)
+
+
+class TreeRound(NamedTuple):
+    """tree; the target's choice after each node int32 [B, T]; accepted int32 [B] and path int32 [B, M+1] of it."""
+
+    tree: Tree
+    chosen: jax.Array
+    accepted: jax.Array
+    path: jax.Array
+
+
+def commit(
+    models: Models,
+    state: DecodeState,
+    out: Verified,
+    draft_cache: Any,
+    chosen: jax.Array,
+    accepted: jax.Array,
+    stop_ids: jax.Array,
+) -> DecodeState:
+    """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
+
+    out: features, hidden states and cache with a chain's rows, at depths 0..M, right after the committed length.
+    draft_cache: () where no batch drafts.
+    """
+    positions = draft_positions(state, chosen.shape[1])
+    # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
+    passed = Passed(out.features, out.hidden, models.embed(chosen), accepted + 1)
+    context = models.extend_context(draft_cache, passed, positions - 1) if draft_cache else ()
+    state = state.replace(target_cache=out.cache, draft_cache=context)
+    state, kept = emit(state, chosen, accepted + 1, stop_ids)
+    return record_round(state.replace(lengths=state.lengths + kept), kept)
+
+
+def simulated_accepts(rounds: jax.Array, tau: float, drafts: int) -> jax.Array:
+    """Drafts int32 [B] that a row's round number `rounds` int32 [B] is made to accept, so that the mean is tau - 1.
+
+    >>> tau 2.5, rounds 0 1 2 3  →  1 2 1 2
+    """
+    emitted = jnp.floor((rounds + 1) * tau) - jnp.floor(rounds * tau)
+    return jnp.clip(emitted.astype(jnp.int32) - 1, 0, drafts)

@@ -1,0 +1,280 @@
+"""One training step: frozen target forward, anchors, drafter forward, sliced loss, update; one jitted function.
+
+The target's parameters are a separate argument: never differentiated, never donated, never in the state. Nothing here
+names a device: the shardings of the arguments and the constraints of sharding.py spread the step over a mesh.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from domino_jax.method import blocks
+from domino_jax.method.backbone import transformed_logits
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter
+from domino_jax.method.head import TOKEN_TABLES
+from domino_jax.method.heads.markov_loss import MarkovObjective
+from domino_jax.method.heads.selector_loss import SelectorObjective, Teacher, selector_outputs
+from domino_jax.method.kinds import AnyDrafter
+from domino_jax.method.losses import (
+    CROSS_ENTROPY,
+    Labels,
+    LossSettings,
+    Objective,
+    Outputs,
+    Sums,
+    scan_sum,
+    sliced_loss,
+    slot_weights,
+)
+from domino_jax.method.names import DFLASH2, MARKOV
+from domino_jax.method.own_drafts import greedy_tokens
+from domino_jax.method.pair import Models
+from domino_jax.method.ranks import kept_ranks, sample_ranks
+from domino_jax.method.row_losses import RowSettings, row_labels, row_loss, row_objective
+from domino_jax.method.state import TrainState
+from domino_jax.models.qwen3 import Qwen3
+from domino_jax.models.shapes import Features, Hidden
+
+# The losses, by LossSettings.kind.
+OBJECTIVES = {CROSS_ENTROPY: Objective, MARKOV: MarkovObjective, DFLASH2: SelectorObjective}
+
+# "tokens" int32 [B, S], "loss_mask" float32 [B, S], "row_ids" int32 [B]; packed rows also "positions" and "documents"
+# int32 [B, S].
+Batch = dict[str, jax.Array]
+
+
+def target_pass(
+    target: Qwen3, target_params: dict, batch: Batch, layer_ids: tuple[int, ...], with_hidden: bool = False
+) -> tuple[Features | None, Hidden | None]:
+    """Tapped features [B, S, C·D], None without layer ids, and with_hidden the last normed hidden states [B, S, D]; no
+    gradient enters.
+
+    Without them the pass stops after the last tapped layer.
+    """
+    packed = {name: batch[name] for name in ("positions", "documents") if name in batch}
+    out = target.apply(
+        {"params": target_params},
+        batch["tokens"],
+        tap_layers=layer_ids,
+        features_only=not with_hidden,
+        with_logits=False,
+        **packed,
+    )
+    out = jax.lax.stop_gradient(out)
+    return out.get("features"), out["hidden"] if with_hidden else None
+
+
+class DrawnBlocks(NamedTuple):
+    """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels.
+
+    ranks: int32 [B, A], what the head is cut to in each block; None: it is whole.
+    """
+
+    anchors: jax.Array
+    keep: jax.Array
+    labels: Labels
+    ranks: jax.Array | None = None
+
+
+def label_blocks(
+    batch: Batch, anchors: jax.Array, keep: jax.Array, config: DrafterConfig, settings: LossSettings
+) -> DrawnBlocks:
+    """The blocks at given anchors with their labels and weights."""
+    ids, label_weights = blocks.labels_and_weights(
+        batch["tokens"],
+        batch["loss_mask"],
+        anchors,
+        keep,
+        block_size=config.block_size,
+        first_slot=config.first_slot,
+        contiguous=settings.contiguous,
+        documents=batch["documents"] if "documents" in batch else None,
+    )
+    return DrawnBlocks(anchors, keep, Labels(ids, label_weights, slot_weights(label_weights, config, settings)))
+
+
+def drafter_loss(
+    models: Models,
+    features: Features,
+    batch: Batch,
+    drawn: DrawnBlocks,
+    objective: Objective,
+    hidden: Hidden | None = None,
+) -> tuple[jax.Array, Sums]:
+    """The loss of one batch for the blocks that were drawn, and its sums, through which no gradient flows.
+
+    Args:
+        features: of the target, [B, S, C·D].
+        hidden: the target's last hidden states [B, S, D]; needed where settings.reads_target.
+    """
+    drafter, tokens, (anchors, keep, labels, ranks) = models.drafter, batch["tokens"], drawn
+    config = drafter.config
+    kept = None if ranks is None else kept_ranks(ranks, config.head_rank)
+    models = models.replace(drafter_params=_frozen(models.drafter_params, objective.settings))
+    head_params = models.target.with_gathered_head(models.target_params)
+
+    def unembed(rows):
+        return models.target.apply({"params": head_params}, rows, method="unembed")
+
+    def base_logits(z):
+        return transformed_logits(unembed(z), config)
+
+    x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
+    before = blocks.head_tokens(tokens, anchors, config.num_drafts)
+    inputs = models.head_inputs(before)
+    positions = batch["positions"] if "positions" in batch else None
+    settings = objective.settings
+    forward = (features, x, anchors, keep, inputs, positions, settings.detached, kept)
+    z, codes = drafter.apply({"params": models.drafter_params}, *forward)
+    if settings.drafted_tokens:
+        before = greedy_tokens(
+            models, z[:, :, config.first_slot :], before[:, :, 0], base_logits, settings.slice_blocks
+        )
+        codes = models.block_codes(z, before)
+    states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
+    confidence = None
+    if settings.kind == MARKOV and config.enable_confidence_head:
+        confidence = models.confidence(z, before, None if kept is None else kept[:, :, None])
+    # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
+    head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
+
+    def outputs_of(params, z, codes, confidence, states):
+        base = base_logits(z)
+        final = corrected(drafter, {"head": params}, base, codes)
+        return Outputs(base, final, None if states is None else unembed(states), confidence)
+
+    if settings.kind == DFLASH2:
+        states = Teacher(labels.ids[:, :, config.first_slot :], jnp.take_along_axis(tokens, anchors, axis=1))
+        outputs_of = selector_outputs(models, base_logits, settings)
+    return sliced_loss(outputs_of, head, (z, codes, confidence), (labels, states), objective)
+
+
+def _frozen(params: dict, settings: LossSettings) -> dict:
+    """The drafter's parameters, where no gradient enters the parts that the settings freeze."""
+    if settings.frozen_backbone:
+        params = {**params, "backbone": jax.lax.stop_gradient(params["backbone"])}
+    if settings.frozen_tables:
+        tables = {name: jax.lax.stop_gradient(params["head"][name]) for name in TOKEN_TABLES}
+        params = {**params, "head": {**params["head"], **tables}}
+    return params
+
+
+def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
+    """The target's states [B, A, G, D] that predict each label: one place before the label, clamped to the row."""
+    places = blocks.label_positions(anchors, config.block_size, config.first_slot) - 1
+    places = jnp.clip(places, 0, hidden.shape[1] - 1)
+    flat = places.reshape(places.shape[0], -1, 1)
+    return jnp.take_along_axis(hidden, flat, axis=1).reshape(*places.shape, hidden.shape[-1])
+
+
+def corrected(drafter: Drafter, params: dict, base: jax.Array, codes: jax.Array | None) -> jax.Array:
+    """Final logits [.., G, V]: base plus the head's residual from suffix_start on; the base itself without a head."""
+    if codes is None:
+        return base
+    config = drafter.config
+    codes = codes[..., config.pure_draft_prefix_len :, :]
+    residual = drafter.apply({"params": params}, codes, method=lambda drafter, codes: drafter.head.residual(codes))
+    return base.at[..., config.suffix_start :, :].add(residual)
+
+
+def batch_gradients(
+    models: Models, batch: Batch, drawn: DrawnBlocks | Labels, objective: Any, accumulate: int
+) -> tuple[Sums, dict]:
+    """The loss sums of a batch and the gradients of its loss by the drafter's parameters.
+
+    The batch goes through in `accumulate` micro-batches, one after the other. The divisor of the losses is known before
+    any forward pass, so the gradients of the parts add up to that of the whole.
+    """
+
+    def gradients_of_part(part, drawn):
+        taps = models.drafter.config.target_layer_ids
+        reads_target = objective.settings.reads_target
+        features, hidden = target_pass(models.target, models.target_params, part, taps, reads_target)
+        part_loss = drafter_loss if models.drafter.config.has_backbone else row_loss
+
+        def loss_of(params):
+            return part_loss(models.replace(drafter_params=params), features, part, drawn, objective, hidden)
+
+        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
+        return sums, gradients
+
+    if accumulate == 1:
+        return gradients_of_part(batch, drawn)
+    # Every accumulate-th row, so that each device has its share of every micro-batch.
+    parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, drawn))
+    return scan_sum(gradients_of_part, parts)
+
+
+def make_train_step(
+    target: Qwen3,
+    drafter: AnyDrafter,
+    optimizer: optax.GradientTransformation,
+    *,
+    num_anchors: int,
+    learning_rate: Callable[[jax.Array], jax.Array],
+    curriculum: Callable[[jax.Array], jax.Array],
+    settings: LossSettings | RowSettings,
+    accumulate: int = 1,
+    ema_decay: float = 0.0,
+    shardings: tuple[Any, Any] | None = None,
+) -> Callable[[TrainState, dict, Batch, jax.Array], tuple[TrainState, dict[str, jax.Array]]]:
+    """(state, target_params, batch, run key) → (state, metrics); jitted, the state donated.
+
+    A step whose loss or gradient is not finite changes no parameter, moment or average; it is counted in
+    state.skipped. It still is a step: anchors, λ and the learning rate follow state.step, which counts it.
+
+    Args:
+        optimizer: with the updates of learning rate 1 (make_optimizer).
+        num_anchors: A, drawn in each step from the key folded with step and row id; not read without blocks.
+        learning_rate: step → the factor of the updates.  curriculum: step → λ.
+        accumulate: micro-batches that the rows are cut into, one after the other; the result is that of the whole.
+        ema_decay: d of average ← d·average + (1-d)·parameters; 0 keeps none (and the state has none).
+        shardings: of the new state and of the metrics, on a mesh.
+    """
+
+    def step(state: TrainState, target_params: dict, batch: Batch, key: jax.Array):
+        if drafter.config.has_backbone:
+            documents = batch["documents"] if "documents" in batch else None
+            step_key = jax.random.fold_in(key, state.step)
+            anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
+            drawn = label_blocks(batch, *anchors, drafter.config, settings)
+            if settings.rank_scales:
+                ranks = tuple(round(scale * drafter.config.head_rank) for scale in settings.rank_scales)
+                blocks_of_row = drawn.anchors.shape[1]
+                drawn = drawn._replace(ranks=sample_ranks(step_key, batch["row_ids"], blocks_of_row, ranks))
+            objective = OBJECTIVES[settings.kind](settings, curriculum(state.step), drawn.labels.weight)
+            count = drawn.keep.sum()
+        else:
+            drawn = row_labels(drafter.config, batch, settings)
+            objective = row_objective(drafter.config, drawn, settings)
+            count = drawn.label_weights.max(axis=-1).sum()
+        models = Models(target, target_params, drafter, state.params)
+        sums, gradients = batch_gradients(models, batch, drawn, objective, accumulate)
+        metrics = objective.metrics(sums)
+        rate = jnp.asarray(learning_rate(state.step), jnp.float32)
+        metrics |= {"grad_norm": optax.tree.norm(gradients), "anchors": count, "learning_rate": rate}
+        metrics["predictions"] = (drawn.labels if drafter.config.has_backbone else drawn).label_weights.sum()
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, jax.tree.map(lambda update: rate * update, updates))
+        ema = {}
+        if ema_decay:
+            ema = jax.tree.map(lambda mean, new: ema_decay * mean + (1.0 - ema_decay) * new, state.ema, params)
+        return _guarded(state, params, opt_state, ema, metrics)
+
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings)
+
+
+def _guarded(
+    state: TrainState, params: dict, opt_state: Any, ema: dict, metrics: dict[str, jax.Array]
+) -> tuple[TrainState, dict[str, jax.Array]]:
+    """The state after the step: the new values when loss and gradient are finite, else the old ones and a count."""
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["grad_norm"])
+    new, old = (params, opt_state, ema), (state.params, state.opt_state, state.ema)
+    chosen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+    skipped = state.skipped + jnp.where(finite, 0, 1)
+    bad_step = jnp.where(finite, state.bad_step, state.step + 1)
+    return TrainState(state.step + 1, *chosen, skipped, bad_step), metrics | {"skipped": skipped, "bad_step": bad_step}

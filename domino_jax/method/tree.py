@@ -1,0 +1,222 @@
+"""A draft that is a tree: the likeliest continuations under the head, several at each depth, verified in one pass.
+
+The head gives a distribution over the next token along any path, so the drafter that writes a chain can write a tree at
+nearly the cost of the chain: the backbone runs once, and the head follows several paths (lanes) at a time over a few
+candidates per depth instead of the vocabulary. A chain is the tree of one lane. Without a head every path has the same
+distribution at a depth, the backbone's, and a tree ranks products of these.
+
+Letters: B rows, M depths, W lanes, Q candidates per depth, V vocabulary, E rank of the head, U width of its state,
+T nodes, the root (the anchor) included. A ledger holds all M·W nodes that lanes passed through; a tree keeps T-1 of
+them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
+from domino_jax.method.loop import DecodeState
+from domino_jax.method.names import DFLASH2
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import draft_base, draft_positions
+from domino_jax.method.rollout import scan_drafts
+from domino_jax.method.sampling import Sampling, process_logits
+from domino_jax.method.settings import DraftSettings
+from domino_jax.models.cache import Cache
+from domino_jax.models.shapes import Hidden, Logits
+
+ROOT = -1  # as the parent of a ledger's node
+
+
+class Tree(NamedTuple):
+    """Nodes in an order that has parents before children; node 0 is the root.
+
+    tokens: int32 [B, T].  depths: int32 [B, T], 0 for the root and for a place that no draft fills.
+    parents: int32 [B, T], 0 for the root and for places that no draft fills.
+    ancestors: bool [B, T, T], ancestors[i, j] when node j is i or above it.
+    """
+
+    tokens: jax.Array
+    depths: jax.Array
+    parents: jax.Array
+    ancestors: jax.Array
+
+
+class Ledger(NamedTuple):
+    """All nodes that lanes passed through, depth by depth: node d·W + w is lane w at depth d+1.
+
+    tokens, parents int32 [B, M·W]: a parent is a place in the ledger or ROOT.  scores float32 [B, M·W]: log-probability
+    of the path to the node, -inf where there is none.
+    """
+
+    tokens: jax.Array
+    parents: jax.Array
+    scores: jax.Array
+
+
+def propose_tree(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[Tree, Cache]:
+    """The draft of one round, and the draft cache with the backbone's block after the committed length."""
+    ledger, cache = draft_ledger(models, state, sampling, settings)
+    tree = settings.tree
+    return keep_best(state.anchors, ledger, tree.lanes, tree.nodes, tree.beta), cache
+
+
+def draft_ledger(
+    models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
+) -> tuple[Ledger, Cache]:
+    """All nodes that a round's tree is chosen from, for any size and beta; the draft cache as in propose_tree."""
+    z, base, cache = draft_base(models, state, settings.width(models.drafter.config))
+    return roll_out_lanes(models, state, z, base, sampling, settings), cache
+
+
+def roll_out_lanes(
+    models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
+) -> Ledger:
+    """The counterpart of roll_out_head: from z [B, M, D] and base logits float32 [B, M, V] the nodes to choose from."""
+    config, count = models.drafter.config, settings.tree.candidates
+    candidates = pick_candidates(base, config.candidates(count) if settings.use_head else count)
+    if settings.tree.coupled and not sampling.greedy:
+        candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
+    divisor = _divisor(sampling)
+    candidates = candidates._replace(logits=candidates.logits / divisor)
+    rest = log_rest(base / divisor, candidates.logits)
+    if settings.use_head and config.head == DFLASH2:
+        rest = jnp.full_like(rest, -jnp.inf)  # a selector gives the other tokens no probability
+    return grow_lanes(models, state.anchors, z, candidates, rest, sampling, settings)
+
+
+def _divisor(sampling: Sampling) -> jax.Array:
+    """The divisor of the drafter's logits: the request's temperature, 1 where that is 0."""
+    temperature = jnp.asarray(sampling.columns()[0], jnp.float32)
+    return jnp.where(temperature > 0, temperature, 1.0)
+
+
+def log_rest(base: Logits, candidates: jax.Array) -> jax.Array:
+    """The log-sum-exp float32 [B, M] of the logits [B, M, V] that are not among the candidates' [B, M, Q]."""
+    total = jax.nn.logsumexp(base, axis=-1)
+    # The share of the candidates may round to all of the mass or more.
+    inside = jnp.minimum(jax.nn.logsumexp(candidates, axis=-1) - total, -1e-7)
+    return total + jnp.log1p(-jnp.exp(inside))
+
+
+def grow_lanes(
+    models: Models,
+    anchors: jax.Array,
+    z: jax.Array,
+    candidates: Candidates,
+    rest: jax.Array,
+    sampling: Sampling,
+    settings: DraftSettings,
+) -> Ledger:
+    """Follows the W likeliest paths depth by depth, each with a separate state of the head.
+
+    Args:
+        z: [B, M, D], the backbone's hidden states, one per depth.
+        candidates: their logits divided by `_divisor`; with noise where the tree is coupled with the target's choice.
+        rest: log_rest of the other logits, float32 [B, M].
+    """
+    (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
+    per_depth = {**candidates._asdict(), "rest": rest}
+    head = ()
+    if settings.use_head:
+        per_depth["half"] = models.head_hidden_half(z)
+        per_depth["rows"] = models.head_rows(candidates.tokens)
+        head = models.head_start(batch, lanes)
+
+    def deepen(carry, at):
+        scores, slots, tokens, head = carry
+        depth, here = at
+        logits = here["logits"][:, None]  # [B, 1 or W, Q]
+        if settings.use_head:
+            head, code = models.head_step(head, tokens, here["half"][:, None])
+            change = models.residual_of(code, here["rows"])
+            prefix = models.drafter.config.pure_draft_prefix_len
+            logits = logits + jnp.where(depth >= prefix, change / _divisor(sampling), 0.0)
+        shared = None if here["noise"] is None else here["noise"][:, None]
+        edges = edge_scores(logits, here["rest"][:, None, None], shared, sampling, settings)
+        scores, best = jax.lax.top_k((scores[:, :, None] + edges).reshape(batch, -1), lanes)
+        lane, place = best // count, best % count
+        tokens = jnp.take_along_axis(here["tokens"], place, axis=1)
+        level = Ledger(tokens, jnp.take_along_axis(slots, lane, axis=1), scores)
+        slots = jnp.broadcast_to(depth * lanes + jnp.arange(lanes), (batch, lanes))
+        head = jax.tree.map(lambda part: jnp.take_along_axis(part, lane[:, :, None], axis=1), head)
+        return (scores, slots, tokens, head), level
+
+    scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)
+    slots = jnp.full((batch, lanes), ROOT)
+    tokens = jnp.broadcast_to(anchors[:, None], (batch, lanes))
+    by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
+    _, levels = scan_drafts(deepen, (scores, slots, tokens, head), (jnp.arange(depths), by_depth))
+    return Ledger(*(level.swapaxes(0, 1).reshape(batch, -1) for level in levels))
+
+
+def edge_scores(
+    logits: jax.Array, rest: jax.Array, noise: jax.Array | None, sampling: Sampling, settings: DraftSettings
+) -> jax.Array:
+    """How likely each candidate [B, W, Q] is to be the target's choice: log-probabilities, at most 0.
+
+    Args:
+        logits: the candidates', divided by `_divisor`.  rest: log_rest of the other tokens, [B, 1, 1]; the head's
+            correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
+        noise: the target's at this depth [B, 1, Q] (coupling), or None.
+
+    The edges of top-k, top-p and min-p are the target's.
+    """
+    if not sampling.greedy:
+        inside = jnp.isfinite(process_logits(logits * _divisor(sampling), sampling))
+        logits = jnp.where(inside, logits, -jnp.inf)
+        rest = jnp.where(inside.all(-1, keepdims=True), rest, -jnp.inf)
+    total = jnp.logaddexp(jax.nn.logsumexp(logits, axis=-1, keepdims=True), rest)
+    log_q = jnp.minimum(logits - total, 0.0)
+    if noise is None:
+        return log_q
+    drawn = jax.nn.log_softmax((settings.tree.draft_scale * log_q + noise) / settings.tree.spread, axis=-1)
+    return jnp.where(sampling.columns()[0] > 0, jnp.minimum(drawn, 0.0), log_q)
+
+
+def keep_best(anchors: jax.Array, ledger: Ledger, lanes: int, nodes: int, beta: float) -> Tree:
+    """The anchor and the nodes - 1 best of the ledger by score + beta · depth, in the ledger's order.
+
+    Neither term rises along a path, and ties go to the earlier node, so a node's parent is kept with it; except where a
+    place has no path at all.
+    """
+    size = ledger.tokens.shape[1]
+    depths = jnp.arange(size) // lanes + 1
+    keys, chosen = jax.lax.top_k(ledger.scores + beta * depths, nodes - 1)
+    order = jnp.argsort(chosen, axis=1)
+    chosen = jnp.take_along_axis(chosen, order, axis=1)
+    filled = jnp.isfinite(jnp.take_along_axis(keys, order, axis=1))
+    member = (chosen[:, :, None] == jnp.arange(size)).any(axis=1)
+    numbers = jnp.cumsum(member, axis=1)  # of the ledger's nodes in the tree, from 1
+    parents = jnp.take_along_axis(ledger.parents, chosen, axis=1)
+    of_ledger = jnp.maximum(parents, 0)
+    filled &= (parents == ROOT) | jnp.take_along_axis(member, of_ledger, axis=1)
+    parents = jnp.where(parents == ROOT, 0, jnp.take_along_axis(numbers, of_ledger, axis=1))
+    drafts = jnp.where(filled, jnp.take_along_axis(ledger.tokens, chosen, axis=1), anchors[:, None])
+
+    def with_root(column: jax.Array) -> jax.Array:
+        return jnp.pad(jnp.where(filled, column, 0), ((0, 0), (1, 0)))
+
+    parents = with_root(parents)
+    tokens = jnp.concatenate([anchors[:, None], drafts], axis=1)
+    deepest = size // lanes
+    return Tree(tokens, with_root(depths[chosen]), parents, ancestor_table(parents, deepest))
+
+
+def ancestor_table(parents: jax.Array, deepest: int) -> jax.Array:
+    """bool [B, T, T] from parents int32 [B, T]; row i is true at i and at every node above it.
+
+    Squaring the table of "itself or its parent" doubles the number of steps up that it knows.
+
+    >>> parents 0 0 0 1  →  1 0 0 0
+                            1 1 0 0
+                            1 0 1 0
+                            1 1 0 1
+    """
+    index = jnp.arange(parents.shape[1])
+    table = (parents[:, :, None] == index) | (index[:, None] == index)
+    for _ in range(deepest.bit_length()):
+        steps = table.astype(jnp.float32)
+        table = jnp.einsum("btu,bus->bts", steps, steps) > 0.5
+    return table

@@ -1,0 +1,86 @@
+"""The target's pass over a draft block, and which of its tokens are accepted (docs/equality.md).
+
+A block is a tree in general: tokens, depths and an ancestor table; a chain is the lower triangle.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from domino_jax.method.pair import Models
+from domino_jax.models.cache import Cache, block_mask
+from domino_jax.models.shapes import Features, Hidden, Lengths, Logits
+
+
+class Verified(NamedTuple):
+    """logits float32 [B, T, V]; features [B, T, C·D] or None; cache with the block's rows after the length; hidden
+    [B, T, D] after the final norm."""
+
+    logits: Logits
+    features: Features | None
+    cache: Cache
+    hidden: Hidden | None = None
+
+
+def verify(
+    models: Models,
+    cache: Cache,
+    tokens: jax.Array,
+    lengths: Lengths,
+    *,
+    depths: jax.Array | None = None,
+    ancestors: jax.Array | None = None,
+    tap_layers: tuple[int, ...] = (),
+    isolated: bool = False,
+) -> Verified:
+    """One pass over block tokens int32 [B, T], row 0 the anchor.
+
+    Args:
+        depths: int32 [B, T] or [T], distance from the anchor; 0..T-1 (a chain) when absent.
+        ancestors: bool [B, T, T] or [T, T], ancestors[i, j] when j is i or above it; the lower triangle when absent.
+        isolated: keep the compiler from fusing the pass with the code around it, so that two programs with a pass of
+            this shape round alike, to the last bit (fixed-shape parity).
+    """
+    if isolated:
+        cache, tokens, lengths = jax.lax.optimization_barrier((cache, tokens, lengths))
+    size = tokens.shape[1]
+    index = jnp.arange(size)
+    depths = index if depths is None else depths
+    ancestors = jnp.tril(jnp.ones((size, size), bool)) if ancestors is None else ancestors
+    out = models.run_target(
+        tokens,
+        lengths[:, None] + depths,
+        block_mask(lengths, ancestors, cache[0][0].shape[2]),
+        cache,
+        lengths[:, None] + index,
+        tap_layers=tap_layers,
+    )
+    verified = Verified(out["logits"], out.get("features"), out["cache"], out["hidden"])
+    return jax.lax.optimization_barrier(verified) if isolated else verified
+
+
+def accept_chain(tokens: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Accepted drafts per row, int32 [B]: the leading run with draft i+1 equal to the target's choice after row i.
+
+    tokens int32 [B, T] = [anchor, drafts]; chosen int32 [B, T] = the target's choice after each row. The round emits
+    chosen[:, :accepted+1]: the accepted drafts, which equal the choices before them, and the choice after the last one.
+    """
+    matches = (tokens[:, 1:] == chosen[:, :-1]).astype(jnp.int32)
+    return jnp.cumprod(matches, axis=1).sum(axis=1)
+
+
+def accept_tree(
+    tokens: jax.Array, chosen: jax.Array, depths: jax.Array, parents: jax.Array, ancestors: jax.Array, deepest: int
+) -> tuple[jax.Array, jax.Array]:
+    """(accepted drafts int32 [B], path int32 [B, deepest+1]): path[k] is the accepted node at depth k, k ≤ accepted.
+
+    A node is accepted when its token is the target's choice after its parent and all nodes above it are accepted.
+    Siblings differ, so the accepted nodes form one path. Past `accepted` the path is arbitrary. tokens, depths, parents
+    int32 [B, T], ancestors bool [B, T, T] (tree.Tree); chosen int32 [B, T] = the target's choice after each node.
+    """
+    is_root = jnp.arange(tokens.shape[1]) == 0
+    matches = (depths > 0) & (tokens == jnp.take_along_axis(chosen, parents, axis=1))
+    accepted = ~(ancestors & ~(matches | is_root)[:, None, :]).any(-1)
+    at_depth = accepted[:, None, :] & (depths[:, None, :] == jnp.arange(deepest + 1)[:, None])
+    return jnp.where(accepted, depths, 0).max(axis=1), jnp.argmax(at_depth, axis=2).astype(jnp.int32)

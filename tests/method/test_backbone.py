@@ -1,0 +1,254 @@
+"""The draft backbone: what a block may read, and that training and decoding see the same thing."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method import blocks
+from domino_jax.method.backbone import training_attention
+from domino_jax.method.pair import Models
+from domino_jax.method.passed import Passed
+from domino_jax.method.propose import draft_base, propose
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from tests.helpers.decoding_models import make_generator
+from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
+
+SLIDING = ("full_attention", "sliding_attention")
+LAYER_KINDS = [
+    pytest.param((), None, id="full"),
+    # a window narrower than the block of 4, and one that reaches further back than the block
+    pytest.param(SLIDING, 3, id="window3"),
+    pytest.param(SLIDING, 6, id="window6"),
+]
+
+
+def weights_picture(anchors, keep, block_size, length, window, causal=False):
+    """Which keys training_attention reads, as 0/1 lines over [context; all block rows], one line per query.
+
+    Values are one-hot, so the output is the row of softmax weights itself.
+    """
+    rows = len(anchors) * block_size
+    keys = length + rows
+    zeros, onehot = jnp.zeros((1, 1, keys, keys)), jnp.eye(keys)[None, None]
+
+    @jax.jit
+    def attended():
+        context = (zeros[:, :, :length], onehot[:, :, :length])
+        attention = training_attention(
+            context, jnp.array([anchors]), jnp.array([keep]), block_size, window, causal=causal
+        )
+        return attention(zeros[:, :, length:], zeros[:, :, length:], onehot[:, :, length:])[0]
+
+    out = np.asarray(attended())
+    lines = ["".join("1" if weight > 0 else "0" for weight in row) for row in out[0, 0]]
+    return [f"{line[:length]} {line[length:]}" for line in lines]
+
+
+def test_a_block_reads_the_context_before_its_anchor_and_all_of_itself():
+    assert weights_picture([2, 4], [True, True], 3, 6, None) == [
+        "110000 111000",
+        "110000 111000",
+        "110000 111000",
+        "111100 000111",
+        "111100 000111",
+        "111100 000111",
+    ]
+
+
+def test_a_sliding_layer_reads_a_window_of_context_and_no_later_slot():
+    assert weights_picture([2, 4], [True, True], 3, 6, 3, causal=True) == [
+        "110000 100000",
+        "010000 110000",
+        "000000 111000",
+        "001100 000100",
+        "000100 000110",
+        "000000 000111",
+    ]
+
+
+def test_a_block_without_keep_reads_nothing():
+    assert weights_picture([2, 0], [True, False], 2, 3, None) == ["110 1100", "110 1100", "000 0000", "000 0000"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 3, 4])
+def test_training_attention_equals_a_dense_masked_softmax(window, causal):
+    batch, heads, kv, length, count, size, width = 2, 4, 2, 11, 3, 4, 6
+    rng = np.random.default_rng(5)
+    rows = count * size
+
+    def draw(*shape):
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    q, k, v = draw(batch, heads, rows, width), draw(batch, kv, rows, width), draw(batch, kv, rows, width)
+    context_k, context_v = draw(batch, kv, length, width), draw(batch, kv, length, width)
+    anchors, keep = np.array([[1, 5, 10], [4, 6, 0]]), np.array([[True] * 3, [True, True, False]])
+    mask = np.zeros((batch, rows, length + rows), bool)
+    for b, a, j in np.ndindex(batch, count, size):
+        anchor = anchors[b, a]
+        for t in range(length):
+            mask[b, a * size + j, t] = keep[b, a] and t < anchor and (window is None or t >= anchor + j - (window - 1))
+        for u in range(size):
+            near = (window is None or abs(j - u) < window) and (u <= j or not causal)
+            mask[b, a * size + j, length + a * size + u] = keep[b, a] and near
+    keys, values = np.concatenate([context_k, k], axis=2), np.concatenate([context_v, v], axis=2)
+    expected = np.zeros_like(q)
+    for b, n, row in np.ndindex(batch, heads, rows):
+        if mask[b, row].any():
+            scores = np.where(mask[b, row], keys[b, n // 2] @ q[b, n, row] / np.sqrt(width), -np.inf)
+            weights = np.exp(scores - scores.max())
+            expected[b, n, row] = weights / weights.sum() @ values[b, n // 2]
+
+    @jax.jit
+    def attended(context, q, k, v):
+        return training_attention(context, jnp.asarray(anchors), jnp.asarray(keep), size, window, causal=causal)(
+            q, k, v
+        )[0]
+
+    out = attended((context_k, context_v), q, k, v)
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+    assert (out[1, :, 2 * size :] == 0.0).all()
+
+
+# Causality: two rows of 16 tokens, blocks of 4 at 5 and 9.
+ANCHORS = jnp.array([[5, 9], [5, 9]])
+
+
+@functools.lru_cache
+def models(layer_types=(), window=None, shift_label=True):
+    target = tiny_target(tied=False)  # a tied one would predict the mask token in every masked slot
+    return target, tiny_drafter(target.config, shift_label, 1, layer_types=layer_types, sliding_window=window)
+
+
+def block_hidden(tokens, anchors=ANCHORS, keep=None):
+    return run_blocks(*models(), tokens, anchors, keep)["z"]
+
+
+@pytest.mark.parametrize("position", [10, 11, 12, 15])
+def test_z_of_a_block_ignores_a_token_after_its_anchor(position):
+    tokens = random_tokens((2, 16))
+    changed = tokens.at[:, position].add(1)
+    assert (block_hidden(tokens) == block_hidden(changed)).all()
+
+
+def test_z_of_a_block_ignores_all_tokens_after_its_anchor_but_not_the_anchor():
+    tokens = random_tokens((2, 16))
+    after = tokens.at[:, 6:].add(1)
+    assert (block_hidden(tokens)[:, 0] == block_hidden(after)[:, 0]).all()
+    anchor = tokens.at[:, 5].add(1)
+    assert (block_hidden(tokens)[:, 0] != block_hidden(anchor)[:, 0]).any(axis=(1, 2)).all()
+
+
+def test_z_of_a_block_depends_on_the_token_before_its_anchor():
+    tokens = random_tokens((2, 16))
+    changed = tokens.at[:, 4].add(1)
+    assert (block_hidden(tokens)[:, 0] != block_hidden(changed)[:, 0]).any(axis=(1, 2)).all()
+
+
+def test_another_blocks_anchor_does_not_matter():
+    tokens = random_tokens((2, 16))
+    moved = block_hidden(tokens, jnp.array([[5, 12], [5, 2]]))
+    assert (block_hidden(tokens)[:, 0] == moved[:, 0]).all()
+    assert (block_hidden(tokens)[:, 1] != moved[:, 1]).any()
+
+
+def test_a_dropped_block_leaves_the_others_and_stays_finite():
+    tokens = random_tokens((2, 16))
+    dropped = block_hidden(tokens, ANCHORS, jnp.array([[True, False], [True, False]]))
+    assert (block_hidden(tokens)[:, 0] == dropped[:, 0]).all()
+    assert np.isfinite(dropped).all()
+
+
+@pytest.mark.parametrize("position, changes", [(3, True), (4, True), (5, False), (6, False), (15, False)])
+def test_target_states_count_up_to_the_one_before_the_anchor(position, changes):
+    """The features alone are changed here; a token's own embedding is not part of the change."""
+    _, drafter = models()
+    rng = np.random.default_rng(1)
+    features = jnp.asarray(rng.standard_normal((1, 16, 64)), jnp.float32)
+    x = jnp.asarray(rng.standard_normal((1, 1, 4, 32)), jnp.float32)
+    run = hidden_from_features()
+    before = run(drafter.params, features, x, jnp.array([[5]]))
+    after = run(drafter.params, features.at[:, position].add(1.0), x, jnp.array([[5]]))
+    assert bool((before != after).any()) is changes
+
+
+@functools.lru_cache
+def hidden_from_features():
+    _, drafter = models()
+    return jax.jit(
+        lambda params, features, x, anchors: drafter.module.apply(
+            {"params": params}, features, x, anchors, jnp.ones(anchors.shape, bool), method="block_hidden"
+        )
+    )
+
+
+def test_the_block_is_bidirectional_in_a_full_layer():
+    """The last slot's input reaches the first slot's output."""
+    _, drafter = models()
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((1, 1, 4, 32)), jnp.float32)
+    features = jnp.ones((1, 16, 64))
+    before = hidden_from_features()(drafter.params, features, x, jnp.array([[5]]))
+    after = hidden_from_features()(drafter.params, features, x.at[:, :, 3].add(1.0), jnp.array([[5]]))
+    assert (before[0, 0, 0] != after[0, 0, 0]).any()
+
+
+@pytest.mark.parametrize("layer_types, window", LAYER_KINDS)
+def test_decoding_hidden_states_equal_the_training_path(layer_types, window):
+    """The same context and anchor through extend_context + draft_hidden and through block_hidden.
+
+    Three rows with anchors at 1, 5 and 11. The whole row's features are written first, as a round does with rejected
+    rows, and another block is drafted over the cache before, so that stale rows lie behind every length.
+    """
+    target, drafter = models(layer_types, window)
+    anchors = jnp.array([1, 5, 11])
+    tokens = random_tokens((3, 16), seed=4)
+    trained = run_blocks(target, drafter, tokens, anchors[:, None])
+    c = drafter.config
+    block = blocks.block_tokens(tokens, anchors[:, None], jnp.ones((3, 1), bool), c.block_size, c.mask_token_id)[:, 0]
+    x = target.module.apply({"params": target.params}, block, method="embed")
+    slots = jnp.broadcast_to(jnp.arange(16), (3, 16))
+
+    @jax.jit
+    def decode(features):
+        def run(*args, method):
+            return drafter.module.apply({"params": drafter.params}, *args, method=method)
+
+        cache = drafter.module.init_cache(3, 24)
+        cache = run(cache, Passed(features), slots, method="extend_context")
+        _, cache = run(cache, 3.0 * x, anchors, method="draft_hidden")
+        return run(cache, x, anchors, method="draft_hidden")[0]
+
+    np.testing.assert_allclose(decode(trained["features"]), trained["z"][:, 0], atol=2e-5)
+
+
+@pytest.mark.parametrize("shift_label", [True, False], ids=["shifted", "unshifted"])
+@pytest.mark.parametrize("layer_types, window", LAYER_KINDS[:2])
+def test_a_drafting_round_equals_the_teacher_forced_forward_over_its_own_drafts(layer_types, window, shift_label):
+    """Prompts of 2, 7 and 11 tokens are prefilled and drafted; [prompt, anchor, drafts] is then teacher-forced."""
+    target, drafter = models(layer_types, window, shift_label)
+    lengths = [2, 7, 11]
+    prompts = [random_tokens((n,), seed=n).tolist() for n in lengths]
+    bundle = Models(target.module, target.params, drafter.module, drafter.params)
+    generator = make_generator(bundle, cache_slots=40, batch_size=3)
+    state = generator.start(prompts, range(3))
+
+    @jax.jit
+    def run(bundle, state):
+        return draft_base(bundle, state)[:2], propose(bundle, state, SamplingParams(), DraftSettings())[0]
+
+    (z, base), drafts = run(bundle, state)
+
+    rows = np.zeros((3, 18), np.int32)
+    for row, prompt, anchor, draft in zip(rows, prompts, state.anchors.tolist(), drafts.tolist(), strict=True):
+        filled = [*prompt, anchor, *draft]
+        row[: len(filled)] = filled
+    forced = run_blocks(target, drafter, rows, np.array(lengths)[:, None])
+    first = drafter.config.first_slot
+    np.testing.assert_allclose(z, forced["z"][:, 0, first:], atol=2e-5)
+    np.testing.assert_allclose(base, forced["base"][:, 0, first:], atol=1e-4)
+    assert drafts.tolist() == forced["final"][:, 0, first:].argmax(-1).tolist()
+    # the head matters here: base logits alone would have drafted something else
+    assert drafts.tolist() != forced["base"][:, 0, first:].argmax(-1).tolist()

@@ -1,0 +1,195 @@
+"""The Domino head: torch's GRU, the low-rank residual, and its two faces."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method.heads.domino import GRU, DominoHead
+from domino_jax.method.step import corrected
+from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
+
+ANCHORS = [[3, 9]] * 2  # of two rows of 16 tokens
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def numpy_gru(x, weight_ih, weight_hh, reset_first=False):
+    """torch.nn.GRU(bias=False) from its documentation: x [T, D], weights in torch layout [3U, D], [3U, U] → [T, U]."""
+    w_reset, w_update, w_new = np.split(weight_ih.astype(np.float64), 3)
+    u_reset, u_update, u_new = np.split(weight_hh.astype(np.float64), 3)
+    h, states = np.zeros(u_new.shape[1]), []
+    for token in x:
+        reset = sigmoid(w_reset @ token + u_reset @ h)
+        update = sigmoid(w_update @ token + u_update @ h)
+        inner = u_new @ (reset * h) if reset_first else reset * (u_new @ h)
+        h = (1 - update) * np.tanh(w_new @ token + inner) + update * h
+        states.append(h)
+    return np.array(states)
+
+
+def gru_case():
+    """x [6, 5] and torch-layout weights of a GRU with 4 units."""
+    rng = np.random.default_rng(0)
+    return tuple(rng.standard_normal(shape, dtype=np.float32) for shape in ((6, 5), (12, 5), (12, 4)))
+
+
+def our_gru(x, weight_ih, weight_hh):
+    gru = GRU(width=5, state=4)
+    params = {"params": {"weight_ih": jnp.asarray(weight_ih.T), "weight_hh": jnp.asarray(weight_hh.T)}}
+    gates = gru.apply(params, jnp.asarray(x), method="input_gates")
+    h, states = jnp.zeros((4,)), []
+    for gate in gates:
+        h = gru.apply(params, h, gate, method="advance")
+        states.append(h)
+    return np.array(states)
+
+
+def test_gru_equals_the_documented_torch_cell():
+    x, weight_ih, weight_hh = gru_case()
+    np.testing.assert_allclose(our_gru(x, weight_ih, weight_hh), numpy_gru(x, weight_ih, weight_hh), atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1)])
+def test_gru_with_swapped_gate_rows_is_another_function(order):
+    """So the test above cannot pass with another gate order."""
+    x, weight_ih, weight_hh = gru_case()
+    swapped = [np.concatenate([np.split(w, 3)[gate] for gate in order]) for w in (weight_ih, weight_hh)]
+    assert abs(our_gru(x, *swapped) - numpy_gru(x, weight_ih, weight_hh)).max() > 0.1
+
+
+def test_gru_applies_the_reset_gate_after_the_hidden_product():
+    x, weight_ih, weight_hh = gru_case()
+    assert abs(our_gru(x, weight_ih, weight_hh) - numpy_gru(x, weight_ih, weight_hh, reset_first=True)).max() > 0.01
+
+
+def test_gru_of_one_unit_by_hand():
+    """Input 1, state 0.5, all gate sums zero but the new gate's: h' = ½·tanh(½·(2·0.5)) + ½·0.5."""
+    gru = GRU(width=1, state=1)
+    params = {"params": {"weight_ih": jnp.zeros((1, 3)), "weight_hh": jnp.array([[0.0, 0.0, 2.0]])}}
+    gates = gru.apply(params, jnp.ones((1,)), method="input_gates")
+    state = gru.apply(params, jnp.array([0.5]), gates, method="advance")
+    np.testing.assert_allclose(state, [0.5 * np.tanh(0.5) + 0.25], rtol=1e-6)
+
+
+@functools.lru_cache
+def head_alone(dtype=jnp.float32):
+    """A head of width 32, 10 GRU units, rank 6, with its random weights."""
+    drafter = tiny_drafter(tiny_target().config)
+    return DominoHead(drafter.config, dtype), {"params": drafter.params["head"]}
+
+
+def random_blocks(blocks=3, slots=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return tuple(jnp.asarray(rng.standard_normal((blocks, slots, 32)), jnp.float32) for _ in range(2))
+
+
+def test_stepwise_head_equals_all_positions_at_once():
+    head, params = head_alone()
+    z, x = random_blocks()
+    whole = head.apply(params, z, x)
+    state = head.apply(params, 3, method="initial_state")
+    for slot in range(4):
+        half = head.apply(params, z[:, slot], method="hidden_half")
+        state, code = head.apply(params, state, x[:, slot], half, method="step")
+        residual = head.apply(params, code, method="residual")
+        np.testing.assert_allclose(residual, whole[:, slot], atol=1e-5)
+
+
+def test_stepwise_states_equal_prefix_states():
+    head, params = head_alone()
+    z, x = random_blocks()
+    states = head.apply(params, x, method="prefix_states")
+    state = jnp.zeros((3, 10))
+    for slot in range(4):
+        state, _ = head.apply(params, state, x[:, slot], z[:, slot, :6], method="step")
+        np.testing.assert_allclose(states[:, slot], state, atol=1e-6)
+
+
+def test_the_state_stays_float32_in_a_bfloat16_head():
+    head, params = head_alone(jnp.bfloat16)
+    _, x = random_blocks()
+    assert head.apply(params, x, method="prefix_states").dtype == jnp.float32
+
+
+def test_residual_is_the_low_rank_product_of_z_first_and_state_second():
+    head, params = head_alone()
+    z, x = random_blocks()
+    weights = jax.device_get(params["params"])
+    states = head.apply(params, x, method="prefix_states")
+    inner = np.concatenate([z, states], axis=-1) @ weights["down"]["kernel"]
+    expected = (inner * sigmoid(inner)) @ weights["up"]["kernel"]
+    np.testing.assert_allclose(head.apply(params, z, x), expected, atol=1e-5)
+
+
+def test_the_residual_of_a_few_tokens_is_that_of_the_whole_vocabulary():
+    """Two codes of one slot, five tokens."""
+    head, params = head_alone()
+    codes = head.apply(params, *random_blocks(blocks=2), method="codes")[:, 0]
+    tokens = jnp.array([7, 0, 79, 7, 3])
+    rows = head.apply(params, tokens, method="rows")
+    assert rows.shape == (5, 6)
+    few = head.apply(params, codes, rows, method="residual_of")
+    np.testing.assert_allclose(few, head.apply(params, codes, method="residual")[:, tokens], atol=1e-5)
+
+
+@pytest.mark.parametrize("shift_label, prefix, start", [(True, 1, 1), (True, 0, 0), (False, 1, 2), (False, 0, 1)])
+def test_suffix_start(shift_label, prefix, start):
+    assert tiny_drafter(tiny_target().config, shift_label, prefix).config.suffix_start == start
+
+
+@pytest.mark.parametrize("shift_label, drafts", [(True, 4), (False, 3)])
+def test_number_of_drafts_of_a_block_of_four(shift_label, drafts):
+    assert tiny_drafter(tiny_target().config, shift_label).config.num_drafts == drafts
+
+
+def test_zero_up_projection_leaves_the_base_logits_on_every_slot():
+    target = tiny_target()
+    drafter = tiny_drafter(target.config, layers=1)
+    up = {"kernel": jnp.zeros_like(drafter.params["head"]["up"]["kernel"])}
+    params = {**drafter.params, "head": {**drafter.params["head"], "up": up}}
+    out = run_blocks(target, drafter, random_tokens((2, 16)), ANCHORS, params=params)
+    assert (out["final"] == out["base"]).all()
+    untouched = run_blocks(target, drafter, random_tokens((2, 16)), ANCHORS)
+    assert (untouched["final"] != untouched["base"]).any()
+
+
+CONVENTIONS = [(True, 0), (True, 1), (True, 2), (False, 0), (False, 1)]
+
+
+@pytest.mark.parametrize("shift_label, prefix", CONVENTIONS)
+def test_slots_before_suffix_start_keep_base_logits_and_the_others_do_not(shift_label, prefix):
+    target = tiny_target()
+    drafter = tiny_drafter(target.config, shift_label, prefix, layers=1)
+    out = run_blocks(target, drafter, random_tokens((2, 16)), ANCHORS)
+    same = (out["final"] == out["base"]).all(axis=(0, 1, 3))
+    assert same.tolist() == [slot < drafter.config.suffix_start for slot in range(4)]
+
+
+@pytest.mark.parametrize("shift_label, prefix", CONVENTIONS)
+def test_token_a_plus_j_reaches_final_logits_only_from_its_slot_on(shift_label, prefix):
+    """Shifted: slots >= max(j, suffix_start); unshifted: slots >= max(j + 1, suffix_start). Base logits never move."""
+    target = tiny_target()
+    drafter = tiny_drafter(target.config, shift_label, prefix, layers=1)
+    tokens = random_tokens((2, 16))
+    before = run_blocks(target, drafter, tokens, ANCHORS)
+    for j in (1, 2, 3):
+        after = run_blocks(target, drafter, tokens.at[:, 9 + j].add(1), ANCHORS)
+        first = max(j if shift_label else j + 1, drafter.config.suffix_start)
+        changed = (before["final"] != after["final"])[:, 1].any((0, 2)).tolist()
+        assert changed == [slot >= first for slot in range(4)], f"token a+{j}"
+        assert (before["base"] == after["base"]).all()
+
+
+def test_a_plain_dflash_drafter_has_no_head_and_its_final_logits_are_the_base():
+    target = tiny_target()
+    drafter = tiny_drafter(target.config, head="none", layers=1)
+    assert set(drafter.params) == {"backbone"}
+    base = jnp.ones((1, 1, 4, 80))
+    assert corrected(drafter.module, drafter.params, base, None) is base
+    out = run_blocks(target, drafter, random_tokens((2, 16)), ANCHORS)
+    assert (out["final"] == out["base"]).all()

@@ -1,0 +1,118 @@
+"""A drafter's config.json: both places of every key, what is never guessed, and what would change the computation."""
+
+import pytest
+
+from domino_jax.method.config import DrafterConfig
+from domino_jax.runtime.errors import DataError
+from tests.helpers.public_drafter import PUBLIC_8B
+
+
+def read(nested: dict | None = None, **top) -> DrafterConfig:
+    """The public config with other keys at the top level and in dflash_config; "absent" removes one."""
+    raw = {**PUBLIC_8B, **top, "dflash_config": {**PUBLIC_8B["dflash_config"], **(nested or {})}}
+    raw["dflash_config"] = {key: value for key, value in raw["dflash_config"].items() if value != "absent"}
+    return DrafterConfig.from_dict({key: value for key, value in raw.items() if value != "absent"})
+
+
+PLAIN = {key: "absent" for key in PUBLIC_8B["dflash_config"] if key not in ("mask_token_id", "target_layer_ids")}
+
+
+@pytest.mark.parametrize("place", ["top", "nested", "both"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_size", 8),
+        ("emb_dim", 32),
+        ("gru_hidden_dim", 48),
+        ("pure_draft_prefix_len", 2),
+        ("shift_label", False),
+        ("projector_type", "domino"),
+    ],
+)
+def test_a_key_is_read_at_top_level_in_dflash_config_or_in_both(key, value, place):
+    nested, top = (value if place in (here, "both") else "absent" for here in ("nested", "top"))
+    config = read({key: nested}, **{key: top})
+    assert getattr(config, {"projector_type": "head"}.get(key, key)) == value
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 5e5},
+        {"rope_theta": "absent", "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 5e5}},
+    ],
+)
+def test_rope_theta_is_read_in_either_place(rope):
+    assert read(**rope).rope_theta == 5e5
+
+
+@pytest.mark.parametrize("extra", [{"rope_parameters": {"rope_theta": 5e5}}, {"emb_dim": 255}])
+def test_two_places_that_disagree_are_refused(extra):
+    with pytest.raises(DataError, match="make them equal"):
+        read(**extra)
+
+
+@pytest.mark.parametrize(
+    ("top", "nested", "named"),
+    [
+        ({"block_size": 1e308}, {}, "block_size .*expected an integer"),
+        ({"block_size": 2**30}, {}, "block_size .*larger than"),
+        ({"block_size": "8"}, {}, "block_size .*expected an integer"),
+        ({"num_target_layers": True}, {}, "num_target_layers .*expected an integer"),
+        ({}, {"mask_token_id": 0.5}, "mask_token_id .*expected an integer"),
+        ({}, {"target_layer_ids": [1, 2.5]}, "target_layer_ids .*expected an integer"),
+        ({}, {"mask_token_id": "absent"}, "mask_token_id"),
+        ({}, {"target_layer_ids": "absent"}, "target_layer_ids"),
+        ({}, {"shift_label": "absent"}, "shift_label"),
+        ({}, {"projector_type": "xspark"}, "dflash_config.projector_type 'xspark'"),
+        ({}, {"causal": True}, "dflash_config.causal True"),
+        ({}, {"causal": False}, "dflash_config.causal False"),
+        ({}, {"use_swa": True, "swa_window_size": 4}, "dflash_config.use_swa True"),
+        ({}, {"attention_value_scale": 0.5}, "dflash_config.attention_value_scale 0.5"),
+        ({}, {"attention_sink_bias": True}, "dflash_config.attention_sink_bias True"),
+        ({}, {"final_logit_softcapping": 30.0}, "dflash_config.final_logit_softcapping 30.0"),
+        ({}, {"conv_kernel_size": 2, "conv_group_size": 24}, "conv_group_size 24 does not divide hidden_size 4096"),
+        ({}, {"selector_rank": 12, "selector_top_k": 6}, "dflash_config.selector_rank 12"),
+        ({}, {"markov_rank": 12}, "dflash_config.markov_rank 12"),
+        ({"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor 0.5"),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_dim": 64}}, {}, "rope_parameters.rope_dim 64"),
+        ({"draft_vocab_size": 32000}, {}, "draft_vocab_size 32000 and vocab_size 151936"),
+        ({"target_hidden_size": 5120}, {}, "target_hidden_size 5120 and hidden_size 4096"),
+        ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
+        ({"is_causal": "yes"}, {}, "is_causal = 'yes'"),
+        ({}, {"shift_label": "false"}, "shift_label = 'false'"),
+    ],
+)
+def test_a_missing_impossible_or_unknown_meaning_is_refused_by_name(top, nested, named):
+    with pytest.raises(DataError, match=named) as error:
+        read(nested, **top)
+    assert len(str(error.value).splitlines()) <= 5
+
+
+def test_causal_v5_is_the_old_name_of_domino():
+    assert read({"projector_type": "causal_v5"}) == read()
+
+
+def test_a_missing_gru_width_is_the_rank():
+    assert read({"gru_hidden_dim": "absent"}).gru_hidden_dim == 256
+
+
+@pytest.mark.parametrize("place", ["top", "nested", "both"])
+@pytest.mark.parametrize("shifted", [True, False])
+def test_sample_from_anchor_decides_whether_a_plain_drafter_is_shifted(shifted, place):
+    nested, top = (shifted if place in (here, "both") else "absent" for here in ("nested", "top"))
+    config = read({**PLAIN, "sample_from_anchor": nested}, sample_from_anchor=top)
+    assert config.shift_label is shifted and not config.has_head
+    again = config.to_dict()
+    stated = [raw.get("sample_from_anchor") for raw in (again, again["dflash_config"])]
+    assert stated == ([True, True] if shifted else [None, None])
+    assert DrafterConfig.from_dict(again).shift_label is shifted
+
+
+def test_is_causal_false_is_not_an_absent_one():
+    sliding = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048, "use_sliding_window": True}
+    for value, causal in ((None, True), (True, True), (False, False)):
+        config = read(**sliding, is_causal=value)
+        assert (config.is_causal, config.causal(0)) == (value, causal)
+    assert not read().causal(0)

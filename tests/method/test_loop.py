@@ -1,0 +1,257 @@
+"""loop.py: what a round adds to the state, where it stops, and that a rejected draft leaves nothing behind."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method.loop import DecodeState, Prompts, emit, record_round, run_rounds
+from domino_jax.method.propose import draft_base
+from domino_jax.method.settings import SamplingParams
+from domino_jax.method.verify import verify
+from tests.helpers.decoding_models import make_generator, planted_drafts, random_models, random_prompts
+
+WARM = SamplingParams(1.0)  # draft and target share their noise, so a random drafter is right now and then
+
+
+def make_state(**fields) -> DecodeState:
+    """One row that has emitted 7 8 (buffer of 6), and whose anchor 8 stands at position 5."""
+    values = {
+        "lengths": jnp.array([5]),
+        "anchors": jnp.array([8]),
+        "keys": jax.random.key(0)[None],
+        "limits": jnp.array([6]),
+        "tokens": jnp.array([[7, 8, 0, 0, 0, 0]]),
+        "counts": jnp.array([2]),
+        "accepts": jnp.zeros((1, 6), jnp.int32),
+        "rounds": jnp.array([0]),
+        "drafted": jnp.array([0]),
+        "done": jnp.array([False]),
+        **fields,
+    }
+    return DecodeState(target_cache=(), draft_cache=(), **values)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "limit", "expected", "done"),
+    [
+        ([4, 5, 6], 3, 6, [7, 8, 4, 5, 6], False),
+        ([4, 5, 6], 1, 6, [7, 8, 4], False),
+        ([4, 5, 6], 3, 4, [7, 8, 4, 5], True),
+        ([4, 5, 6], 3, 5, [7, 8, 4, 5, 6], True),
+        ([9, 5, 6], 3, 6, [7, 8, 9], True),
+        ([4, 9, 6], 3, 6, [7, 8, 4, 9], True),
+        ([4, 5, 9], 3, 6, [7, 8, 4, 5, 9], True),
+        ([4, 1, 9], 3, 6, [7, 8, 4, 1], True),
+        ([4, 5, 9], 2, 6, [7, 8, 4, 5], False),  # the stop id stands behind what was accepted
+        ([4, 5, 9], 3, 4, [7, 8, 4, 5], True),  # and here behind the limit
+    ],
+)
+def test_emit_cuts_at_the_first_stop_id_and_at_the_limit(tokens, count, limit, expected, done):
+    state = make_state(limits=jnp.array([limit]))
+    state, kept = emit(state, jnp.array([tokens]), jnp.array([count]), jnp.array([1, 9]))
+    assert state.tokens[0].tolist() == expected + [0] * (6 - len(expected))
+    assert (state.counts.tolist(), kept.tolist()) == ([len(expected)], [len(expected) - 2])
+    assert (state.anchors.tolist(), state.done.tolist()) == ([expected[-1]], [done])
+
+
+def test_a_finished_row_takes_nothing():
+    before = make_state(done=jnp.array([True]))
+    after, kept = emit(before, jnp.array([[4, 5, 6]]), jnp.array([3]), jnp.array([-1]))
+    assert kept.tolist() == [0]
+    assert after.tokens.tolist() == before.tokens.tolist()
+    assert (after.counts.tolist(), after.anchors.tolist(), after.done.tolist()) == ([2], [8], [True])
+
+
+def test_a_round_is_recorded_only_where_tokens_came_out():
+    state = make_state(rounds=jnp.array([1, 1]), accepts=jnp.array([[4, 0], [4, 0]]))
+    state = record_round(state, jnp.array([3, 0]))
+    assert (state.accepts.tolist(), state.rounds.tolist()) == ([[4, 3], [4, 0]], [2, 1])
+
+
+def test_rounds_run_until_every_row_is_done():
+    def one(state):
+        return state.replace(counts=state.counts + 1, done=state.counts + 1 >= jnp.array([3, 5]))
+
+    state = make_state(counts=jnp.array([2, 2]), done=jnp.array([False, False]))
+    assert run_rounds(one, state, jnp.int32(10)).counts.tolist() == [5, 5]
+    assert run_rounds(one, state, jnp.int32(1)).counts.tolist() == [3, 3]
+
+
+def test_rounds_end_before_a_row_that_goes_on_is_longer_than_allowed():
+    """The first row is done and may be of any length; the second grows by two."""
+
+    def one(state):
+        return state.replace(lengths=state.lengths + jnp.array([0, 2]))
+
+    state = make_state(counts=jnp.array([2, 2]), done=jnp.array([True, False]), lengths=jnp.array([90, 5]))
+    for longest, reached in [(4, 5), (5, 7), (6, 7), (7, 9), (50, 25)]:
+        assert run_rounds(one, state, jnp.int32(10), longest=jnp.int32(longest)).lengths.tolist() == [90, reached]
+
+
+@functools.lru_cache
+def generator(mode="domino", batch=3):
+    """A tiny generator and its program of rounds, jitted without donation, so that a state can be used twice."""
+    made = make_generator(random_models(), sampling=WARM, batch_size=batch)
+    program = jax.jit(made.rounds(mode))
+    return made, lambda state, rounds: program(made.models, state, made.stop_ids, np.int32(rounds))
+
+
+@functools.lru_cache
+def started():
+    return generator()[0].start(random_prompts(3, longest=9), [0, 1, 2])
+
+
+def assert_same(one, two):
+    """Same texts, rounds and lengths; the caches up to the committed length."""
+    for field in ("lengths", "anchors", "tokens", "counts", "accepts", "rounds", "done"):
+        np.testing.assert_array_equal(getattr(one, field), getattr(two, field), err_msg=field)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_rounds_in_chunks_equal_one_long_run(chunk):
+    _, run = generator()
+    whole, state = run(started(), 16), started()
+    for _ in range(0, 16, chunk):
+        state = run(state, chunk)
+    assert whole.done.all()
+    assert_same(whole, state)
+
+
+def test_a_chunk_runs_no_more_rounds_than_asked():
+    _, run = generator()
+    assert run(started(), 2).rounds.tolist() == [2, 2, 2]
+
+
+@functools.lru_cache
+def planted():
+    """One prompt's text, hot so that few tokens repeat, and a drafter that is always right (5 tokens a round)."""
+    made = make_generator(random_models(), sampling=SamplingParams(4.0))
+    [prompt] = random_prompts(1, shortest=6, seed=3)
+    text = made.generate([prompt], "autoregressive")[0].token_ids
+    with planted_drafts(np.array([text])):
+        made.generate([prompt], "domino")
+    return made, prompt, text
+
+
+def test_a_stop_id_ends_the_text_in_every_slot_of_a_block():
+    made, prompt, text = planted()
+    slots = []
+    for place, token in enumerate(text[:12]):
+        if token in text[:place]:
+            continue
+        [answer] = made.with_stop_ids(token).generate([prompt], "domino")
+        assert (answer.token_ids, answer.finish_reason) == (text[: place + 1], "stop")
+        assert sum(answer.accept_lengths) == place
+        assert answer.accept_lengths == [5] * (place // 5) + [place % 5] * (place % 5 > 0)
+        slots.append((place - 1) % 5)
+    assert set(slots) == {0, 1, 2, 3, 4} and len(slots) >= 10
+
+
+def test_the_limit_ends_the_text_at_every_remainder_of_a_block():
+    made, prompt, text = planted()
+    for limit in range(2, 14):
+        state = made.start([prompt], [0]).replace(limits=jnp.array([limit]))
+        state = made.advance(state, "domino", 16)
+        assert (state.counts.tolist(), state.done.tolist()) == ([limit], [True])
+        assert state.tokens[0].tolist() == text[:limit] + [0] * (16 - limit)
+        assert state.accepts[0].sum() == limit - 1
+        assert state.lengths.tolist() == [len(prompt) + limit - 1]
+
+
+def rejected():
+    """A state after three rounds in which drafts were accepted and rejected."""
+    made, run = generator()
+    state = run(started(), 3)
+    accepts = np.asarray(state.accepts)[:, :3]
+    assert 1 < accepts.max() and accepts.min() < 5
+    return made, state
+
+
+def test_after_rejections_the_caches_are_those_of_a_fresh_prefill():
+    made, state = rejected()
+    for row, prompt in enumerate(random_prompts(3, longest=9)):
+        emitted = state.tokens[row, : state.counts[row]].tolist()
+        prefix = prompt + emitted[:-1]
+        assert state.lengths[row] == len(prefix)
+        fresh = made.start([prefix] * 3, [0, 1, 2])
+        for name in ("target_cache", "draft_cache"):
+            for loop, new in zip(
+                jax.tree.leaves(getattr(state, name)), jax.tree.leaves(getattr(fresh, name)), strict=True
+            ):
+                np.testing.assert_allclose(loop[row, :, : len(prefix)], new[0, :, : len(prefix)], atol=1e-5)
+
+
+@jax.jit
+def next_logits(models, state):
+    """The target's logits after the anchor, and the base logits of the next draft."""
+    return verify(models, state.target_cache, state.anchors[:, None], state.lengths).logits, draft_base(models, state)[
+        1
+    ]
+
+
+def test_after_rejections_the_next_logits_are_those_of_a_fresh_prefill():
+    made, state = rejected()
+    target, draft = next_logits(made.models, state)
+    for row, prompt in enumerate(random_prompts(3, longest=9)):
+        emitted = state.tokens[row, : state.counts[row]].tolist()
+        fresh = made.start([prompt + emitted[:-1]] * 3, [0, 1, 2]).replace(anchors=jnp.full(3, emitted[-1]))
+        fresh_target, fresh_draft = next_logits(made.models, fresh)
+        np.testing.assert_allclose(target[row], fresh_target[0], atol=1e-5)
+        np.testing.assert_allclose(draft[row], fresh_draft[0], atol=1e-5)
+
+
+def poison(state, first):
+    """1e4 in every cache row from `first` int32 [B] on."""
+    behind = (jnp.arange(64) >= first[:, None])[:, None, :, None]
+    spoil = functools.partial(jax.tree.map, lambda leaf: jnp.where(behind, 1e4, leaf))
+    return state.replace(target_cache=spoil(state.target_cache), draft_cache=spoil(state.draft_cache))
+
+
+def test_what_stands_behind_the_length_is_never_read():
+    _, run = generator()
+    _, state = rejected()
+    clean = run(state, 16)
+    assert_same(clean, run(poison(state, state.lengths), 16))
+    assert (clean.tokens != run(poison(state, state.lengths - 1), 16).tokens).any()
+
+
+def primitives(jaxpr) -> list[str]:
+    """The names of all primitives, inner programs included."""
+    names = []
+    for equation in jaxpr.eqns:
+        names.append(equation.primitive.name)
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            names += primitives(getattr(inner, "jaxpr", inner)) if hasattr(inner, "eqns") else []
+    return names
+
+
+def program(mode, sampling):
+    made = make_generator(random_models(), sampling=sampling)
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 1)
+    prompts = Prompts(np.zeros((1, 16), np.int32), np.ones(1, np.int32), np.ones(1, np.int32), keys)
+    prefill = functools.partial(made.prefill, slots=64)
+    state = jax.eval_shape(prefill, made.models, prompts, made.stop_ids)
+    return jax.make_jaxpr(made.rounds(mode))(made.models, state, made.stop_ids, np.int32(9))
+
+
+@pytest.mark.parametrize("mode", ["autoregressive", "backbone", "domino"])
+def test_a_generation_is_one_while_loop_without_a_host_callback(mode):
+    jaxpr = program(mode, SamplingParams(0.8, 20, 0.9))
+    assert [equation.primitive.name for equation in jaxpr.eqns] == ["while"]
+    assert not [name for name in primitives(jaxpr) if "callback" in name or "infeed" in name or "outfeed" in name]
+
+
+@pytest.mark.parametrize("mode", ["autoregressive", "backbone", "domino"])
+def test_the_greedy_program_sorts_nothing_and_draws_nothing(mode):
+    names = primitives(program(mode, SamplingParams()))
+    assert {"dot_general", "argmax", "scatter"} <= set(names)
+    assert not {"sort", "top_k", "approx_top_k", "threefry2x32", "random_bits"} & set(names)
+
+
+def test_the_vocabulary_is_not_sorted_when_sampling_either():
+    names = primitives(program("domino", SamplingParams(0.8, 20, 0.9, 0.1)))
+    assert "top_k" in names and "random_bits" in names and "sort" not in names
+    assert not {"sort", "top_k"} & set(primitives(program("domino", SamplingParams(0.8, 0, 0.9))))

@@ -1,0 +1,323 @@
+"""The dual loss: values, masks, additivity, slices."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.forecast.compiled import product_flops
+from domino_jax.method import losses
+from domino_jax.method.losses import (
+    LossSettings,
+    Objective,
+    accepted_lengths,
+    cross_entropy,
+    dpace_weights,
+    loss_metrics,
+    sliced_loss,
+    total_variation,
+)
+from tests.helpers.models import tiny_drafter, tiny_target
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def block_sums(base, final, labels, weights, config, settings, target=None):
+    return losses.block_sums(base, final, labelled(labels, weights, config, settings), settings, target)
+
+
+def labelled(labels, weights, config, settings):
+    return losses.Labels(labels, weights, losses.slot_weights(weights, config, settings))
+
+
+def dual_loss(sums, share):
+    """(loss, metrics) of a whole batch."""
+    metrics = loss_metrics(sums, share)
+    return metrics["loss"], metrics
+
+
+SHIFTED = tiny_drafter(tiny_target().config, True).config  # blocks of 4
+UNSHIFTED = tiny_drafter(tiny_target().config, False).config
+METRICS = ("loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len")
+
+
+def accepted(correct, weights):
+    """Both as texts of 0 and 1."""
+    correct, weights = (jnp.array([cell == "1" for cell in text]) for text in (correct, weights))
+    return float(accepted_lengths(correct, weights.astype(jnp.float32)))
+
+
+def test_cross_entropy_of_a_known_row():
+    """softmax(0, ln 3) = (1/4, 3/4)."""
+    logits = jnp.array([[0.0, np.log(3.0)]] * 2)
+    np.testing.assert_allclose(cross_entropy(logits, jnp.array([0, 1])), [np.log(4), np.log(4 / 3)], rtol=1e-6)
+
+
+def test_cross_entropy_takes_bfloat16_logits_in_float32():
+    assert cross_entropy(jnp.zeros((1, 2), jnp.bfloat16), jnp.array([0])).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "correct, weights, expected",
+    [
+        pytest.param("1111", "1111", 5.0, id="all right, shifted: G+1"),
+        pytest.param("0111", "0111", 4.0, id="all right, unshifted: G"),
+        pytest.param("0111", "1111", 1.0, id="first slot wrong"),
+        pytest.param("1011", "1111", 2.0, id="second slot wrong"),
+        pytest.param("1110", "1111", 4.0, id="last slot wrong"),
+        pytest.param("1011", "1011", 4.0, id="a slot without label does not break the run, nor count"),
+        pytest.param("1111", "1100", 3.0, id="right slots without label do not count"),
+        pytest.param("0000", "0000", 1.0, id="no label at all: the bonus alone"),
+    ],
+)
+def test_accept_len(correct, weights, expected):
+    assert accepted(correct, weights) == expected
+
+
+def uniform_blocks(labels, weights, config=SHIFTED, gamma=None, right=()):
+    """Sums of blocks over 4 tokens: final logits 2·ln 3 on token 0 in slots `right`, else flat; base logits flat."""
+    labels, weights = jnp.array(labels), jnp.array(weights, jnp.float32)
+    base = np.zeros((*labels.shape, 4), np.float32)
+    final = base.copy()
+    for block, slot in right:
+        final[block, slot, 0] = 2 * np.log(3.0)
+    return block_sums(base, final, labels, weights, config, LossSettings(gamma=gamma))
+
+
+def test_the_weight_of_many_blocks_is_as_exact_as_float32_is():
+    """128 blocks of eight slots with γ 4: a plain loop in float32 gives 500.352."""
+    config = dataclasses.replace(SHIFTED, block_size=8)
+    labels = labelled(jnp.zeros((4, 32, 8), jnp.int32), jnp.ones((4, 32, 8)), config, LossSettings(gamma=4.0))
+    exact = 128 * np.exp(-np.arange(8) / 4).sum()
+    np.testing.assert_allclose(jax.jit(lambda labels: labels.weight)(labels), exact, rtol=3e-7)
+
+
+def test_sums_of_one_block_by_hand():
+    """Slot 0 has p(label 0) = 9/12; slots 1 and 2 are flat, p = 1/4; slot 3 has no weight."""
+    sums = uniform_blocks([[0, 1, 2, 3]], [[1, 1, 1, 0]], right=[(0, 0)])
+    np.testing.assert_allclose(sums["final_loss"], np.log(12 / 9) + 2 * np.log(4), rtol=1e-6)
+    np.testing.assert_allclose(sums["base_loss"], 3 * np.log(4), rtol=1e-6)
+    assert float(sums["weight"]) == 3.0
+    assert (float(sums["labels"]), float(sums["blocks"])) == (3.0, 1.0)
+    # flat logits choose token 0, so only slot 0 is right in both
+    assert (float(sums["final_correct"]), float(sums["base_correct"])) == (1.0, 1.0)
+    assert (float(sums["final_accepted"]), float(sums["base_accepted"])) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "config, weights, expected",
+    [
+        (SHIFTED, [1, 1, 1, 1], [1, np.exp(-1 / 7), np.exp(-2 / 7), np.exp(-3 / 7)]),
+        (UNSHIFTED, [0, 1, 1, 1], [0, 1, np.exp(-1 / 7), np.exp(-2 / 7)]),
+    ],
+    ids=["shifted", "unshifted"],
+)
+def test_decay_weights_the_loss_and_its_denominator_but_not_the_accuracy(config, weights, expected):
+    sums = uniform_blocks([[0, 0, 0, 0]], [weights], config, gamma=7.0)
+    np.testing.assert_allclose(sums["weight"], sum(expected), rtol=1e-6)
+    np.testing.assert_allclose(sums["final_loss"], sum(expected) * np.log(4), rtol=1e-6)
+    assert float(sums["labels"]) == sum(weights) == float(sums["final_correct"])
+
+
+def test_dual_loss_mixes_final_and_base_by_lambda():
+    sums = uniform_blocks([[0, 0, 0, 0]], [[1, 1, 1, 1]], right=[(0, slot) for slot in range(4)])
+    loss, metrics = dual_loss(sums, jnp.float32(0.25))
+    np.testing.assert_allclose(metrics["final_loss"], np.log(12 / 9), rtol=1e-5)
+    np.testing.assert_allclose(metrics["base_loss"], np.log(4), rtol=1e-5)
+    np.testing.assert_allclose(loss, 0.75 * np.log(12 / 9) + 0.25 * np.log(4), rtol=1e-5)
+    assert float(metrics["lambda_base"]) == 0.25 and float(metrics["loss"]) == float(loss)
+
+
+def test_accept_len_is_a_mean_over_blocks_that_have_a_label():
+    """Blocks of 5, 1 and, without a label, nothing: (5 + 1) / 2."""
+    sums = uniform_blocks([[0] * 4, [1] * 4, [0] * 4], [[1] * 4, [1] * 4, [0] * 4])
+    assert float(dual_loss(sums, jnp.float32(0.0))[1]["accept_len"]) == 3.0
+
+
+def test_blocks_without_a_label_contribute_zero():
+    one = uniform_blocks([[0, 1, 2, 3]], [[1, 1, 1, 1]], right=[(0, 0)])
+    two = uniform_blocks([[0, 1, 2, 3], [3, 3, 3, 3]], [[1, 1, 1, 1], [0, 0, 0, 0]], right=[(0, 0)])
+    assert {name: float(value) for name, value in one.items()} == {name: float(value) for name, value in two.items()}
+
+
+def test_a_batch_without_any_label_has_loss_zero_and_no_nan():
+    loss, metrics = dual_loss(uniform_blocks([[0, 1, 2, 3]], [[0, 0, 0, 0]]), jnp.float32(0.5))
+    assert float(loss) == 0.0
+    assert all(np.isfinite(float(value)) for value in metrics.values())
+
+
+def test_logits_and_labels_of_slots_without_weight_do_not_matter():
+    weights = jnp.array([[1.0, 0.0, 1.0, 1.0]])
+    labels = jnp.array([[1, 2, 3, 0]])
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 4, 9)), jnp.float32)
+
+    def loss(logits, labels):
+        return dual_loss(block_sums(logits, 2 * logits, labels, weights, SHIFTED, LossSettings()), 0.3)[0]
+
+    assert loss(logits, labels) == loss(logits.at[0, 1].set(50.0), labels.at[0, 1].set(7))
+    gradient = jax.grad(loss)(logits, labels)
+    assert (gradient[0, 1] == 0.0).all() and (gradient[0, 0] != 0.0).all()
+
+
+def naive_dpace(losses, weights, alpha):
+    """The weights of D-PACE as loops over one block."""
+    q = [(1 - alpha) * np.exp(-loss) + alpha if w > 0 else 1.0 for loss, w in zip(losses, weights, strict=True)]
+    out = []
+    for k in range(len(losses)):
+        total = 0.0
+        for i in range(k, len(losses)):
+            reached = 1.0
+            for j in range(i + 1):
+                reached *= q[j]
+            total += reached * weights[i]
+        out.append(total)
+    return out
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 1, 1, 1], [0, 1, 1, 1, 1], [1, 1, 0, 1, 0], [0, 0, 0, 0, 0]])
+@pytest.mark.parametrize("alpha", [0.0, 0.3])
+def test_dpace_equals_the_naive_loop(alpha, weights):
+    slot_losses = [0.1, 2.0, 0.5, 1.0, 3.0]
+    ours = dpace_weights(jnp.array(slot_losses), jnp.array(weights, jnp.float32), alpha)
+    np.testing.assert_allclose(ours, naive_dpace(slot_losses, weights, alpha), rtol=1e-5)
+
+
+def test_dpace_with_alpha_one_counts_the_labels_from_the_slot_on():
+    out = dpace_weights(jnp.array([0.1, 2.0, 0.5, 1.0]), jnp.array([1.0, 0.0, 1.0, 1.0]), 1.0)
+    np.testing.assert_allclose(out, [3.0, 2.0, 2.0, 1.0], rtol=1e-6)
+
+
+def test_no_gradient_flows_through_dpace_weights():
+    gradient = jax.grad(lambda losses: dpace_weights(losses, jnp.ones(3), 0.5).sum())(jnp.array([0.1, 2.0, 0.5]))
+    assert gradient.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_dpace_replaces_the_decay_and_divides_by_the_labels():
+    labels, weights = jnp.array([[0, 1, 2, 3]]), jnp.ones((1, 4))
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal((1, 4, 9)), jnp.float32)
+    losses = cross_entropy(logits, labels)[0]
+    expected = np.dot(naive_dpace(losses.tolist(), [1, 1, 1, 1], 0.5), losses)
+    for gamma in (None, 7.0):
+        sums = block_sums(logits, logits, labels, weights, SHIFTED, LossSettings(gamma=gamma, dpace_alpha=0.5))
+        np.testing.assert_allclose(sums["final_loss"], expected, rtol=1e-5)
+        assert float(sums["weight"]) == 4.0
+
+
+def test_total_variation_of_known_distributions():
+    """p = (1/2, 1/2, 0), q = (1/4, 1/4, 1/2): ½(¼ + ¼ + ½) = ½; equal ones are 0 apart, disjoint ones 1."""
+    p, q = jnp.log(jnp.array([0.5, 0.5, 1e-30])), jnp.log(jnp.array([0.25, 0.25, 0.5]))
+    np.testing.assert_allclose(total_variation(q, p), 0.5, rtol=1e-6)
+    assert float(total_variation(q, q + 3.0)) < 1e-6
+    np.testing.assert_allclose(total_variation(jnp.array([0.0, -80.0]), jnp.array([-80.0, 0.0])), 1.0, rtol=1e-6)
+
+
+def test_distillation_mixes_cross_entropy_and_total_variation():
+    labels, weights = jnp.array([[0, 1, 2, 3]]), jnp.ones((1, 4))
+    rng = np.random.default_rng(3)
+    base, final, target = (jnp.asarray(rng.standard_normal((1, 4, 9)), jnp.float32) for _ in range(3))
+    plain = block_sums(base, final, labels, weights, SHIFTED, LossSettings(gamma=None))
+    mixed = block_sums(base, final, labels, weights, SHIFTED, LossSettings(gamma=None, distill=0.25), target)
+    for prefix, logits in (("base_", base), ("final_", final)):
+        expected = 0.75 * plain[prefix + "loss"] + 0.25 * total_variation(logits, target).sum()
+        np.testing.assert_allclose(mixed[prefix + "loss"], expected, rtol=1e-6)
+
+
+# Two rows of seven blocks of hidden states through one matrix: sliced against whole.
+RNG = np.random.default_rng(1)
+HIDDEN = jnp.asarray(RNG.standard_normal((2, 7, 4, 6)), jnp.float32)
+LABELS = jnp.asarray(RNG.integers(0, 9, (2, 7, 4)))
+WEIGHTS = jnp.asarray(RNG.random((2, 7, 4)) < 0.7, jnp.float32).at[0, 3].set(0.0)
+MATRIX = jnp.asarray(RNG.standard_normal((6, 9)), jnp.float32)
+CHOICES = {
+    "decay": LossSettings(gamma=4.0),
+    "dpace": LossSettings(dpace_alpha=0.4),
+    "distill": LossSettings(gamma=4.0, distill=0.9),
+}
+
+
+SHARE = 0.35  # λ
+
+
+def toy_outputs(matrix, rows, states):
+    base = rows @ matrix
+    return losses.Outputs(base, base + jnp.tanh(base), jnp.sin(states))
+
+
+def whole_loss(settings):
+    """(matrix, hidden rows) → (loss, metrics) in one piece."""
+
+    def loss_of(matrix, hidden):
+        outputs = toy_outputs(matrix, hidden, HIDDEN @ MATRIX)
+        base, final, target = (x.reshape(-1, *x.shape[2:]) for x in outputs[:3])
+        labels, weights = (x.reshape(-1, x.shape[-1]) for x in (LABELS, WEIGHTS))
+        return dual_loss(block_sums(base, final, labels, weights, SHIFTED, settings, target), SHARE)
+
+    return loss_of
+
+
+def loss_in_slices(settings):
+    """The same by sliced_loss."""
+    labels = labelled(LABELS, WEIGHTS, SHIFTED, settings)
+    objective = Objective(settings, SHARE, labels.weight)
+
+    def loss_of(matrix, hidden):
+        loss, sums = sliced_loss(toy_outputs, matrix, (hidden,), (labels, HIDDEN @ MATRIX), objective)
+        return loss, loss_metrics(sums, SHARE)
+
+    return loss_of
+
+
+@functools.lru_cache
+def measured(make, settings):
+    """(loss, metrics), gradients by matrix and hidden rows."""
+    run = jax.jit(jax.value_and_grad(make(settings), argnums=(0, 1), has_aux=True))
+    return jax.device_get(run(MATRIX, HIDDEN))
+
+
+@pytest.mark.parametrize("size", [1, 3, 6, 1000])
+@pytest.mark.parametrize("kind", CHOICES)
+def test_slices_agree_with_the_whole_in_loss_metrics_and_gradients(kind, size):
+    (loss, metrics), gradients = measured(loss_in_slices, dataclasses.replace(CHOICES[kind], slice_blocks=size))
+    (whole, whole_metrics), whole_gradients = measured(whole_loss, CHOICES[kind])
+    np.testing.assert_allclose(loss, whole, rtol=1e-6)
+    for name in METRICS:
+        np.testing.assert_allclose(metrics[name], whole_metrics[name], rtol=1e-6, err_msg=name)
+    for ours, expected in zip(gradients, whole_gradients, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
+    assert abs(whole_gradients[0]).max() > 1e-3
+
+
+def test_without_a_gradient_the_loss_and_the_metrics_are_the_same():
+    settings = dataclasses.replace(CHOICES["decay"], slice_blocks=3)
+    loss, metrics = jax.jit(loss_in_slices(settings))(MATRIX, HIDDEN)
+    (expected, expected_metrics), _ = measured(loss_in_slices, settings)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    assert {name: float(value) for name, value in metrics.items()} == pytest.approx(
+        {name: float(value) for name, value in expected_metrics.items()}
+    )
+
+
+def test_the_gradient_follows_the_factor_of_the_loss():
+    settings = dataclasses.replace(CHOICES["decay"], slice_blocks=3)
+    scaled = jax.grad(lambda matrix: -2.0 * loss_in_slices(settings)(matrix, HIDDEN)[0])(MATRIX)
+    np.testing.assert_allclose(scaled, -2.0 * measured(loss_in_slices, settings)[1][0], atol=1e-6)
+
+
+def test_the_logits_of_a_slice_are_made_once():
+    """Three products of the size of the logits: forward, onto the matrix and onto the hidden rows."""
+    settings = dataclasses.replace(CHOICES["decay"], slice_blocks=1)
+    gradients = jax.grad(loss_in_slices(settings), argnums=(0, 1), has_aux=True)
+    states = 2 * HIDDEN.size * MATRIX.shape[1]  # the toy's target logits, outside the loss
+    assert product_flops(jax.make_jaxpr(gradients)(MATRIX, HIDDEN)) == 3 * states + states
+
+
+def test_sums_of_two_halves_add_up_to_the_whole():
+    base = HIDDEN @ MATRIX
+    whole, left, right = (
+        block_sums(base[part], 2 * base[part], LABELS[part], WEIGHTS[part], SHIFTED, LossSettings())
+        for part in (np.s_[:], np.s_[:, :3], np.s_[:, 3:])
+    )
+    for name in whole:
+        np.testing.assert_allclose(left[name] + right[name], whole[name], rtol=1e-5, err_msg=name)

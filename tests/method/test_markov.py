@@ -1,0 +1,128 @@
+"""The Markov heads: formulas by numpy, the same code step by step and all at once, confidence, first values."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method.drafter import init_drafter_params
+from domino_jax.method.heads.markov import MarkovHead
+from domino_jax.method.names import MARKOV_KINDS
+from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
+
+CONFIDENT = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+
+
+@functools.lru_cache
+def drafter(kind: str, **choices):
+    return tiny_drafter(tiny_target().config, head="markov", layers=1, markov_head_type=kind, **choices)
+
+
+@functools.lru_cache
+def head_alone(kind: str, **choices):
+    """A head of width 32 and rank 6 with its random weights."""
+    made = drafter(kind, **choices)
+    return MarkovHead(made.config), {"params": made.params["head"]}
+
+
+def slots(blocks=3, drafts=4):
+    """z [3, 4, 32] and the tokens before the slots, int32 [3, 4]."""
+    z = np.random.default_rng(0).standard_normal((blocks, drafts, 32), dtype=np.float32)
+    return jnp.asarray(z), random_tokens((blocks, drafts))
+
+
+def sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def numpy_codes(kind, params, z, tokens):
+    """The formulas of the heads in torch's layout, one slot after another: a list of [3, 6]."""
+    p, codes = jax.device_get(params["params"]), []
+    state = np.zeros((len(z), 6))
+    for slot in range(z.shape[1]):
+        here, v = np.asarray(z[:, slot], np.float64), p["predecessor"]["embedding"][np.asarray(tokens[:, slot])]
+        if kind == "gated":
+            v = sigmoid(np.concatenate([here, v], 1) @ p["gate"]["kernel"] + p["gate"]["bias"]) * v
+        if kind == "rnn":
+            joined = np.concatenate([state, v, here], 1) @ p["joint"]["kernel"] + p["joint"]["bias"]
+            keep, new, out = np.split(joined, 3, axis=1)
+            state = sigmoid(keep) * state + (1 - sigmoid(keep)) * np.tanh(new)
+            v = np.tanh(out)
+        codes.append(v)
+    return np.stack(codes, axis=1)
+
+
+@pytest.mark.parametrize("kind", MARKOV_KINDS)
+def test_codes_are_those_of_the_formula(kind):
+    head, params = head_alone(kind)
+    z, tokens = slots()
+    codes = head.apply(params, z, tokens, method="codes")
+    np.testing.assert_allclose(codes, numpy_codes(kind, params, z, tokens), atol=1e-5)
+    up = params["params"]["up"]["kernel"]
+    np.testing.assert_allclose(head.apply(params, z, tokens), codes @ up, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MARKOV_KINDS)
+def test_a_step_with_lanes_gives_the_codes_of_all_slots_at_once(kind):
+    """The state goes from slot to slot: started again in every one, an rnn would give other codes from slot 1 on."""
+    head, params = head_alone(kind)
+    z, tokens = slots()
+    whole = head.apply(params, z, tokens, method="codes")
+    start = state = head.apply(params, 3, 2, method="initial_state")
+    halves = head.apply(params, z, method="hidden_half")
+    for slot in range(4):
+        lanes = jnp.broadcast_to(tokens[:, slot, None], (3, 2))
+        _, forgetful = head.apply(params, start, lanes, halves[:, slot, None], method="step")
+        state, code = head.apply(params, state, lanes, halves[:, slot, None], method="step")
+        for lane in range(2):
+            np.testing.assert_allclose(code[:, lane], whole[:, slot], atol=1e-6)
+        assert bool(jnp.allclose(forgetful, code)) == (kind != "rnn" or slot == 0)
+
+
+def test_confidence_reads_z_and_with_markov_the_token_before():
+    """C · [z ; v] + c, z first; without the Markov input the token makes no difference."""
+    z, tokens = slots()
+    for with_markov in (True, False):
+        head, params = head_alone("vanilla", **CONFIDENT | {"confidence_head_with_markov": with_markov})
+        p = jax.device_get(params["params"])
+        v = p["predecessor"]["embedding"][np.asarray(tokens)]
+        joined = np.concatenate([z, v], axis=-1) if with_markov else z
+        expected = joined @ p["confidence_proj"]["kernel"] + p["confidence_proj"]["bias"]
+        logits = head.apply(params, z, tokens, method="confidence")
+        np.testing.assert_allclose(logits, expected[..., 0], atol=1e-5)
+        other = head.apply(params, z, tokens + 1, method="confidence")
+        assert bool((other != logits).any()) is with_markov
+
+
+@pytest.mark.parametrize("kind", MARKOV_KINDS)
+def test_a_new_head_is_normal_with_zero_biases(kind):
+    params = init_drafter_params(drafter(kind, **CONFIDENT).module, jax.random.key(0))["head"]
+    leaves = {"/".join(part.key for part in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    assert {"predecessor/embedding", "up/kernel", "confidence_proj/kernel", "confidence_proj/bias"} <= set(leaves)
+    for name, leaf in leaves.items():
+        spread = float(jnp.std(leaf))
+        assert spread == 0.0 if name.endswith("bias") else 0.012 < spread < 0.028, name
+
+
+@pytest.mark.parametrize("kind", MARKOV_KINDS)
+def test_every_slot_is_corrected_and_a_token_reaches_the_slots_after_it(kind):
+    """Token a + j is the one before slot j: vanilla and gated correct that slot alone, rnn the later ones too."""
+    target, made = tiny_target(), drafter(kind)
+    tokens = random_tokens((2, 16))
+    before = run_blocks(target, made, tokens, [[3, 9]] * 2)
+    assert (before["final"] != before["base"]).any(axis=(0, 1, 3)).all()
+    for j in (1, 2, 3):
+        after = run_blocks(target, made, tokens.at[:, 9 + j].add(1), [[3, 9]] * 2)
+        changed = (before["final"] != after["final"])[:, 1].any((0, 2)).tolist()
+        assert changed == [slot >= j if kind == "rnn" else slot == j for slot in range(4)], f"token a+{j}"
+
+
+def test_another_anchor_alone_changes_every_slots_z():
+    """Slot 0 holds the anchor, not a mask token."""
+    target, made = tiny_target(), drafter("vanilla")
+    tokens = random_tokens((2, 16))
+    before = run_blocks(target, made, tokens, [[3, 9]] * 2)["z"][:, 1]
+    after = run_blocks(target, made, tokens.at[:, 9].add(1), [[3, 9]] * 2)["z"][:, 1]
+    assert (before != after).any(axis=(0, 2)).all()

@@ -1,0 +1,188 @@
+"""The loss of the Markov heads: its terms by hand, its mask, its slices, and steps with it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method.blocks import labels_and_weights
+from domino_jax.method.heads.markov_loss import MarkovObjective, MarkovSettings
+from domino_jax.method.losses import Labels, Outputs, sliced_loss
+from domino_jax.method.optimizer import make_optimizer
+from domino_jax.method.state import init_state
+from domino_jax.method.step import make_train_step
+from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
+
+SETTINGS = MarkovSettings(gamma=None)
+LOG3 = float(np.log(3.0))
+
+
+def measured(final, target, confidence, label_weights, ids=None, weights=None, settings=SETTINGS):
+    """(loss, metrics) of one row of blocks, arrays [n, G, ...]."""
+    label_weights = jnp.asarray(label_weights, jnp.float32)
+    ids = jnp.zeros(label_weights.shape, jnp.int32) if ids is None else jnp.asarray(ids)
+    labels = Labels(ids, label_weights, label_weights if weights is None else jnp.asarray(weights))
+    objective = MarkovObjective(settings, jnp.float32(0.7), labels.weight)
+    final = jnp.asarray(final, jnp.float32)
+    target = None if target is None else jnp.asarray(target, jnp.float32)
+    extra = None if confidence is None else jnp.asarray(confidence, jnp.float32)
+    sums = objective.block_sums(Outputs(final, final, target, extra), labels)
+    return float(objective.loss(sums)), {name: float(value) for name, value in objective.metrics(sums).items()}
+
+
+# Two slots of two tokens: q = (3/4, 1/4), p = (1/2, 1/2), then q = p. So L1 is 1/2 and 0, α is 3/4 and 1.
+FINAL, TARGET = [[[LOG3, 0.0], [0.0, 0.0]]], [[[0.0, 0.0], [0.0, 0.0]]]
+
+
+def test_the_three_terms_and_the_metrics_by_hand():
+    loss, metrics = measured(FINAL, TARGET, [[0.0, 0.0]], [[1, 1]])
+    cross_entropy, distance, confidence = (np.log(4 / 3) + np.log(2)) / 2, 0.25, np.log(2)
+    assert loss == pytest.approx(0.1 * cross_entropy + 0.9 * distance + confidence, abs=1e-5)
+    assert metrics["loss"] == loss and "lambda_base" not in metrics
+    assert metrics["final_loss"] == pytest.approx(cross_entropy, abs=1e-5)
+    assert (metrics["l1_loss"], metrics["confidence_loss"]) == pytest.approx((distance, confidence), abs=1e-5)
+    assert metrics["confidence_abs_error"] == pytest.approx((0.25 + 0.5) / 2, abs=1e-5)
+    assert metrics["tau_probabilistic"] == pytest.approx(1 + 0.75 + 0.75, abs=1e-5)
+    assert metrics["teacher_agreement"] == 1.0  # ties of equal logits go to the first
+    assert (metrics["teacher_top1_prob"], metrics["draft_top1_prob"]) == pytest.approx((0.5, 0.625), abs=1e-5)
+
+
+def test_a_slot_without_a_label_counts_nowhere_and_ends_the_expected_run():
+    loss, metrics = measured(FINAL, TARGET, [[0.0, 9.0]], [[1, 0]])
+    expected = 0.1 * np.log(4 / 3) + 0.9 * 0.5 + np.log(2)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert metrics["tau_probabilistic"] == pytest.approx(1.75, abs=1e-5)
+
+
+def test_weights_of_zero_and_one_leave_one_term():
+    for place, expected in enumerate(((np.log(4 / 3) + np.log(2)) / 2, 0.25, np.log(2))):
+        weights = tuple(float(index == place) for index in range(3))
+        settings = dataclasses.replace(SETTINGS, weights=weights)
+        assert measured(FINAL, TARGET, [[0.0, 0.0]], [[1, 1]], settings=settings)[0] == pytest.approx(
+            expected, abs=1e-5
+        )
+
+
+def test_without_a_target_or_a_confidence_head_the_other_terms_are_left_out():
+    loss, metrics = measured(FINAL, None, None, [[1, 1]], settings=dataclasses.replace(SETTINGS, weights=(1, 0, 0)))
+    assert loss == pytest.approx((np.log(4 / 3) + np.log(2)) / 2, abs=1e-5)
+    assert not {"l1_loss", "confidence_loss", "tau_probabilistic"} & set(metrics)
+    assert "confidence_loss" not in measured(FINAL, TARGET, None, [[1, 1]])[1]
+    assert not dataclasses.replace(SETTINGS, weights=(1.0, 0.0, 0.0)).reads_target and SETTINGS.reads_target
+
+
+def test_no_label_at_all_is_a_loss_of_zero():
+    loss, metrics = measured(FINAL, TARGET, [[0.0, 0.0]], [[0, 0]])
+    assert loss == 0.0 and all(np.isfinite(value) for value in metrics.values())
+
+
+def test_no_gradient_flows_through_the_teacher_or_the_chance_that_confidence_learns():
+    labels = Labels(jnp.zeros((1, 2), jnp.int32), jnp.ones((1, 2)), jnp.ones((1, 2)))
+    settings = dataclasses.replace(SETTINGS, weights=(0.0, 0.0, 1.0))
+    objective = MarkovObjective(settings, 0.0, labels.weight)
+
+    def loss_of(final, confidence):
+        return objective.loss(objective.block_sums(Outputs(final, final, jnp.asarray(TARGET), confidence), labels))
+
+    of_final, of_confidence = jax.grad(loss_of, argnums=(0, 1))(jnp.asarray(FINAL), jnp.zeros((1, 2)))
+    assert (of_final == 0.0).all()
+    np.testing.assert_allclose(of_confidence, [[(0.5 - 0.75) / 2, (0.5 - 1.0) / 2]], atol=1e-6)
+
+
+def test_nothing_counts_after_the_first_unsupervised_label():
+    """Anchor 1 with labels at 2, 3, 4: a gap at 3 ends the block, and the public trainer's other mask goes on."""
+    tokens, mask = jnp.arange(8)[None], jnp.array([[1.0, 1, 1, 0, 1, 1, 1, 1]])
+    shape = {"block_size": 3, "first_slot": 0}
+    for contiguous, weights in ((True, [1, 0, 0]), (False, [1, 0, 1])):
+        anchors, keep = jnp.array([[1]]), jnp.array([[True]])
+        ids, found = labels_and_weights(tokens, mask, anchors, keep, contiguous=contiguous, **shape)
+        assert ids.tolist() == [[[2, 3, 4]]] and found.tolist() == [[weights]]
+
+
+RNG = np.random.default_rng(1)
+HIDDEN = jnp.asarray(RNG.standard_normal((2, 7, 4, 6)), jnp.float32)
+MATRIX = jnp.asarray(RNG.standard_normal((6, 9)), jnp.float32)
+LABELS = Labels(
+    jnp.asarray(RNG.integers(0, 9, (2, 7, 4))),
+    *[jnp.cumprod(jnp.asarray(RNG.random((2, 7, 4)) < 0.8, jnp.float32), axis=-1)] * 2,
+)
+
+
+@functools.lru_cache
+def sliced(size: int):
+    """(loss, metrics) and gradients of toy logits, `size` blocks at a time."""
+    objective = MarkovObjective(dataclasses.replace(SETTINGS, slice_blocks=size), 0.0, LABELS.weight)
+
+    def outputs_of(matrix, rows, confidence, states):
+        return Outputs(rows @ matrix, jnp.tanh(rows @ matrix), jnp.sin(states), confidence)
+
+    def loss_of(matrix, hidden):
+        inputs = (hidden, hidden.sum(-1))
+        loss, sums = sliced_loss(outputs_of, matrix, inputs, (LABELS, HIDDEN @ MATRIX), objective)
+        return loss, objective.metrics(sums)
+
+    return jax.device_get(jax.jit(jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True))(MATRIX, HIDDEN))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_slices_agree_with_the_whole(size):
+    (loss, metrics), gradients = sliced(size)
+    (whole, whole_metrics), whole_gradients = sliced(7)
+    assert loss == pytest.approx(float(whole), rel=1e-6) and loss == pytest.approx(float(metrics["loss"]), rel=1e-6)
+    assert {"l1_loss", "confidence_loss", "tau_probabilistic"} < set(metrics)
+    for name, value in whole_metrics.items():
+        assert metrics[name] == pytest.approx(float(value), rel=1e-5), name
+    for ours, expected in zip(gradients, whole_gradients, strict=True):
+        np.testing.assert_allclose(ours, expected, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------------- steps
+
+STEPS, KEY = 30, jax.random.key(11)
+
+
+@functools.lru_cache
+def run(accumulate: int):
+    """The metrics of STEPS steps of a small gated drafter with a confidence head, and the state after them."""
+    target = tiny_target(tied=False)
+    choices = {"markov_head_type": "gated", "enable_confidence_head": True}
+    drafter = tiny_drafter(target.config, head="markov", layers=1, target_layer_ids=(0,), **choices)
+    optimizer = make_optimizer("adamw")
+    step = make_train_step(
+        target.module,
+        drafter.module,
+        optimizer,
+        num_anchors=6,
+        learning_rate=lambda step: jnp.float32(1e-2),
+        curriculum=lambda step: jnp.float32(1.0),
+        settings=MarkovSettings(gamma=4.0, slice_blocks=4),
+        accumulate=accumulate,
+        ema_decay=0.9,
+    )
+    state = jax.jit(lambda: init_state(drafter.module, optimizer, jax.random.key(0), with_ema=True))()
+    mask = jnp.ones((4, 24)).at[:, :3].set(0.0)
+    batch = {"tokens": random_tokens((4, 24), seed=9), "loss_mask": mask, "row_ids": jnp.arange(4)}
+    metrics = []
+    for _ in range(STEPS if accumulate == 1 else 2):
+        state, measured = step(state, target.params, batch, KEY)
+        metrics.append(jax.device_get(measured))
+    return metrics, jax.device_get(state)
+
+
+def test_head_and_backbone_learn_from_the_first_step_whatever_lambda_is():
+    metrics, state = run(1)
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.2
+    assert metrics[-1]["confidence_abs_error"] < metrics[0]["confidence_abs_error"]
+    assert metrics[-1]["tau_probabilistic"] > metrics[0]["tau_probabilistic"]
+    assert (
+        set(state.ema["head"]) == {"predecessor", "up", "gate", "confidence_proj"} and "lambda_base" not in metrics[0]
+    )
+
+
+def test_micro_batches_give_the_step_of_the_whole():
+    for whole, parts in zip(run(1)[0], run(2)[0], strict=False):
+        for name in ("loss", "l1_loss", "confidence_loss", "tau_probabilistic", "grad_norm"):
+            assert parts[name] == pytest.approx(float(whole[name]), rel=1e-5), name

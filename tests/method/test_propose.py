@@ -1,0 +1,137 @@
+"""propose.py: the draft that the loop makes is the one that training teaches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method.propose import draft_base, draft_positions, propose
+from domino_jax.method.sampling import RowSampling, choose
+from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.method.step import corrected
+from tests.helpers.decoding_models import make_generator, random_models
+
+GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
+PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
+WINDOWED = (("layer_types", ("full_attention", "sliding_attention")), ("sliding_window", 4))
+DRAFTERS = {
+    "shifted, prefix 1": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "shifted, prefix 0": {"shift_label": True, "pure_draft_prefix_len": 0},
+    "shifted, prefix 2, window 4": {"shift_label": True, "pure_draft_prefix_len": 2, **dict(WINDOWED)},
+    "unshifted, prefix 1": {"shift_label": False, "pure_draft_prefix_len": 1},
+    "unshifted, prefix 0": {"shift_label": False, "pure_draft_prefix_len": 0},
+}
+
+
+@functools.lru_cache
+def started(kind: str):
+    models = random_models(5, **DRAFTERS[kind])
+    return models, make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
+
+
+@functools.partial(jax.jit, static_argnames=("sampling", "settings"))
+def drafted(models, state, sampling=GREEDY, settings=DraftSettings(scale=1.0)):  # noqa: B008
+    return *propose(models, state, sampling, settings), *draft_base(models, state)[:2]
+
+
+@jax.jit
+def taught(models, tokens, anchor, consumed):
+    """The training path on one row: block hidden z [G, D], base and final logits [G, V] of the block at `anchor`."""
+    config = models.drafter.config
+    features = models.run_target(tokens, tap_layers=config.target_layer_ids)["features"]
+    block = jnp.full((1, 1, config.block_size), config.mask_token_id).at[0, 0, 0].set(consumed[0])
+    inputs = models.head_inputs(consumed[: config.num_drafts])[None, None]
+    arguments = (features, models.embed(block), anchor[None, None], jnp.ones((1, 1), bool), inputs)
+    z, codes = models.drafter.apply({"params": models.drafter_params}, *arguments)
+    base = models.unembed(z)
+    final = corrected(models.drafter, models.drafter_params, base, codes)
+    return z[0, 0], base[0, 0], final[0, 0]
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_draft_is_the_argmax_of_the_teacher_forced_logits_on_its_own_tokens(kind):
+    models, state = started(kind)
+    config = models.drafter.config
+    drafts, _, z, base = drafted(models, state)
+    assert drafts.shape == (2, 5 if config.shift_label else 4)
+    for row, prompt in enumerate(PROMPTS):
+        anchor = int(state.anchors[row])
+        consumed = jnp.array([anchor, *drafts[row].tolist()][: config.block_size])
+        tokens = jnp.array([[*prompt, anchor] + [0] * (7 - len(prompt))])
+        true_z, true_base, final = taught(models, tokens, jnp.int32(len(prompt)), consumed)
+        np.testing.assert_allclose(z[row], true_z[config.first_slot :], atol=2e-5)
+        np.testing.assert_allclose(base[row], true_base[config.first_slot :], atol=2e-5)
+        assert drafts[row].tolist() == jnp.argmax(final, -1)[config.first_slot :].tolist()
+
+
+def test_the_head_changes_the_corrected_slots_and_no_other():
+    models, state = started("shifted, prefix 2, window 4")
+    drafts, _, _, base = drafted(models, state)
+    plain = jnp.argmax(base, -1)
+    assert drafts[:, :2].tolist() == plain[:, :2].tolist()
+    assert (drafts[:, 2:] != plain[:, 2:]).any()
+
+
+def test_without_the_head_the_draft_is_the_argmax_of_the_base_logits():
+    models, state = started("shifted, prefix 1")
+    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, scale=1.0))
+    assert drafts.tolist() == jnp.argmax(base, -1).tolist()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_a_head_that_says_nothing_drafts_what_the_backbone_drafts(sampling):
+    models, state = started("shifted, prefix 1")
+    head = models.drafter_params["head"]
+    silent = {**head, "up": jax.tree.map(jnp.zeros_like, head["up"])}
+    models = models.replace(drafter_params={**models.drafter_params, "head": silent})
+    with_head = drafted(models, state, sampling)[0]
+    without = drafted(models, state, sampling, DraftSettings(use_head=False, scale=1.0))[0]
+    assert with_head.tolist() == without.tolist()
+
+
+QWEN3 = SamplingParams(0.6, top_k=20, top_p=0.95)
+
+
+def test_a_greedy_draft_is_the_same_program_whatever_is_sampled():
+    """Top-k and top-p over a vocabulary cost more than the rest of the head's rollout, and change no draft."""
+    models, state = started("shifted, prefix 1")
+    greedy, coupled = DraftSettings(scale=float("inf")), DraftSettings(scale=1.0)
+
+    def program(sampling, settings=greedy):
+        return str(jax.make_jaxpr(lambda models, state: propose(models, state, sampling, settings))(models, state))
+
+    mixed = RowSampling.of([QWEN3, GREEDY])
+    assert program(GREEDY) == program(QWEN3) == program(mixed) == program(GREEDY, coupled)
+    assert program(QWEN3) != program(QWEN3, coupled) and "top_k" in program(QWEN3, DraftSettings(scale=1.0))
+
+
+def test_drafts_stand_right_after_the_anchor():
+    _, state = started("shifted, prefix 1")
+    assert draft_positions(state, 3).tolist() == [[8, 9, 10], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_sampled_draft_shares_the_targets_noise_at_its_own_position(scale):
+    models, state = started("shifted, prefix 1")
+    drafts, _, _, base = drafted(models, state, WARM, DraftSettings(use_head=False, scale=scale))
+    positions = jnp.array([[8, 9, 10, 11, 12], [4, 5, 6, 7, 8]])
+    assert drafts.tolist() == choose(base * scale, state.keys, positions, WARM).tolist()
+    assert drafts.tolist() != choose(base * scale, state.keys, positions + 1, WARM).tolist()
+
+
+def test_drafting_leaves_the_committed_rows_of_the_draft_cache_alone():
+    models, state = started("shifted, prefix 1")
+    _, cache, _, _ = drafted(models, state)
+    for before, after in zip(jax.tree.leaves(state.draft_cache), jax.tree.leaves(cache), strict=True):
+        for row, prompt in enumerate(PROMPTS):
+            np.testing.assert_array_equal(before[row, :, : len(prompt)], after[row, :, : len(prompt)])
+
+
+def test_a_dflash_drafter_drafts_without_a_head():
+    models = random_models(5, head="none", shift_label=False)
+    state = make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
+    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, scale=1.0))
+    assert drafts.shape == (2, 4)
+    assert drafts.tolist() == jnp.argmax(base, -1).tolist()

@@ -1,0 +1,237 @@
+"""What EAGLE-3 and Medusa learn from every row: labels, packed rows, micro-batches, steps."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method import row_losses
+from domino_jax.method.optimizer import learning_rate, make_optimizer
+from domino_jax.method.row_losses import (
+    Eagle3Settings,
+    MedusaSettings,
+    eagle3_labels,
+    medusa_labels,
+    row_labels,
+    row_loss,
+    row_objective,
+    shifted,
+)
+from domino_jax.method.state import init_state
+from domino_jax.method.step import make_train_step, target_pass
+from tests.helpers.decoding_models import random_models
+from tests.helpers.models import random_tokens, row_gradients
+
+HEADS = ("eagle3", "medusa")
+SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
+
+
+def batch_of(rows=4, length=16) -> dict[str, jax.Array]:
+    """Random rows whose first three tokens are a prompt."""
+    mask = jnp.ones((rows, length)).at[:, :3].set(0.0)
+    return {
+        "tokens": random_tokens((rows, length), seed=9, vocab=63),
+        "loss_mask": mask,
+        "row_ids": jnp.arange(rows, dtype=jnp.int32),
+    }
+
+
+# --------------------------------------------------------------------------------------------------------- labels
+
+
+def test_shifted_moves_both_ways_and_fills_with_zeros():
+    x = jnp.array([[1, 2, 3]])
+    moved = {by: shifted(x, by).tolist() for by in (0, 1, 2, 5, -1, -5)}
+    assert moved == {0: [[1, 2, 3]], 1: [[0, 1, 2]], 2: [[0, 0, 1]], 5: [[0, 0, 0]], -1: [[2, 3, 0]], -5: [[0, 0, 0]]}
+
+
+ROW = {"tokens": jnp.array([[10, 11, 12, 13, 14, 15]]), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 1.0]])}
+
+
+def test_head_i_is_labelled_by_the_token_two_and_i_places_later():
+    ids, weights = medusa_labels(ROW, 3, MedusaSettings())
+    assert ids[0].T.tolist() == [[12, 13, 14, 15, 0, 0], [13, 14, 15, 0, 0, 0], [14, 15, 0, 0, 0, 0]]
+    assert weights[0].T.tolist() == [[1, 1, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
+
+
+def test_common_rows_are_those_of_the_last_head():
+    _, weights = medusa_labels(ROW, 3, MedusaSettings(common_rows=True))
+    assert weights[0].T.tolist() == [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
+
+
+def test_a_medusa_label_is_of_the_rows_document():
+    _, weights = medusa_labels(ROW | {"documents": jnp.array([[1, 1, 1, 1, 2, 2]])}, 2, MedusaSettings())
+    assert weights[0].T.tolist() == [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
+
+
+def places(settings, **changes) -> list[list[tuple[int, int]]]:
+    """For each pass the rows that count, as (row, token that they predict)."""
+    ids, weights = eagle3_labels(ROW | changes, settings)
+    found = np.argwhere(np.asarray(weights[0]).T > 0)
+    for index, place in found:
+        assert ids[0, place, index] == (ROW["tokens"][0, place + 1] if place < 5 else 0)
+    return [[(int(s) - 1 - j, int(s) + 1) for index, s in found if index == j] for j in range(settings.passes)]
+
+
+def test_by_label_every_supervised_token_is_taught_and_no_other():
+    """Tokens 2, 3 and 5 are supervised; row t predicts token t+2 in the first pass and t+3 in the second."""
+    assert places(Eagle3Settings(2)) == [[(0, 2), (1, 3), (3, 5)], [(0, 3), (2, 5)]]
+
+
+def test_by_parity_the_first_two_tokens_of_an_answer_are_never_taught():
+    """The index of the mask is two places before the token: of tokens 2 and 3, tokens 4 and 5 are taught; token 5, the
+    last one, counts as unsupervised."""
+    assert places(Eagle3Settings(2, mask="parity")) == [[(2, 4), (3, 5)], [(1, 4), (2, 5)]]
+
+
+def test_the_last_token_of_a_padded_row_teaches_nothing():
+    """With two places of padding the last token is 3: its state is followed by no text. The mask of 2 is left."""
+    padded = {"tokens": ROW["tokens"].at[0, 4:].set(0), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 0.0]])}
+    _, weights = eagle3_labels(padded, Eagle3Settings(1, mask="parity"))
+    assert weights[0, :, 0].tolist() == [0, 0, 0, 1, 0, 0]
+    _, weights = eagle3_labels(padded, Eagle3Settings(1))
+    assert weights[0, :, 0].tolist() == [0, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("mask", ["label", "parity"])
+def test_row_teacher_and_label_are_in_one_document(mask):
+    documents = {"documents": jnp.array([[1, 1, 1, 2, 2, 2]]), "loss_mask": jnp.ones((1, 6))}
+    expected = {
+        "label": [[(0, 2), (3, 5)], []],
+        # Row, place of the mask and teacher; the token after the teacher may be the next document's.
+        "parity": [[(0, 2), (1, 3), (3, 5), (4, 6)], [(0, 3), (3, 6)]],
+    }
+    assert places(Eagle3Settings(2, mask=mask), **documents) == expected[mask]
+
+
+# --------------------------------------------------------------------------------------------------- packed rows
+
+
+LENGTHS, PLACES = (11, 9), 24
+
+
+def rows() -> dict[str, jax.Array]:
+    """The separate rows, padded to 12 places, supervised but for their first token."""
+    tokens, mask = np.zeros((2, 12), np.int32), np.zeros((2, 12), np.float32)
+    for place, length in enumerate(LENGTHS):
+        tokens[place, :length] = 1 + np.asarray(random_tokens((length,), seed=place, vocab=62))
+        mask[place, 1:length] = 1.0
+    return {"tokens": jnp.asarray(tokens), "loss_mask": jnp.asarray(mask)}
+
+
+def packed() -> dict[str, jax.Array]:
+    """The same rows in one row, and four places of padding."""
+    plain, first = rows(), LENGTHS[0]
+    parts = {name: np.zeros((1, PLACES), np.asarray(value).dtype) for name, value in plain.items()}
+    parts |= {name: np.zeros((1, PLACES), np.int32) for name in ("positions", "documents")}
+    for number, (start, length) in enumerate(((0, first), (first, LENGTHS[1]))):
+        span = np.s_[0, start : start + length]
+        for name, value in plain.items():
+            parts[name][span] = np.asarray(value)[number, :length]
+        parts["positions"][span], parts["documents"][span] = np.arange(length), number + 1
+    return {name: jnp.asarray(value) for name, value in parts.items()}
+
+
+@functools.lru_cache
+def measured(head: str, mask: str = "label", together: bool = False):
+    """(loss, metrics, gradients) of the rows apart or together; without the number of positions of the batch."""
+    models, batch = random_models(head=head), packed() if together else rows()
+    settings = Eagle3Settings(passes=3, mask=mask) if head == "eagle3" else SETTINGS[head]
+    loss, metrics, gradients = row_gradients(models, batch, settings)
+    share = batch["tokens"].size if head == "eagle3" else 1.0
+    return loss * share, metrics, jax.tree.map(lambda leaf: leaf * share, gradients)
+
+
+@pytest.mark.parametrize(("head", "mask"), [("eagle3", "label"), ("eagle3", "parity"), ("medusa", "label")])
+def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows(head, mask):
+    (loss, metrics, gradients), (other, others, theirs) = (measured(head, mask, packed) for packed in (False, True))
+    assert loss > 1.0
+    np.testing.assert_allclose(other, loss, rtol=1e-5)
+    for name in set(metrics) - {name for name in metrics if name.startswith("loss") and head == "eagle3"}:
+        np.testing.assert_allclose(others[name], metrics[name], rtol=1e-5, err_msg=name)
+    for one, two in zip(jax.tree.leaves(gradients), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
+
+
+def test_the_two_masks_teach_different_rows():
+    assert abs(measured("eagle3")[0] - measured("eagle3", "parity")[0]) > 0.1
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_slices_of_the_logits_change_nothing(head, monkeypatch):
+    whole = measured(head)
+    measured.cache_clear()
+    monkeypatch.setattr(row_losses, "SLICE_LOGITS", 20)
+    sliced = measured(head)
+    measured.cache_clear()
+    np.testing.assert_allclose(sliced[0], whole[0], rtol=1e-6)
+    for one, two in zip(jax.tree.leaves(whole[2]), jax.tree.leaves(sliced[2]), strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-6)
+
+
+def test_a_head_without_labels_gives_zero_and_no_nan():
+    models = random_models(head="medusa")
+    batch = {"tokens": jnp.ones((1, 4), jnp.int32), "loss_mask": jnp.zeros((1, 4)).at[0, 2].set(1.0)}
+    labels = row_labels(models.drafter.config, batch, MedusaSettings())
+    objective = row_objective(models.drafter.config, labels, MedusaSettings())
+    _, hidden = target_pass(models.target, models.target_params, batch, (), True)
+    loss, sums = row_loss(models, None, batch, labels, objective, hidden)
+    metrics = objective.metrics(sums)
+    assert np.isfinite(loss) and metrics["loss_1"] > 0
+    assert [float(metrics[f"loss_{head}"]) for head in (2, 3, 4)] == [0.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------------------------------------------------- steps
+
+
+@functools.lru_cache
+def step_of(head: str, accumulate: int = 1, ema: float = 0.0):
+    models = random_models(head=head)
+    return make_train_step(
+        models.target,
+        models.drafter,
+        make_optimizer("muon"),
+        num_anchors=1,
+        learning_rate=learning_rate(2e-2, 40, 0.1),
+        curriculum=lambda step: 0.0,
+        settings=SETTINGS[head],
+        accumulate=accumulate,
+        ema_decay=ema,
+    )
+
+
+def run(head: str, steps: int, **choices):
+    """(state, [metrics]) of a fresh run."""
+    models, metrics = random_models(head=head), []
+    start = jax.jit(lambda: init_state(models.drafter, make_optimizer("muon"), jax.random.key(0), "ema" in choices))
+    state = start()
+    for _ in range(steps):
+        state, values = step_of(head, **choices)(state, models.target_params, batch_of(), jax.random.key(1))
+        metrics.append(jax.device_get(values))
+    return jax.device_get(state), metrics
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_handful_of_rows_is_learnt(head):
+    _, metrics = run(head, 12)
+    assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
+    assert {name for name in metrics[0] if np.ndim(metrics[0][name])} == set()  # metrics.jsonl holds numbers
+    assert metrics[0]["anchors"] == 4 * {"eagle3": 13, "medusa": 14}[head]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_micro_batches_give_the_step_of_the_whole(head):
+    (whole, [metrics]), (parts, [others]) = run(head, 1), run(head, 1, accumulate=2)
+    np.testing.assert_allclose(others["loss"], metrics["loss"], rtol=1e-5)
+    np.testing.assert_allclose(others["grad_norm"], metrics["grad_norm"], rtol=1e-4)
+    for one, two in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+        np.testing.assert_allclose(two, one, atol=2e-4)
+
+
+def test_an_average_of_the_weights_is_kept_and_the_step_repeats_itself():
+    (state, metrics), (again, others) = (run("eagle3", 2, ema=0.5) for _ in range(2))
+    assert metrics == others
+    moved = [np.abs(ema - new).max() for ema, new in zip(*map(jax.tree.leaves, (state.ema, state.params)), strict=True)]
+    assert max(moved) > 0 and jax.tree.structure(state.ema) == jax.tree.structure(again.params)

@@ -1,0 +1,130 @@
+"""DFlash2's selector when drafting: it chooses among its own candidates, in chains and trees, and changes no text."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method.propose import draft_base, propose
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
+from domino_jax.method.tree import draft_ledger, propose_tree
+from tests.helpers.decoding_models import check_lossless, make_generator, random_models, random_prompts
+
+GREEDY, WARM = SamplingParams(), SamplingParams(0.8, top_k=20, top_p=0.9)
+PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
+TRANSFORMS = {"output_multiplier": 1.5, "final_logit_softcapping": 2.0}
+K = 5
+TREE = TreeSettings(nodes=9, lanes=4, candidates=16, beta=-0.1)
+
+
+@functools.lru_cache
+def started(**changes):
+    models = random_models(5, head="dflash2", **changes)
+    return models, make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
+
+
+@functools.partial(jax.jit, static_argnames=("sampling", "settings"))
+def drafted(models, state, sampling=GREEDY, settings=DraftSettings(scale=1.0)):  # noqa: B008
+    return *draft_base(models, state)[:2], propose(models, state, sampling, settings)[0]
+
+
+def scores_of(models, unary, z, previous):
+    """(candidates int [K], their scores) of one slot after the token `previous`, in numpy."""
+    head = models.drafter_params["head"]
+    likeliest = np.argsort(-unary)[:K]
+    code = np.asarray(head["predecessor"]["embedding"])[previous] * (
+        z @ np.asarray(head["hidden_projection"]["kernel"])
+    )
+    return likeliest, unary[likeliest] + code @ np.asarray(head["up"]["kernel"])[:, likeliest]
+
+
+@pytest.mark.parametrize("changes", [{}, TRANSFORMS], ids=["plain", "transformed"])
+def test_each_draft_is_the_best_candidate_after_the_one_before_it(changes):
+    models, state = started(**changes)
+    z, base, drafts = (np.asarray(part) for part in drafted(models, state))
+    for row, token in enumerate(state.anchors.tolist()):
+        for slot in range(4):
+            ids, scores = scores_of(models, base[row, slot], z[row, slot], token)
+            token = ids[scores.argmax()]
+            assert drafts[row, slot] == token
+    assert (drafts != base.argmax(-1)).any()
+
+
+def test_logits_are_transformed_before_they_are_compared():
+    (models, state), (plain, same) = started(**TRANSFORMS), started()
+    base, untouched = drafted(models, state)[1], drafted(plain, same)[1]
+    np.testing.assert_allclose(base, 2.0 * np.tanh(1.5 * np.asarray(untouched) / 2.0), atol=1e-5)
+    assert abs(untouched).max() > 2.0
+
+
+def test_the_recipes_number_of_candidates_does_not_apply():
+    models, state = started()
+    expected = drafted(models, state)[2].tolist()
+    for count in (0, 1, 64):
+        assert drafted(models, state, settings=DraftSettings(scale=1.0, head_candidates=count))[2].tolist() == expected
+
+
+def test_sampled_drafts_are_candidates_and_share_the_targets_noise():
+    models, state = started()
+    _, base, drafts = (np.asarray(part) for part in drafted(models, state, SamplingParams(1.0)))
+    likeliest = np.argsort(-base, axis=-1)[:, :, :K]
+    assert (likeliest == drafts[:, :, None]).any(-1).all()
+    assert (drafts != np.asarray(drafted(models, state)[2])).any()
+
+
+def test_a_selector_of_zeros_drafts_what_the_backbone_drafts():
+    models, state = started()
+    head = models.drafter_params["head"]
+    silent = {**head, "up": jax.tree.map(jnp.zeros_like, head["up"])}
+    models = models.replace(drafter_params={**models.drafter_params, "head": silent})
+    _, base, drafts = drafted(models, state)
+    assert drafts.tolist() == base.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("sampling", "scale"), [(GREEDY, None), (WARM, 1.0)], ids=["greedy", "coupled"])
+def test_a_tree_of_one_lane_is_the_chain(sampling, scale):
+    models, state = started()
+    settings = DraftSettings(scale=1.0, tree=TreeSettings(nodes=5, lanes=1, candidates=1, beta=0.0, draft_scale=scale))
+    tree, _ = jax.jit(lambda models, state: propose_tree(models, state, sampling, settings))(models, state)
+    assert tree.tokens[:, 1:].tolist() == drafted(models, state, sampling)[2].tolist()
+
+
+def test_a_tree_scores_paths_by_the_softmax_over_the_candidates():
+    """Against numpy along the best lane; tokens that are no candidates have no probability."""
+    models, state = started()
+    settings = DraftSettings(tree=TREE)
+    ledger, _ = jax.jit(lambda models, state: draft_ledger(models, state, GREEDY, settings))(models, state)
+    z, base, _ = (np.asarray(part) for part in drafted(models, state))
+    tokens, parents, scores = (np.asarray(part) for part in ledger)
+    for row in range(2):
+        for node in range(tokens.shape[1]):
+            path, at = [], node
+            while at >= 0:
+                path.insert(0, at)
+                at = parents[row, at]
+            total, previous = 0.0, int(state.anchors[row])
+            for depth, place in enumerate(path):
+                ids, found = scores_of(models, base[row, depth], z[row, depth], previous)
+                previous = tokens[row, place]
+                log_law = found - np.log(np.exp(found).sum())
+                total += log_law[ids.tolist().index(previous)] if previous in ids else -np.inf
+            np.testing.assert_allclose(scores[row, node], total, atol=1e-4)
+
+
+def test_more_lanes_than_candidates_leave_a_tree():
+    """Sixteen lanes over five candidates: the first depth has five nodes."""
+    models, state = started()
+    settings = DraftSettings(tree=TreeSettings(nodes=12, lanes=16, candidates=16))
+    tree, _ = jax.jit(lambda models, state: propose_tree(models, state, GREEDY, settings))(models, state)
+    first = np.asarray(tree.depths) == 1
+    assert 1 <= first.sum(1).max() <= K and np.asarray(tree.depths).max() > 1
+
+
+def test_a_dflash2_drafter_with_all_its_options_changes_no_token():
+    """Sliding layers that are not causal, convolutions and transforms; other drafters are in the matrix of heads."""
+    sliding = {"layer_types": ("sliding_attention",), "sliding_window": 4, "is_causal": False}
+    models = random_models(5, head="dflash2", **sliding, **TRANSFORMS)
+    made = make_generator(models, sampling=WARM, batch_size=4, tree=TREE)
+    check_lossless(made, random_prompts(4), ("autoregressive", "draft", "tree"))

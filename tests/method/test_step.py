@@ -1,0 +1,283 @@
+"""The jitted training step: what it learns, what it leaves alone, and that it is what its parts say."""
+
+import functools
+import unittest.mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from domino_jax.method import blocks, losses
+from domino_jax.method.curriculum import lambda_base
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.optimizer import learning_rate, make_optimizer
+from domino_jax.method.pair import Models
+from domino_jax.method.state import init_state
+from domino_jax.method.step import label_blocks, make_train_step, target_pass
+from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
+
+STEPS, ANCHORS = 80, 6
+SETTINGS = LossSettings(gamma=4.0, slice_blocks=9)
+KEY = jax.random.key(11)
+
+
+def models(head="domino"):
+    """An untied target and a drafter of one layer over its first layer."""
+    target = tiny_target(tied=False)
+    return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,))
+
+
+def schedule():
+    return learning_rate(1e-2, STEPS, 0.1)
+
+
+def optimizer():
+    return make_optimizer("adamw")
+
+
+def norm(tree):
+    """L2 norm over all leaves."""
+    return np.sqrt(sum(np.sum(np.square(leaf, dtype=np.float64)) for leaf in jax.tree.leaves(jax.device_get(tree))))
+
+
+def batch_of(rows=4, length=24):
+    """Random rows whose first three tokens are a prompt."""
+    mask = jnp.ones((rows, length)).at[:, :3].set(0.0)
+    return {"tokens": random_tokens((rows, length), seed=9), "loss_mask": mask, "row_ids": jnp.arange(rows)}
+
+
+@functools.lru_cache
+def train_step(accumulate=1):
+    target, drafter = models()
+    return make_train_step(
+        target.module,
+        drafter.module,
+        optimizer(),
+        num_anchors=ANCHORS,
+        learning_rate=schedule(),
+        curriculum=lambda step: lambda_base(step, STEPS, 1.0, 1.0),
+        settings=SETTINGS,
+        accumulate=accumulate,
+    )
+
+
+@functools.lru_cache
+def compiled_start():
+    """Jitted () → the state before the first step; a fresh one each call, because steps donate theirs."""
+    return jax.jit(lambda: init_state(models()[1].module, optimizer(), jax.random.key(0)))
+
+
+def run(steps):
+    """(state, [metrics]) of a fresh run."""
+    target, _ = models()
+    state = compiled_start()()
+    metrics = []
+    for _ in range(steps):
+        state, measured = train_step()(state, target.params, batch_of(), KEY)
+        metrics.append(jax.device_get(measured))
+    return jax.device_get(state), metrics
+
+
+@functools.lru_cache
+def full_run():
+    return run(STEPS)
+
+
+def test_a_handful_of_rows_is_overfitted():
+    """ln 80 = 4.4 at the start; random tokens can be learnt by heart only."""
+    _, metrics = full_run()
+    assert metrics[0]["final_loss"] > 4.0
+    assert metrics[-1]["final_loss"] < 2.0
+    assert metrics[-1]["accept_len"] > metrics[0]["accept_len"] + 1.5
+
+
+def test_two_runs_are_bit_identical():
+    """Five steps of the same run; every parameter, moment and metric."""
+    (first, first_metrics), (second, second_metrics) = run(5), run(5)
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert first_metrics == second_metrics
+
+
+def test_target_parameters_are_untouched():
+    before = jax.device_get(models()[0].params)
+    run(2)
+    for one, other in zip(jax.tree.leaves(before), jax.tree.leaves(models()[0].params), strict=True):
+        assert (one == np.asarray(other)).all()
+
+
+def test_the_state_holds_the_drafter_twice_more_and_nothing_of_the_target():
+    """Parameters and two moments of each, the step and the optimizer's counters; all float32 or int32 scalars."""
+    _, drafter = models()
+    state = compiled_start()()
+    shapes = sorted(leaf.shape for leaf in jax.tree.leaves(drafter.params))
+    held = sorted(leaf.shape for leaf in jax.tree.leaves(state) if leaf.ndim)
+    assert held == sorted(shapes * 3)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state) if leaf.ndim} == {jnp.dtype("float32")}
+    assert set(state.params) == {"backbone", "head"}
+
+
+def test_the_first_step_at_lambda_one_leaves_the_head_alone_and_the_second_does_not():
+    start = jax.device_get(compiled_start()().params)
+    for steps, moves in ((1, False), (2, True)):
+        state, _ = run(steps)
+        for name in ("down", "up"):
+            changed = state.params["head"][name]["kernel"] != start["head"][name]["kernel"]
+            assert bool(changed.any()) is moves, (steps, name)
+        assert (state.params["backbone"]["fc"]["kernel"] != start["backbone"]["fc"]["kernel"]).any()
+
+
+def test_lambda_and_step_follow_the_completed_steps():
+    state, metrics = full_run()
+    assert int(state.step) == STEPS
+    np.testing.assert_allclose([m["lambda_base"] for m in metrics], 1 - np.arange(STEPS) / STEPS, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_labels_and_weights_of_a_batch_are_computed_once_per_step(monkeypatch, accumulate):
+    labels = unittest.mock.Mock(wraps=blocks.labels_and_weights)
+    decay = unittest.mock.Mock(wraps=losses.position_decay)
+    monkeypatch.setattr(blocks, "labels_and_weights", labels)
+    monkeypatch.setattr(losses, "position_decay", decay)
+    state = jax.eval_shape(compiled_start())
+    jax.eval_shape(train_step.__wrapped__(accumulate), state, models()[0].params, batch_of(), KEY)
+    assert (labels.call_count, decay.call_count) == (1, 1)
+
+
+THREE = jnp.array([[4, 9, 20], [3, 8, 11]])  # anchors of two rows of 24 tokens
+KEPT = jnp.ones((2, 3), bool)
+FIRST_ROW = jnp.array([[True] * 3, [False] * 3])
+
+
+@functools.lru_cache
+def gradient_function(head, contiguous, slice_blocks):
+    """Jitted (params, λ, anchors, keep, loss mask) → (metrics, gradients) on two rows, with or without the head."""
+    target, drafter = models(head)
+    settings = LossSettings(gamma=4.0, contiguous=contiguous, slice_blocks=slice_blocks)
+
+    @jax.jit
+    def gradients(params, share, anchors, keep, mask):
+        batch = batch_of(2) | {"loss_mask": mask}
+        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
+        drawn = label_blocks(batch, anchors, keep, drafter.config, settings)
+
+        def loss_of(params):
+            models = Models(target.module, target.params, drafter.module, params)
+            return dual_loss(models, features, batch, drawn, settings, share)
+
+        (_, metrics), tree = jax.value_and_grad(loss_of, has_aux=True)(params)
+        return metrics, tree
+
+    return gradients
+
+
+def gradients_of(share, *, head="domino", contiguous=True, slice_blocks=6, anchors=THREE, keep=KEPT, mask=None):
+    """(metrics, gradients) of the tiny drafter's random parameters."""
+    params = models()[1].params
+    params = params if head == "domino" else {"backbone": params["backbone"]}
+    mask = batch_of(2)["loss_mask"] if mask is None else mask
+    return jax.device_get(gradient_function(head, contiguous, slice_blocks)(params, share, anchors, keep, mask))
+
+
+def test_at_lambda_one_head_gradients_are_exactly_zero():
+    _, gradients = gradients_of(1.0)
+    assert all((leaf == 0.0).all() for leaf in jax.tree.leaves(gradients["head"]))
+    _, gradients = gradients_of(0.9)
+    assert all((leaf != 0.0).any() for leaf in jax.tree.leaves(gradients["head"]))
+
+
+def test_at_lambda_one_backbone_gradients_equal_those_of_plain_shifted_dflash():
+    _, domino = gradients_of(1.0)
+    _, dflash = gradients_of(0.0, head="none")
+    assert norm(dflash) > 0.1
+    for ours, plain in zip(jax.tree.leaves(domino["backbone"]), jax.tree.leaves(dflash["backbone"]), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_without_anchors_contributes_nothing():
+    """With row 1 dropped, its content does not matter, and nothing turns into NaN."""
+    one, one_gradients = gradients_of(0.5, keep=FIRST_ROW)
+    two, two_gradients = gradients_of(0.5, keep=FIRST_ROW, anchors=THREE.at[1].set(0))
+    both, _ = gradients_of(0.5)
+    assert one["loss"] == two["loss"] != both["loss"]
+    for left, right in zip(jax.tree.leaves(one_gradients), jax.tree.leaves(two_gradients), strict=True):
+        assert np.isfinite(left).all()
+        np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("head", ["domino", "none"])
+def test_anchor_slots_without_a_label_change_neither_loss_nor_gradients(head):
+    """Eight slots of which rows of five and of two legal anchors fill the first: in slices of two, and all at once."""
+    mask = jnp.zeros((2, 24)).at[0, 4:10].set(1.0).at[1, 7:10].set(1.0)
+    anchors, keep = blocks.sample_anchors(KEY, mask, jnp.arange(2), 8)
+    assert keep.sum(1).tolist() == [5, 2]
+    choices = {"head": head, "anchors": anchors, "keep": keep, "mask": mask}
+    (ours, gradients), (plain, expected) = (gradients_of(0.3, slice_blocks=size, **choices) for size in (2, 8))
+    for name in plain:
+        np.testing.assert_allclose(ours[name], plain[name], rtol=1e-5, err_msg=name)
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert norm(expected) > 0.1
+
+
+def test_the_tail_anchor_gives_a_finite_loss_over_one_label():
+    """a = S - 2, the only block: accuracy is 0 or 1, the accepted length 1 or 2."""
+    only = jnp.zeros((2, 3), bool).at[0, 0].set(True)
+    metrics, gradients = gradients_of(0.5, anchors=THREE.at[0, 0].set(22), keep=only)
+    assert 0.0 < metrics["loss"] < 50.0
+    assert (metrics["accuracy"], metrics["accept_len"]) in ((0.0, 1.0), (1.0, 2.0))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+
+
+@pytest.mark.parametrize("gap, same", [(None, True), (6, False)], ids=["no gap", "gap after an anchor"])
+def test_contiguous_and_uncut_losses_differ_only_where_a_gap_follows_an_anchor(gap, same):
+    mask = jnp.ones((2, 24)) if gap is None else jnp.ones((2, 24)).at[:, gap].set(0.0)
+    cut, uncut = (gradients_of(0.5, contiguous=choice, mask=mask)[0]["loss"] for choice in (True, False))
+    assert (abs(cut - uncut) < 1e-6) == same
+
+
+def test_a_step_is_its_parts():
+    """Anchors of the folded key, the dual loss, the optimizer's update: the step's parameters, done by hand."""
+    target, drafter = models()
+    batch = batch_of()
+
+    @jax.jit
+    def by_hand(state):
+        anchors, keep = blocks.sample_anchors(jax.random.fold_in(KEY, 0), batch["loss_mask"], batch["row_ids"], ANCHORS)
+        drawn = label_blocks(batch, anchors, keep, drafter.config, SETTINGS)
+        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
+
+        def loss_of(params):
+            models = Models(target.module, target.params, drafter.module, params)
+            return dual_loss(models, features, batch, drawn, SETTINGS, 1.0)[0]
+
+        loss, gradients = jax.value_and_grad(loss_of)(state.params)
+        updates, _ = optimizer().update(gradients, state.opt_state, state.params)
+        scaled = jax.tree.map(lambda update: schedule()(0) * update, updates)
+        return keep, loss, gradients, optax.apply_updates(state.params, scaled)
+
+    keep, loss, gradients, expected = jax.device_get(by_hand(compiled_start()()))
+    stepped, metrics = run(1)
+    np.testing.assert_allclose(metrics[0]["loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(metrics[0]["grad_norm"], norm(gradients), rtol=1e-4)
+    assert metrics[0]["anchors"] == keep.sum() == 4 * ANCHORS
+    # Adam's first step is ± the rate for every gradient above eps, so compare where the sign is certain.
+    for ours, hand, gradient in zip(*map(jax.tree.leaves, (stepped.params, expected, gradients)), strict=True):
+        certain = abs(gradient) > 1e-5
+        np.testing.assert_allclose(ours[certain], hand[certain], rtol=1e-3, atol=1e-5)
+
+
+def test_fresh_parameters_follow_the_initialisation_of_the_contract():
+    """Linears normal(0, 0.02), norms one, GRU uniform ±1/√U."""
+    params = jax.device_get(compiled_start()().params)
+    fc = params["backbone"]["fc"]["kernel"]
+    assert 0.018 < float(fc.std()) < 0.022 and abs(float(fc.mean())) < 0.002
+    assert (params["backbone"]["hidden_norm"]["scale"] == 1.0).all()
+    bound = 10**-0.5
+    for weight in jax.tree.leaves(params["head"]["gru"]):
+        assert 0.95 * bound < float(abs(weight).max()) <= bound
+        assert abs(float(weight.std()) - bound / 3**0.5) < 0.1 * bound
+    assert 0.017 < float(params["head"]["down"]["kernel"].std()) < 0.023
+    assert 0.017 < float(params["head"]["up"]["kernel"].std()) < 0.023

@@ -1,0 +1,352 @@
+"""tree.py: which nodes are drafted, which rows they read, which are accepted, and what is committed."""
+
+import dataclasses
+import functools
+import heapq
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from domino_jax.method.candidates import pick_candidates
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import draft_base, propose
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
+from domino_jax.method.tree import ROOT, Ledger, ancestor_table, edge_scores, keep_best, log_rest, propose_tree
+from domino_jax.method.verify import accept_tree, verify
+from domino_jax.models.cache import keep_path
+from tests.helpers.decoding_models import DRAFTERS, VOCAB, make_generator, random_models, uncached
+
+GREEDY = SamplingParams()
+PEAKED = SamplingParams(0.1)  # at which trees of random models are deep as well as broad
+PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
+NODES = 13
+WHOLE = TreeSettings(nodes=NODES, lanes=NODES - 1, candidates=VOCAB, beta=0.0)  # as many lanes as drafts
+PLAIN = DraftSettings(scale=math.inf, num_drafts=3, tree=WHOLE)
+
+
+# With a head whose state is another, and which reads token ids.
+KINDS = DRAFTERS | {"Markov, rnn": {"head": "markov", "markov_head_type": "rnn"}}
+
+
+@functools.lru_cache
+def started():
+    """One state for all of KINDS: where labels stand and what is corrected changes no weight and no cache."""
+    return make_generator(random_models(4), batch_size=2).start(PROMPTS, [0, 1])
+
+
+@functools.partial(jax.jit, static_argnames=("sampling", "settings"))
+def drafted(models, state, sampling=PEAKED, settings=PLAIN):
+    """(the tree, the tree of one lane, the chain, z, base logits): one program, for it costs more than it runs."""
+    lane = TreeSettings(nodes=4, lanes=1, candidates=VOCAB, draft_scale=settings.scale)
+    one_lane = dataclasses.replace(settings, tree=lane)
+    trees = (propose_tree(models, state, sampling, choice)[0] for choice in (settings, one_lane))
+    return *trees, propose(models, state, sampling, settings)[0], *draft_base(models, state, settings.num_drafts)[:2]
+
+
+@functools.lru_cache
+def drafted_by(kind: str):
+    return drafted(random_models(4, **KINDS[kind]), started())
+
+
+def check_it_is_the_chain(tree, chain):
+    assert tree.tokens[:, 1:].tolist() == chain.tolist()
+    assert tree.depths.tolist() == [[0, 1, 2, 3]] * 2
+    assert tree.parents.tolist() == [[0, 0, 1, 2]] * 2
+    assert (tree.ancestors == np.tril(np.ones((4, 4), bool))).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_lane_drafts_the_chain(kind):
+    check_it_is_the_chain(*drafted_by(kind)[1:3])
+
+
+@functools.lru_cache
+def drafted_warm(use_head: bool):
+    """Coupled with noise, top-k and top-p on, few lanes and candidates; with the head or without."""
+    tree = TreeSettings(12, 4, 8, -0.2, draft_scale=0.5)
+    settings = DraftSettings(use_head, 0.5, num_drafts=3, tree=tree)
+    return drafted(random_models(4), started(), SamplingParams(0.8, top_k=20, top_p=0.9), settings)
+
+
+@pytest.mark.parametrize("use_head", [True, False])
+def test_one_lane_drafts_the_chain_with_noise_and_without_a_head(use_head):
+    check_it_is_the_chain(*drafted_warm(use_head)[1:3])
+
+
+# ------------------------------------------------------------------------------------------- against a plain heap
+
+
+@jax.jit
+def head_logits(models, z, base, anchor, paths):
+    """Corrected logits float32 [P, M, V] at every depth of P paths int32 [P, M]; depth i has consumed i drafts."""
+    consumed = jnp.concatenate([jnp.full((paths.shape[0], 1), anchor), paths[:, :-1]], axis=1)
+    slots = (consumed.T, models.head_hidden_half(z)[:, None])
+    codes = jax.lax.scan(lambda h, slot: models.head_step(h, *slot), models.head_start(len(paths)), slots)[1]
+    change = models.residual(codes.swapaxes(0, 1))
+    corrected = jnp.arange(z.shape[0])[:, None] >= models.drafter.config.pure_draft_prefix_len
+    return base + jnp.where(corrected, change, 0.0)
+
+
+def best_first(models, z, base, anchor: int, nodes: int) -> set[tuple[int, ...]]:
+    """The nodes - 1 likeliest paths: a plain heap over log-probabilities, the whole vocabulary at each node."""
+    depths = base.shape[0]
+    queue, kept = [(0.0, ())], []
+    while len(kept) < nodes:
+        score, path = heapq.heappop(queue)
+        kept.append(path)
+        if len(path) == depths:
+            continue
+        padded = jnp.array([[*path, *[0] * (depths - len(path))]])
+        logits = head_logits(models, z, base, jnp.int32(anchor), padded)[0, len(path)]
+        log_q = np.asarray(jax.nn.log_softmax(logits / PEAKED.temperature))
+        for token in range(VOCAB):
+            heapq.heappush(queue, (score - float(log_q[token]), (*path, token)))
+    return set(kept[1:])
+
+
+def paths_of(tree, row: int) -> list[tuple[int, ...]]:
+    """Tokens from the root to each node."""
+    found = [()]
+    for token, parent in zip(tree.tokens[row, 1:].tolist(), tree.parents[row, 1:].tolist(), strict=True):
+        found.append((*found[parent], token))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_as_many_lanes_as_drafts_the_tree_is_the_best_first_one(kind):
+    models, state = random_models(4, **KINDS[kind]), started()
+    tree, _, _, z, base = drafted_by(kind)
+    for row in range(2):
+        expected = best_first(models, z[row], base[row], int(state.anchors[row]), NODES)
+        assert set(paths_of(tree, row)[1:]) == expected and max(map(len, expected)) >= 2
+        assert tree.depths[row].tolist() == [len(path) for path in paths_of(tree, row)]
+
+
+def test_without_a_head_the_tree_is_the_likeliest_products_of_the_marginals():
+    choice = dataclasses.replace(PLAIN, use_head=False)
+    tree, _, _, _, base = drafted(random_models(4), started(), settings=choice)
+    scores = np.asarray(jax.nn.log_softmax(base[0] / PEAKED.temperature), np.float64)
+    pairs = [((a, b), scores[0, a] + scores[1, b]) for a in range(VOCAB) for b in range(VOCAB)]
+    triples = [((*path, c), score + scores[2, c]) for path, score in pairs for c in range(VOCAB)]
+    everything = [((a,), scores[0, a]) for a in range(VOCAB)] + pairs + triples
+    best = sorted(everything, key=lambda entry: -entry[1])[: NODES - 1]
+    drafts = paths_of(tree, 0)[1:]
+    assert set(drafts) == {path for path, _ in best} and max(map(len, drafts)) >= 2
+
+
+@pytest.mark.parametrize("use_head", [True, False])
+def test_few_lanes_and_a_penalty_on_depth_leave_a_tree(use_head):
+    tree = drafted_warm(use_head)[0]
+    for row in range(2):
+        children = list(zip(tree.parents[row, 1:].tolist(), tree.tokens[row, 1:].tolist(), strict=True))
+        assert len(set(children)) == 11  # siblings differ
+        assert all(parent < node for node, (parent, _) in enumerate(children, 1))
+        assert (tree.depths[row, 1:] == tree.depths[row][tree.parents[row, 1:]] + 1).all()
+
+
+def test_a_tree_may_be_deeper_than_the_chain_beside_it():
+    deep = dataclasses.replace(PLAIN, num_drafts=1, tree=dataclasses.replace(WHOLE, depth=3))
+    assert (deep.width(None), dataclasses.replace(deep, tree=None).width(None)) == (3, 1)
+    shape = (random_models(4), started(), PEAKED)
+    tree, expected = (propose_tree(*shape, dataclasses.replace(some, use_head=False))[0] for some in (deep, PLAIN))
+    assert (tree.tokens == expected.tokens).all() and tree.depths.max() >= 2
+
+
+# ------------------------------------------------------------------------------------------------ scores and budget
+
+
+def test_scores_are_log_probabilities_over_the_vocabulary_though_only_candidates_are_scored():
+    """Without the rest the candidates' probabilities would add up to 1."""
+    base = jnp.array(np.random.default_rng(0).normal(0, 2, (1, 3, VOCAB)), jnp.float32)
+    few = pick_candidates(base, 4)
+    rest = log_rest(base, few.logits)
+    scores = edge_scores(few.logits[:, 1, None], rest[:, 1, None, None], None, GREEDY, DraftSettings())
+    expected = jax.nn.log_softmax(base[0, 1])[few.tokens[0, 1]]
+    np.testing.assert_allclose(scores[0, 0], expected, atol=1e-5)
+    assert few.tokens[0, 1].tolist() == np.argsort(-np.asarray(base[0, 1]), kind="stable")[:4].tolist()
+
+
+def test_candidates_outside_the_targets_edges_are_no_paths():
+    logits = jnp.array([[[2.0, 1.0, 0.0, -1.0]]])
+    scores = edge_scores(logits, jnp.zeros((1, 1, 1)), None, SamplingParams(1.0, top_k=2), PLAIN)
+    np.testing.assert_allclose(scores[0, 0, :2], jax.nn.log_softmax(jnp.array([2.0, 1.0])), atol=1e-6)
+    assert np.isneginf(scores[0, 0, 2:]).all()
+
+
+def test_a_coupled_edge_is_the_share_of_the_shared_noise():
+    """(c·log q + g) / t, normalised over the candidates: c 2, t 0.5."""
+    logits, noise = jnp.array([[[2.0, 1.0, 0.0]]]), jnp.array([[[0.5, 3.0, -1.0]]])
+    settings = DraftSettings(tree=TreeSettings(draft_scale=2.0, spread=0.5))
+    scores = edge_scores(logits, jnp.full((1, 1, 1), -jnp.inf), noise, SamplingParams(1.0), settings)
+    expected = jax.nn.log_softmax((2.0 * jax.nn.log_softmax(logits) + noise) / 0.5)
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
+
+
+kept_best = functools.partial(jax.jit, static_argnames=("lanes", "nodes", "beta"))(keep_best)
+
+
+def ledger(scores, parents, tokens=None) -> Ledger:
+    tokens = range(10, 10 + len(scores)) if tokens is None else tokens
+    return Ledger(jnp.array([tokens]), jnp.array([parents]), jnp.array([scores], jnp.float32))
+
+
+def test_the_best_nodes_are_kept_in_the_ledgers_order():
+    """Two lanes, three depths; the two worst of six go."""
+    book = ledger([-1.0, -2.0, -1.5, -4.0, -1.6, -5.0], [ROOT, ROOT, 0, 1, 2, 2])
+    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=5, beta=0.0)
+    assert tree.tokens.tolist() == [[7, 10, 11, 12, 14]]
+    assert tree.depths.tolist() == [[0, 1, 1, 2, 3]]
+    assert tree.parents.tolist() == [[0, 0, 0, 1, 3]]
+
+
+def test_a_penalty_on_depth_keeps_the_broader_tree():
+    book = ledger([-1.0, -2.0, -1.5, -4.0, -1.6, -5.0], [ROOT, ROOT, 0, 1, 2, 2])
+    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=4, beta=-0.5)
+    assert tree.tokens.tolist() == [[7, 10, 11, 12]]
+    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=4, beta=0.0)
+    assert tree.tokens.tolist() == [[7, 10, 12, 14]]
+
+
+def test_places_that_no_path_fills_hold_the_anchor_at_depth_0():
+    book = ledger([-1.0, -jnp.inf, -2.0, -jnp.inf], [ROOT, ROOT, 0, 0])
+    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=5, beta=-0.1)
+    assert tree.tokens.tolist() == [[7, 10, 7, 12, 7]]
+    assert tree.depths.tolist() == [[0, 1, 0, 2, 0]]
+    assert tree.parents.tolist() == [[0, 0, 0, 1, 0]]
+
+
+def test_a_node_whose_parent_was_not_kept_is_no_node():
+    """Scores that rise along a path cannot come from the lanes; a NaN's neighbour could."""
+    book = ledger([-3.0, -1.0, -0.5, -2.0], [ROOT, ROOT, 0, 1])
+    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=3, beta=0.0)
+    assert tree.tokens.tolist() == [[7, 11, 7]] and tree.depths.tolist() == [[0, 1, 0]]
+
+
+# ------------------------------------------------------------------------------------------- ancestors and the pass
+
+
+def brute_ancestors(parents: list[int]) -> np.ndarray:
+    table = np.eye(len(parents), dtype=bool)
+    for node in range(len(parents)):
+        above = node
+        while above:
+            above = parents[above]
+            table[node, above] = True
+    return table
+
+
+def test_the_ancestor_table_is_what_walking_up_gives():
+    draw = np.random.default_rng(0)
+    parents = np.array([[0] + [int(draw.integers(0, node)) for node in range(1, 64)] for _ in range(4)])
+    parents[0] = [0, *range(63)]
+    table = np.asarray(jax.jit(ancestor_table, static_argnums=1)(jnp.array(parents), 63))
+    assert all((table[row] == brute_ancestors(parents[row].tolist())).all() for row in range(4))
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_table_of_a_drafted_tree_is_what_walking_up_gives(kind):
+    tree = drafted_by(kind)[0]
+    for row in range(2):
+        assert (np.asarray(tree.ancestors[row]) == brute_ancestors(tree.parents[row].tolist())).all()
+
+
+@functools.cache
+def bare() -> Models:
+    """The target alone, so that one program verifies the trees of all drafters."""
+    models = random_models(4)
+    return Models(models.target, models.target_params)
+
+
+@functools.partial(jax.jit, static_argnames=("tap_layers",))
+def verified(models, state, tree, tap_layers=(0,)):
+    shape = {"depths": tree.depths, "ancestors": tree.ancestors}
+    return verify(models, state.target_cache, tree.tokens, state.lengths, tap_layers=tap_layers, **shape)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_nodes_logits_are_those_of_a_causal_pass_along_its_path(kind):
+    models, state, tree = bare(), started(), drafted_by(kind)[0]
+    out = verified(models, state, tree)
+    for row, prompt in enumerate(PROMPTS):
+        for node, path in enumerate(paths_of(tree, row)):
+            text = [*prompt, int(state.anchors[row]), *path]
+            np.testing.assert_allclose(out.logits[row, node], uncached(models, [text])[0, -1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_the_kept_path_leaves_the_cache_that_a_pass_along_it_leaves(kind):
+    models, state, tree = bare(), started(), drafted_by(kind)[0]
+    out = verified(models, state, tree)
+    depths, table = np.asarray(tree.depths), np.asarray(tree.ancestors)
+    last = [np.flatnonzero(depths[row] == 2)[-1] for row in range(2)]
+    path = jnp.array([np.flatnonzero(table[row, last[row]]) for row in range(2)])
+    kept = keep_path(out.cache, state.lengths, path, tree.tokens.shape[1])
+    tokens = jnp.take_along_axis(tree.tokens, path, axis=1)
+    alone = jax.jit(verify)(models, state.target_cache, tokens, state.lengths)
+    assert path.shape == (2, 3) and (path[:, 1:] != jnp.arange(1, 3)).any(axis=1).all()
+    for (k, v), (true_k, true_v) in zip(kept, alone.cache, strict=True):
+        for row in range(2):
+            rows = slice(0, int(state.lengths[row]) + 3)
+            np.testing.assert_allclose(k[row, :, rows], true_k[row, :, rows], atol=1e-5)
+            np.testing.assert_allclose(v[row, :, rows], true_v[row, :, rows], atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------ acceptance
+
+
+def accepted_along(tokens, parents, chosen):
+    """By a walk down the tree."""
+    node, path = 0, [0]
+    while True:
+        down = [
+            child
+            for child in range(1, len(tokens))
+            if parents[child] == node and tokens[child] == chosen[node] and child not in path
+        ]
+        if not down:
+            return path
+        [node] = down
+        path.append(node)
+
+
+def test_what_stands_is_the_path_that_the_targets_choices_walk():
+    """Root 0 over 1, 2, 3; 4 under 1; 5, 6 under 2; 7 under 5. First row: 2, then 5, then what nobody drafted."""
+    tokens = jnp.array([[9, 1, 2, 3, 4, 5, 6, 7]] * 3)
+    parents = jnp.array([[0, 0, 0, 0, 1, 2, 2, 5]] * 3)
+    depths = jnp.array([[0, 1, 1, 1, 2, 2, 2, 3]] * 3)
+    table = ancestor_table(parents, 3)
+    chosen = jnp.array([[2, 4, 5, 0, 0, 8, 0, 0], [8, 4, 5, 0, 0, 7, 0, 0], [2, 4, 5, 0, 0, 7, 0, 0]])
+    accepted, path = accept_tree(tokens, chosen, depths, parents, table, 3)
+    assert accepted.tolist() == [2, 0, 3]
+    assert path[0, :3].tolist() == [0, 2, 5] and path[1, 0] == 0 and path[2].tolist() == [0, 2, 5, 7]
+
+
+def test_random_choices_walk_random_trees_alike():
+    draw = np.random.default_rng(1)
+    accept = jax.jit(accept_tree, static_argnums=5)
+    lengths = []
+    for _ in range(100):
+        parents, depths, tokens, children = [0], [0], [0], {}
+        for node in range(1, 16):
+            parent = int(draw.integers(0, node))
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+            tokens.append(children.get(parent, 0))  # siblings differ
+            children[parent] = tokens[-1] + 1
+        chosen = draw.integers(0, 3, 16)
+        batch = (np.array([column]) for column in (tokens, chosen, depths, parents))
+        accepted, path = accept(*batch, brute_ancestors(parents)[None], 15)
+        expected = accepted_along(tokens, parents, chosen)
+        assert path[0, : accepted[0] + 1].tolist() == expected
+        lengths.append(len(expected))
+    assert min(lengths) == 1 and max(lengths) >= 4
+
+
+def test_a_place_that_no_draft_fills_never_stands():
+    """It holds the anchor's token, and that is what the target chooses."""
+    tree = kept_best(jnp.array([7]), ledger([-1.0, -jnp.inf], [ROOT, ROOT]), lanes=2, nodes=3, beta=0.0)
+    accepted, _ = accept_tree(tree.tokens, jnp.full((1, 3), 7), tree.depths, tree.parents, tree.ancestors, 1)
+    assert accepted.tolist() == [0]
