@@ -34,6 +34,15 @@ pytest_plugins = ["tests.helpers.slow_runs"]
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
+TOOLS = {"benchmarks", "docs", "launch"}  # folders whose tests carry the mark `tools`
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent.name in TOOLS:
+            item.add_marker(pytest.mark.tools)
+
 
 @pytest.fixture(scope="session", params=GOLDEN_SETS)
 def golden(request) -> Golden:
