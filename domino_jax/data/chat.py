@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids, quote_names
-from domino_jax.data.template_guard import TemplateRefused, render
 from domino_jax.runtime.errors import DataError, first_line, quote
 
 SHAREGPT_ROLES = {
@@ -181,15 +180,12 @@ class _Template:
                 f"{self.where}: the row has messages, but the target's tokenizer has no chat template; "
                 "give prompt or token_ids."
             )
-        variables = {
-            **self.tokenizer.special_tokens_map,
-            "add_generation_prompt": ask,
-            "enable_thinking": self.thinking,
-        }
         try:
-            return render(self.tokenizer.get_chat_template(), messages, variables)
-        except (TemplateRefused, TypeError, ValueError, RecursionError) as error:  # the last three: no JSON
-            raise DataError(f"{self.where}: the chat template refuses the messages ({error}).") from error
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking
+            )
+        except Exception as error:  # a template is a program of the folder and may raise anything
+            raise DataError(f"{self.where}: the chat template refuses the messages ({first_line(error)}).") from error
 
 
 def _encode(tokenizer: Any, text: str, where: str) -> list[int]:

@@ -137,6 +137,9 @@ def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
         ),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "closes no assistant turn"),
         ("{{ raise_exception('only tools') }}", "refuses the messages"),
+        ("{% if %}", "refuses the messages"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses the messages"),
+        ("{{ cycler.__init__.__globals__.os.popen('true').read() }}", "refuses the messages"),
     ],
 )
 def test_a_template_that_cannot_be_followed_is_refused(template, message):

@@ -73,14 +73,11 @@ def take(batches: Batches, count: int, state: dict | None = None) -> list[dict]:
 class BytesTokenizer:
     """Bytes are ids; a turn is R(text|) with R the role's first letter; an open A asks for the assistant's."""
 
-    chat_template = (
-        "{% for message in messages %}{{ message.role[0]|upper }}({{ message.content }}|){% endfor %}"
-        "{% if add_generation_prompt %}A({% endif %}"
-    )
-    special_tokens_map: dict[str, str] = {}
+    chat_template = "a turn is R(text|)"
 
-    def get_chat_template(self):
-        return self.chat_template
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt, enable_thinking):
+        turns = "".join(f"{message['role'][0].upper()}({message['content']}|)" for message in messages)
+        return turns + "A(" * add_generation_prompt
 
     def encode(self, text, add_special_tokens):
         assert not add_special_tokens
