@@ -1,4 +1,4 @@
-"""benchmarks/ablation.py: runs that differ in one thing each, shown in a table of docs/ablations.md."""
+"""benchmarks/studies/ablations.py: runs that differ in one thing each, shown in a table of docs/ablations.md."""
 
 import json
 import math
@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from benchmarks import ablation
-from benchmarks.ablation_tables import TABLES, VARIANTS
+from benchmarks.studies import ablations as ablation
+from benchmarks.studies.ablation_tables import TABLES, VARIANTS
 from configs import tiny
 from domino_jax.recipe import checks as recipes
 from tests.helpers.paths import ROOT
@@ -91,7 +91,7 @@ def test_the_table_holds_the_figures_of_the_last_evaluation(tmp_path, commands):
     assert "All texts are the target's own" in page
     assert "7 training rows" in page and "prompts, 1 seed. 2026-01-02, 1 × cpu (2 cores), float32" in page
     assert "jax 1, flax 2, optax 3" in page
-    assert "python -m benchmarks.ablation --workdir=WORKDIR --table=head --steps=200 --seeds=0\n" in page
+    assert "python -m benchmarks.studies.ablations --workdir=WORKDIR --table=head --steps=200 --seeds=0\n" in page
     assert str(tmp_path) not in page
     assert (tmp_path / "docs" / "ablation_head.png").read_bytes().startswith(b"\x89PNG")
 

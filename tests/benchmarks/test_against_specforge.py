@@ -1,11 +1,11 @@
-"""benchmarks/against_specforge.py without torch: our side of it, its rows, its ratios and its report."""
+"""benchmarks/peers/specforge.py without torch: our side of it, its rows, its ratios and its report."""
 
 import jax
 import numpy as np
 
-from benchmarks import against_specforge
-from benchmarks.against_specforge import OURS, THEIRS, Case, Measured, OurTrainer, random_batch, write_models
-from benchmarks.train_step import LAMBDA
+from benchmarks.device.train_step import LAMBDA
+from benchmarks.peers import specforge as against_specforge
+from benchmarks.peers.specforge import OURS, THEIRS, Case, Measured, OurTrainer, random_batch, write_models
 from domino_jax.method.losses import LossSettings, Objective
 from domino_jax.method.pair import Models
 from domino_jax.method.step import drafter_loss, label_blocks, target_pass

@@ -1,4 +1,4 @@
-"""benchmarks/against_transformers.py: its torch yardstick emits golden tokens; its ratios. Skipped without torch."""
+"""benchmarks/peers/transformers.py: its torch yardstick emits golden tokens; its ratios. Skipped without torch."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PAIR, NEW = "tied_shift", 24
 
 
 def test_all_torch_loops_give_the_golden_tokens_and_the_domino_loop_the_golden_rounds():
-    from benchmarks import torch_domino
+    from benchmarks.peers import torch_domino
 
     torch.set_num_threads(1)  # more would wait for each other on a busy machine
     target = transformers.AutoModelForCausalLM.from_pretrained(GOLDEN / PAIR / "target", dtype=torch.float32).eval()
@@ -27,7 +27,7 @@ def test_all_torch_loops_give_the_golden_tokens_and_the_domino_loop_the_golden_r
 
 
 def test_a_ratio_is_of_the_same_repetition_and_their_median_is_given():
-    from benchmarks.against_transformers import Measured
+    from benchmarks.peers.transformers import Measured
 
     measured = Measured(
         seconds={"a": [2.0, 4.0, 9.0], "b": [1.0, 4.0, 3.0]},

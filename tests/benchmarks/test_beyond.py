@@ -1,4 +1,4 @@
-"""benchmarks/beyond.py: its trainings as data, its stages, the sections from recorded figures, and one table whole."""
+"""studies/beyond.py: its trainings as data, its stages, the sections from recorded figures, and one table whole."""
 
 import ast
 import json
@@ -8,9 +8,9 @@ import pathlib
 import pytest
 
 from assets.make_tiny_target import model_config
-from benchmarks import beyond
-from benchmarks.beyond import HEADS, TABLES, best_variants, nested_and_alone, small_variants
-from benchmarks.beyond_tables import mean_curve, round_cost, steps_to, verdict
+from benchmarks.studies import beyond
+from benchmarks.studies.beyond import HEADS, TABLES, best_variants, nested_and_alone, small_variants
+from benchmarks.studies.beyond_tables import mean_curve, round_cost, steps_to, verdict
 from configs import tiny
 from domino_jax.method.config import DrafterConfig
 from domino_jax.recipe import checks as recipes
@@ -91,7 +91,7 @@ class Commands:
             self.train(pathlib.Path(flags["workdir"]), title, flags)
         elif command[0] == "domino_jax.decode":
             self.decode(pathlib.Path(flags["output"]), title, flags)
-        elif command[0] == "benchmarks.drafter_timings":
+        elif command[0] == "benchmarks.studies.drafter_timings":
             self.time(pathlib.Path(flags["output"]), flags)
 
     def train(self, folder, title, flags):

@@ -1,8 +1,10 @@
-"""benchmarks/compile_context.py: what a pass over caches of a size must move, and the lines of its tables."""
+"""benchmarks/compilers/context.py: what a pass over caches of a size must move, and the lines of its tables."""
 
 import jax
 
-from benchmarks import cache_length, compile_context, compile_decode
+from benchmarks.compilers import context as compile_context
+from benchmarks.compilers import decode as compile_decode
+from benchmarks.device import cache_length
 from domino_jax.models import sharding
 
 

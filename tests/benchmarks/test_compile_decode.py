@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from benchmarks import compile_decode, compile_decode_tables, compiler_text
+from benchmarks.compilers import compiler_text
+from benchmarks.compilers import decode as compile_decode
+from benchmarks.compilers import decode_tables as compile_decode_tables
 from domino_jax.method.drafter import rows_together
 from domino_jax.models import sharding
 

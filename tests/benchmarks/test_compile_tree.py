@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import compile_decode, compile_decode_tables, compile_tree, compile_tree_tables
+from benchmarks.compilers import decode as compile_decode
+from benchmarks.compilers import decode_tables as compile_decode_tables
+from benchmarks.compilers import tree as compile_tree
+from benchmarks.compilers import tree_tables as compile_tree_tables
 from domino_jax.method.propose import draft_base
 from domino_jax.method.rounds import speculative_round
 from domino_jax.models import sharding

@@ -11,7 +11,9 @@ import pytest
 COMPILE = """
 import json, sys
 import jax
-from benchmarks import compile_decode as c, compile_tree, hbm_traffic
+from benchmarks.compilers import decode as c
+from benchmarks.compilers import tree as compile_tree
+from benchmarks.compilers import hbm_traffic
 from domino_jax.models import sharding
 chip, tensor, labels = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 mesh = sharding.make_mesh(1, 1, tensor, c.devices_of(chip, tensor))

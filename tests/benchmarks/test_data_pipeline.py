@@ -1,10 +1,10 @@
-"""benchmarks/data_pipeline.py: its rows, one small file indexed and read, and its report."""
+"""benchmarks/device/data_pipeline.py: its rows, one small file indexed and read, and its report."""
 
 import argparse
 
 import numpy as np
 
-from benchmarks import data_pipeline
+from benchmarks.device import data_pipeline
 from domino_jax.weights import hf
 
 ROWS, TOKENS = 300, 60
@@ -30,7 +30,7 @@ def test_the_report_states_rates_and_memory():
     read = [{"tokens": 150.4, "rows_per_second": 900.0, "wait": 0.0004, "peak_bytes": 3e8}]
     choices = argparse.Namespace(rows=1_000_000, tokens=150)
     lines = data_pipeline.report(choices, indexed, read, "A machine.").splitlines()
-    assert lines[0] == "`python -m benchmarks.data_pipeline --rows=1000000 --tokens=150 --processes 1 4`"
+    assert lines[0] == "`python -m benchmarks.device.data_pipeline --rows=1000000 --tokens=150 --processes 1 4`"
     assert "| 1 | 500 s | 2,000 | 90 | 240 | – |" in lines
     assert "| 4 | 125 s | 8,000 | 90 | 240 | 110 |" in lines
     assert "| 150 | 900 | 0.4 ms | 300 |" in lines

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import decode_latency
+from benchmarks.device import decode_latency
 from domino_jax.forecast import topologies
 
 
@@ -51,7 +51,7 @@ def test_known_devices_have_a_bandwidth():
 @pytest.mark.slow(minutes=2)
 def test_one_run_at_the_tiny_shape_times_every_part(tmp_path):
     file = tmp_path / "found.json"
-    command = [sys.executable, "-m", "benchmarks.decode_latency", "--cpu-tiny", f"--output={file}"]
+    command = [sys.executable, "-m", "benchmarks.device.decode_latency", "--cpu-tiny", f"--output={file}"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=1800)
     assert done.returncode == 0, done.stderr[-2000:]
     kept = json.loads(file.read_text())

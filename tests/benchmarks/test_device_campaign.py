@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import device_campaign, device_campaign_phases, device_campaign_smollm2
+from benchmarks.device import campaign as device_campaign
+from benchmarks.device import phases as device_campaign_phases
+from benchmarks.device import smollm2 as device_campaign_smollm2
 from benchmarks.document import put_section
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf

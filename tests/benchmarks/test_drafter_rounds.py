@@ -1,10 +1,10 @@
-"""benchmarks/drafter_rounds.py: what it times, and the table."""
+"""benchmarks/device/drafter_rounds.py: what it times, and the table."""
 
 import numpy as np
 
-from benchmarks import drafter_rounds
-from benchmarks.drafter_rounds import Shape
-from benchmarks.random_models import target_config, target_shapes
+from benchmarks.device import drafter_rounds
+from benchmarks.device.drafter_rounds import Shape
+from benchmarks.device.random_models import target_config, target_shapes
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.weights import loading, random_weights
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.hbm_traffic import traffic
+from benchmarks.compilers.hbm_traffic import traffic
 
 FETCHED = """
 ENTRY %main {

@@ -1,4 +1,4 @@
-"""benchmarks/heads.py: its arms as data, its stages, the section made from recorded figures, and all of it once."""
+"""studies/heads.py: its arms as data, its stages, the section made from recorded figures, and all of it once."""
 
 import ast
 import dataclasses
@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import heads, heads_tables
-from benchmarks.drafter_decoding import both_temperatures, divergences_of, lane_figures
-from benchmarks.drafter_probe import batches, digest, slot_sums
-from benchmarks.head_variants import ARMS, variants
-from benchmarks.heads_tables import (
+from benchmarks.studies import heads, heads_tables
+from benchmarks.studies.drafter_decoding import both_temperatures, divergences_of, lane_figures
+from benchmarks.studies.drafter_probe import batches, digest, slot_sums
+from benchmarks.studies.head_variants import ARMS, variants
+from benchmarks.studies.heads_tables import (
     by_place,
     over_flops,
     over_positions,
@@ -22,7 +22,7 @@ from benchmarks.heads_tables import (
     say_tau,
     section,
 )
-from benchmarks.study import Study
+from benchmarks.studies.study import Study
 from configs import tiny
 from domino_jax.evals.prompts import Prompt
 from domino_jax.method.names import HEADS, NONE
@@ -240,7 +240,7 @@ def recorded():
         "prompts": 2,
         "rows": rows,
         "oracle": 3.75,
-        "command": "python -m benchmarks.heads --workdir=WORKDIR --arm=b",
+        "command": "python -m benchmarks.studies.heads --workdir=WORKDIR --arm=b",
         "conditions": "A processor, 2 cores.",
         "timings": {
             "prompts": 24,

@@ -1,9 +1,9 @@
-"""benchmarks/regeneration.py: what it counts, and its report."""
+"""benchmarks/device/regeneration.py: what it counts, and its report."""
 
 import pytest
 
-from benchmarks import regeneration
-from benchmarks.regeneration import DRAFTED, PLAIN, CountingAnswerer, RowRounds, Run
+from benchmarks.device import regeneration
+from benchmarks.device.regeneration import DRAFTED, PLAIN, CountingAnswerer, RowRounds, Run
 from domino_jax.decoding.conversations import start_conversation
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import GeneratorSettings

@@ -1,9 +1,9 @@
-"""benchmarks/scaling.py: its tables from stored entries, and the page that an incomplete folder leaves as it is."""
+"""compilers/scaling.py: its tables from stored entries, and the page that an incomplete folder leaves as it is."""
 
 import json
 import sys
 
-from benchmarks import scaling
+from benchmarks.compilers import scaling
 
 FIGURES = {
     **{"date": "2026-11-21", "jax": "0.10.2", "fits": True, "peak_bytes_per_chip": 3.3e9, "chip_bytes": 16e9},

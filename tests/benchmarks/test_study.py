@@ -1,4 +1,4 @@
-"""benchmarks/study.py: stages run once, continue, stop at the limit, and are refused with other flags."""
+"""benchmarks/studies/study.py: stages run once, continue, stop at the limit, and are refused with other flags."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from benchmarks import study
-from benchmarks.study import OutOfTime, Stage, Study
+from benchmarks.studies import study
+from benchmarks.studies.study import OutOfTime, Stage, Study
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.studies import stand_in
 

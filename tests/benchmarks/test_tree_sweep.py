@@ -1,11 +1,11 @@
-"""benchmarks/tree_sweep.py: its figures are those of replays called by hand; what the tables pick and measure."""
+"""benchmarks/studies/trees.py: its figures are those of replays called by hand; what the tables pick and measure."""
 
 import dataclasses
 import json
 
 import pytest
 
-from benchmarks import tree_sweep
+from benchmarks.studies import trees as tree_sweep
 from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.method.settings import TreeSettings
 from domino_jax.recipe import cli

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.study import Study
+from benchmarks.studies.study import Study
 from tests.helpers.train_runs import CASES, GOLDEN, write_rows
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import compile_decode
+from benchmarks.compilers import decode as compile_decode
 from domino_jax.method.rounds import speculative_round
 from domino_jax.models import gpu_attention, sharding, tpu_attention
 from domino_jax.models.attention import KERNELS, attend, attend_cache

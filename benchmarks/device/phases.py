@@ -1,0 +1,211 @@
+"""The measurements of campaign.py: each function is one phase and returns JSON values.
+
+Every phase measures the bandwidth of a copy, or the rate of a matrix product, in the same alternation as what is
+compared with it. Models have random weights, made on the device.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.compilers.decode import CANDIDATES
+from benchmarks.device import decode_latency, train_step
+from benchmarks.device.decode_latency import rate
+from benchmarks.device.random_models import decoding_models, state_of
+from domino_jax.decoding.generate import new_generator
+from domino_jax.evals.round_times import copy_stopwatch, endless, round_stopwatch, stopwatch
+from domino_jax.method.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings
+from domino_jax.training import estimates
+
+# Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.
+TAUS = (5.42, 7.17)
+CHAIN = 17  # rows that a round of 16 drafts verifies
+POINTS = {
+    # The public trainer's published point: no head; its figure leaves the target's pass out.
+    "public": ["--length=768", "--rows=2", "--no-head"],
+    # One row of the paper's recipe.
+    "paper": ["--length=3072", "--rows=1", "--parts", "whole"],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How much of everything a phase takes.
+
+    slots: of the caches in `decode`.  contexts: slots in `context`.  row_counts, row_slots: of `batch`.
+    widths: rows of verify.  trees: nodes.  product: rows and columns of the matrices of `bandwidth`.
+    train: arguments of train_step beside a point's own.
+    """
+
+    golden_sets: tuple[str, ...] = ("tied_shift", "untied_noshift")
+    dtype: str = "bfloat16"
+    repeats: int = 5
+    copy_megabytes: int = 1024
+    product: int = 8192
+    layers: int = 5
+    head: tuple[int, int] = (256, 1024)
+    slots: int = 4096
+    widths: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    trees: tuple[int, ...] = (64,)
+    contexts: tuple[int, ...] = (512, 4096, 32_768)
+    row_counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    row_slots: int = 1024
+    train: tuple[str, ...] = ()
+
+
+LARGE = Scale()
+SMALL = Scale(
+    golden_sets=("tied_shift",),
+    dtype="float32",
+    repeats=1,
+    copy_megabytes=1,
+    product=64,
+    layers=1,
+    head=(8, 8),
+    slots=64,
+    widths=(4,),
+    trees=(4,),
+    contexts=(32, 64),
+    row_counts=(1, 2),
+    row_slots=64,
+    train=("--dtype=float32", "--length=24", "--rows=2", "--anchors=4", "--layers=1", "--block=4", "--steps=2"),
+)
+
+
+def peak_bytes() -> int | None:
+    """Most bytes in use on the first device since this process started; None where jax does not say (a CPU)."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats["peak_bytes_in_use"] if "peak_bytes_in_use" in stats else None
+
+
+def bandwidth(scale: Scale, peak_tflops: float | None) -> dict[str, Any]:
+    """Bytes/s of a copy, read and written together, and FLOP/s of a square bfloat16 product."""
+    copy, copied = copy_stopwatch(scale.copy_megabytes)
+    product, flops = product_stopwatch(scale.product)
+    seconds = decode_latency.median_seconds({"copy": copy, "product": product}, scale.repeats)
+    known = estimates.peak_flops(jax.devices()[0].device_kind)
+    return {
+        "copy_bytes_per_second": rate(copied, seconds["copy"]),
+        "flops_per_second": rate(flops, seconds["product"]),
+        "sheet_flops_per_second": peak_tflops * 1e12 if peak_tflops else known,
+    }
+
+
+def product_stopwatch(size: int) -> tuple[Callable[[int], float], int]:
+    """turns → seconds of that many square bfloat16 products of `size` rows, and the FLOPs of one of them."""
+    # Values whose powers keep their size; of zeros a product is faster, because it needs less power.
+    a, x = (jax.random.normal(jax.random.key(seed), (size, size)).astype(jnp.bfloat16) for seed in range(2))
+    a = (a * size**-0.5).astype(jnp.bfloat16)
+
+    def products(a, x, turns):
+        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.dot(a, x), x)
+
+    return stopwatch(jax.jit(products), a, x), 2 * size**3
+
+
+# ------------------------------------------------------------------------------------------------------- decoding
+
+
+def decode(size: str, scale: Scale) -> dict[str, Any]:
+    """A step, a round and its parts, verify of every width and a tree, over caches of `scale.slots` slots."""
+    arguments = [f"--size={size}", f"--dtype={scale.dtype}", f"--slots={scale.slots}", f"--layers={scale.layers}"]
+    arguments += [f"--repeats={scale.repeats}", f"--copy-megabytes={scale.copy_megabytes}"]
+    for name, values in (("head", scale.head), ("widths", scale.widths), ("trees", scale.trees)):
+        arguments += [f"--{name}", *map(str, values)]
+    made = decode_latency.measure(decode_latency.parsed(arguments))
+    copied, seconds = made["copy_bytes_per_second"], made["seconds"]
+    parts = {name: timed(spent, made["must"].get(name), copied) for name, spent in seconds.items()}
+    return {
+        "slots": scale.slots,
+        "copy_bytes_per_second": copied,
+        "parts": parts,
+        **compared(seconds["step"], seconds["round"]),
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def timed(seconds: float, must: int | None, copied: float | None) -> dict[str, float | None]:
+    """Milliseconds, the bytes that must be moved, and the milliseconds that the copy's bandwidth allows for them."""
+    limit = must / copied if must and copied else None
+    ratio = seconds / limit if limit else None
+    return {"ms": seconds * 1e3, "must_bytes": must, "limit_ms": limit and limit * 1e3, "of_limit": ratio}
+
+
+def compared(step: float, round_: float) -> dict[str, Any]:
+    """A round against a step. Break-even: the τ above which drafting pays."""
+    ratio = rate(round_, step)
+    return {"break_even_tau": ratio, "speedup_at_tau": {str(tau): rate(tau * step, round_) for tau in TAUS}}
+
+
+def context(size: str, scale: Scale) -> dict[str, Any]:
+    """A step and a round of one request, by the slots of the caches, which every pass reads whole."""
+    sizes = {f"{slots:,} slots": (1, slots) for slots in scale.contexts}
+    return steps_and_rounds(size, scale, sizes)
+
+
+def batch(size: str, scale: Scale) -> dict[str, Any]:
+    """A step and a round by the number of requests decoded together."""
+    sizes = {f"{rows} rows": (rows, scale.row_slots) for rows in scale.row_counts}
+    return steps_and_rounds(size, scale, sizes)
+
+
+def steps_and_rounds(size: str, scale: Scale, sizes: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """sizes: name → (rows, slots)."""
+    models = decoding_models(size, scale.dtype, scale.layers, scale.head)
+    most = max(slots for _, slots in sizes.values())
+    drafting = DraftSettings(head_candidates=CANDIDATES[0])
+    generator = new_generator(models, GeneratorSettings(most, 16, simulated_tau=TAUS[-1], drafting=drafting))
+    copy, copied = copy_stopwatch(scale.copy_megabytes)
+    stopwatches, must = {"copy": copy}, {}
+    for name, (rows, slots) in sizes.items():
+        # Full but for a block: a generation would use no larger caches for such a text.
+        state = state_of(models, generator, rows, slots, max(1, slots - CHAIN - 1))
+        for mode, label in ((BASELINE, "step"), (DOMINO, "round")):
+            stopwatches[f"{label} {name}"] = round_stopwatch(models, generator, endless(state), mode)
+        bound = decode_latency.must_bytes(models, state, ("step", "round"))
+        must |= {f"{label} {name}": count for label, count in bound.items()}
+    seconds = decode_latency.median_seconds(stopwatches, scale.repeats)
+    bandwidth = rate(copied, seconds.pop("copy"))
+    by_size = {}
+    for name, (rows, slots) in sizes.items():
+        step, whole = (seconds[f"{label} {name}"] for label in ("step", "round"))
+        parts = {
+            label: timed(seconds[f"{label} {name}"], must[f"{label} {name}"], bandwidth) for label in ("step", "round")
+        }
+        rates = {"plain_tokens_per_second": rate(rows, step), "rows": rows, "slots": slots}
+        by_size[name] = {**parts, **compared(step, whole), **rates}
+    return {"copy_bytes_per_second": bandwidth, "sizes": by_size, "peak_bytes": peak_bytes()}
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+def train(point: str, size: str, scale: Scale, peak_tflops: float | None) -> dict[str, Any]:
+    """The training step at a point of POINTS: seconds, tokens/s, share of the peak, memory.
+
+    With several devices every one of them has at least a row. The memory is that of the whole step alone, which is
+    timed first.
+    """
+    arguments = [f"--size={size}", *POINTS[point], *scale.train]
+    arguments += [f"--peak-tflops={peak_tflops}"] if peak_tflops else []
+    choices = train_step.parsed(arguments)
+    choices.rows = max(choices.rows, jax.device_count())
+    wanted, found, peak = choices.parts, {}, None
+    for part in wanted:
+        choices.parts = [part]
+        found |= train_step.report(choices, train_step.measure(choices))
+        peak = peak or peak_bytes()
+    product, flops = product_stopwatch(scale.product)
+    seconds = decode_latency.median_seconds({"product": product}, scale.repeats)
+    names = ("rows", "length", "anchors", "block", "layers", "head", "dtype", "loss_slice", "devices")
+    parts = {part: {**found[part], "mfu": found[part]["share_of_peak"]} for part in wanted}
+    measured = rate(flops, seconds["product"])
+    return {
+        "choices": {name: found[name] for name in names},
+        "parts": parts,
+        "peak_bytes": peak,
+        "flops_per_second": measured,
+    }

@@ -1,0 +1,90 @@
+"""Models of public shapes with random weights, made on the device, and states of decoding in mid-answer.
+
+Timings need no checkpoint: what a pass costs does not depend on what the weights are. The texts mean nothing.
+"""
+
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.decoding.generate import Generator
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.loop import DecodeState, Prompts
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import request_keys
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.weights import loading, random_weights
+
+ASSETS = pathlib.Path(__file__).resolve().parents[2] / "assets"
+# For tests: every part is there, and its programs compile in a moment.
+SMALL = {
+    "model_type": "qwen3",
+    "vocab_size": 96,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 40_960,
+}
+
+
+def target_config(size: str) -> Qwen3Config:
+    """Of a public size ("0.6b" to "32b"), of assets/tiny_qwen3 ("tiny"), or three narrow layers ("small")."""
+    if size == "small":
+        return Qwen3Config.from_dict(SMALL)
+    return loading.read_target_config(ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}"))
+
+
+def drafter_config(
+    target: Qwen3Config, layers: int, block_size: int = 16, head: tuple[int, int] | None = (256, 1024)
+) -> DrafterConfig:
+    """A Domino drafter with ranks E and U of its head; without a head a plain DFlash drafter."""
+    shape = {"pure_draft_prefix_len": 1, "emb_dim": head[0], "gru_hidden_dim": head[1]} if head else {}
+    return DrafterConfig.for_target(
+        target,
+        num_layers=layers,
+        block_size=block_size,
+        head="domino" if head else "none",
+        shift_label=bool(head),
+        **shape,
+    )
+
+
+def target_shapes(target: Qwen3) -> dict:
+    """The parameters of a target as shapes."""
+    return jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+
+
+def decoding_models(size: str, dtype: str, layers: int, head: tuple[int, int]) -> Models:
+    """Random target and drafter on this process' first device."""
+    target = Qwen3(target_config(size), np.dtype(dtype))
+    params = random_weights.random_params(target_shapes(target), dtype)
+    loaded = loading.LoadedTarget(size, target, params, None, ())
+    return random_weights.random_drafter(loaded, drafter_config(target.config, layers, head=head))
+
+
+def state_of(models: Models, generator: Generator, rows: int, slots: int, length: int) -> DecodeState:
+    """`rows` requests with `length` committed tokens each, in random caches of `slots` slots: no prefill to compile."""
+    column = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    keys = request_keys(0, jnp.arange(rows))
+    prompts = Prompts(jax.ShapeDtypeStruct((rows, 16), jnp.int32), column, column, keys)
+    shapes = jax.eval_shape(functools.partial(generator.prefill, slots=slots), models, prompts, generator.stop_ids)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.replace(target_cache=(), keys=None))
+    target_cache, draft_cache = random_weights.random_params(
+        (shapes.target_cache, shapes.draft_cache), models.target.dtype
+    )
+    return zeros.replace(
+        target_cache=target_cache,
+        draft_cache=draft_cache,
+        keys=keys,
+        lengths=jnp.full(rows, length, jnp.int32),
+        limits=jnp.full(rows, generator.settings.max_new_tokens, jnp.int32),
+    )

@@ -1,0 +1,173 @@
+"""tokens/s of the regeneration of training rows with and without the drafter, and what finished rows cost.
+
+    python -m benchmarks.device.regeneration --batches=16 --batch_size=32 --write
+
+The shipped tiny models answer the first prompts of the tiny recipe with its settings, greedy, in queues of neighbours
+by length, as `python -m domino_jax.regenerate` does. Both ways answer each queue, and they alternate in going first. A
+first pass over all queues compiles and is not counted; a figure is the median over the repetitions. Both must give the
+same answers.
+
+A batch computes rows × rounds in each dispatch. Row-rounds of rows whose answer is already complete, or that never had
+a prompt, are the share spent on finished rows.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import statistics
+
+import jax
+import numpy as np
+
+from benchmarks.document import put_section
+from benchmarks.this_machine import conditions
+from configs import tiny
+from domino_jax.data.prompts import read_prompts
+from domino_jax.decoding.conversations import Answerer, Conversation, converse, queues, start_conversation
+from domino_jax.decoding.generate import Generator
+from domino_jax.regenerate import new_answerer, settings_of
+from domino_jax.weights import loading
+
+DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
+PLAIN, DRAFTED = ("target alone", "with the drafter")
+
+
+@dataclasses.dataclass
+class RowRounds:
+    """computed: rows × rounds of all dispatches.  unfinished: those of rows whose answer was not complete."""
+
+    computed: int = 0
+    unfinished: int = 0
+
+    @property
+    def finished_share(self) -> float:
+        return 1 - self.unfinished / self.computed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CountingGenerator(Generator):
+    """A generator that counts the row-rounds of its dispatches."""
+
+    row_rounds: RowRounds
+
+    def advance(self, models, state, mode, *args, **kwargs):
+        def taken(state) -> np.ndarray:
+            return np.asarray(state.counts if self.plain(mode) else state.rounds)
+
+        before = taken(state)  # the state is donated
+        state = super().advance(models, state, mode, *args, **kwargs)
+        rounds = taken(state) - before
+        self.row_rounds.computed += len(rounds) * int(rounds.max())
+        self.row_rounds.unfinished += int(rounds.sum())
+        return state
+
+
+class CountingAnswerer(Answerer):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.row_rounds = RowRounds()
+
+    def take(self) -> tuple[float, RowRounds]:
+        """The seconds and row-rounds since the last call."""
+        taken = self.seconds, dataclasses.replace(self.row_rounds)
+        self.seconds, self.row_rounds.computed, self.row_rounds.unfinished = 0.0, 0, 0
+        return taken
+
+    def generator(self, longest: int) -> Generator:
+        drafts = self.drafts(longest)
+        if drafts not in self.generators:
+            self.generators[drafts] = CountingGenerator(**vars(super().generator(longest)), row_rounds=self.row_rounds)
+        return self.generators[drafts]
+
+
+@dataclasses.dataclass
+class Run:
+    """What one way of answering needed for all queues of a repetition."""
+
+    tokens: int
+    seconds: float
+    row_rounds: RowRounds
+
+
+def answerers(batch_size: int) -> tuple[dict[str, CountingAnswerer], loading.LoadedTarget]:
+    """Way → its answerer, and the target."""
+    config = tiny.get_config()
+    settings = dataclasses.replace(settings_of(config), batch_size=batch_size)
+    loaded = loading.load_target(config.target.path, config.target.dtype)
+    drafters = {PLAIN: None, DRAFTED: config.drafter.path}
+    made = {way: new_answerer(loaded, settings, drafter) for way, drafter in drafters.items()}
+    return {way: CountingAnswerer(one.models, one.settings) for way, one in made.items()}, loaded
+
+
+def conversations(loaded: loading.LoadedTarget, count: int, batch_size: int) -> list[list[Conversation]]:
+    rows = read_prompts(tiny.get_config().data.train, count)
+    started = [start_conversation(row, place, loaded.tokenizer, False) for place, row in enumerate(rows)]
+    return list(queues(started, batch_size))
+
+
+def measure(made: dict[str, CountingAnswerer], work: list[list[Conversation]], tokenizer, repetitions: int):
+    """Way → a Run for every repetition; one more comes first.
+
+    Raises:
+        RuntimeError: the drafter changed an answer.
+    """
+    runs: dict[str, list[Run]] = {way: [] for way in made}
+    for repetition in range(repetitions + 1):
+        tokens = dict.fromkeys(made, 0)
+        for number, queue in enumerate(work):
+            texts = []
+            for way in list(made)[:: 1 if (repetition + number) % 2 else -1]:
+                copies = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in queue]
+                tokens[way] += converse(copies, made[way], tokenizer, False)
+                texts.append([one.answer.token_ids for one in copies])
+            if texts[0] != texts[1]:
+                raise RuntimeError(f"queue {number} has another answer with the drafter than without.")
+        for way, answerer in made.items():
+            runs[way].append(Run(tokens[way], *answerer.take()))
+    return {way: counted for way, (_, *counted) in runs.items()}  # the first repetition compiles
+
+
+def report(runs: dict[str, list[Run]], prompts: int, batch_size: int, machine: str) -> str:
+    """The Markdown; `machine` is printed as it is."""
+    repetitions = len(runs[PLAIN])
+    tokens = runs[PLAIN][0].tokens
+    lines = [
+        f"`python -m benchmarks.device.regeneration --batches={prompts // batch_size} --batch_size={batch_size} "
+        f"--repetitions={repetitions}`",
+        "",
+        f"{prompts} prompts in queues over {batch_size} rows, {tokens:,} new tokens, all answers the same both ways; "
+        f"medians of {repetitions} repetitions, alternating, prefill included, compilation left out. {machine}",
+        "",
+        "| | tokens/s | row-rounds | of them on finished rows |",
+        "|---|---:|---:|---:|",
+    ]
+    rates = {way: [run.tokens / run.seconds for run in found] for way, found in runs.items()}
+    for way, found in runs.items():
+        spent = found[0].row_rounds
+        rate = f"{statistics.median(rates[way]):,.0f}"
+        lines.append(f"| {way} | {rate} | {spent.computed:,} | {spent.finished_share:.0%} |")
+    ratios = [drafted / plain for drafted, plain in zip(rates[DRAFTED], rates[PLAIN], strict=True)]
+    span = f"({min(ratios):.2f} to {max(ratios):.2f})"
+    lines += ["", f"With the drafter {statistics.median(ratios):.2f} × the tokens per second {span}."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=16)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    choices = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    made, loaded = answerers(choices.batch_size)
+    count = choices.batches * choices.batch_size
+    work = conversations(loaded, count, choices.batch_size)
+    text = report(measure(made, work, loaded.tokenizer, choices.repetitions), count, choices.batch_size, conditions())
+    print(text)
+    if choices.write:
+        put_section(DOCUMENT, "regeneration", text)
+
+
+if __name__ == "__main__":
+    main()

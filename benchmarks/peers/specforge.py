@@ -1,0 +1,303 @@
+"""One Domino training step, the same weights, rows and anchors: SpecForge's modules on torch against this package.
+
+    pip install -r requirements.txt torch transformers                       # the CPU build of torch will do
+    git clone --depth=1 https://github.com/sgl-project/SpecForge FOLDER
+    python -m benchmarks.peers.specforge --specforge=FOLDER                # the tiny recipe's shapes
+    python -m benchmarks.peers.specforge --specforge=FOLDER --case=small   # random weights, 512 wide, 8,192 tokens
+
+Both sides take the step from the rows' ids to the new weights: the frozen target's pass, anchors' blocks, the drafter
+forward, the dual cross-entropy, backward, clipping by the global norm and AdamW with a constant rate, all in float32.
+`torch_specforge.py` states which parts of the other side are SpecForge's own. Rows are padded to the longest, as
+SpecForge does; labels run over gaps in the loss mask (`contiguous` off), as SpecForge's do; λ stays at one half.
+
+Both sides start from the same folders. Each step takes new rows, the same on both sides, which alternate in going
+first. The losses of every step must agree to TOLERANCE of their value, or no table is written. A figure is the median
+over the steps; the first step compiles and is timed separately. Both sides have the same cores, --threads of them (0:
+all this process may use). --write puts the table into docs/benchmarks.md.
+"""
+
+import argparse
+import dataclasses
+import functools
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.device.train_step import LAMBDA, RATE, step_without_target
+from benchmarks.document import put_section
+from benchmarks.this_machine import conditions
+from domino_jax.method import blocks
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.optimizer import CLIP_NORM, make_optimizer
+from domino_jax.method.state import init_state
+from domino_jax.method.step import make_train_step, target_pass
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.weights import formats, loading
+from domino_jax.weights.drafter import load_drafter, save_drafter
+from domino_jax.weights.random_weights import random_params
+from domino_jax.weights.target import save_target
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+OURS, THEIRS = SIDES = ("domino_jax", "SpecForge")
+TOLERANCE = 1e-5
+PAUSE = 0.03  # seconds between the sides: an OpenMP pool spins for a moment after its last work
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Shapes of a comparison. The models are the shipped tiny ones where target is None, else random.
+
+    rows × length tokens and anchors blocks per row make a step; gamma: decay of the slots.
+    """
+
+    rows: int
+    length: int
+    anchors: int
+    gamma: float
+    target: dict | None = None
+    drafter: dict | None = None
+
+
+CASES = {
+    "tiny": Case(rows=4, length=224, anchors=32, gamma=4.0),
+    "small": Case(
+        rows=4,
+        length=512,
+        anchors=64,
+        gamma=7.0,
+        target={
+            "model_type": "qwen3",
+            "vocab_size": 8_192,
+            "hidden_size": 512,
+            "intermediate_size": 1_536,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 4_096,
+        },
+        drafter={
+            "num_layers": 2,
+            "target_layer_ids": (1, 2, 3),
+            "block_size": 16,
+            "head": "domino",
+            "shift_label": True,
+            "pure_draft_prefix_len": 1,
+            "emb_dim": 128,
+            "gru_hidden_dim": 256,
+        },
+    ),
+}
+
+
+def write_models(case: Case, folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """The folders of the target and of the drafter, in float32 and with the architecture that SpecForge looks for."""
+    drafter_folder = folder / "drafter"
+    if case.target is None:
+        target_folder = ROOT / "assets" / "tiny_qwen3"
+        target = loading.read_target_config(target_folder)
+        config, params = load_drafter(ROOT / "assets" / "tiny_domino", target, np.dtype("float32"))
+    else:
+        target_folder, target = folder / "target", Qwen3Config.from_dict(case.target)
+        key = jax.random.key(SEED)
+        shapes = jax.eval_shape(Qwen3(target).init, key, jnp.zeros((1, 2), jnp.int32))["params"]
+        save_target(target_folder, target, random_params(shapes, "float32"), "float32")
+        config = DrafterConfig.for_target(target, **case.drafter)
+        params = jax.jit(functools.partial(init_drafter_params, Drafter(config)))(key)
+    save_drafter(drafter_folder, config, jax.device_get(params), "float32", formats.SPECFORGE)
+    return target_folder, drafter_folder
+
+
+def random_batch(case: Case, vocab: int, number: int) -> dict[str, np.ndarray]:
+    """Rows of 40 to 100 % of the length, a quarter of each a prompt; the first row is full, so both sides pad alike."""
+    draw = np.random.default_rng((SEED, number))
+    tokens = draw.integers(0, vocab - 1, (case.rows, case.length), dtype=np.int32)  # never the mask token
+    sizes = draw.integers(case.length * 2 // 5, case.length + 1, case.rows)
+    sizes[0] = case.length
+    place = np.arange(case.length)
+    inside, answer = place < sizes[:, None], place >= sizes[:, None] // 4
+    return {
+        "tokens": np.where(inside, tokens, 0),
+        "loss_mask": (inside & answer).astype(np.float32),
+        "row_ids": np.arange(case.rows, dtype=np.int32) + number * case.rows,
+    }
+
+
+class OurTrainer:
+    """The state of a run and its step: the package's own training step, and the same with the features given."""
+
+    def __init__(self, target: pathlib.Path, drafter: pathlib.Path, case: Case):
+        models = loading.load_models(loading.load_target(str(target), "float32"), str(drafter))
+        self.case, self.target, self.target_params = case, models.target, models.target_params
+        self.drafter = drafter = Drafter(models.drafter.config, attention_blocks=LossSettings.slice_blocks)
+        settings = LossSettings(gamma=case.gamma, contiguous=False)
+        optimizer = make_optimizer("adamw")
+        self.whole = make_train_step(
+            self.target,
+            drafter,
+            optimizer,
+            num_anchors=case.anchors,
+            learning_rate=lambda step: RATE,
+            curriculum=lambda step: jnp.float32(LAMBDA),
+            settings=settings,
+        )
+        self.bare = step_without_target(self.target, drafter, optimizer, settings, case.anchors)
+        self.features = jax.jit(
+            lambda params, batch: target_pass(self.target, params, batch, drafter.config.target_layer_ids)[0]
+        )
+        self.key = jax.random.key(SEED)
+        # Jitted, so that no two leaves share memory: both states are donated.
+        start = jax.jit(lambda params: init_state(drafter, optimizer, self.key).replace(params=params))
+        self.state, self.bare_state = start(models.drafter_params), start(models.drafter_params)
+
+    def anchors(self, batch: dict[str, np.ndarray], number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The anchors that step `number` draws: int32 and bool [B, A]."""
+        key = jax.random.fold_in(self.key, number)
+        return jax.device_get(blocks.sample_anchors(key, batch["loss_mask"], batch["row_ids"], self.case.anchors))
+
+    def step(self, batch: dict[str, np.ndarray]) -> float:
+        """Takes the next step; its loss."""
+        self.state, metrics = self.whole(self.state, self.target_params, batch, self.key)
+        return float(jax.block_until_ready((self.state, metrics))[1]["loss"])
+
+    def step_with_features(self, batch: dict[str, np.ndarray], number: int) -> float:
+        """The seconds of the same step, in a separate run, with the target's features computed before the clock."""
+        features = jax.block_until_ready(self.features(self.target_params, batch))
+        key = jax.random.fold_in(self.key, number)
+        begin = time.perf_counter()
+        self.bare_state, loss = self.bare(self.bare_state, self.target_params, batch, features, key)
+        jax.block_until_ready((self.bare_state, loss))
+        return time.perf_counter() - begin
+
+
+@dataclasses.dataclass
+class Measured:
+    """Per side a figure for each counted step; the losses and first_seconds include the step that compiles."""
+
+    seconds: dict[str, list[float]]
+    cpu_seconds: dict[str, list[float]]
+    without_target: dict[str, list[float]]
+    losses: dict[str, list[float]]
+    first_seconds: dict[str, float]
+
+    @property
+    def difference(self) -> float:
+        """The largest difference between the losses of a step, relative to SpecForge's."""
+        return max(abs(1 - ours / theirs) for ours, theirs in zip(*self.losses.values(), strict=True))
+
+    def ratio(self, figures: dict[str, list[float]]) -> tuple[float, float, float]:
+        """SpecForge's seconds to ours: median, least and most over the steps."""
+        ratios = [theirs / ours for theirs, ours in zip(figures[THEIRS], figures[OURS], strict=True)]
+        return statistics.median(ratios), min(ratios), max(ratios)
+
+
+def measure(case: Case, ours: OurTrainer, theirs, steps: int) -> Measured:
+    """theirs: a torch_specforge.SpecForgeTrainer."""
+    found = Measured(*({side: [] for side in SIDES} for _ in range(4)), {})
+    for number in range(steps + 1):
+        batch = random_batch(case, ours.target.config.vocab_size, number)
+        anchors, keep = ours.anchors(batch, number)
+        without_target = {OURS: ours.step_with_features(batch, number)}
+        for side in SIDES[:: 1 if number % 2 else -1]:
+            time.sleep(PAUSE)
+            begin, cpu_begin = time.perf_counter(), time.process_time()
+            if side == OURS:
+                loss = ours.step(batch)
+            else:
+                loss, _, without_target[side] = theirs.step(batch, anchors, keep, LAMBDA)
+            seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
+            found.losses[side].append(loss)
+            if number == 0:
+                found.first_seconds[side] = seconds
+                continue
+            found.seconds[side].append(seconds)
+            found.cpu_seconds[side].append(cpu_seconds)
+            found.without_target[side].append(without_target[side])
+    return found
+
+
+def report(name: str, found: Measured, options: str, machine: str) -> str:
+    """The Markdown of one case. `options` of the command and `machine` are printed as they are."""
+    case, steps = CASES[name], len(found.seconds[OURS])
+    models = "the shipped tiny models" if case.target is None else "random weights"
+    lines = [
+        f"`python -m benchmarks.peers.specforge --specforge=FOLDER --case={name}{options}`",
+        "",
+        f"{models[0].upper()}{models[1:]}, {case.rows} rows × {case.length} tokens, {case.anchors} anchors per row, "
+        f"float32; medians of {steps} steps, alternating. The losses of {steps + 1} steps agree to "
+        f"{found.difference:.0e} of their value ({found.losses[OURS][0]:.2f} at the start). {machine}",
+        "",
+        "| | rows/s | ms per step | CPU ms per step | ms without the target's pass | first step |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for side in SIDES:
+        seconds, cpu, rest = (
+            statistics.median(figures[side]) for figures in (found.seconds, found.cpu_seconds, found.without_target)
+        )
+        cells = [f"{case.rows / seconds:.2f}", *(f"{value * 1e3:,.0f}" for value in (seconds, cpu, rest))]
+        lines.append(f"| {side} | " + " | ".join([*cells, f"{found.first_seconds[side]:.1f} s"]) + " |")
+    ratio, least, most = found.ratio(found.seconds)
+    rest = found.ratio(found.without_target)[0]
+    lines += ["", f"{OURS} to {THEIRS}: {ratio:.2f} × the rows per second ({least:.2f} to {most:.2f})"]
+    lines[-1] += f", {found.ratio(found.cpu_seconds)[0]:.2f} × by CPU time, {rest:.2f} × without the target's pass."
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--specforge", type=pathlib.Path, required=True, help="a checkout of SpecForge")
+    parser.add_argument("--case", choices=CASES, default="tiny")
+    parser.add_argument("--steps", type=int, default=10, help="that are counted; one more comes first")
+    parser.add_argument("--threads", type=int, default=0, help="cores for both sides; 0: all")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="SpecForge's")
+    parser.add_argument("--chunk", type=int, default=0, help="SpecForge's objective_chunk_blocks (its default: 128)")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    choices = parser.parse_args()
+    jax.config.update("jax_platforms", "cpu")
+    if choices.threads:  # before XLA starts one thread per core that it finds
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: choices.threads])
+    import torch
+
+    from benchmarks.peers import torch_specforge
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch_specforge.add_checkout(choices.specforge)
+    case = CASES[choices.case]
+    with tempfile.TemporaryDirectory() as folder:
+        target, drafter = write_models(case, pathlib.Path(folder))
+        theirs = torch_specforge.SpecForgeTrainer(
+            target,
+            drafter,
+            rate=RATE,
+            clip=CLIP_NORM,
+            gamma=case.gamma,
+            attention=choices.attention,
+            chunk=choices.chunk,
+        )
+        found = measure(case, OurTrainer(target, drafter, case), theirs, choices.steps)
+    for number, pair in enumerate(zip(*found.losses.values(), strict=True)):
+        print(f"step {number}: losses " + ", ".join(f"{loss:.7f}" for loss in pair), flush=True)
+    if found.difference > TOLERANCE:
+        raise SystemExit(f"the losses differ by {found.difference:.1e} of them, more than {TOLERANCE:g}: no table.")
+    options = "".join(f" --{name}={getattr(choices, name)}" for name in ("steps", "threads", "attention", "chunk"))
+    text = report(choices.case, found, options, conditions(("jax", "torch", "transformers")))
+    print(text)
+    if choices.write:
+        put_section(DOCUMENT, f"against_specforge {choices.case}", text)
+
+
+if __name__ == "__main__":
+    main()
