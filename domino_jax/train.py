@@ -170,15 +170,8 @@ def main(flags: cli.Flags) -> int | None:
                 if batches.rows.num_held_out_prompts:
                     write_jsonl(workdir / "held_out.jsonl", batches.rows.held_out_prompts())
             if not restored:
-                run_preflight(
-                    workdir,
-                    rows=batches.rows,
-                    fingerprint=batches.fingerprint,
-                    loaded=loaded,
-                    drafter=drafter_config,
-                    plan=builders.plan_of(config),
-                    mesh=mesh,
-                )
+                facts = {"fingerprint": batches.fingerprint, "scored_rows": config.preflight.rows, "seed": config.seed}
+                run_preflight(workdir, batches.rows, loaded, drafter_config, mesh, **facts)
             data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
 
             def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:

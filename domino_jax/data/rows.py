@@ -13,6 +13,8 @@ from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime.errors import DataError
 
+SHOWN_CHARACTERS = 600  # of one piece of a row in a text for people
+
 
 @dataclasses.dataclass(frozen=True)
 class RowEncoder:
@@ -34,6 +36,18 @@ class RowEncoder:
 def has_anchor(loss_mask: np.ndarray) -> bool:
     """True if two neighbouring tokens are supervised: an anchor and its first label."""
     return bool(np.any((loss_mask[:-1] > 0.5) & (loss_mask[1:] > 0.5)))
+
+
+def mark_answers(row: Row, tokenizer: Any) -> str:
+    """The row's text with supervised parts as [[…]], long ones without their middle; ids without a tokenizer."""
+    edges = np.flatnonzero(np.diff(row.loss_mask > 0.5)) + 1
+    pieces = []
+    for ids, mask in zip(np.split(row.token_ids, edges), np.split(row.loss_mask, edges), strict=True):
+        text = str(ids.tolist()) if tokenizer is None else tokenizer.decode(ids.tolist(), skip_special_tokens=False)
+        if len(text) > SHOWN_CHARACTERS:
+            text = f"{text[: SHOWN_CHARACTERS // 2]} … {text[-SHOWN_CHARACTERS // 2 :]}"
+        pieces.append(f"[[{text}]]" if mask[0] > 0.5 else text)
+    return "".join(pieces)
 
 
 def read_span(file: DataFile, start: int, end: int) -> bytes:

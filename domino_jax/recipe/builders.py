@@ -37,7 +37,6 @@ from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import confidence_head, convolution_taps, has_own_loss, shifts_labels
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.training.estimates import Plan
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.weights.drafter import load_drafter, load_token_tables
@@ -282,22 +281,6 @@ def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
             "Name prompts with --config.eval.prompts=PROMPTS.jsonl, or set --config.eval.every=0."
         )
     return found
-
-
-def plan_of(config) -> Plan:
-    """The values of the recipe that the pre-flight reads."""
-    train = config.train
-    return Plan(
-        steps=train.steps,
-        batch_size=train.batch_size,
-        max_length=config.data.max_length,
-        num_anchors=train.num_anchors,
-        layout=config.data.layout,
-        scored_rows=config.preflight.rows,
-        seed=config.seed,
-        distill=loss_settings(train, config.drafter.head).reads_target,
-        passes=train.eagle3.passes,
-    )
 
 
 def describe_run(config) -> str:

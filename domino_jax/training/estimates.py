@@ -12,7 +12,6 @@ Naive: 6·N·D for the A·G block rows, N being the drafter's parameters and the
 over the row. It charges frozen weights for gradients and leaves attention out.
 """
 
-import dataclasses
 import math
 import re
 from typing import Any
@@ -229,58 +228,6 @@ def _head(drafter: DrafterConfig, anchors: int) -> float:
     gru = (2 * d.hidden_size + 3 * d.gru_hidden_dim) * 2 * 3 * d.gru_hidden_dim * consumed
     residual = 3 * 2 * d.emb_dim * (d.hidden_size + d.gru_hidden_dim + d.vocab_size) * corrected
     return gru + residual
-
-
-# ------------------------------------------------------------------------------------------------------ the run
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What the recipe says about the steps.
-
-    batch_size: rows (items, when packed) of a step over all devices.  layout: pad, pack or buckets.
-    scored_rows: rows whose answers the target scores (0: none).  seed: of the sample.
-    distill: as for step_flops.
-    """
-
-    steps: int
-    batch_size: int
-    max_length: int
-    num_anchors: int
-    layout: str
-    scored_rows: int
-    seed: int
-    distill: bool = False
-    passes: int = 1  # of EAGLE-3
-
-
-def run_length(
-    target: Qwen3Config, drafter: AnyConfig, plan: Plan, num_rows: int, num_tokens: int, devices: int
-) -> dict[str, Any]:
-    """{"steps", "rows", "tokens", "epochs", "flops_per_step", "device", "devices", "hours", "utilisation"}.
-
-    rows, tokens, epochs: seen over the run, padding left out; approximate with packing. hours: None where the peak of
-    the device is not known. flops_per_step: the lean count at max_length.
-    """
-    mean = num_tokens / num_rows
-    # A pack is about full: whole rows of at most max_length tokens together.
-    rows_per_item = max(1.0, plan.max_length / mean) if plan.layout == "pack" else 1.0
-    rows = plan.steps * plan.batch_size * rows_per_item
-    shape = {"length": plan.max_length, "anchors": plan.num_anchors, "distill": plan.distill, "passes": plan.passes}
-    each = step_flops(target, drafter, **shape)["lean"]
-    kind = jax.devices()[0].device_kind
-    flops = each * plan.batch_size
-    return {
-        "steps": plan.steps,
-        "rows": round(rows),
-        "tokens": round(rows * mean),
-        "epochs": rows / num_rows,
-        "flops_per_step": flops,
-        "device": kind,
-        "devices": devices,
-        "hours": run_hours(plan.steps * flops, kind, devices),
-        "utilisation": UTILISATION,
-    }
 
 
 def run_hours(flops: float, device_kind: str, devices: int) -> float | None:

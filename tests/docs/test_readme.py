@@ -29,7 +29,7 @@ TESTS = "python3 -m venv .venv && . .venv/bin/activate && pip install -r require
 
 
 SECTIONS = "target|drafter|data|preflight|train|checkpoint|eval|mesh|decode|regenerate"
-FILES = ("preflight.json", "preflight.md")  # look like keys
+FILES = ("preflight.json",)  # looks like a key
 
 
 def commands() -> list[str]:
