@@ -281,12 +281,12 @@ def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter
     card = model_card(config, 1_234, "bfloat16", RECIPE, 9, data=DATA)
     for message in (
         "# Domino drafter for some/target",
-        "weights: 1,234, bfloat16",
+        "- 1,234 weights, bfloat16",
         "9 of 600, 8 rows each",
         "rows.jsonl (answers reg",
         "12,345 rows",
-        "λ of the base loss from 1 to 0 over 50% of the run, slot decay γ 7.0, total-variation weight 0.1\n",
-        "\nlicense: other # yours",
+        "\nlambda_decay_ratio = 0.5\n",
+        "\nlicense: other\n",
     ):
         assert message in card
     assert f"jax {jax.__version__}" in card and "τ" not in card
@@ -297,6 +297,7 @@ def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter
 
 def test_the_card_names_no_folder_of_the_machine(drafter):
     recipe = {**RECIPE, "target": {"path": "/data/models/qwen"}, "data": {**RECIPE["data"], "train": "~/rows.jsonl"}}
+    recipe["train"] = {**RECIPE["train"], "start_from": "/data/runs/first"}
     card = model_card(drafter[0], 1_234, "bfloat16", recipe, 9)
     assert "# Domino drafter for qwen\n" in card and "/data" not in card and "~" not in card
     mixture = "gs://bucket/a.jsonl=0.7, /home/me/b/*.gz=0.3,c.jsonl"

@@ -74,7 +74,7 @@ def test_a_run_evaluates_exports_and_decodes(finished, head):
         assert (finished[head] / name).stat().st_size > 500, name
     card = (finished[head] / "export" / "README.md").read_text()
     assert {"eagle3": "--speculative-algorithm EAGLE3", "medusa": "--format=vllm"}[head] in card
-    assert {"eagle3": "48 of 260 tokens in the draft vocabulary", "medusa": "3 heads of 1 blocks"}[head] in card
+    assert "drafts a round" in card
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens_of_the_answers(finished):
@@ -137,8 +137,8 @@ def test_a_folder_for_vllm_is_not_said_to_need_what_it_has(finished, tmp_path, m
         assert ("note: SGLang cannot serve" in capsys.readouterr().out) == (format == "serving")
         card = (tmp_path / format / "README.md").read_text()
         assert ("export with --format=vllm" in card) == (format == "serving")
-        assert ("a copy of the\ntarget's lm_head" in card) == (format == "vllm")
-        assert "SGLang has no Medusa heads. vLLM" in card and '"method": "medusa"' in card
+        assert ("It holds a copy of the target's lm_head" in card) == (format == "vllm")
+        assert "SGLang has no Medusa heads." in card and ('"method": "medusa"' in card) == (format == "vllm")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def test_an_export_opens_in_sglang_and_its_card_has_the_command(tmp_path, case, 
     assert formats.serving_note(config) is None
     public = HUB_ID if target == HUB_ID else "target"
     assert f"sglang.launch_server --model-path {public} --speculative-algorithm DFLASH --speculative-draft" in card
-    assert f"drafts {config.block_size - 1} of a block of {config.block_size}, so a round there emits at most" in card
+    fewer = f"drafts {config.block_size - 1} of a block of {config.block_size}, so a round there emits at most" in card
+    assert fewer == config.shift_label  # an unshifted block drafts the same number here
     raw = json.loads((folder / "config.json").read_text())
     if not head and target == HUB_ID:
         assert_vllm_serves_alone(folder)
@@ -153,9 +154,9 @@ def test_a_plain_drafters_card_is_not_dominos():
     for head, tag in ((True, "domino"), (False, "dflash")):
         front = cards[head].split("---")[1].splitlines()
         assert {"library_name: domino_jax", "pipeline_tag: text-generation"} <= set(front)
-        assert f"tags: [speculative-decoding, {tag}]" in front
+        assert {"- speculative-decoding", f"- {tag}"} <= set(front)
         assert any(line.startswith("license: ") for line in front)
-    assert "Domino" not in cards[False] and "2605.29707" not in cards[False] and "λ" not in cards[False]
+    assert "Domino" not in cards[False] and "2605.29707" not in cards[False]
 
 
 def test_a_vanilla_markov_drafter_opens_in_both_servers_and_the_others_in_none(tmp_path):
