@@ -47,6 +47,7 @@ from domino_jax.weights.loading import (
     keep_compiled,
     load_models,
     load_target,
+    read_stop_ids,
     read_target_config,
     read_target_identity,
 )
@@ -73,7 +74,8 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     rows = read_prompts(prompts, config.regenerate.num_prompts or None)
     settings = settings_of(config)
     processes = ProcessGroup(jax.process_index(), jax.process_count(), patient_barrier)
-    files = files_of(rows, output, read_target_identity(config.target.path, config.target.dtype), settings, processes)
+    identity = read_target_identity(config.target.path, config.target.dtype)
+    files = files_of(rows, output, identity, read_stop_ids(config.target.path), settings, processes)
     if files.is_finished():
         tell(processes, f"{output} holds all {len(rows)} answers already.")
         return
@@ -144,6 +146,7 @@ def files_of(
     rows: Sequence[Mapping[str, Any]],
     output: Path,
     identity: str,
+    stop_ids: Sequence[int],
     settings: AnswerSettings,
     processes: ProcessGroup,
 ) -> AnswerFiles:
@@ -154,6 +157,7 @@ def files_of(
     made_with = {
         "prompts_sha256": hashlib.sha256(json.dumps([dict(row) for row in rows], sort_keys=True).encode()).hexdigest(),
         "target": identity,
+        "stop_ids": list(stop_ids),
         "max_new_tokens": settings.max_new_tokens,
         **dataclasses.asdict(settings.sampling),
         "seed": settings.seed,

@@ -131,7 +131,7 @@ def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
 
 def _answer_span(template: "_Template", messages: list[dict], place: int, text: str) -> tuple[int, int]:
     """The start and the end (closing token included) of the answer `messages[place]` in the template's text."""
-    where, closing = template.where, _closing_text(template.tokenizer, template.thinking)
+    where, closing = template.where, _closing_text(template)
     # The generation prompt may hold an empty think block, which the template drops from earlier turns; with thinking on
     # it never does. Most rows need the first of the two alone, and a rendering is much of a row's time.
     bare = dataclasses.replace(template, thinking=True)
@@ -150,19 +150,32 @@ def _answer_span(template: "_Template", messages: list[dict], place: int, text: 
     return start, end + len(closing)
 
 
-@functools.lru_cache(maxsize=8)  # once per tokenizer, not once per row
-def _closing_text(tokenizer: Any, thinking: bool) -> str:
-    """The text of the token that ends an assistant's turn: the first that the template writes after a probe."""
-    template = _Template(tokenizer, thinking, "the target's chat template")
-    probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
-    rest = template.render(probe, ask=False).rpartition(PROBE)[2]
-    ids = _encode(tokenizer, rest, template.where)
-    closing = tokenizer.decode(ids[:1], skip_special_tokens=False) if ids else ""
-    if not closing or not rest.startswith(closing):
+def _closing_text(template: "_Template") -> str:
+    closing = closing_token(template.tokenizer)
+    if closing is None:
         raise DataError(
-            f"{template.where} closes no assistant turn (it writes {rest!r} after one); give token_ids and loss_mask."
+            f"{template.where}: the chat template closes an assistant's turn with no special token, so the end of an"
+            " answer is unknown.\nGive such rows as token_ids and loss_mask."
         )
-    return closing
+    return closing[0]
+
+
+@functools.lru_cache(maxsize=8)  # once per tokenizer, not once per row
+def closing_token(tokenizer: Any) -> tuple[str, int] | None:
+    """Text and id of the token that ends an assistant's turn; None without a chat template or such a token.
+
+    It is the first added token (as special tokens are) that the template writes after an answer. A line end or a space
+    before it is part of the turn.
+    """
+    if tokenizer is None or not tokenizer.chat_template:
+        return None
+    probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+    try:
+        rest = _Template(tokenizer, False, "the target's chat template").render(probe, ask=False).rpartition(PROBE)[2]
+    except DataError:  # a row of messages is refused with its line
+        return None
+    added = {token: str(entry) for token, entry in tokenizer.added_tokens_decoder.items() if str(entry).strip()}
+    return next(((added[token], token) for token in _encode(tokenizer, rest, "") if token in added), None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,7 +67,8 @@ def compare_drafters(
         name: info.loaded(one.settings, target, prompts, one.models.drafter.config, drafter=one.path, drafter_name=name)
         for name, one in drafters.items()
     }
-    identity = dataclasses.replace(info, settings=settings).identity(prompts, [one.models for one in drafters.values()])
+    whole = info.loaded(settings, target, prompts, None)
+    identity = whole.identity(prompts, [one.models for one in drafters.values()])
     with RunFiles(output, identity) as files:
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
     reports = {}

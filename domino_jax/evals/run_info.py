@@ -46,6 +46,7 @@ class RunInfo:
     references: int = 0
     own_sampling: int = 0
     template: str | None = None
+    stop_ids: tuple[int, ...] = ()
 
     def loaded(
         self,
@@ -64,6 +65,7 @@ class RunInfo:
             references=sum(prompt.reference is not None for prompt in prompts),
             own_sampling=sum(isinstance(one.request, Request) and bool(one.request.sampling) for one in prompts),
             template=target.tokenizer.chat_template if target.tokenizer is not None else None,
+            stop_ids=() if settings.ignore_eos else target.stop_ids,
             **drafter,
         )
 
@@ -105,6 +107,7 @@ class RunInfo:
         return {
             **origin,
             "prompts": {**origin["prompts"], "sha256": fingerprint(prompts)},
+            "stop_ids": list(self.stop_ids),
             "weights": {"drafters": drafters, **constants},
         }
 
@@ -135,6 +138,7 @@ class RunInfo:
             "simulated": self.simulated,
             "dtype": self.settings.dtype,
             "thinking": self.settings.thinking,
+            "stop_ids": list(self.stop_ids),
             "template_sha256": hashlib.sha256(str(self.template).encode()).hexdigest() if self.template else None,
             "block_size": choices.block_size if choices else None,
             "round_widths": widths,

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import safetensors.numpy
 
+from domino_jax.data.chat import closing_token
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
 from domino_jax.runtime.files import is_remote, replacing
 from domino_jax.runtime.remote import BucketError, exists, fetch_folder
@@ -165,16 +166,23 @@ def naming(folder: Path) -> Iterator[None]:
         raise DataError(f"{folder}: {error}") from None
 
 
-def stop_ids(folder: Path) -> tuple[int, ...]:
-    """The union of eos_token_id (an int or a list) of generation_config.json and config.json, ascending."""
-    found: set[int] = set()
+def stop_ids(folder: Path, tokenizer: Any = None) -> tuple[int, ...]:
+    """The token ids that end an answer, ascending.
+
+    They are eos_token_id (an int or a list) of generation_config.json and of config.json, and the token with which the
+    tokenizer's chat template closes an assistant's turn. All prompts have the same ids: a text or token ids may be a
+    chat that was rendered elsewhere.
+    """
+    ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder, name, required=False).get("eos_token_id")
         values = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(item) is not int or item < 0 for item in values):
             raise DataError(f"{folder}/{name} has eos_token_id {quote(value)}; expected a token id or a list of them.")
-        found.update(values)
-    return tuple(sorted(found))
+        ids.update(values)
+    if closing := closing_token(tokenizer):
+        ids.add(closing[1])
+    return tuple(sorted(ids))
 
 
 def load_tokenizer(folder: Path) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import logging
 import os
 import pathlib
 import platform
@@ -23,18 +24,29 @@ from domino_jax.weights import hf, target
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import Sharding, read_target_config
 
+log = logging.getLogger(__name__)
 LAST_NORM = "model.norm.weight"
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedTarget:
-    """A target as its folder gives it; without a tokenizer (None) only token_ids can be prompts."""
+    """A target as its folder gives it; without a tokenizer (None) only token_ids can be prompts.
+
+    stop_ids: what ends an answer, the token that closes a turn of the chat template included (hf.stop_ids).
+    """
 
     path: str
     model: Qwen3
     params: dict
     tokenizer: Any
     stop_ids: tuple[int, ...]
+
+    def stop_tokens(self) -> list[str]:
+        """The stop ids with their text, as "151645 <|im_end|>"."""
+        texts = [""] * len(self.stop_ids)
+        if self.tokenizer is not None:
+            texts = [self.tokenizer.decode([token], skip_special_tokens=False) for token in self.stop_ids]
+        return [f"{token} {text}".strip() for token, text in zip(self.stop_ids, texts, strict=True)]
 
 
 def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarget:
@@ -47,7 +59,16 @@ def load_target(path: str, dtype: str, sharding: Sharding = None) -> LoadedTarge
     folder = hf.resolve_folder(path)
     config, params = target.load_target(folder, np.dtype(dtype), sharding)
     model = Qwen3(config, np.dtype(dtype))
-    return LoadedTarget(str(path), model, params, hf.load_tokenizer(folder), hf.stop_ids(folder))
+    tokenizer = hf.load_tokenizer(folder)
+    stop_ids = hf.stop_ids(folder, tokenizer)
+    if not stop_ids:
+        log.warning(
+            "%s has no stop id, so every answer runs to max_new_tokens: neither generation_config.json nor config.json"
+            " has an eos_token_id, and no chat template closes a turn with a special token. Write the id that ends an"
+            ' answer into generation_config.json: {"eos_token_id": ID}.',
+            path,
+        )
+    return LoadedTarget(str(path), model, params, tokenizer, stop_ids)
 
 
 def target_identity(config: Qwen3Config, scale: np.ndarray) -> str:
@@ -65,6 +86,12 @@ def read_target_identity(path: str, dtype: str) -> str:
     if LAST_NORM not in tensors:
         raise DataError(f"{folder} holds no tensor {LAST_NORM}; it is not a complete Qwen3 checkpoint.")
     return target_identity(read_target_config(folder), tensors.read(LAST_NORM).astype(dtype))
+
+
+def read_stop_ids(path: str) -> tuple[int, ...]:
+    """LoadedTarget.stop_ids of a folder or hub id, without its weights."""
+    folder = hf.resolve_folder(path)
+    return hf.stop_ids(folder, hf.load_tokenizer(folder))
 
 
 def use_exact_matmuls(dtype: str) -> None:

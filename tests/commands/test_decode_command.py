@@ -116,6 +116,7 @@ def test_the_report_measures_what_the_generations_hold(finished):
     assert low < domino["tau_pooled"] < high
     assert domino["speedup"] > 0 and domino["compile_seconds"] > 0 and report["step_bounds"]["bare_step_ms"] > 0
     assert domino["answers_right"] is None and report["template_sha256"] is None and report["thinking"] is False
+    assert report["stop_ids"] == list(hf.stop_ids(GOLDEN / "target"))
     assert report["prompts"]["count"] == 9 and report["settings"]["max_new_tokens"] == NEW
 
 

@@ -135,7 +135,7 @@ def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
             "{{ messages|length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
             "start of the answer is unknown",
         ),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "closes no assistant turn"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "no special token"),
         ("{{ raise_exception('only tools') }}", "refuses the messages"),
         ("{% if %}", "refuses the messages"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses the messages"),

@@ -4,6 +4,7 @@ import ast
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.safetensors_file import read_header
-from tests.helpers.paths import GOLDEN, PACKAGE
+from tests.helpers.paths import ASSETS, GOLDEN, PACKAGE
 
 
 def message_of(error: pytest.ExceptionInfo, lines: int = 3) -> str:
@@ -239,6 +240,17 @@ def test_stop_ids_are_the_union_of_both_files(tmp_path, generation, config, expe
         if content is not None:
             (tmp_path / name).write_text(json.dumps(content))
     assert hf.stop_ids(tmp_path) == expected
+
+
+@pytest.mark.parametrize("eos", [1530, [1530], None])
+def test_the_token_that_closes_a_turn_is_a_stop_id_whatever_eos_token_id_is(tmp_path, eos):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ASSETS / "tiny_qwen3" / name, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": eos}))
+    tokenizer = hf.load_tokenizer(tmp_path)
+    assert hf.stop_ids(tmp_path, tokenizer) == ((1530, 1532) if eos else (1532,))
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    assert hf.stop_ids(tmp_path, hf.load_tokenizer(tmp_path)) == ((1530,) if eos else ())
 
 
 @pytest.mark.parametrize("value", ["<eos>", [1, "2"], True, -1, 1.5])

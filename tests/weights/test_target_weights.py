@@ -3,7 +3,9 @@
 import dataclasses
 import filecmp
 import json
+import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights import hf
+from domino_jax.weights import hf, loading
 from domino_jax.weights.target import load_target, save_target, target_table
 from tests.helpers.golden_files import SETS, raw_config, stored_tensors, write_model
 from tests.helpers.paths import GOLDEN, ROOT
@@ -132,7 +134,7 @@ def test_a_sharding_is_one_for_all_or_a_function_of_path_and_parameter_shape(for
 SHARDED_LOAD = """
 import collections, jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from domino_jax.weights import hf
+from domino_jax.weights import hf, loading
 from domino_jax.weights.target import load_target
 
 read = collections.defaultdict(set)
@@ -273,3 +275,13 @@ def test_parameters_that_are_not_the_configs_or_not_finite_are_not_written(tmp_p
         with pytest.raises(DataError, match=named):
             save_target(tmp_path / "out", config, wrong)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_target_without_a_stop_id_is_named_in_a_warning(tmp_path, caplog):
+    folder = shutil.copytree(GOLDEN / "tied_shift" / "target", tmp_path / "target")
+    for path in folder.glob("*config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": None}))
+    with caplog.at_level(logging.WARNING):
+        assert loading.load_target(str(folder), "float32").stop_ids == ()
+    [record] = caplog.records
+    assert str(folder) in record.getMessage() and "eos_token_id" in record.getMessage()
