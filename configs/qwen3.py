@@ -169,7 +169,7 @@ def _evaluation() -> config_dict.ConfigDict:
     evaluation.num_prompts = 64
     evaluation.batch_size = 16  # prompts decoded together; τ does not depend on it, the time does
     # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: one that takes as
-    # long as 100 steps costs 2 % of the time. --dry_run estimates that share, metrics.jsonl has eval_seconds.
+    # long as 100 steps costs 2 % of the time. metrics.jsonl has eval_seconds.
     evaluation.every = 5_000
     evaluation.final = False  # True: one process decodes eval.prompts in all modes at the end, into report/
     return evaluation

@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -203,7 +203,9 @@ def main(flags: cli.Flags) -> int | None:
                 preemption=preemption,
                 watchdog=watchdog,
                 metrics=metrics,
-                clock=clock_of(metrics, train, loaded, drafter_config),
+                clock=clock_of(
+                    metrics, config, mesh, lambda shapes: step.trace(state_shapes, loaded.params, shapes, run_key)
+                ),
                 guard=NonFiniteGuard(train.non_finite == "stop", int(state.skipped), batches.rows.where),
                 profile=profile,
                 stream=stream,
@@ -290,16 +292,19 @@ def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -
     return make_batches(source, encoder, layout, share, seed=config.seed, held_out=data.held_out)
 
 
-def clock_of(metrics: MetricsWriter, train, loaded: LoadedTarget, drafter: AnyConfig):
-    """Counts rows, tokens, anchors and, on known devices, the share of their peak."""
+def clock_of(metrics: MetricsWriter, config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages.Traced]):
+    """Counts rows, tokens, anchors and, on known devices, the share of their peak.
+
+    Args:
+        trace: shapes of a batch → the traced step.
+    """
     peak = estimates.peak_flops(jax.devices()[0].device_kind)
-    distill = builders.loss_settings(train, drafter.head).reads_target
 
-    def lean(length: int) -> float:
-        shape = {"length": length, "anchors": train.num_anchors, "distill": distill, "passes": train.eagle3.passes}
-        return estimates.step_flops(loaded.model.config, drafter, **shape)["lean"]
+    def row_flops(length: int) -> float:
+        traced = trace(dry_run.batch_shapes(config, mesh, length))
+        return estimates.product_flops(traced.jaxpr) / config.train.batch_size
 
-    return metrics.clock(row_flops=lean, peak_flops=peak and peak * jax.device_count())
+    return metrics.clock(row_flops=row_flops if peak else None, peak_flops=peak and peak * jax.device_count())
 
 
 def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:

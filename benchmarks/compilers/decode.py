@@ -28,6 +28,7 @@ from jax.sharding import Mesh
 
 from benchmarks.compilers import compiler_text, hbm_traffic
 from benchmarks.compilers import decode_tables as compile_decode_tables
+from benchmarks.compilers.collectives import collectives
 from domino_jax.forecast import compiled, dry_run, topologies
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
@@ -259,7 +260,7 @@ def examine(program: jax.stages.Compiled, seconds: float, cache: int) -> dict:
         "cycles": compiler_text.cycles(text),
         "traffic": hbm_traffic.traffic(text),
         "beyond_cache": hbm_traffic.traffic(text, cache=cache // 2) if cache else None,
-        "collectives": compiled.collectives(text),
+        "collectives": collectives(text),
     }
 
 

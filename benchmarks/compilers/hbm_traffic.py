@@ -9,7 +9,7 @@ the size of the cache is given.
 import dataclasses
 import re
 
-from domino_jax.forecast.compiled import array_bytes
+from benchmarks.compilers.collectives import array_bytes
 
 COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(

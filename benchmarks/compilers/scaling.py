@@ -19,7 +19,9 @@ import sys
 import jax
 
 from benchmarks.document import put_section
+from domino_jax.forecast import topologies
 from domino_jax.runtime.files import write_whole
+from domino_jax.training import estimates
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SIZES = ("0_6b", "1_7b", "4b", "8b", "14b", "32b")
@@ -85,26 +87,25 @@ def read(entry: dict, folder: pathlib.Path) -> dict:
 def row(label: str, entry: dict, folder: pathlib.Path) -> str:
     found = read(entry, folder)
     if "error" in found:
-        return f"| {label} | **no**: it does not compile | | | | | | |"
-    slowest = found["floor_seconds"]
-    own = f"{found['compiler_seconds'] * 1e3:,.0f}" if found["compiler_seconds"] else "–"
-    bound = max(found["floors"], key=found["floors"].get)
+        return f"| {label} | **no**: it does not compile | | | | |"
+    floors = {
+        "products": found["flops"] / found["chips"] / estimates.peak_flops(entry["topology"]),
+        "memory": (found["bytes_accessed"] or 0.0) / topologies.chip_of(entry["topology"]).bandwidth,
+    }
+    bound = max(floors, key=floors.get)
     cells = [
         label,
         "yes" if found["fits"] else "**no**",
         f"{found['peak_bytes_per_chip'] / 1e9:.1f} of {found['chip_bytes'] / 1e9:.0f}",
-        f"{found['lean_flops'] / found['rows'] / 1e12:.1f}",
         f"{found['flops'] / found['rows'] / 1e12:.1f}",
-        f"{slowest * 1e3:,.0f} ({bound})",
-        own,
-        f"{found['rows_per_second_per_chip']:.2f}",
+        f"{floors[bound] * 1e3:,.0f} ({bound})",
+        f"{found['rows'] / found['chips'] / floors[bound]:.2f}",
     ]
     return "| " + " | ".join(cells) + " |"
 
 
 HEADER = (
-    "| | fits | peak GB a chip | lean TFLOP a row | program's TFLOP a row | data sheet ms a step | compiler's ms "
-    "| rows/s a chip |\n|---|---|---:|---:|---:|---:|---:|---:|"
+    "| | fits | peak GB a chip | TFLOP a row | data sheet ms a step | rows/s a chip |\n|---|---|---:|---:|---:|---:|"
 )
 
 
@@ -148,13 +149,11 @@ python -m benchmarks.compilers.scaling --folder=/tmp/scaling
 - The compilers worked with their least effort (`--effort=-1`), which takes a quarter of the time. On Qwen3-0.6B,
   v5e:4x4, that gives a peak of 3.35 GB per chip where the effort of a run gives 3.25, and the same products.
 - **peak**: the compiler's own plan of a chip's memory.
-- **lean**: the operations that a row needs (`domino_jax/training/estimates.py`); the **program's** products count what
-  is computed again in the backward pass, and attention under the mask.
-- **data sheet ms**: the largest of three times at the data sheet's rates: the program's products at the chip's peak,
-  the compiler's bytes at its memory bandwidth (it counts a loop's body once) and the collectives' bytes at its links.
-  The part in brackets is the largest; **rows/s** follows from it.
-- **compiler's ms**: the compiler's own estimate of time, where it gives one ("–": it does not for this program).
-  Neither estimate bounds the other.
+- **TFLOP**: the matrix products of the program, what is computed again in the backward pass and attention under the
+  mask included.
+- **data sheet ms**: the larger of two times at the data sheet's rates: the program's products at the chip's peak, and
+  the compiler's bytes at its memory bandwidth (it counts a loop's body once). The larger one is in brackets;
+  **rows/s** follows from it.
 """
 
 

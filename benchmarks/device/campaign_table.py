@@ -212,7 +212,7 @@ def sizes_table(found: Mapping[str, Any], kind: str) -> str:
 def train_table(found: Mapping[str, Any]) -> str:
     if not found:
         return ""
-    header = ["training step", "ms a row", "tokens/s", "TFLOP/s (lean)", "MFU", "of a product's rate", "peak GB"]
+    header = ["training step", "ms a row", "tokens/s", "TFLOP/s", "MFU", "of a product's rate", "peak GB"]
     rows = []
     for point, record in found.items():
         chosen = record["choices"]

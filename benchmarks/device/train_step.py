@@ -4,7 +4,8 @@
     python -m benchmarks.device.train_step --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
 
 Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
-alternating, so that a noisy machine disturbs them alike. TFLOP/s by the lean count (domino_jax/training/estimates.py).
+alternating, so that a noisy machine disturbs them alike. TFLOP/s by the
+products of the traced step (domino_jax/training/estimates.py).
 --no-head trains a plain DFlash drafter, as the public trainer's published point does.
 """
 
@@ -78,12 +79,12 @@ def measure(choices: argparse.Namespace) -> dict:
     config = drafter_config(target.config, choices.layers, choices.block, head)
     drafter = Drafter(config, np.dtype(choices.dtype), choices.attention_slice or None, choices.remat)
     with jax.set_mesh(mesh):
-        seconds, loss = time_steps(mesh, target, drafter, choices)
-    return {"seconds": seconds, "target": target.config, "drafter": config, "loss": loss}
+        seconds, flops, loss = time_steps(mesh, target, drafter, choices)
+    return {"seconds": seconds, "flops": flops, "loss": loss}
 
 
-def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespace) -> tuple[dict, float]:
-    """({part: [seconds]}, the last loss); the parts have a state each."""
+def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespace) -> tuple[dict, dict, float]:
+    """({part: [seconds]}, {part: FLOPs of a step}, the last loss); the parts have a state each."""
     optimizer, settings = make_optimizer("adamw"), LossSettings(slice_blocks=choices.loss_slice)
     heads, key = target.config.num_key_value_heads, jax.random.key(0)
     params = random_params(target_shapes(target), choices.dtype, sharding.placement(mesh, heads))
@@ -107,6 +108,7 @@ def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespac
         bare = step_without_target(target, drafter, optimizer, settings, choices.anchors)
         steps["without_target"] = lambda state: bare(state, params, batch, features, key)
     states = {part: jax.jit(start, out_shardings=places)(key) for part in choices.parts}
+    flops = {part: estimates.product_flops(jax.make_jaxpr(steps[part])(state)) for part, state in states.items()}
     seconds: dict[str, list[float]] = {part: [] for part in choices.parts}
     for turn in range(choices.steps + 1):
         for part in choices.parts:
@@ -115,27 +117,24 @@ def time_steps(mesh, target: Qwen3, drafter: Drafter, choices: argparse.Namespac
             jax.block_until_ready((states[part], metrics))
             if turn:  # the first one compiles
                 seconds[part].append(time.perf_counter() - begin)
-    return seconds, float(metrics["loss"])
+    return seconds, flops, float(metrics["loss"])
 
 
 def report(choices: argparse.Namespace, measured: dict) -> dict:
     kind = jax.devices()[0].device_kind
     peak = choices.peak_tflops * 1e12 if choices.peak_tflops else estimates.peak_flops(kind)
-    count = functools.partial(
-        estimates.step_flops, measured["target"], measured["drafter"], length=choices.length, anchors=choices.anchors
-    )
     out = {"device": kind, "devices": jax.device_count(), "jax": jax.__version__} | vars(choices)
     for name, seconds in measured["seconds"].items():
         median = statistics.median(seconds)
-        lean = count(with_target=name == "whole")["lean"] * choices.rows
+        rate = measured["flops"][name] / median
         out[name] = {
             "seconds": median,
             "spread": (max(seconds) - min(seconds)) / median,
             "milliseconds_per_row": median * 1e3 / choices.rows,
             "rows_per_second": choices.rows / median,
             "tokens_per_second": choices.rows * choices.length / median,
-            "tflops_per_second": lean / median / 1e12,
-            "share_of_peak": lean / median / (peak * jax.device_count()) if peak else None,
+            "tflops_per_second": rate / 1e12,
+            "share_of_peak": rate / (peak * jax.device_count()) if peak else None,
         }
     return out
 

@@ -24,13 +24,16 @@ import numpy as np
 from benchmarks.device.random_models import state_of
 from benchmarks.studies.drafter_decoding import CURVE_PROMPTS, Plan, curve, decoded, read_lines
 from domino_jax.decoding.generate import new_generator
-from domino_jax.forecast.dry_run_evaluation import round_bytes
 from domino_jax.method import blocks
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.medusa import MedusaConfig
+from domino_jax.method.loop import DecodeState
 from domino_jax.method.losses import LossSettings, accepted_lengths
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, GeneratorSettings
+from domino_jax.method.settings import BACKBONE, BASELINE, DOMINO, DRAFT, GeneratorSettings
 from domino_jax.method.step import corrected, label_blocks, target_pass
 from domino_jax.runtime.files import write_whole
+from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading
 
 FIGURES = "figures.json"
@@ -122,6 +125,36 @@ def slot_sums(base: jax.Array, final: jax.Array, labels: jax.Array, weights: jax
         "accepted": (accepted_lengths(correct, weights) * has_label).sum(),
         "blocks": has_label.sum(),
     }
+
+
+def round_bytes(models: Models, state: DecodeState, head_candidates: int = 0) -> dict[str, int]:
+    """mode → bytes of weights and of full caches that a device reads in a round.
+
+    A drafted round reads the lm_head twice, for the base logits and to verify. The head is read once for each draft
+    that it corrects, of its vocabulary matrix the rows of the candidates (0: all of them; a selector has its own
+    number), of a token table one row.
+    """
+    target, drafter = models.target_params, models.drafter_params
+    tied = models.target.config.tie_word_embeddings
+    read = {name: part for name, part in target.items() if tied or name != "embed_tokens"}
+    plain = device_bytes((read, state.target_cache))
+    lm_head = read["embed_tokens" if tied else "lm_head"]
+    config = models.drafter.config
+    if isinstance(config, MedusaConfig):
+        return {BASELINE: plain, DRAFT: plain + device_bytes((lm_head, drafter))}
+    if isinstance(config, Eagle3Config):  # its layer and its lm_head are read for every draft
+        each = device_bytes(({name: part for name, part in drafter.items() if name != "fc"}, state.draft_cache))
+        return {BASELINE: plain, DRAFT: plain + device_bytes(drafter["fc"]) + config.num_drafts * each}
+    backbone = plain + device_bytes((lm_head, drafter["backbone"], state.draft_cache))
+    head = 0
+    if config.has_head:
+        matrices = {name: part for name, part in drafter["head"].items() if name != "predecessor"}
+        vocabulary = device_bytes(matrices["up"])
+        count = config.candidates(head_candidates)
+        part = min(state.done.shape[0] * count / config.vocab_size, 1) if count else 1
+        each = device_bytes(matrices) - round((1 - part) * vocabulary)
+        head = (config.block_size - config.suffix_start) * each
+    return {BASELINE: plain, BACKBONE: backbone, DOMINO: backbone + head}
 
 
 def sizes(models: Models) -> dict[str, int]:

@@ -299,7 +299,6 @@ def training_figures(run: pathlib.Path, cost: Mapping[str, float]) -> dict[str, 
     return {
         "steps": steps,
         "flops": steps * cost["flops"],
-        "lean_flops": steps * cost["lean_flops"],
         "train_bytes": cost["peak_bytes_per_chip"],
         "predictions": steps * predictions_of_a_step(rows),
         "teacher_forced": statistics.fmean(late) if late else None,  # DFlash2 logs that of its own path instead

@@ -41,8 +41,7 @@ def section(recorded: Mapping[str, Any], arm: Arm) -> str:
         "several); 95 % intervals over prompts are in brackets.",
         "\n".join(quality(drafters)),
         "What was trained, and with how much. FLOPs are those of the products in the step's program, the target's pass "
-        "and the optimizer included; lean ones count what has to be computed, once, and are not known for a frozen "
-        "backbone. Memory is the compiler's peak of a step:",
+        "and the optimizer included. Memory is the compiler's peak of a step:",
         "\n".join(efforts(drafters)),
         f"![τ against training FLOPs](heads_flops_{name}.png)",
         "The points of a line are the checkpoints of its runs and their end; the learning rate falls until then. "
@@ -106,18 +105,12 @@ def efforts(drafters: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "steps": ("steps", 1, 0),
         "predictions": ("supervised predictions, M", MILLION, 2),
         "flops": ("training TFLOPs", TERA, 2),
-        "lean_flops": ("lean TFLOPs", TERA, 2),
         "train_bytes": ("peak memory, MB", MEGA, 0),
     }
     body = [
         [
             one["title"],
-            *(
-                NOTHING
-                if key == "lean_flops" and has_frozen_backbone(one)
-                else f"{mean(one['seeds'], key) / unit:,.{digits}f}"
-                for key, (_, unit, digits) in columns.items()
-            ),
+            *(f"{mean(one['seeds'], key) / unit:,.{digits}f}" for key, (_, unit, digits) in columns.items()),
         ]
         for one in drafters.values()
     ]
@@ -339,10 +332,6 @@ def look(one: Mapping[str, Any]) -> dict[str, Any]:
         "linestyle": "--" if has_common_loss(one) else "-",
         "label": one["title"],
     }
-
-
-def has_frozen_backbone(one: Mapping[str, Any]) -> bool:
-    return any(seed["trained"] < seed["stored"] for seed in one["seeds"])
 
 
 def has_common_loss(one: Mapping[str, Any]) -> bool:

@@ -23,23 +23,22 @@ GB = 1e9
 class Chip:
     """One chip by its public data sheet.
 
-    memory: bytes.  bandwidth: of that memory, bytes/s.  links: bytes/s that one chip sends to its neighbours in all.
+    memory: bytes.  bandwidth: of that memory, bytes/s.
     """
 
     memory: float
     bandwidth: float
-    links: float
 
 
-# Cloud TPU's system architecture pages (per-chip HBM, its bandwidth, interchip interconnect); NVIDIA's data sheets of
+# Cloud TPU's system architecture pages (per-chip HBM and its bandwidth); NVIDIA's data sheets of
 # the H100 SXM and the H200.
 CHIPS = {
-    "v4": Chip(32 * GB, 1_228 * GB, 300 * GB),
-    "v5e": Chip(16 * GB, 819 * GB, 200 * GB),
-    "v5p": Chip(95 * GB, 2_765 * GB, 600 * GB),
-    "v6e": Chip(32 * GB, 1_640 * GB, 448 * GB),
-    "h100": Chip(80 * GB, 3_350 * GB, 900 * GB),
-    "h200": Chip(141 * GB, 4_800 * GB, 900 * GB),
+    "v4": Chip(32 * GB, 1_228 * GB),
+    "v5e": Chip(16 * GB, 819 * GB),
+    "v5p": Chip(95 * GB, 2_765 * GB),
+    "v6e": Chip(32 * GB, 1_640 * GB),
+    "h100": Chip(80 * GB, 3_350 * GB),
+    "h200": Chip(141 * GB, 4_800 * GB),
 }
 GPU_BYTES = {"h100": 85_000_000_000, "h200": 143_000_000_000}  # that a driver reports
 GPUS_OF_A_MACHINE = 8

@@ -44,7 +44,7 @@ class StepClock:
         """
         Args:
             earlier: all rows of metrics.jsonl.  kept: those before the step from which the run continues.
-            row_flops: tokens of a row → FLOPs of its part of a step (estimates.step_flops, "lean").
+            row_flops: tokens of a row → FLOPs of its part of a step.
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
         starts = [row["started"] for row in earlier if row.get("started") is not None]
@@ -106,9 +106,10 @@ class StepClock:
         Returns:
             "rows_per_second", "tokens_per_second" and "anchors_per_second" over the working time; "data_wait", the
             share of it that the loop waited for batches (an upper bound of the devices' own wait: they may have been
-            busy with earlier steps); "mfu" where the devices' peak is known: the lean FLOPs against it. None of these
-            before the second step of a start. Always "goodput", "productive_seconds" and "started"; where the devices
-            are CPUs also "cpu_seconds", the processor time of this process so far, that of earlier starts included.
+            busy with earlier steps); "mfu" where the devices' peak is known: the FLOPs of the step's matrix products
+            against it. None of these before the second step of a start. Always "goodput", "productive_seconds" and
+            "started"; where the devices are CPUs also "cpu_seconds", the processor time of this process so far, that
+            of earlier starts included.
         """
         working = time.monotonic() - self._begin - self._elsewhere
         rates = {}

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.compilers.collectives import collectives
 from benchmarks.compilers.hbm_traffic import traffic
 
 FETCHED = """
@@ -99,3 +100,14 @@ def test_the_text_of_a_real_program_is_read():
     x, w = jax.ShapeDtypeStruct((64, 128), jnp.float32), jax.ShapeDtypeStruct((128, 256), jnp.float32)
     text = jax.jit(lambda x, w: x @ w).lower(x, w).compile().as_text()
     assert traffic(text) == 4 * (64 * 128 + 128 * 256 + 64 * 256)
+
+
+def test_collectives_are_counted_once_by_their_channel():
+    text = """
+  %a = bf16[16,8]{1,0} all-gather(%p), channel_id=1, metadata={op_name="jit(step)/while/body/x"}
+  %b = bf16[16,8]{1,0} all-gather(%q), channel_id=1, metadata={op_name="again, as an async copy"}
+  %c = (f32[4]{0}, f32[2,2]{1,0}) all-reduce(%r, %s), channel_id=2, metadata={op_name="y"}
+"""
+    counted = collectives(text)
+    assert counted["all-gather"] == {"count": 1, "bytes": 256, "in_loops": 1}
+    assert counted["all-reduce"] == {"count": 1, "bytes": 32, "in_loops": 0}

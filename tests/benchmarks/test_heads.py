@@ -199,7 +199,6 @@ def seed(scale, blocks=True):
     return {
         "steps": 30,
         "flops": 2e12,
-        "lean_flops": 1.5e12,
         "train_bytes": 64_000_000,
         "predictions": 3e6,
         "teacher_forced": 3.25,
@@ -265,7 +264,7 @@ def test_the_section_of_recorded_figures():
     lines = text.splitlines()
     assert lines[0] == "## Everything trained, equal steps"
     assert EXPECTED in lines
-    assert "| Domino | 1.50 | 1.50 | 30 | 3.00 | 2.00 | 1.50 | 64 |" in lines
+    assert "| Domino | 1.50 | 1.50 | 30 | 3.00 | 2.00 | 64 |" in lines
     eagle = next(line for line in lines if line.startswith("| EAGLE-3 | 3.25"))
     assert eagle.split(" | ")[2] == "–" and eagle.endswith("| – |")  # no blocks, no other depth
     times = "0.50 | 0.25 | 3.00 | 0.12 | 4.00 | 2.00"
@@ -306,13 +305,6 @@ def test_one_seed_has_no_range_and_one_prompt_no_interval():
 
 def test_places_that_no_seed_reached_are_left_out():
     assert by_place([[0.5, None], [1.0, 0.5, None]]) == [0.75, 0.5]
-
-
-def test_lean_operations_of_a_frozen_backbone_are_not_stated():
-    changed = recorded()
-    for each in changed["drafters"]["domino"]["seeds"]:
-        each["stored"] = 2_000_000
-    assert "| Domino | 1.50 | 2.00 | 30 | 3.00 | 2.00 | – | 64 |" in section(changed, ARMS["a"]).splitlines()
 
 
 def test_the_pictures_have_a_line_for_each_drafter():

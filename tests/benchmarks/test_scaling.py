@@ -7,8 +7,7 @@ from benchmarks.compilers import scaling
 
 FIGURES = {
     **{"date": "2026-11-21", "jax": "0.10.2", "fits": True, "peak_bytes_per_chip": 3.3e9, "chip_bytes": 16e9},
-    **{"rows": 16, "lean_flops": 160e12, "flops": 224e12, "compiler_seconds": None, "rows_per_second_per_chip": 13.5},
-    **{"floor_seconds": 0.074, "floors": {"products": 0.07, "memory": 0.074}},
+    **{"rows": 16, "chips": 16, "flops": 224e12, "bytes_accessed": 81.9e9},
 }
 SMALL, LARGE = ({"size": size, "topology": "v5e:4x4", "anchors": 256, "length": 3072} for size in ("0_6b", "32b"))
 
@@ -22,7 +21,7 @@ def test_the_document_has_the_entries_of_a_folder_with_their_dates(tmp_path):
     store(tmp_path, LARGE, {"error": "RESOURCE_EXHAUSTED", "date": "2026-11-23", "jax": "0.10.2"})
     text = scaling.document(tmp_path)
     assert "(2026-11-21, 2026-11-23, jax 0.10.2, the TPU and" in text
-    assert "| 0.6B | yes | 3.3 of 16 | 10.0 | 14.0 | 74 (memory) | – | 13.50 |\n" in text
+    assert "| 0.6B | yes | 3.3 of 16 | 14.0 | 100 (memory) | 10.00 |\n" in text
     assert "| 32B | **no**: it does not compile |" in text
     assert "## v5e:4x4, 16 chips" in text and "| 8B |" not in text and "## h200" not in text
 

@@ -17,15 +17,18 @@ import sys
 import textwrap
 from typing import NamedTuple
 
+import jax
+import numpy as np
 import pytest
 
 from assets import make_hub_prompts
 from domino_jax.data.tasks import TASKS
 from domino_jax.evals import measure, tuning
 from domino_jax.evals.round_times import StepBounds
-from domino_jax.forecast import topologies
+from domino_jax.forecast import dry_run, topologies
 from domino_jax.forecast.dry_run import shapes_of
-from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.models import sharding
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, checks, cli
 from domino_jax.training import estimates
 from domino_jax.training.metrics import read_rows
@@ -273,14 +276,25 @@ def recipe(size: str):
 def test_hours_and_cost_of_training_follow_from_the_recipe(size):
     config, target, drafter = recipe(size)
     assert config.train.steps * config.train.batch_size == 6 * ROWS
+    drafter, mesh = builders.drafter_of(drafter, config), sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+    config.train.batch_size, rows = 1, []
+    for length in (config.data.max_length // 4, config.data.max_length):
+        config.data.max_length = length
+        traced, _ = dry_run.trace_step(config, Qwen3(target, np.dtype("bfloat16")), drafter, mesh)
+        rows.append(estimates.product_flops(traced.jaxpr))
     assert "1.42 million" in PAGE and set(map(len, (PRICES, cells(f"hours, {size}")))) == {4}
     for machine, hours, cost in zip(PRICES, cells(f"hours, {size}"), cells(f"cost, {size}"), strict=True):
-        took = []
-        for length in (config.data.max_length // 4, config.data.max_length):
-            flops = estimates.step_flops(target, drafter, length=length, anchors=config.train.num_anchors)["lean"]
-            took.append(estimates.run_hours(6 * ROWS * flops, *CHIPS[machine]))
+        kind, chips = CHIPS[machine]
+        took = [6 * ROWS * flops / (0.4 * chips * estimates.peak_flops(kind)) / 3_600 for flops in rows]
         assert hours == " to ".join(f"{one:.0f}" for one in took)
         assert cost == " to ".join(f"${one * PRICES[machine]:,.0f}" for one in took)
+
+
+def products_of(target) -> int:
+    """Weights of the target's layers and lm_head."""
+    attention = 2 * target.hidden_size * (target.num_attention_heads + target.num_key_value_heads) * target.head_dim
+    layer = attention + 3 * target.hidden_size * target.intermediate_size
+    return target.num_hidden_layers * layer + target.vocab_size * target.hidden_size
 
 
 def test_figures_of_the_answers_follow_from_bytes_and_bandwidth():
@@ -291,7 +305,7 @@ def test_figures_of_the_answers_follow_from_bytes_and_bandwidth():
         chip, price = {"8 × H100": ("h100", 31.92), "v5e, 8 chips": ("v5e", 8 * 1.20)}[machine]
         _, target, _ = recipe(size)
         lookup = 0 if target.tie_word_embeddings else target.vocab_size * target.hidden_size
-        weights = 2 * (estimates.target_parameters(target) + lookup)
+        weights = 2 * (products_of(target) + lookup)
         slot = 2 * 2 * target.num_hidden_layers * target.num_key_value_heads * target.head_dim
         found = int(rows) * topologies.CHIPS[chip].bandwidth * 8 / (weights + int(rows) * 1_024 * slot)
         took = ROWS * 400 / found / 3_600

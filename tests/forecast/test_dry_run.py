@@ -11,11 +11,10 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.forecast import compiled, dry_run, topologies
+from domino_jax.forecast import dry_run, topologies
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import builders, cli
@@ -71,37 +70,27 @@ def test_it_holds_what_scripts_rely_on_as_json():
     assert (kept["chips"], kept["rows"], kept["fits"], kept["evaluation"]) == (1, 8, None, None)
 
 
-def test_the_program_does_what_the_counts_say():
-    # It also scores masked keys.
-    assert 1.0 < found()["flops"] / found()["lean_flops"] < 3.0
-    assert found()["parameter_bytes_per_chip"] > 1e5
+def test_the_step_multiplies_what_its_layers_say():
+    """Qwen3-0.6B, a row of 3,072 tokens and 256 blocks of 16: 11.28 TFLOP, 10.08 without attention's masked part."""
+    config = importlib.import_module("configs.qwen3_0_6b").get_config()
+    config.train.batch_size = 1
+    shapes = dry_run.shapes_of(config.target.path)
+    drafter = builders.drafter_of(builders.drafter_config_of(config, shapes), config)
+    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
+    traced, _ = dry_run.trace_step(config, Qwen3(shapes, np.dtype("bfloat16")), drafter, mesh)
+    assert estimates.product_flops(traced.jaxpr) == pytest.approx(11.28e12, rel=1e-3)
+
+
+def test_the_peak_holds_parameters_and_moments():
     assert 0.9 < found()["optimizer_bytes_per_chip"] / (2 * found()["parameter_bytes_per_chip"]) < 1.2
     # Not the target: its layers above the last tap are no arguments of the program.
     parts = ("parameter_bytes_per_chip", "optimizer_bytes_per_chip")
     assert found()["peak_bytes_per_chip"] > sum(found()[part] for part in parts)
 
 
-@pytest.mark.parametrize(
-    "size, head, most",
-    [("0_6b", "domino", 1.13), ("8b", "domino", 1.04), ("8b", "eagle3", 1.04), ("8b", "medusa", 1.04)],
-)
-def test_the_step_of_a_public_size_multiplies_little_more_than_it_must(size, head, most):
-    """The paper's recipe; seen: 1.12 and 1.03. The rest is attention under the mask, and its scores made twice."""
-    config = importlib.import_module(f"configs.qwen3_{size}").get_config()
-    config.train.batch_size, config.drafter.head = 1, head
-    shapes = dry_run.shapes_of(config.target.path)
-    drafter = builders.drafter_of(builders.drafter_config_of(config, shapes), config)
-    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    traced, _ = dry_run.trace_step(config, Qwen3(shapes, np.dtype("bfloat16")), drafter, mesh)
-    rows = {"length": config.data.max_length, "anchors": config.train.num_anchors}
-    rows["passes"] = config.train.eagle3.passes
-    lean = estimates.step_flops(shapes, drafter.config, **rows)["lean"]
-    assert 1.0 < compiled.product_flops(traced.jaxpr) / lean < most
-
-
 def test_what_is_printed_names_the_figures():
     text = "\n".join(dry_run.lines(found()))
-    for words in ("1 chips in 1 processes", "optimizer", "peak", "lean", "naive 6ND", "collectives", "largest arrays"):
+    for words in ("1 chips", "optimizer", "peak", "TFLOP"):
         assert words in text
 
 
@@ -132,36 +121,6 @@ def test_the_gpus_of_one_machine_can_be_compiled_for():
     assert ({device.process_index for device in devices}, len(devices)) == ({0}, 8)
     assert topologies.chip_of("h100:8").memory == 80e9
     assert estimates.peak_flops("h100:8") == estimates.peak_flops(devices[0].device_kind) == 989e12
-
-
-def test_products_in_loops_count_as_often_as_they_run():
-    """(2·3·4·5) FLOPs a turn, 7 turns; the same in a rematerialised function and twice in its gradient."""
-
-    def loop(x, w):
-        return jax.lax.scan(lambda total, _: (total + jnp.sum(x @ w), None), 0.0, length=7)[0]
-
-    x, w = jnp.ones((3, 4)), jnp.ones((4, 5))
-    assert compiled.product_flops(jax.make_jaxpr(loop)(x, w)) == 7 * 2 * 3 * 4 * 5
-    gradient = jax.grad(jax.checkpoint(lambda x: jnp.sum((x @ w) ** 2)))
-    assert compiled.product_flops(jax.make_jaxpr(gradient)(x)) >= 2 * 2 * 3 * 4 * 5
-
-
-def test_of_the_forms_for_different_devices_one_counts():
-    x, w = jnp.ones((3, 4)), jnp.ones((4, 5))
-    forms = {"cpu": jnp.matmul, "default": lambda x, w: jnp.matmul(x, w + 1.0)}
-    jaxpr = jax.make_jaxpr(lambda x, w: jax.lax.platform_dependent(x, w, **forms))(x, w)
-    assert compiled.product_flops(jaxpr) == 2 * 3 * 4 * 5
-
-
-def test_collectives_are_counted_once_by_their_channel():
-    text = """
-  %a = bf16[16,8]{1,0} all-gather(%p), channel_id=1, metadata={op_name="jit(step)/while/body/x"}
-  %b = bf16[16,8]{1,0} all-gather(%q), channel_id=1, metadata={op_name="again, as an async copy"}
-  %c = (f32[4]{0}, f32[2,2]{1,0}) all-reduce(%r, %s), channel_id=2, metadata={op_name="y"}
-"""
-    counted = compiled.collectives(text)
-    assert counted["all-gather"] == {"count": 1, "bytes": 256, "in_loops": 1}
-    assert counted["all-reduce"] == {"count": 1, "bytes": 32, "in_loops": 0}
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
@@ -196,7 +155,7 @@ def test_a_compiler_that_is_loaded_leaves_the_signals_of_the_process_alone():
 
 @pytest.mark.slow(minutes=2)
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
-def test_the_step_compiles_for_sixteen_chips_in_four_processes(tmp_path):
+def test_the_step_compiles_for_sixteen_chips(tmp_path):
     """The true TPU compiler, kernels included, at a public head width; a pod launch starts with this program."""
     command = [
         *(sys.executable, "-m", "domino_jax.train", "--config=configs/qwen3_0_6b.py", f"--workdir={tmp_path}"),
@@ -207,7 +166,5 @@ def test_the_step_compiles_for_sixteen_chips_in_four_processes(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     kept = json.loads((tmp_path / "dry_run.json").read_text())
-    assert (kept["chips"], kept["processes"], kept["fits"]) == (16, 4, True)
-    # Parameters are gathered for use; their gradients are scattered, never summed whole on every chip.
-    assert kept["collectives"]["all-gather"]["count"] >= 2 * 7
+    assert (kept["chips"], kept["fits"]) == (16, True)
     assert kept["parameter_bytes_per_chip"] < 4 * 60e6 / 8

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.forecast.compiled import product_flops
 from domino_jax.method import losses
 from domino_jax.method.losses import (
     LossSettings,
@@ -20,6 +19,7 @@ from domino_jax.method.losses import (
     sliced_loss,
     total_variation,
 )
+from domino_jax.training.estimates import product_flops
 from tests.helpers.models import tiny_drafter, tiny_target
 
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.forecast.compiled import product_flops
 from domino_jax.method import blocks
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.pair import Models
 from domino_jax.method.step import label_blocks, target_pass
 from domino_jax.models import attention
 from domino_jax.models.attention import attend, attend_causal, attend_row, causal_mask
+from domino_jax.training.estimates import product_flops
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 # Two rows of 11 and 9 tokens; in the packed row they start at 0 and 11, and four places of padding follow.
