@@ -52,7 +52,6 @@ from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import is_remote
-from domino_jax.runtime.preemption import Preemption
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import LoadedTarget, keep_compiled
 
@@ -78,8 +77,7 @@ def main(flags: cli.Flags) -> None:
     loader = Loader(config.target.path, settings, mesh, made_up, shape.split_head, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings), kept_to(settings.cores):
         if flags.output:
-            with Preemption() as preemption, preemption.nothing_to_lose():  # complete groups are on the disk
-                measure(flags, loader)
+            measure(flags, loader)
         else:
             at_terminal(flags, loader)
 

@@ -234,4 +234,4 @@ def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) ->
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("workdir", "output"), optional=("format", "head_rank"), writes=("output",))
+    cli.run(main, required=("workdir", "output"), optional=("format", "head_rank"))

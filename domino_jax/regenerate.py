@@ -39,7 +39,6 @@ from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import patient_barrier
 from domino_jax.runtime.errors import DominoError, refuse_read_only
-from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import (
@@ -59,9 +58,8 @@ def main(flags: cli.Flags) -> None:
     if flags.head and config.regenerate.use_drafter and config.drafter.path:
         check_kind(stored_head(config.drafter.path), flags.head, config.drafter.path)
     keep_compiled()
-    distributed.initialize(flags.distributed)
-    with Preemption() as preemption, preemption.nothing_to_lose():  # every answered row is on the disk
-        answer_prompts(config, flags.prompts, flags.output)
+    distributed.initialize(flags.distributed, preemptible=False)  # every answered row is on the disk
+    answer_prompts(config, flags.prompts, flags.output)
 
 
 def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:

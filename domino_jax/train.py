@@ -40,8 +40,8 @@ from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import locked
 from domino_jax.runtime.made_with import flatten
-from domino_jax.runtime.preemption import PREEMPTED, Preempted, Preemption
-from domino_jax.runtime.remote import cache_folder, open_path
+from domino_jax.runtime.preemption import Preemption
+from domino_jax.runtime.remote import access, cache_folder, open_path
 from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training import console, estimates
 from domino_jax.training.checkpoints import Checkpoints, refuse_changes, refuse_unknown
@@ -78,8 +78,9 @@ def main(flags: cli.Flags) -> int | None:
     require_wandb(config.train.wandb)
     workdir = open_path(flags.workdir).expanduser()
     recipe = recipes.resolved(config)
-    if not (workdir / "config.json").exists():  # else the keys of the run before count too
-        refuse_unknown(flags.allow_config_change, flatten(recipe))
+    with access(workdir):
+        if not (workdir / "config.json").exists():  # else the keys of the run before count too
+            refuse_unknown(flags.allow_config_change, flatten(recipe))
     refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
@@ -89,97 +90,95 @@ def main(flags: cli.Flags) -> int | None:
     # ---------------------------------------------------------------- devices
     distributed.initialize(flags.distributed)
     with contextlib.ExitStack() as stack:
-        preemption = stack.enter_context(Preemption(say))
-        with preemption.nothing_to_lose():  # up to the first step a signal ends the process at once
-            workdir.mkdir(parents=True, exist_ok=True)
-            local = None if is_remote(workdir) else pathlib.Path(workdir)
-            if local:
-                refuse_own_folder(workdir)
-            refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
-            if local and distributed.is_primary():
-                stack.enter_context(only_run(local))
-            say(builders.describe_run(config))
-            keep_compiled(local and local / ".xla_cache")
-            mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-            sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
-            rows = sharding.process_rows(mesh, config.train.batch_size)
-            target_shape = read_target_config(config.target.path)
-            builders.drafter_config_of(config, target_shape)  # refuses what does not fit before the target answers
+        workdir.mkdir(parents=True, exist_ok=True)
+        local = None if is_remote(workdir) else pathlib.Path(workdir)
+        if local:
+            refuse_own_folder(workdir)
+        refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
+        if local and distributed.is_primary():
+            stack.enter_context(only_run(local))
+        say(builders.describe_run(config))
+        keep_compiled(local and local / ".xla_cache")
+        mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+        sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
+        rows = sharding.process_rows(mesh, config.train.batch_size)
+        target_shape = read_target_config(config.target.path)
+        builders.drafter_config_of(config, target_shape)  # refuses what does not fit before the target answers
 
-            # -------------------------------------------------------- data
-            source = config.data.train
-            if config.data.regenerate:
-                source = str(workdir / "regenerated.jsonl")
-                regenerate.answer_prompts(config, config.data.train, source)
-            stack.enter_context(jax.set_mesh(mesh))
+        # -------------------------------------------------------- data
+        source = config.data.train
+        if config.data.regenerate:
+            source = str(workdir / "regenerated.jsonl")
+            regenerate.answer_prompts(config, config.data.train, source)
+        stack.enter_context(jax.set_mesh(mesh))
 
-            # -------------------------------------------------------- target and drafter
-            place = sharding.placement(mesh, target_shape.num_key_value_heads)
-            loaded = load_target(config.target.path, config.target.dtype, place)
-            blocks = config.drafter.head in BLOCK_HEADS  # which need a token for the slots of a block
-            mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
-            drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
-            share = ProcessShare(
-                local / "data" if local else cache_folder() / "data",
-                rows,
-                bucket=None if local else f"{workdir}/data",
-                primary_first=primary_first,
-                report=say,
-                progress=distributed.is_primary(),
-            )
-            batches = batches_of(config, source, loaded, share)
-            identity = read_target_identity(config.target.path, config.target.dtype)
-            refuse_differences({"the training data": batches.fingerprint, "the target": identity})
-            drafter_config = builders.with_draft_vocabulary(drafter_config, batches.rows)
-            drafter = builders.drafter_of(drafter_config, config)
-            layout = evaluate = None
-            if config.eval.every or config.eval.final:
-                layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh)
-            if config.eval.every:
-                evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
-            optimizer = builders.optimizer_of(config.train)
-            make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
-            step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
+        # -------------------------------------------------------- target and drafter
+        place = sharding.placement(mesh, target_shape.num_key_value_heads)
+        loaded = load_target(config.target.path, config.target.dtype, place)
+        blocks = config.drafter.head in BLOCK_HEADS  # which need a token for the slots of a block
+        mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
+        drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
+        share = ProcessShare(
+            local / "data" if local else cache_folder() / "data",
+            rows,
+            bucket=None if local else f"{workdir}/data",
+            primary_first=primary_first,
+            report=say,
+            progress=distributed.is_primary(),
+        )
+        batches = batches_of(config, source, loaded, share)
+        identity = read_target_identity(config.target.path, config.target.dtype)
+        refuse_differences({"the training data": batches.fingerprint, "the target": identity})
+        drafter_config = builders.with_draft_vocabulary(drafter_config, batches.rows)
+        drafter = builders.drafter_of(drafter_config, config)
+        layout = evaluate = None
+        if config.eval.every or config.eval.final:
+            layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh)
+        if config.eval.every:
+            evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
+        optimizer = builders.optimizer_of(config.train)
+        make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
+        step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
 
-            # -------------------------------------------------------- state: new, or the newest intact checkpoint
-            meta = {"config": recipe, "data": batches.fingerprint}
-            run_key = jax.random.key(config.seed)
-            watchdog = stack.enter_context(Watchdog(config.train.hang_seconds, config.train.abort_on_hang))
-            checkpoints = Checkpoints(workdir, config.checkpoint.keep, say)
-            stack.enter_context(checkpoints)
-            restored = checkpoints.restore_latest(
-                state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
-            )
-            if restored:
-                first, state, position = restored.step, restored.state, restored.data_state
-                say(f"continues from step {first}")
-                refuse_other_vocabulary(workdir, drafter_config)
-            else:
-                first, state, position = 0, make_state(run_key), None
-                state = builders.with_stored_weights(state, drafter_config, config.train, loaded)
-                lost = read_rows(workdir / "metrics.jsonl")
-                if lost:
-                    say(f"starts from step 0: step {lost[-1]['step']} was reached before without a checkpoint")
-            for line in console.start_up_lines(recipe, state.params, loaded.params, mesh):
-                say(line)
-            # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
-            if distributed.is_primary():
-                write_json(workdir / "config.json", recipe)
-                write_json(workdir / "drafter_config.json", stored_config(drafter_config))
-                environment.write_environment(workdir)
-                if batches.rows.num_held_out_prompts:
-                    write_jsonl(workdir / "held_out.jsonl", batches.rows.held_out_prompts())
-            if not restored:
-                facts = {"fingerprint": batches.fingerprint, "scored_rows": config.preflight.rows, "seed": config.seed}
-                run_preflight(workdir, batches.rows, loaded, drafter_config, mesh, **facts)
-            data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
+        # -------------------------------------------------------- state: new, or the newest intact checkpoint
+        meta = {"config": recipe, "data": batches.fingerprint}
+        run_key = jax.random.key(config.seed)
+        watchdog = stack.enter_context(Watchdog(config.train.hang_seconds, config.train.abort_on_hang))
+        checkpoints = Checkpoints(workdir, config.checkpoint.keep, say)
+        stack.enter_context(checkpoints)
+        restored = checkpoints.restore_latest(
+            state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
+        )
+        if restored:
+            first, state, position = restored.step, restored.state, restored.data_state
+            say(f"continues from step {first}")
+            refuse_other_vocabulary(workdir, drafter_config)
+        else:
+            first, state, position = 0, make_state(run_key), None
+            state = builders.with_stored_weights(state, drafter_config, config.train, loaded)
+            lost = read_rows(workdir / "metrics.jsonl")
+            if lost:
+                say(f"starts from step 0: step {lost[-1]['step']} was reached before without a checkpoint")
+        for line in console.start_up_lines(recipe, state.params, loaded.params, mesh):
+            say(line)
+        # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
+        if distributed.is_primary():
+            write_json(workdir / "config.json", recipe)
+            write_json(workdir / "drafter_config.json", stored_config(drafter_config))
+            environment.write_environment(workdir)
+            if batches.rows.num_held_out_prompts:
+                write_jsonl(workdir / "held_out.jsonl", batches.rows.held_out_prompts())
+        if not restored:
+            facts = {"fingerprint": batches.fingerprint, "scored_rows": config.preflight.rows, "seed": config.seed}
+            run_preflight(workdir, batches.rows, loaded, drafter_config, mesh, **facts)
+        data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
 
-            def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
-                """Into <workdir>/export; every process calls it."""
-                folder = workdir / "export"
-                facts = {"report": report, "data": data, "tau": tau}
-                # A licence that somebody adds there must not end the run.
-                export.write_export(folder, drafter_config, params, recipe, step, **facts, keep_others=True)
+        def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
+            """Into <workdir>/export; every process calls it."""
+            folder = workdir / "export"
+            facts = {"report": report, "data": data, "tau": tau}
+            # A licence that somebody adds there must not end the run.
+            export.write_export(folder, drafter_config, params, recipe, step, **facts, keep_others=True)
 
         # ------------------------------------------------------------ steps
         train = config.train
@@ -193,7 +192,7 @@ def main(flags: cli.Flags) -> int | None:
             recipe=recipe,
         )
         evaluated = from_primary(lambda: writer.has(first, "eval_tau"))
-        with writer as metrics, batches.start(position) as stream, profile:
+        with writer as metrics, batches.start(position) as stream, profile, Preemption(say) as preemption:
             loop = TrainingLoop(
                 Intervals(train.steps, train.log_every, config.checkpoint.every, config.eval.every),
                 step=lambda state, batch: step(state, loaded.params, sharding.global_batch(mesh, batch), run_key),
@@ -216,28 +215,24 @@ def main(flags: cli.Flags) -> int | None:
                 evaluated=first if evaluated else None,
             )
             del state  # the loop donates it
-            try:
-                state = loop.run()
-            except Preempted:
-                return PREEMPTED
+            state = loop.run()
 
         # ------------------------------------------------------------ export, final decoding
-        with preemption.nothing_to_lose():  # a checkpoint of the last step is saved
-            with watchdog.slow("the export"):
-                best = best_drafter(checkpoints, drafter_config, state, loop.done)
-                export_drafter(*best)
-            say(f"exported the drafter of step {best.step} to {workdir / 'export'}")
-            if note := formats.serving_note(drafter_config):
-                say(f"note: {note}")
-            if distributed.is_primary():
-                plot_run(workdir)
-            with watchdog.paused():
-                report = decode_finally(config, loaded, drafter_config, best.params, layout, workdir)
-                if report is not None:
-                    export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
-                    console_table(report)
-            if distributed.is_primary():
-                mark_finished(workdir, loop.done, jax.process_count(), best.step)
+        with watchdog.slow("the export"):
+            best = best_drafter(checkpoints, drafter_config, state, loop.done)
+            export_drafter(*best)
+        say(f"exported the drafter of step {best.step} to {workdir / 'export'}")
+        if note := formats.serving_note(drafter_config):
+            say(f"note: {note}")
+        if distributed.is_primary():
+            plot_run(workdir)
+        with watchdog.paused():
+            report = decode_finally(config, loaded, drafter_config, best.params, layout, workdir)
+            if report is not None:
+                export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
+                console_table(report)
+        if distributed.is_primary():
+            mark_finished(workdir, loop.done, jax.process_count(), best.step)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     return None
 
@@ -391,5 +386,4 @@ if __name__ == "__main__":
         main,
         required=("config", "workdir"),
         optional=("allow_config_change", "distributed", "dry_run", "topology"),
-        writes=("workdir",),
     )

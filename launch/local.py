@@ -51,7 +51,6 @@ def rank(args: argparse.Namespace, port: int, process: int) -> supervise.Rank:
     return supervise.Rank(args.train, environment, args.log_dir / f"rank-{process}.log")
 
 
-# As in domino_jax/runtime/connection.py, which imports jax: the launchers run without it.
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))

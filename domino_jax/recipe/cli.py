@@ -5,30 +5,26 @@ Each command ends with
     if __name__ == "__main__":
         cli.run(main, required=("config", "workdir"), optional=("allow_config_change",))
 
-and takes one argument, the Flags. Nothing here touches a device: a misspelt flag is refused before jax starts.
+and takes one argument, the Flags. Nothing here touches a device.
 
-All commands follow the same rules. Ctrl-C leaves with 130. If nobody reads standard output or standard error any more
-(a closed pipe or terminal), only the text is lost. A disk that is full or read-only is reported in one sentence
-(errors.py). SIGTERM and SIGHUP end a command at once; commands that save leave with 42 (preemption.py).
+All commands follow the same rules. Ctrl-C leaves with 130. A disk that is full or read-only is reported in one sentence
+(errors.py). SIGTERM and SIGHUP end a command at once; a training that has steps to save leaves with 42 (preemption.py).
 """
 
 import dataclasses
 import difflib
-import errno
-import io
-import os
 import re
-import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
 
-import domino_jax
 from domino_jax.recipe import checks as recipes
-from domino_jax.runtime import remote
+from domino_jax.runtime import distributed
 from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
+from domino_jax.runtime.preemption import PREEMPTED, Preempted
 
 HELP = {
     "config": "recipe file, for example configs/tiny.py; --config.SECTION.KEY=VALUE changes one value of it",
@@ -49,13 +45,7 @@ LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
 INTEGERS = ("head_rank",)
-NOT_READ = ("config", "prompt", "output", "given")  # flags that are not addresses to read
-# Where it was never imported no process is connected, and importing it here would start jax.
-DISTRIBUTED = "domino_jax.runtime.distributed"
-# The formats are those of drafter.formats (a test holds them together): importing that one would start jax.
 CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge", "vllm")}
-
-RENAMED = {"projector": "head"}  # keys of earlier recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,50 +80,43 @@ def run(
     required: Sequence[str] = (),
     optional: Sequence[str] = (),
     argv: Sequence[str] | None = None,
-    writes: Sequence[str] = (),
 ) -> None:
-    """Parse, call main and leave with its exit code: 0 done, a DominoError's own code, 130 after Ctrl-C.
+    """Parse, call main and leave with its exit code: 0 done, a DominoError's code, 42 saved after SIGTERM, 130 Ctrl-C.
 
     A full disk is exit code 3, and a file that may not be written is 2, wherever the error comes from.
 
-    The processes of one run leave together when main returns, and each by itself when it fails (distributed.py).
-    An exception that is no DominoError is a bug of ours and keeps its traceback.
+    The processes of one run leave together when main returns, and each by itself when it fails (distributed.py). An
+    unexpected exception keeps its traceback. In a run of several processes it is most often the loss of another one, so
+    the process leaves in the way that launchers answer with a new start.
 
     Args:
       main: the command; what it returns is the exit code, None being 0.
       required: flags that must be given.
       optional: flags the command also reads; any other is unknown to it.
       argv: the program's name and its arguments, sys.argv by default.
-      writes: flags that name a folder to write to; one in a bucket is tried before main.
     """
-    command = sys.stdout is sys.__stdout__  # not so in a test or a notebook that calls run()
-    place, error, done = "a file", None, False
+    place = "a file"
     try:
-        if command:
-            _take_streams()
         flags = parse(sys.argv if argv is None else argv, required, optional)
-        check_addresses(flags, writes)
         place = flags.output or flags.workdir or place
-        code = _call(main, flags)
-        done = True
+        code = main(flags) or 0
+        distributed.shutdown()
+        sys.exit(code)
     except DominoError as refusal:
-        code, error = _report(refusal), refusal
-    except KeyboardInterrupt as interrupt:
-        code, error = 130, interrupt
-    except OSError as failure:
-        if failure.errno not in FULL + REFUSED:
+        code = _report(refusal)
+    except Preempted:
+        code = PREEMPTED
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as failure:
+        if isinstance(failure, OSError) and failure.errno in FULL + REFUSED:
+            code = _report(unwritable(failure.filename or place, failure))
+        elif distributed.is_one_of_several():
+            traceback.print_exc()
+            distributed.abort()
+        else:
             raise
-        code, error = _report(unwritable(failure.filename or place, failure)), failure
-    if command:
-        # Ctrl-C while threads and libraries end must not replace the code by a traceback.
-        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
-    if not done and os.environ.get("DOMINO_RESTARTED") and remote.is_outage(error):
-        print("the bucket may answer later, so this process leaves to be started again", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.kill(os.getpid(), signal.SIGABRT)
-    if not done and DISTRIBUTED in sys.modules:
-        sys.modules[DISTRIBUTED].leave(code, error)
+    distributed.leave(code)
     sys.exit(code)
 
 
@@ -143,65 +126,6 @@ def _report(error: DominoError) -> int:
     text = "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
     print(f"error: {text}", file=sys.stderr)
     return error.exit_code
-
-
-def _call(main: Callable[[Flags], int | None], flags: Flags) -> int:
-    """main's exit code. Ctrl-C raises KeyboardInterrupt in main alone: before and after it there is nothing to save."""
-    leaves_at_once = signal.getsignal(signal.SIGINT) is domino_jax.leave_at_once
-    try:
-        if leaves_at_once:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = main(flags) or 0
-        if DISTRIBUTED in sys.modules:
-            sys.modules[DISTRIBUTED].shutdown()
-        return code
-    finally:
-        if leaves_at_once:
-            signal.signal(signal.SIGINT, domino_jax.leave_at_once)
-
-
-def _take_streams() -> None:
-    if sys.stdout is not None:
-        sys.stdout = _lasting(sys.stdout)
-    if sys.stderr is not None:
-        sys.stderr = _lasting(sys.stderr)
-
-
-def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """The same stream, which goes on when nobody reads it any more."""
-    stream.flush()
-    return io.TextIOWrapper(
-        io.BufferedWriter(_LastingFile(stream.fileno(), "wb", closefd=False)),
-        stream.encoding,
-        stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
-
-
-class _LastingFile(io.FileIO):
-    """A standard stream: what it cannot take is dropped, as the files of a run hold everything that matters."""
-
-    def write(self, data: bytes) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno in (errno.EPIPE, errno.EIO):  # a closed pipe, a closed terminal: for good
-                with open(os.devnull, "wb") as nothing:
-                    os.dup2(nothing.fileno(), self.fileno())
-            return len(data)
-
-
-def check_addresses(flags: Flags, writes: Sequence[str]) -> None:
-    """Refuses a bucket (gs://) among the flags and in the recipe that cannot be reached, before anything is loaded."""
-    values = {
-        field.name: getattr(flags, field.name) for field in dataclasses.fields(flags) if field.name not in NOT_READ
-    }
-    recipe = flags.config.to_dict() if flags.config is not None else {}
-    if flags.dry_run:  # it reads the target's shapes and nothing else
-        recipe = {section: values for section, values in recipe.items() if section == "target"}
-    written = [name for flag in writes for name in remote.addresses(getattr(flags, flag))]
-    remote.check(remote.addresses([recipe, values]), written)
 
 
 def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] = ()) -> Flags:
@@ -268,7 +192,7 @@ def check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
         if not isinstance(section, config_dict.ConfigDict):
             raise DominoError(f"--config.{key}: {above} is a value of {recipe}, not a section.")
         if name not in section:
-            near = [RENAMED[name]] if name in RENAMED else difflib.get_close_matches(name, list(section), n=1)
+            near = difflib.get_close_matches(name, list(section), n=1)
             hint = f'Did you mean "{near[0]}"?' if near else f"It has {', '.join(sorted(section))}."
             raise DominoError(f'--config.{key}: {above} in {recipe} has no "{name}". {hint}')
         section = section[name]

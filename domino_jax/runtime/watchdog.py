@@ -1,25 +1,24 @@
 """Hung runs: print where every thread is, and end the process if requested."""
 
 import contextlib
+import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 
-from domino_jax.runtime.preemption import ANNOUNCE_SECONDS, leave
-
 HUNG = 43  # exit code: the run hung and the watchdog ended the process; every launcher starts the run again
 # What may take longer than a step: the first step with its compilation, an evaluation, a save, the last wait.
 SLOW = 10
+# What the report may take before the process is ended: the terminal or pipe it is written to may be what hangs.
+REPORT_SECONDS = 5.0
 
 
 class Watchdog:
     """Watches from `with` to its end: steps, each of which ends with beat(), and what is longer, in slow().
 
-    A separate thread does the waiting. It needs the interpreter's lock, which JAX releases while it blocks. It takes
-    no lock of the run, and it reports from another thread: a full pipe, or the file system of metrics.jsonl, may be
-    what hangs.
+    A separate thread does the waiting. It needs the interpreter's lock, which JAX releases while it blocks.
     """
 
     def __init__(
@@ -71,12 +70,6 @@ class Watchdog:
         finally:
             self.beat()
 
-    def close(self) -> None:
-        """Stop watching."""
-        self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
     def __enter__(self) -> "Watchdog":
         self._watched = ("the start", time.monotonic(), SLOW * self._seconds)
         if self._seconds:
@@ -84,7 +77,9 @@ class Watchdog:
         return self
 
     def __exit__(self, *exception) -> None:
-        self.close()
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds / 4)):
@@ -95,21 +90,18 @@ class Watchdog:
             blocked = time.monotonic() - since
             if blocked > limit:
                 self._reported = watched
-                self._announce(what, blocked)
+                speaker = threading.Thread(target=self._announce, args=(what, blocked), daemon=True)
+                speaker.start()
+                speaker.join(REPORT_SECONDS)
+                if self._abort:
+                    os._exit(HUNG)
 
     def _announce(self, what: str, blocked: float) -> None:
-        stacks = f"warning: {what} has not ended for {blocked:.0f} seconds. All threads:\n{all_stacks()}"
-        # One thread for each: the metrics may hang where the terminal does not, and the other way round.
-        speakers = [threading.Thread(target=self._report, args=(stacks,), daemon=True)]
         if self.on_hang is not None:
-            speakers.append(threading.Thread(target=self.on_hang, args=(blocked,), daemon=True))
-        for speaker in speakers:
-            speaker.start()
-        until = time.monotonic() + ANNOUNCE_SECONDS
-        for speaker in speakers:
-            speaker.join(max(0.0, until - time.monotonic()))
-        if self._abort:
-            leave(HUNG, lambda: self._report(f"the hung run is given up: exit code {HUNG}"))
+            self.on_hang(blocked)
+        end = f"\nThe hung run is given up: exit code {HUNG}" if self._abort else ""
+        self._report(f"warning: {what} has not ended for {blocked:.0f} seconds. All threads:\n{all_stacks()}{end}")
+        sys.stdout.flush()
 
 
 def all_stacks() -> str:

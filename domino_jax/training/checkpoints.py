@@ -7,11 +7,7 @@ recipe that changed in between.
 """
 
 import contextlib
-import functools
-import logging
 import os
-import sys
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -22,9 +18,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from domino_jax.runtime import preemption
 from domino_jax.runtime.agreement import barrier, from_primary, primary_first
-from domino_jax.runtime.distributed import is_loss, is_primary
+from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, DominoError, first_line, is_full
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.made_with import differences, flatten, refuse
@@ -33,8 +28,6 @@ from domino_jax.training.step_folders import StepFolders
 
 # What Orbax and tensorstore raise for files that are missing, cut or of another shape: they have no class in common.
 UNREADABLE = (ValueError, KeyError, OSError, TypeError)
-# And for files that cannot be written, a full disk above all.
-UNWRITABLE = (OSError, ValueError, RuntimeError)
 
 NO_CHECKPOINT, UNUSABLE = -1, -2  # what process 0 may send to the others in place of a step
 
@@ -80,8 +73,7 @@ class Checkpoints:
     def save(self, step: int, state: Any, data_state: Mapping, meta: Mapping) -> None:
         """Write `state` (a pytree of arrays) as it is now: it is copied before this returns and may be donated then.
 
-        Waits for the save before this one. A save that fails, as on a full disk, is one warning and training goes on in
-        a single process; several processes stop with a DataError.
+        Waits for the save before this one. A DataError where the disk is full.
 
         Args:
           step: steps done; a step that is saved already is left alone.
@@ -90,26 +82,17 @@ class Checkpoints:
         """
         if self._saving is not None and self._saving[0] == step:
             return
-        self._settle(last=False)
+        self._settle()
         if self._folders.path(step).exists():
             return
         orbax = self._checkpointer()
-        try:
+        with self._writing(step):
             if is_primary():
                 self._folders.begin(step)
             extra = {"data": dict(data_state), "meta": dict(meta)}
             items = ocp.args.Composite(state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra))
             orbax.save(self._folders.path(step), args=items)
-        except UNWRITABLE as error:
-            if is_loss(error):
-                raise
-            if jax.process_count() > 1:
-                raise self._unwritable(step, error) from error
-            failed: Future = Future()
-            failed.set_exception(error)
-            self._saving = step, failed
-        else:
-            self._saving = step, self._pool.submit(self._finish, step, orbax)
+        self._saving = step, self._pool.submit(self._finish, step, orbax)
 
     def _finish(self, step: int, orbax: ocp.AsyncCheckpointer) -> None:
         """In the background: once Orbax has written the step, hash it, and remove the steps that retention drops."""
@@ -120,37 +103,31 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Return when the save on its way is over and has its manifest; a DataError when it failed."""
-        primary_first(lambda: self._settle(last=True))  # only process 0 writes manifests, and the hashing may take long
+        primary_first(self._settle)  # only process 0 writes manifests, and the hashing may take long
         barrier("checkpoints finished")
 
-    def _settle(self, last: bool) -> None:
-        """Wait for the save on its way. Where it failed: a warning when training goes on without it, or a DataError."""
-        if self._saving is None:
-            return
-        (step, done), self._saving = self._saving, None
-        error = done.exception()
-        if error is None:
-            return
-        if is_loss(error) or not isinstance(error, UNWRITABLE):
-            raise error
-        self._orbax = None  # what it holds of the failed save must not meet the next one
-        if jax.process_count() > 1:  # the others wait for this one inside Orbax: there is no going on
-            raise self._unwritable(step, error) from error
-        self._folders.remove(step)
-        self._best = self._folders.best()
-        if last:
-            raise self._unwritable(step, error) from error
-        self._report(
-            f"warning: the checkpoint of step {step} could not be written ({first_line(error)}); training goes"
-            f" on, finished ones: {self.steps() or 'none'}"
-        )
+    def _settle(self) -> None:
+        """Wait for the save on its way; a DataError where the disk was full, else its error."""
+        if self._saving is not None:
+            (step, done), self._saving = self._saving, None
+            with self._writing(step):
+                done.result()
 
-    def _unwritable(self, step: int, error: BaseException) -> DataError:
-        change = f"Make room for {self.folder}" if is_full(error) else f"See to {self.folder}"
-        return DataError(
-            f"the checkpoint of step {step} could not be written ({first_line(error)}).\n"
-            f"{change} and start again: the run continues from the newest intact checkpoint."
-        )
+    @contextlib.contextmanager
+    def _writing(self, step: int) -> Iterator[None]:
+        """A full disk becomes a DataError, and what was written of the step is removed."""
+        try:
+            yield
+        except (OSError, ValueError, RuntimeError) as error:  # tensorstore quotes the system's error in one of these
+            if not is_full(error):
+                raise
+            self._orbax = None  # it still holds the failed save
+            if is_primary():
+                self._folders.remove(step)
+            raise DataError(
+                f"the checkpoint of step {step} could not be written ({first_line(error)}).\n"
+                f"Make room for {self.folder} and start again: the run continues from the newest intact checkpoint."
+            ) from error
 
     def close(self) -> None:
         """Wait, and end Orbax's threads."""
@@ -170,13 +147,10 @@ class Checkpoints:
         if kind is None:
             self.close()
             return
-        if jax.process_count() > 1 and is_loss(error):
-            return  # a save on its way waits for the lost process
-        if issubclass(kind, KeyboardInterrupt) and self._saving and not self._saving[1].done():
-            preemption.end_at_next_signal()
-            self._report("waits for the checkpoint being written; another signal ends the run without it")
+        if jax.process_count() > 1:
+            return  # a save on its way may wait for the process that was lost; the next start clears it away
         try:
-            self._settle(last=True)  # not wait(): the other processes may not know of the exception
+            self._settle()
             self._let_go()
         except DataError as error:
             self._report(f"warning: {error}")  # what ends the run already is the thing to tell
@@ -239,7 +213,9 @@ class Checkpoints:
         if check is not None:
             check(extra["meta"])
         with self._readable(step, "state"):
-            refuse_other_shapes(self._folders.path(step) / "state", abstract_state)
+            stored_shapes = ocp.PyTreeCheckpointHandler().metadata(self._folders.path(step) / "state").tree
+        if reason := other_shape(stored_shapes, abstract_state):
+            raise self._unreadable(step, reason)
         state = self._read(step, "state", ocp.args.StandardRestore(jax.tree.map(_placed, abstract_state)))
         return Restored(step, state, extra["data"], extra["meta"])
 
@@ -253,7 +229,7 @@ class Checkpoints:
         try:
             yield
         except UNREADABLE as error:
-            if is_loss(error):
+            if jax.process_count() > 1:  # it may be a lost process
                 raise
             raise self._unreadable(step, f"{item}: {first_line(error)}") from error
 
@@ -294,29 +270,10 @@ class Checkpoints:
         """Orbax's, made when needed. Not its CheckpointManager: that one asks JAX's preemption service about its own
         step numbers, from two threads, and removes old steps before the new one has its manifest."""
         if self._orbax is None:
-            _silence_failed_saves()
             # Not in the background: a folder that cannot be made should be an error here, not a time-out there.
             options = ocp.AsyncOptions(create_directories_asynchronously=False)
             self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
         return self._orbax
-
-
-@functools.cache
-def _silence_failed_saves() -> None:
-    """Drop the tracebacks that Orbax and tensorstore print of a save that fails: save() or wait() raises its error."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        trace = traceback.format_tb(record.exc_info[2]) if record.exc_info else []
-        return record.levelno < logging.ERROR or "orbax" not in f"{record.pathname} {record.getMessage()} {trace}"
-
-    def report(found, report=sys.unraisablehook) -> None:
-        # The writes that were still on their way answer an event loop of Orbax that is over.
-        if not (isinstance(found.exc_value, RuntimeError) and str(found.exc_value) == "Event loop is closed"):
-            report(found)
-
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).addFilter(is_other)
-    sys.unraisablehook = report
 
 
 def _absolute(workdir: str | os.PathLike) -> epath.Path:
@@ -330,15 +287,16 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def refuse_other_shapes(folder: epath.Path, abstract_state: Any) -> None:
-    """ValueError where an array stored in the folder has another shape than in the state's tree.
+def other_shape(stored: Any, abstract_state: Any) -> str | None:
+    """The first array that is stored with another shape than in the state's tree; None where all shapes agree.
 
     Orbax would refuse it too, but only among its reads of the other arrays, which it then leaves unfinished.
     """
-    stored = ocp.tree.to_flat_dict(ocp.PyTreeCheckpointHandler().metadata(folder).tree)
+    stored = ocp.tree.to_flat_dict(stored)
     for name, leaf in ocp.tree.to_flat_dict(abstract_state).items():
         if name in stored and tuple(stored[name].shape) != leaf.shape:
-            raise ValueError(f"{'.'.join(name)} is {list(stored[name].shape)}, here it is {list(leaf.shape)}")
+            return f"state: {'.'.join(name)} is {list(stored[name].shape)}, here it is {list(leaf.shape)}"
+    return None
 
 
 def refuse_unknown(allowed: Collection[str], names: Collection[str]) -> None:

@@ -14,16 +14,13 @@ import jax
 
 from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.preemption import ANNOUNCE_SECONDS, Preempted, Preemption
+from domino_jax.runtime.preemption import Preempted, Preemption
 from domino_jax.runtime.progress import duration
-from domino_jax.runtime.watchdog import Watchdog
+from domino_jax.runtime.watchdog import REPORT_SECONDS, Watchdog
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter
 from domino_jax.training.step_clock import Profile, StepClock
 
-# An evaluation polls for the signal every few rounds; only its compilations are longer, and the process leaves those
-# at once.
-EVALUATION_PATIENCE = 5.0
 NO_MEMORY = (
     "the training step does not fit the memory of these devices. --dry_run prints how much it needs.\n"
     "Widen --config.mesh.fsdp, raise train.accumulate, or set train.remat=True."
@@ -201,13 +198,10 @@ class TrainingLoop:
 
         def between() -> None:
             self.watchdog.renew()
-            self.preemption.poll(done)
+            if self.preemption.reached(done):
+                raise Preempted
 
-        with (
-            self.clock.aside(),
-            self.preemption.nothing_to_lose(EVALUATION_PATIENCE),
-            self.watchdog.slow("an evaluation"),
-        ):
+        with self.clock.aside(), self.preemption.nothing_to_lose(), self.watchdog.slow("an evaluation"):
             found = self.evaluate(self.state.best_params, between, self.metrics.progress)
             self.checkpoints.mark_tau(done, found["eval_tau"])
             if self.checkpoints.best() == (done, found["eval_tau"]):
@@ -227,4 +221,4 @@ class TrainingLoop:
 
     def _log_hang(self, seconds: float) -> None:
         self.metrics.write(self.done, {"hang": 1.0, "hang_seconds": seconds})
-        self.metrics.flush(ANNOUNCE_SECONDS)  # the process may be ended next
+        self.metrics.flush(REPORT_SECONDS)  # the process may be ended next

@@ -20,7 +20,7 @@ import safetensors.numpy
 from domino_jax.data.chat import closing_token
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
 from domino_jax.runtime.files import is_remote, replacing
-from domino_jax.runtime.remote import BucketError, exists, fetch_folder
+from domino_jax.runtime.remote import exists, fetch_folder
 from domino_jax.weights.safetensors_file import Stored, is_finite, parse_json, read_header
 
 FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
@@ -122,10 +122,8 @@ def read_json(
     try:
         with path.open("rb") as file:
             text = file.read(JSON_LIMIT + 1)
-    except BucketError:
-        raise
     except OSError as error:
-        raise DataError(f"{folder}/{name} cannot be read: {error.strerror}.") from None
+        raise DataError(f"{folder}/{name} cannot be read: {error.strerror or error}.") from None
     if len(text) > JSON_LIMIT:
         raise DataError(f"{folder}/{name} has more than {JSON_LIMIT} bytes; it is not read.")
     return parse_json(text, f"{folder}/{name}")

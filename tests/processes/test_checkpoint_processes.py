@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from domino_jax.runtime.connection import free_port
+from launch.local import free_port
 from tests.helpers.paths import ROOT
 from tests.training.test_damaged_checkpoints import data_file, flip
 

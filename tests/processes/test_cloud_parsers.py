@@ -89,5 +89,5 @@ print(task.num_nodes, resources.job_recovery, sorted(task.envs))
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "'recover_on_exit_codes': [42]" in done.stdout
+    assert "'recover_on_exit_codes': [42, 143]" in done.stdout
     assert command.endswith("configs/tiny.py")

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from domino_jax import regenerate
-from domino_jax.runtime.connection import free_port
+from launch.local import free_port
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"

@@ -1,17 +1,14 @@
-"""cli.py: every mistake on the command line is one message on stderr and exit code 2, before jax starts."""
+"""cli.py: every mistake on the command line is one message on stderr and exit code 2."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import types
 
 import pytest
 
 from domino_jax.recipe import cli
-from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, NonFiniteError
+from domino_jax.runtime.preemption import Preempted
 from tests.helpers.paths import ROOT
 
 TINY = f"--config={ROOT / 'configs' / 'tiny.py'}"
@@ -77,7 +74,6 @@ def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, ex
     ("arguments", "message"),
     [
         ([TINY, "--workdir=w", "--config.train.setps=3"], 'Did you mean "steps"?'),
-        ([TINY, "--workdir=w", "--config.drafter.projector=domino"], 'Did you mean "head"?'),
         ([TINY, "--workdir=w", "--config.tran.steps=3"], 'Did you mean "train"?'),
         ([TINY, "--workdir=w", "--config.zzz=3"], 'no "zzz". It has checkpoint, data'),
         ([TINY, "--workdir=w", "--config.train.steps.more=3"], "config.train.steps is a value"),
@@ -144,45 +140,14 @@ def test_an_unexpected_exception_keeps_its_traceback(error):
         (NonFiniteError("a loss"), 4, "error: a loss\n"),
         (DataError("a row"), 3, "error: a row\n"),
         (KeyboardInterrupt(), 130, ""),
+        (Preempted(), 42, ""),
     ],
 )
-def test_a_failure_has_its_own_code_and_one_process_of_several_leaves_alone(capsys, monkeypatch, error, code, message):
-    left = []
-
+def test_a_failure_has_its_own_code(capsys, error, code, message):
     def main(flags):
         raise error
 
-    module = types.SimpleNamespace(
-        leave=lambda *why: left.append(why), shutdown=lambda: pytest.fail("waited for the others")
-    )
-    monkeypatch.setitem(sys.modules, "domino_jax.runtime.distributed", module)
     assert start(capsys, TINY, "--workdir=w", main=main) == (code, message)
-    assert left == [(code, error)]
-
-
-def test_a_bucket_that_does_not_answer_is_a_loss_where_a_launcher_starts_again(monkeypatch, capsys):
-    """Every code that says mistake is final for a launcher."""
-    killed = []
-    monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
-
-    def main(flags):
-        raise DataError("the checkpoint of step 3 could not be written.") from remote.Outage("gs://b: no answer")
-
-    for restarted, expected in ((None, []), ("1", [(os.getpid(), signal.SIGABRT)])):
-        if restarted:
-            monkeypatch.setenv("DOMINO_RESTARTED", restarted)
-        with pytest.raises(SystemExit) as left:
-            cli.run(main, argv=["command"])
-        assert left.value.code == 3 and killed == expected
-    assert "the bucket may answer later" in capsys.readouterr().err
-
-
-def test_processes_that_are_done_leave_together(capsys, monkeypatch):
-    left = []
-    module = types.SimpleNamespace(shutdown=lambda: left.append("together"))
-    monkeypatch.setitem(sys.modules, "domino_jax.runtime.distributed", module)
-    assert start(capsys, TINY, "--workdir=w", main=lambda flags: 42)[0] == 42
-    assert left == ["together"]
 
 
 def test_help_lists_the_flags_of_the_command(capsys):
@@ -193,10 +158,10 @@ def test_help_lists_the_flags_of_the_command(capsys):
     assert "--config:" in shown and "--output (optional):" in shown and "--prompts" not in shown
 
 
-def test_flags_are_checked_before_jax_starts_and_from_any_folder(tmp_path):
+def test_a_recipe_is_read_from_any_folder(tmp_path):
     program = (
-        "import sys, json; from domino_jax.recipe import cli\n"
-        "def main(flags): print(json.dumps(['jax' in sys.modules, flags.config.target.path]))\n"
+        "import json; from domino_jax.recipe import cli\n"
+        "def main(flags): print(json.dumps(flags.config.target.path))\n"
         "cli.run(main, ('config',))"
     )
     done = subprocess.run(
@@ -207,7 +172,7 @@ def test_flags_are_checked_before_jax_starts_and_from_any_folder(tmp_path):
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout) == [False, str(ROOT / "assets" / "tiny_qwen3")]
+    assert json.loads(done.stdout) == str(ROOT / "assets" / "tiny_qwen3")
 
 
 def test_an_error_message_neither_fills_the_terminal_nor_commands_it(capsys):

@@ -166,24 +166,6 @@ def test_the_best_is_known_and_kept_after_a_restart(tmp_path):
         assert checkpoints.steps() == [1, 3]
 
 
-def test_a_best_that_could_not_be_written_is_not_the_best(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    with Checkpoints(tmp_path, keep=1, report=[].append) as checkpoints:
-        checkpoints.mark_tau(1, 2.0)
-        checkpoints.save(1, {"w": jnp.zeros(2)}, {}, {})
-        checkpoints.wait()
-        with monkeypatch.context() as patch:
-            patch.setattr(manifest, "write", full)
-            checkpoints.mark_tau(2, 3.0)
-            checkpoints.save(2, {"w": jnp.zeros(2)}, {}, {})
-            assert checkpoints.best() == (2, 3.0)  # on its way, it counts
-            with pytest.raises(DataError):
-                checkpoints.wait()
-        assert checkpoints.best() == (1, 2.0)
-
-
 def test_unreadable_scores_are_one_warning(tmp_path):
     lines = []
     with Checkpoints(tmp_path, keep=1) as checkpoints:

@@ -14,12 +14,12 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from domino_jax.data.chat import Row
 from domino_jax.models.sharding import make_mesh
-from domino_jax.runtime.connection import free_port
 from domino_jax.runtime.errors import DataError
 from domino_jax.training import estimates
 from domino_jax.training.preflight import run_preflight
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
+from launch.local import free_port
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"

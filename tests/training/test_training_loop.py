@@ -52,17 +52,14 @@ class Played:
         pass
 
     @contextlib.contextmanager
-    def nothing_to_lose(self, patience=0.0):
+    def nothing_to_lose(self):
         self.events.append("nothing to lose")
         yield
         self.events.append("something to lose")
 
     def reached(self, step):
-        return step == self.stop_at
-
-    def poll(self, step):
-        if self.stop_at == f"evaluation {step}":
-            raise Preempted
+        inside = self.events[-1:] == ["nothing to lose"]
+        return self.stop_at == (f"evaluation {step}" if inside else step)
 
     def remember(self, *_):
         pass
