@@ -3,6 +3,7 @@
 The mask follows from two renderings. The text before an answer is the rendering of the messages before it with the
 generation prompt: exactly the prompt of the model. The answer runs from there to the token that closes the turn, which
 is supervised too. Pieces are tokenised separately, as in decoding, so that no token straddles the start of an answer.
+A template may write an earlier turn in another way than it asked for it. Such an answer is context.
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n|Hello<|im_end|>|\\n
     0 0 0 0 0 ...                                                                      1 1 1 ...        0
@@ -10,6 +11,7 @@ is supervised too. Pieces are tokenised separately, as in decoding, so that no t
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ SHAREGPT_ROLES = {
     "observation": "tool",
 }
 PROBE = "domino-probe"  # no template treats this text specially
+HIDDEN = "\ufdd0"  # a noncharacter: no text has it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +37,17 @@ class Row:
     """One training row.
 
     token_ids: int32 [T]; loss_mask: float32 [T], 1 on the assistant's tokens.
+    context_answers: answers without supervision, since the template wrote them in another way than it asked for them.
     """
 
     token_ids: np.ndarray
     loss_mask: np.ndarray
+    context_answers: int = 0
+
+    @property
+    def answers(self) -> int:
+        """The number of supervised answers: runs of supervised tokens."""
+        return int(np.count_nonzero(np.diff(self.loss_mask, prepend=0) > 0))
 
 
 def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "prompt row") -> list[int]:
@@ -110,44 +120,84 @@ def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
     if answers:
         messages = messages[: answers[-1] + 1]
     text = template.render(messages, ask=False)
+    spans = _answer_spans(template, messages, answers, text) if answers else []
     ids: list[int] = []
     mask: list[int] = []
-    done = 0
-    for place in answers:
-        start, end = _answer_span(template, messages, place, text)
-        if start < done:
-            raise DataError(
-                f"{template.where}: the chat template starts the answer of message {place} inside the previous "
-                "one. Give such rows as token_ids and loss_mask."
-            )
-        for piece, supervised in ((text[done:start], 0), (text[start:end], 1)):
-            piece_ids = _encode(template.tokenizer, piece, template.where)
-            ids += piece_ids
-            mask += [supervised] * len(piece_ids)
-        done = end
-    rest = _encode(template.tokenizer, text[done:], template.where)
-    return Row(np.asarray(ids + rest, np.int32), np.asarray(mask + [0] * len(rest), np.float32))
+    edges = [0, *(edge for span in spans for edge in span), len(text)]
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
+        piece = _encode(template.tokenizer, text[start:end], template.where)
+        ids += piece
+        mask += [number % 2] * len(piece)  # every second piece is an answer
+    return Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32), len(answers) - len(spans))
 
 
-def _answer_span(template: "_Template", messages: list[dict], place: int, text: str) -> tuple[int, int]:
-    """The start and the end (closing token included) of the answer `messages[place]` in the template's text."""
+def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:
+    """Start and end (closing token included) in `text` of every answer whose bounds are known; the last one is.
+
+    Args:
+        answers: indices of messages; the last one is the last message.
+        text: the rendering of the messages.
+    """
     where, closing = template.where, _closing_text(template)
+    # With the closing token hidden in the messages, each one in the text is the template's.
+    mark = HIDDEN * len(closing)
+    hidden = _replace(messages, closing, mark)
+    hidden_text = text if hidden == messages else template.render(hidden, ask=False)
+    if hidden_text.replace(mark, closing) != text:
+        raise DataError(f"{where}: a message contains {closing!r}, which closes a turn in this chat template.")
+    spans: list[tuple[int, int]] = []
+    for place in answers:
+        start = _answer_start(template, hidden, place, hidden_text, after=spans[-1][1] if spans else 0)
+        end = None if start is None else _answer_end(template, hidden, place, hidden_text, start, closing)
+        if end is None and place < answers[-1]:
+            continue
+        if end is None:
+            problem = "changes the text before" if start is None else f"does not close with {closing!r}"
+            raise DataError(
+                f"{where}: the chat template {problem} the answer of message {place}, the last one, so its bounds are"
+                " unknown.\nGive such rows as token_ids and loss_mask."
+            )
+        if mark in hidden_text[start:end]:
+            keys = ", ".join(key for key, value in messages[place].items() if closing in str(value))
+            raise DataError(
+                f"{where}: message {place} contains {closing!r} in its {keys}, which closes a turn in this chat"
+                " template: no answer of the target goes on after it. Correct or remove the row."
+            )
+        spans.append((start, end))
+    return spans
+
+
+def _replace(value: Any, old: str, new: str) -> Any:
+    """A copy of JSON values with a text replaced in all their texts."""
+    if isinstance(value, str):
+        return value.replace(old, new)
+    if isinstance(value, list):
+        return [_replace(item, old, new) for item in value]
+    if isinstance(value, dict):
+        return {_replace(key, old, new): _replace(item, old, new) for key, item in value.items()}
+    return value
+
+
+def _answer_start(template: "_Template", messages: list[dict], place: int, text: str, after: int) -> int | None:
+    """Where the answer `messages[place]` begins in the template's text, at `after` or later; None if the template wrote
+    the text before it in another way."""
     # The generation prompt may hold an empty think block, which the template drops from earlier turns; with thinking on
     # it never does. Most rows need the first of the two alone, and a rendering is much of a row's time.
     bare = dataclasses.replace(template, thinking=True)
     prompts = (asked.render(messages[:place], ask=True) for asked in dict.fromkeys((template, bare)))
-    start = next((len(prompt) for prompt in prompts if text.startswith(prompt)), None)
-    if start is None:
-        raise DataError(
-            f"{where}: the chat template changes the text before message {place} once that answer follows, so the "
-            "start of the answer is unknown.\nGive such rows as token_ids and loss_mask."
-        )
-    if closing in (messages[place]["content"] or ""):
-        raise DataError(f"{where}: message {place} contains {closing!r}, which closes a turn in this chat template.")
-    end = text.find(closing, start)
-    if end < 0:
-        raise DataError(f"{where}: the chat template does not close the answer of message {place} with {closing!r}.")
-    return start, end + len(closing)
+    return next((len(prompt) for prompt in prompts if len(prompt) >= after and text.startswith(prompt)), None)
+
+
+def _answer_end(
+    template: "_Template", messages: list[dict], place: int, text: str, start: int, closing: str
+) -> int | None:
+    """Where the answer that begins at `start` ends; None if the template does not close its turn."""
+    end = text.find(closing, start) + len(closing)
+    if end < len(closing):
+        return None
+    # A turn that is left open, as some are before a tool's result, would end after that: only the answer may be inside.
+    alone = text if place + 1 == len(messages) else template.render(messages[: place + 1], ask=False)
+    return end if text[start:end] in alone[start:] else None
 
 
 def _closing_text(template: "_Template") -> str:

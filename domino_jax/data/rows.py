@@ -30,7 +30,8 @@ class RowEncoder:
         # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
             raise DataError(f"{where}: token id {largest} is outside the target's {self.vocab_size} embedding rows.")
-        return Row(row.token_ids[: self.max_length], row.loss_mask[: self.max_length])
+        shown = slice(self.max_length)
+        return dataclasses.replace(row, token_ids=row.token_ids[shown], loss_mask=row.loss_mask[shown])
 
 
 def has_anchor(loss_mask: np.ndarray) -> bool:

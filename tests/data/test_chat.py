@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 import transformers
 
-from domino_jax.data.chat import encode_prompt, encode_training_row
+from domino_jax.data.chat import closing_token, encode_prompt, encode_training_row
 from domino_jax.runtime.errors import DataError
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -117,7 +117,7 @@ def test_a_raw_prompt_is_encoded_unchanged(tokenizer):
         ({"conversations": [{"from": "alien", "value": "a"}]}, "the speaker is 'alien'"),
         ({"conversations": [{"value": "a"}]}, "conversations must be"),
         ({"messages": [{"role": "user", "content": 3}]}, "message 0 is"),
-        ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>'"),
+        ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>' in its content"),
         ({"messages": turns("a\ud800", "b")}, "the text cannot be encoded (TypeError: "),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_row_of_another_form_is_refused_by_line(tokenizer, row, message):
         (None, "no chat template"),
         (
             "{{ messages|length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}",
-            "start of the answer is unknown",
+            "message 3, the last one",
         ),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "no special token"),
         ("{{ raise_exception('only tools') }}", "refuses the messages"),
@@ -152,3 +152,37 @@ def test_text_without_a_tokenizer_is_refused():
         encode_prompt(None, {"prompt": "a"}, thinking=False)
     with pytest.raises(DataError, match="holds no tokenizer"):
         encode_training_row(None, {"messages": turns("a", "b")}, thinking=False)
+
+
+def test_an_answer_that_the_template_rewrites_as_history_is_context(tokenizer):
+    """As Qwen3-2507-Thinking's: the generation prompt opens the thoughts, which earlier turns do not have."""
+    asks = TEMPLATE.partition("  {%- if enable_thinking")[0] + "  {{- '<think>\n' }}\n{%- endif %}"
+    rewriting = make_tokenizer(asks)
+    thought = "<think>\nhm\n</think>\n\n"
+    row = encode_training_row(rewriting, {"messages": turns("a", thought + "b", "c", thought + "d")}, thinking=True)
+    assert marked(rewriting, row) == (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n[hm\n</think>\n\nd<|im_end|>]\n"
+    )
+    assert (row.answers, row.context_answers) == (1, 1)
+    same = encode_training_row(tokenizer, {"messages": turns("a", "b", "c", "d")}, thinking=False)
+    assert (same.answers, same.context_answers) == (2, 0)
+
+
+def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_not_supervised():
+    open_calls = make_tokenizer(
+        "{% for m in messages %}{{ m.role + ':' + m.content }}{{ '' if m.tool_calls else '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    call = {"role": "assistant", "content": "f()", "tool_calls": [{"name": "f"}]}
+    messages = [*turns("q"), call, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "Seven."}]
+    row = encode_training_row(open_calls, {"messages": messages}, thinking=False)
+    assert marked(open_calls, row) == "user:q<|im_end|>assistant:f()tool:7<|im_end|>assistant:[Seven.<|im_end|>]"
+    assert (row.answers, row.context_answers) == (1, 1)
+
+
+def test_a_line_end_before_the_closing_token_is_part_of_the_answer():
+    spaced = make_tokenizer("{% for m in messages %}{{ m.content + '\n<|im_end|>' }}{% endfor %}")
+    row = encode_training_row(spaced, {"messages": turns("a b", "c d")}, thinking=False)
+    assert marked(spaced, row) == "a b\n<|im_end|>[c d\n<|im_end|>]"
+    assert closing_token(spaced) == ("<|im_end|>", spaced.convert_tokens_to_ids("<|im_end|>"))

