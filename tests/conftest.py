@@ -28,7 +28,6 @@ import jax
 import pytest
 
 from tests.helpers.bucket_server import bucket_server, make_bucket, variables
-from tests.helpers.models import GOLDEN_SETS, Golden, load_golden
 
 pytest_plugins = ["tests.helpers.slow_runs"]
 
@@ -42,12 +41,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in TOOLS:
             item.add_marker(pytest.mark.tools)
-
-
-@pytest.fixture(scope="session", params=GOLDEN_SETS)
-def golden(request) -> Golden:
-    """Each golden set in turn."""
-    return load_golden(request.param)
 
 
 @pytest.fixture(scope="session")

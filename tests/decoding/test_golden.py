@@ -1,4 +1,7 @@
-"""Parity with what the public PyTorch modules computed (tests/golden/README.md), float32. A missing file fails."""
+"""Parity with what the public PyTorch modules computed (tests/golden/README.md), float32. A missing file fails.
+
+Every set has the target, the training arrays, the losses with their gradients, and the drafts and texts of generations.
+"""
 
 import functools
 
@@ -7,169 +10,383 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from domino_jax.method import blocks
+from domino_jax.method.candidates import pick_candidates
+from domino_jax.method.drafter import Drafter
+from domino_jax.method.heads.markov_loss import MarkovSettings
+from domino_jax.method.heads.selector_loss import SelectorSettings, Teacher, pair_scores, selector_outputs
 from domino_jax.method.losses import LossSettings
-from domino_jax.method.pair import Models
-from domino_jax.method.propose import propose
+from domino_jax.method.propose import draft_base, propose
+from domino_jax.method.row_losses import MEDUSA_LOSSES, Eagle3Settings, eagle3_states, row_labels, row_objective
 from domino_jax.method.settings import DraftSettings, SamplingParams
-from domino_jax.method.step import label_blocks, target_pass
-from tests.helpers.decoding_models import make_generator
+from domino_jax.method.step import OBJECTIVES, batch_gradients, corrected, label_blocks, target_pass
+from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import (
     GOLDEN_SETS,
+    MARKOV_SETS,
+    ROW_SETS,
     by_stored_name,
-    dual_loss,
     load_golden,
     reference_accept_lengths,
     run_blocks,
 )
 
-LAMBDAS = ("lambda=1.0", "lambda=0.35", "lambda=0.0")
+SETS = (*GOLDEN_SETS, *MARKOV_SETS, "dflash2", *ROW_SETS)
+BLOCK_SETS = tuple(name for name in SETS if name not in ROW_SETS)
+# Sets whose drafts start at given prefixes of the data, where the anchor is not always the target's choice.
+DRAFTED = SETS[2:]
+# Variants of the loss. Those of the last Markov sets are further compilations of the same code.
+SLOW = [(name, variant) for name in MARKOV_SETS[1:] for variant in ("ce", "l1")]
+VARIANTS = [
+    pytest.param(name, variant, marks=[pytest.mark.slow] * ((name, variant) in SLOW))
+    for name in SETS
+    for variant in load_golden(name).figures["train"]
+]
+# Our names of the reference's figures; a list holds one figure for each head or pass, from 1 on.
+FIGURES = {
+    "domino": {
+        name: name
+        for name in ("loss", "final_loss", "base_loss", "accuracy", "base_accuracy", "accept_len", "base_accept_len")
+    },
+    "markov": {"final_loss": "ce_loss"}
+    | {name: name for name in ("loss", "accuracy", "l1_loss", "confidence_loss", "confidence_abs_error")}
+    | {name: name for name in ("tau_probabilistic", "teacher_agreement", "teacher_top1_prob", "draft_top1_prob")},
+    "dflash2": {"loss": "loss", "base_loss": "unary_loss", "base_accuracy": "unary_accuracy"}
+    | {f"selector_{name}": f"selector_{name}" for name in ("loss", "accuracy", "coverage")}
+    | {f"{name}_accept_len": f"{name}_accept_len" for name in ("serving", "oracle")},
+    "eagle3": {"loss": "loss", "loss_": "step_losses", "accuracy_": "accuracies", "acceptance_": "acceptance_rates"},
+    "medusa": {"loss": "loss", "loss_": "head_losses", "accuracy_": "head_accuracies"},
+}
+
+
+def head_of(name: str) -> str:
+    return load_golden(name).drafter.config.head
+
+
+def close(ours, theirs) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
 @functools.lru_cache
-def teacher_forced_arrays(name):
-    golden = load_golden(name)
-    a = golden.arrays
-    return run_blocks(
-        golden.target, golden.drafter, a["target.input_ids"], a["train.anchors"], a["train.block_valid"] > 0
-    )
+def batch_of(name: str) -> dict[str, jax.Array]:
+    a = load_golden(name).arrays
+    tokens, mask = jnp.asarray(a["target.input_ids"], jnp.int32), jnp.asarray(a["train.loss_mask"])
+    return {"tokens": tokens, "loss_mask": mask, "row_ids": jnp.arange(2)}
 
 
-@functools.lru_cache
-def loss_and_gradients(name):
-    """{λ name: (metrics, gradients by stored name, in torch layout)}; one compilation per set."""
-    golden = load_golden(name)
-    a = golden.arrays
-    batch = {
-        "tokens": jnp.asarray(a["target.input_ids"], jnp.int32),
-        "loss_mask": jnp.asarray(a["train.loss_mask"]),
-        "row_ids": jnp.arange(2),
-    }
-    anchors = jnp.asarray(a["train.anchors"], jnp.int32)
-    keep = jnp.asarray(a["train.block_valid"] > 0)
-    target, drafter = golden.target, golden.drafter
-    settings = LossSettings(gamma=golden.figures["gamma"], contiguous=False, slice_blocks=7)
+def drawn_blocks(name: str) -> tuple[jax.Array, jax.Array]:
+    """(anchors, keep) of the set's training blocks, some of which are padding."""
+    a = load_golden(name).arrays
+    valid = a["train.block_valid"] > 0
+    assert valid.any() and not valid.all()
+    return jnp.asarray(a["train.anchors"], jnp.int32), jnp.asarray(valid)
+
+
+# --------------------------------------------------------------------------------------------------- the target
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_logits_and_features_of_the_target_match_the_reference(name):
+    models, arrays = golden_models(name), load_golden(name).arrays
+    taps = tuple(models.drafter.config.target_layer_ids)
+    out = jax.jit(lambda tokens: models.run_target(tokens, tap_layers=taps))(batch_of(name)["tokens"])
+    close(out["logits"], arrays["target.logits"])
+    for ours, theirs in (("features", "target.context_features"), ("hidden", "target.last_hidden")):
+        if theirs in arrays:
+            close(out[ours], arrays[theirs])
+
+
+# --------------------------------------------------------------------------------------------- the training pass
+
+
+def dual_arrays(name: str) -> dict[str, np.ndarray]:
+    """The blocks of a Domino or Markov drafter."""
+    golden, (anchors, keep) = load_golden(name), drawn_blocks(name)
+    out = run_blocks(golden.target, golden.drafter, batch_of(name)["tokens"], anchors, keep)
+    arrays = {"block_hidden": out["z"], "base_logits": out["base"], "final_logits": out["final"]}
+    config, models = golden.drafter.config, golden_models(name)
+    if config.head == "markov" and config.enable_confidence_head:
+        before = blocks.head_tokens(batch_of(name)["tokens"], anchors, config.num_drafts)
+        arrays["confidence_logits"] = jax.jit(models.confidence)(out["z"], before)
+    return arrays
+
+
+def selector_arrays(name: str) -> dict[str, np.ndarray]:
+    """The blocks of DFlash2 with the candidates of slots 1 to G - 1 and their scores."""
+    models, (anchors, keep), tokens = golden_models(name), drawn_blocks(name), batch_of(name)["tokens"]
+    config, a = models.drafter.config, load_golden(name).arrays
 
     @jax.jit
-    def run(params, share):
-        drawn = label_blocks(batch, anchors, keep, drafter.config, settings)
-        features, _ = target_pass(target.module, target.params, batch, drafter.config.target_layer_ids)
+    def run(models):
+        labels = label_blocks(batch_of(name), anchors, keep, config, LossSettings(contiguous=False)).labels
+        features, _ = target_pass(models.target, models.target_params, batch_of(name), config.target_layer_ids)
+        x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
+        inputs = blocks.head_tokens(tokens, anchors, config.num_drafts)
+        z, codes = models.drafter.apply({"params": models.drafter_params}, features, x, anchors, keep, inputs)
+        teacher = Teacher(labels.ids[:, :, 1:], jnp.take_along_axis(tokens, anchors, axis=1))
+        outputs = selector_outputs(models, models.draft_logits, SelectorSettings())
+        extra = outputs(models.drafter_params["head"], z, codes, None, teacher).extra
+        return {
+            "block_hidden": z,
+            "unary_logits": models.draft_logits(z),
+            # Slot 0 predicts nothing.
+            "candidate_ids": jnp.concatenate([a["train.candidate_ids"][:, :, :1], extra.tokens], axis=2),
+            "candidate_scores": jnp.concatenate([a["train.candidate_scores"][:, :, :1], extra.scores], axis=2),
+        }
 
-        def loss_of(params):
-            models = Models(target.module, target.params, drafter.module, params)
-            return dual_loss(models, features, batch, drawn, settings, share)
-
-        return jax.value_and_grad(loss_of, has_aux=True)(params)
-
-    results = {}
-    for key in LAMBDAS:
-        (_, metrics), gradients = jax.device_get(run(drafter.params, float(key.split("=")[1])))
-        results[key] = (metrics, by_stored_name(drafter.config, gradients))
-    return results
-
-
-def test_target_logits_and_features_match_the_reference(golden):
-    ids = tuple(golden.drafter.config.target_layer_ids)
-    run = jax.jit(lambda tokens: golden.target.module.apply({"params": golden.target.params}, tokens, tap_layers=ids))
-    out = run(jnp.asarray(golden.arrays["target.input_ids"], jnp.int32))
-    np.testing.assert_allclose(out["logits"], golden.arrays["target.logits"], rtol=0, atol=1e-4)
-    np.testing.assert_allclose(out["features"], golden.arrays["target.context_features"], rtol=0, atol=1e-4)
+    return run(models)
 
 
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_training_features_match_the_reference(name):
-    reference = load_golden(name).arrays["target.context_features"]
-    np.testing.assert_allclose(teacher_forced_arrays(name)["features"], reference, rtol=0, atol=1e-4)
+def row_arrays(name: str) -> dict[str, np.ndarray]:
+    """The states of Medusa's heads, or states and logits of EAGLE-3's passes, [J, 2, S, ...]."""
+    models, batch = golden_models(name), batch_of(name)
+    config = models.drafter.config
+
+    @jax.jit
+    def run(models):
+        features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
+        drafter = functools.partial(models.drafter.apply, {"params": models.drafter_params})
+        if name == "medusa":
+            return {"head_hidden": jnp.moveaxis(drafter(hidden), 2, 0)}
+        states = eagle3_states(models, features, batch, load_golden(name).figures["ttt_length"])
+        states = {"hidden": states, "logits": drafter(states, method="logits")}
+        return jax.tree.map(lambda states: jnp.moveaxis(states, 2, 0), states)
+
+    return run(models)
 
 
-@pytest.mark.parametrize("ours, theirs", [("z", "block_hidden"), ("base", "base_logits"), ("final", "final_logits")])
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_teacher_forced_blocks_match_the_reference(name, ours, theirs):
-    arrays = load_golden(name).arrays
-    valid = arrays["train.block_valid"] > 0
-    assert valid.any() and not valid.all()
-    np.testing.assert_allclose(
-        teacher_forced_arrays(name)[ours][valid], arrays["train." + theirs][valid], rtol=0, atol=1e-4
+ARRAYS = {"domino": dual_arrays, "markov": dual_arrays, "dflash2": selector_arrays}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_arrays_of_the_training_pass_match_the_reference(name):
+    ours, arrays = ARRAYS.get(head_of(name), row_arrays)(name), load_golden(name).arrays
+    assert ("confidence_logits" in ours) == ("train.confidence_logits" in arrays)
+    for array, values in ours.items():
+        valid = np.asarray(drawn_blocks(name)[1]) if name in BLOCK_SETS else slice(None)
+        close(np.asarray(values)[valid], arrays["train." + array][valid])
+
+
+def test_sliding_layers_that_are_not_causal_match_the_reference():
+    """The blocks of DFlash2 with every layer sliding: a slot reads later ones too, within the window."""
+    golden, (anchors, keep) = load_golden("dflash2"), drawn_blocks("dflash2")
+    layers = golden.drafter.config.num_hidden_layers
+    changes = {
+        "layer_types": ("sliding_attention",) * layers,
+        "sliding_window": golden.figures["sliding_window"],
+        "is_causal": False,
+    }
+    config = type(golden.drafter.config)(**{**vars(golden.drafter.config), **changes})
+    drafter = golden.drafter._replace(config=config, module=Drafter(config))
+    ours, valid = (
+        run_blocks(golden.target, drafter, batch_of("dflash2")["tokens"], anchors, keep)["z"],
+        np.asarray(keep),
     )
+    close(ours[valid], golden.arrays["sliding.block_hidden"][valid])
+    assert abs(ours - golden.arrays["train.block_hidden"])[valid].max() > 0.1
 
 
-@pytest.mark.parametrize("key", LAMBDAS)
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_losses_match_the_reference(name, key):
-    reference = load_golden(name).figures["train"][key]
-    metrics, _ = loss_and_gradients(name)[key]
-    for loss in ("loss", "final_loss", "base_loss"):
-        assert abs(metrics[loss] - reference[loss]) < 1e-5, loss
+# ---------------------------------------------------------------------------------------- losses and gradients
 
 
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_accuracy_and_accept_len_match_the_reference(name):
-    reference = load_golden(name).figures["train"]["lambda=0.35"]
-    metrics, _ = loss_and_gradients(name)["lambda=0.35"]
-    for metric in ("accuracy", "base_accuracy", "accept_len", "base_accept_len"):
-        assert abs(metrics[metric] - reference[metric]) < 1e-6, metric
+def settings_of(name: str, variant: str):
+    """(the settings of a variant of the loss, its λ or α)."""
+    figures = load_golden(name).figures
+    row = figures["train"][variant]
+    match head_of(name):
+        case "domino":
+            return LossSettings(gamma=figures["gamma"], contiguous=False, slice_blocks=7), float(variant[7:])
+        case "markov":
+            weights = tuple(row[f"{term}_weight"] for term in ("ce", "l1", "confidence"))
+            return MarkovSettings(gamma=row["gamma"], weights=weights, slice_blocks=7), 0.0
+        case "dflash2":
+            rules = {"rule": row["rule"], "detached": row["stop_gradient"]}
+            settings = SelectorSettings(gamma=row["gamma"], contiguous=False, slice_blocks=7, **rules)
+            return settings, row["selector_alpha"]
+        case "eagle3":
+            return Eagle3Settings(figures["ttt_length"], row["step_decay"], mask="parity"), 0.0
+    assert MEDUSA_LOSSES[variant].decay == row["head_decay"]
+    return MEDUSA_LOSSES[variant], 0.0
 
 
-@pytest.mark.parametrize("key", LAMBDAS)
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_gradient_norm_of_every_tensor_matches_the_reference(name, key):
-    reference = load_golden(name).figures["train"][key]["grad_norm"]
-    _, gradients = loss_and_gradients(name)[key]
+@functools.lru_cache
+def program(name: str, settings):
+    """Jitted (models, λ or α) → (metrics, gradients, label weights)."""
+    batch = batch_of(name)
+
+    @jax.jit
+    def run(models, share):
+        config = models.drafter.config
+        if config.has_backbone:
+            drawn = label_blocks(batch, *drawn_blocks(name), config, settings)
+            labels, objective = drawn.labels, OBJECTIVES[settings.kind](settings, share, drawn.labels.weight)
+        else:
+            labels = drawn = row_labels(config, batch, settings)
+            objective = row_objective(config, labels, settings)
+        sums, gradients = batch_gradients(models, batch, drawn, objective, 1)
+        return objective.metrics(sums), gradients, labels.label_weights
+
+    return run
+
+
+@functools.lru_cache
+def trained(name: str, variant: str):
+    """(metrics, gradients by stored name in torch layout, label weights)."""
+    settings, share = settings_of(name, variant)
+    metrics, gradients, weights = jax.device_get(program(name, settings)(golden_models(name), jnp.float32(share)))
+    return metrics, by_stored_name(load_golden(name).drafter.config, gradients), weights
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_losses_and_metrics_match_the_reference(name, variant):
+    reference, metrics = load_golden(name).figures["train"][variant], trained(name, variant)[0]
+    compared = 0
+    for ours, theirs in FIGURES[head_of(name)].items():
+        if theirs not in reference or (theirs.startswith("confidence") and not reference["confidence_weight"]):
+            continue  # the reference computes no term without a weight
+        if theirs == "l1_loss" and ours not in metrics:
+            assert reference[theirs] == 0
+            continue
+        values = reference[theirs] if isinstance(reference[theirs], list) else [reference[theirs]]
+        names = [ours] if ours in metrics else [f"{ours}{index + 1}" for index in range(len(values))]
+        for metric, value in zip(names, values, strict=True):
+            assert abs(metrics[metric] - value) < 1e-5, metric
+            compared += 1
+    assert compared >= 3
+
+
+@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+def test_gradient_norm_of_every_tensor_matches_the_reference(name, variant):
+    """Where the reference is exactly 0, so is ours."""
+    reference, gradients = load_golden(name).figures["train"][variant]["grad_norm"], trained(name, variant)[1]
     assert set(gradients) == set(reference)
     for tensor, norm in reference.items():
-        ours = np.linalg.norm(gradients[tensor].astype(np.float64))
-        if norm == 0.0:
-            assert ours == 0.0, tensor
-        else:
-            assert abs(ours - norm) / norm < 1e-4, tensor
+        assert abs(np.linalg.norm(gradients[tensor].astype(np.float64)) - norm) <= 1e-4 * norm, tensor
 
 
-def test_head_gradients_of_the_reference_are_zero_at_lambda_one_only(golden):
+def test_the_reference_trains_no_head_at_lambda_one_nor_a_selector_at_alpha_zero_and_else_all():
     """Guards the test above: the exact-zero branch is used, and not for everything."""
-    head = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0.weight", "embed_proj.2.weight")
-    norms = {key: golden.figures["train"][key]["grad_norm"] for key in LAMBDAS}
-    assert {tensor for tensor, norm in norms["lambda=1.0"].items() if norm == 0.0} == set(head)
-    assert all(norm > 0.0 for norm in norms["lambda=0.35"].values())
+    head = {"prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0.weight", "embed_proj.2.weight"}
+    zero = {
+        (name, variant): {tensor for tensor, norm in figures["grad_norm"].items() if norm == 0.0}
+        for name in (*GOLDEN_SETS, "dflash2")
+        for variant, figures in load_golden(name).figures["train"].items()
+    }
+    for (name, variant), tensors in zero.items():
+        if variant == "unary":
+            assert tensors and all(tensor.startswith("candidate_selector.") for tensor in tensors)
+        else:
+            assert tensors == (head if variant == "lambda=1.0" else set()), (name, variant)
 
 
-@pytest.mark.parametrize("name", GOLDEN_SETS)
+@pytest.mark.parametrize("name", SETS)
 def test_gradient_arrays_match_the_reference(name):
-    arrays = load_golden(name).arrays
+    arrays, gradients = load_golden(name).arrays, trained(name, "lambda=0.35" if name in GOLDEN_SETS else "default")[1]
     references = {key.removeprefix("train.grad."): value for key, value in arrays.items() if "train.grad." in key}
-    assert len(references) == 5
-    _, gradients = loss_and_gradients(name)["lambda=0.35"]
+    assert len(references) >= 2
     for tensor, reference in references.items():
-        error = np.linalg.norm(gradients[tensor] - reference) / np.linalg.norm(reference)
-        assert error < 1e-4, tensor
+        assert np.linalg.norm(gradients[tensor] - reference) / np.linalg.norm(reference) < 1e-4, tensor
+
+
+@pytest.mark.parametrize("name", [*MARKOV_SETS, "dflash2"])
+def test_label_weights_match_the_reference(name):
+    """The contiguous mask of the Markov heads, and DFlash2's, which is not cut at a gap."""
+    theirs = load_golden(name).arrays["train.weight_mask" if name == "dflash2" else "train.valid"]
+    np.testing.assert_array_equal(trained(name, "default")[2], theirs)
+
+
+# ------------------------------------------------------------------------------------------------------- drafting
 
 
 @functools.lru_cache
-def generator(name):
-    golden = load_golden(name)
-    models = Models(golden.target.module, golden.target.params, golden.drafter.module, golden.drafter.params)
-    return make_generator(models, cache_slots=128, max_new_tokens=64, batch_size=4)
+def generator(name: str):
+    shape = {"cache_slots": 128, "max_new_tokens": 64, "batch_size": 4}
+    return make_generator(golden_models(name), **shape, num_drafts=load_golden(name).figures.get("num_drafts"))
 
 
 @functools.lru_cache
-def generations(name, mode):
-    return generator(name).generate([row["prompt"] for row in load_golden(name).figures["generate"]], mode)
+def drafting(name: str):
+    """Jitted (models, state) → greedy drafts."""
+    settings = DraftSettings(num_drafts=load_golden(name).figures.get("num_drafts"))
+    return jax.jit(lambda models, state: propose(models, state, SamplingParams(), settings)[0])
 
 
-@pytest.mark.parametrize("mode", ["autoregressive", "domino"])
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_greedy_tokens_equal_the_reference(name, mode):
-    rows = load_golden(name).figures["generate"]
-    assert [answer.token_ids for answer in generations(name, mode)] == [row["output"] for row in rows]
+@functools.lru_cache
+def prefixes(name: str):
+    """A state at the reference's prefixes, whose anchors are tokens of the data."""
+    a = load_golden(name).arrays
+    starts, rows = a["draft.starts"], a["target.input_ids"][a["draft.rows"]]
+    state = generator(name).start([row[:start].tolist() for row, start in zip(rows, starts, strict=True)], range(4))
+    anchors = [row[start] for row, start in zip(rows, starts, strict=True)]
+    return state.replace(anchors=jnp.asarray(anchors, jnp.int32))
 
 
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_accept_lengths_equal_the_reference(name):
-    for answer, row in zip(generations(name, "domino"), load_golden(name).figures["generate"], strict=True):
-        assert answer.accept_lengths == reference_accept_lengths(row)
+@pytest.mark.parametrize("name", DRAFTED)
+def test_drafts_after_given_prefixes_equal_the_reference(name):
+    """Of a Markov head slots 0 to B - 1: a loop that leaves slot 0 out, as a public one does, is one position off."""
+    drafts = drafting(name)(golden_models(name), prefixes(name))
+    assert drafts.shape[1] == load_golden(name).figures["num_drafts"]
+    np.testing.assert_array_equal(drafts, load_golden(name).arrays["draft.tokens"])
 
 
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-def test_first_round_drafts_equal_the_reference(name):
-    rows = load_golden(name).figures["generate"]
-    state = generator(name).start([row["prompt"] for row in rows], range(4))
-    run = jax.jit(lambda models, state: propose(models, state, SamplingParams(), DraftSettings())[0])
-    assert run(generator(name).models, state).tolist() == [row["first_round_draft"] for row in rows]
+def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
+    """The arrays of a block after the drafts before each slot."""
+    config, before = models.drafter.config, jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
+    z, base, _ = draft_base(models, state)
+    if config.head == "medusa":
+        return {"logits": base}
+    if config.head == "dflash2":
+        candidates = pick_candidates(base, config.candidates(0))
+        codes = models.head_step((), before, models.head_hidden_half(z))[1]
+        scores = candidates.logits + pair_scores(models, codes, candidates.tokens)
+        ours = {"block_hidden": z, "unary_logits": base, "candidate_ids": candidates.tokens}
+        return ours | {"candidate_scores": scores}
+    method = {"method": lambda drafter: drafter.head.codes(z, before)}
+    codes = models.drafter.apply({"params": models.drafter_params}, **method)
+    final = corrected(models.drafter, models.drafter_params, base, codes)
+    confidence = {"confidence_logits": models.confidence(z, before)} if config.enable_confidence_head else {}
+    return {"block_hidden": z, "base_logits": base, "final_logits": final} | confidence
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTED if name != "eagle3"])
+def test_arrays_of_a_drafted_block_match_the_reference(name):
+    arrays = load_golden(name).arrays
+    ours = jax.jit(drafted_block)(golden_models(name), prefixes(name), jnp.asarray(arrays["draft.tokens"], jnp.int32))
+    stored = {key.removeprefix("draft.") for key in arrays if key.startswith("draft.")}
+    assert stored - set(ours) == {"rows", "starts", "tokens"}
+    for array, values in ours.items():
+        close(values, arrays["draft." + array][:, -values.shape[1] :])  # DFlash2's slot 0 predicts nothing
+
+
+def test_the_selector_changes_drafts_of_the_reference():
+    arrays = load_golden("dflash2").arrays
+    assert (arrays["draft.candidate_ids"][:, :, 0] != arrays["draft.tokens"]).any()
+
+
+def test_every_step_of_an_eagle3_chain_matches_the_reference():
+    """States and logits of six steps, each fed with the draft before it."""
+    a, models, state = load_golden("eagle3").arrays, golden_models("eagle3"), prefixes("eagle3")
+    step = jax.jit(lambda rows, hidden, tokens, slots: models.draft_step(rows, hidden, models.embed(tokens), slots))
+    (rows, hidden), tokens = state.draft_cache, np.concatenate([state.anchors[:, None], a["draft.tokens"]], axis=1)
+    for index in range(6):
+        logits, hidden, rows = step(rows, hidden, tokens[:, index].astype(np.int32), state.lengths - 1 + index)
+        close(hidden, a["draft.hidden"][:, index])
+        close(logits, a["draft.logits"][:, index])
+
+
+# ---------------------------------------------------------------------------------------------------- generations
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_texts_accept_lengths_and_first_drafts_equal_the_reference(name):
+    made, rows = generator(name), load_golden(name).figures["generate"]
+    prompts = [row["prompt"] for row in rows]
+    answers = made.generate(prompts, "draft")
+    assert [answer.token_ids for answer in answers] == [row["output"] for row in rows]
+    assert [answer.accept_lengths for answer in answers] == [reference_accept_lengths(row) for row in rows]
+    first = drafting(name)(made.models, made.start(prompts, range(4)))
+    assert first.tolist() == [row["first_round_draft"] for row in rows]
+    if name in GOLDEN_SETS:  # those of the other sets have the same targets
+        assert [answer.token_ids for answer in made.generate(prompts, "autoregressive")] == [
+            row["output"] for row in rows
+        ]

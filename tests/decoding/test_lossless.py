@@ -1,200 +1,263 @@
-"""Speculative decoding changes the speed and never the text: checked by equality (docs/equality.md).
+"""Speculative decoding changes the speed and never the text: drafters × modes × sampling × drafts × batches × caches.
 
-A first divergence is let pass only as a shown near tie; their number is printed.
+Every case answers the same six requests, and every answer is held against the slow twin (tests/helpers/twin.py). A
+first divergence is let pass only as a shown near tie. A new head adds one line to DRAFTERS.
 """
 
+import contextlib
+import dataclasses
 import functools
-import json
+import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.requests import Request
 from domino_jax.method import rounds
-from domino_jax.method.drafter import Drafter
-from domino_jax.method.pair import Models
-from domino_jax.method.settings import SamplingParams
-from domino_jax.models.qwen3 import Qwen3
-from domino_jax.weights import hf
-from domino_jax.weights.drafter import load_drafter
-from domino_jax.weights.target import load_target
-from tests.helpers.decoding_models import (
-    check_lossless,
-    golden_models,
-    make_generator,
-    planted_drafts,
-    random_drafter,
-    random_models,
-    random_prompts,
-    texts,
-)
-from tests.helpers.models import GOLDEN_SETS, load_golden
-from tests.helpers.paths import ASSETS
+from domino_jax.method.names import HEADS
+from domino_jax.method.settings import SamplingParams, TreeSettings, refused_mode
+from tests.helpers.decoding_models import SmallGenerator, make_generator, planted_drafts, random_models, random_prompts
+from tests.helpers.pairwise import pairwise
+from tests.helpers.twin import cut, plain_texts
 
-GREEDY, SAMPLED = SamplingParams(), SamplingParams(0.8, top_k=20, top_p=0.9)
-
-
-def lengths_of(answers: list[Generation]) -> list[list[int]]:
-    return [answer.accept_lengths for answer in answers]
-
-
-@pytest.mark.parametrize(
-    ("block_size", "shift_label", "batch", "sampling"),
-    [(16, True, 8, GREEDY), (8, False, 1, SAMPLED)],
-)
-def test_a_random_drafter_changes_no_token(block_size, shift_label, batch, sampling):
-    models = random_models(block_size, shift_label=shift_label)
-    made = make_generator(models, cache_slots=96, max_new_tokens=48, batch_size=batch, sampling=sampling)
-    check_lossless(made, random_prompts(16))
-
-
-def test_a_tied_target_and_a_windowed_drafter_without_prefix_change_no_token():
-    window = {"layer_types": ("sliding_attention",), "sliding_window": 4}
-    models = random_models(4, tied=True, pure_draft_prefix_len=0, **window)
-    made = make_generator(models, batch_size=8, sampling=SAMPLED, max_new_tokens=32)
-    check_lossless(made, random_prompts(16), ("autoregressive", "domino"))
-
-
-def test_a_dflash_drafter_changes_no_token():
-    models = random_models(4, head="none", shift_label=False)
-    made = make_generator(models, batch_size=8, sampling=SamplingParams(0.7, min_p=0.05))
-    check_lossless(made, random_prompts(8), ("autoregressive", "backbone", "draft"))
-
-
-def test_the_drafts_own_constant_changes_no_token():
-    made = make_generator(random_models(4), batch_size=8, sampling=SAMPLED, scale=1e6)
-    check_lossless(made, random_prompts(8), ("autoregressive", "domino"))
+# Sizes are in HEAD_SIZES (tests/helpers/decoding_models.py). Tied: the target's lm_head is its embedding.
+DRAFTERS = {
+    "none": {"head": "none", "shift_label": False, "tied": True},
+    "domino": {},
+    "domino unshifted": {"shift_label": False, "pure_draft_prefix_len": 0},
+    "domino windowed": {"pure_draft_prefix_len": 2, "layer_types": ("sliding_attention",), "sliding_window": 4},
+    "markov rnn": {"head": "markov", "tied": True},
+    "markov vanilla": {"head": "markov", "markov_head_type": "vanilla"},
+    "markov gated": {"head": "markov", "markov_head_type": "gated"},
+    "dflash2": {"head": "dflash2"},
+    "dflash2 transformed": {
+        "head": "dflash2",
+        "layer_types": ("sliding_attention",),
+        "sliding_window": 4,
+        "is_causal": False,
+        "output_multiplier": 1.5,
+        "final_logit_softcapping": 2.0,
+    },
+    "eagle3": {"head": "eagle3"},
+    "medusa": {"head": "medusa"},
+}
+# "mixed": every request has its own.
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "sampled": SamplingParams(0.8, top_k=20, top_p=0.9),
+    "mixed": SamplingParams(1.0),
+}
+OWN = [None, SamplingParams(), SamplingParams(1.3, top_p=0.8), SamplingParams(1.0, 9, 0.9, 0.05), SamplingParams(0.7)]
+# Two drafts of a head that corrects five tokens per slot. By rows: four rows take plain steps, two draft one token, and
+# one drafts three.
+WIDTHS = {"all": {}, "two": {"num_drafts": 2, "head_candidates": 5}, "by rows": {"widths": ((1, 3), (2, 1), (4, 0))}}
+TREE = TreeSettings(nodes=9, lanes=4, candidates=8, beta=-0.1)
+AXES = {
+    "drafter": tuple(DRAFTERS),
+    "mode": ("autoregressive", "backbone", "draft", "tree"),
+    "sampling": tuple(SAMPLINGS),
+    "drafts": ("own", "planted"),
+    "width": tuple(WIDTHS),
+    "batch": (1, 2, 4),  # rows; six requests queue for them, and four rows shrink to one
+    "cache": (64, 16),  # slots of the smallest cache; all are 64, or they grow
+}
 
 
-@pytest.mark.parametrize(("name", "sampling"), list(zip(GOLDEN_SETS, (GREEDY, SAMPLED), strict=True)))
-def test_a_golden_drafter_changes_no_token_and_helps(name, sampling):
-    prompts = [row["prompt"] for row in load_golden(name).figures["generate"]]
-    prompts += [prompt[:length] for prompt in prompts for length in (1, 9)]
-    made = make_generator(golden_models(name), cache_slots=128, max_new_tokens=48, batch_size=6, sampling=sampling)
-    runs = check_lossless(made, prompts)
-    lengths = np.concatenate(lengths_of(runs["domino"]))
-    assert lengths.mean() > 1.3 and 1 in lengths and lengths.max() > 3
+def head_of(drafter: str) -> str:
+    return DRAFTERS[drafter].get("head", "domino")
 
 
-@pytest.mark.parametrize(
-    ("shift_label", "step", "sampling"), [(True, 5, GREEDY), (False, 4, SAMPLED)], ids=["shifted", "unshifted"]
-)
-def test_a_drafter_that_is_always_right_or_always_wrong_sets_the_pace_and_not_the_text(shift_label, step, sampling):
-    """Right (rows 0 to 2): B + 1 tokens a round shifted, B unshifted. Wrong (the others): one. 20 are to come."""
-    models, prompts = random_models(4, shift_label=shift_label), random_prompts(6)
-    made = make_generator(models, max_new_tokens=21, batch_size=6, sampling=sampling)
-    expected = texts(made.generate(prompts, "autoregressive"))
-    drafts = np.array(expected)
-    drafts[3:] = (drafts[3:] + 1) % 64
-    with planted_drafts(drafts):
-        answers = made.generate(prompts, "domino")
-    assert texts(answers) == expected
-    right, wrong = [step] * (20 // step), [1] * 20
-    assert [answer.accept_lengths for answer in answers] == [right] * 3 + [wrong] * 3
+def valid(drafter, mode, drafts, width, **_) -> bool:
+    """Whether the case is different from all others: plain decoding reads no drafter, and a tree has one width."""
+    if mode == "autoregressive":
+        return (drafter, drafts, width) == ("domino", "own", "all")
+    if mode == "backbone":
+        return drafter in ("domino", "markov rnn", "dflash2") and drafts == "own"
+    return not refused_mode(mode, head_of(drafter)) and not (mode == "tree" and width == "by rows")
 
 
-def test_rows_advance_by_different_amounts():
-    """Each row's draft is wrong at a place of its own: a round ends with the token that replaces it."""
-    models, prompts = random_models(4), random_prompts(3)
-    made = make_generator(models, batch_size=3)
-    expected = texts(made.generate(prompts, "autoregressive"))
-    drafts = np.array(expected)
-    for row, place in enumerate((1, 3, 9)):
-        drafts[row, place] = (drafts[row, place] + 1) % 64
-    with planted_drafts(drafts):
-        answers = made.generate(prompts, "domino")
-    assert texts(answers) == expected
-    assert [answer.accept_lengths for answer in answers] == [[1, 5, 5, 4], [3, 5, 5, 2], [5, 4, 5, 1]]
+CASES = pairwise(AXES, valid)
+
+# The third fills the cache to its last slot: 20 tokens, 35 new ones and the 9 rows of a tree.
+PROMPTS = [[7], *random_prompts(1, 12, 12), *random_prompts(1, 20, 20, seed=5), *random_prompts(3, 2, 9, seed=1)]
+LIMITS = (12, 12, 35, 7, 12, 1)
+LONGEST = max(LIMITS)
 
 
-def test_accepting_one_draft_too_many_is_caught(monkeypatch):
-    """The control of this file: a loop that is not lossless must not pass."""
-    accept = rounds.accept_chain
-    monkeypatch.setattr(
-        rounds,
-        "accept_chain",
-        lambda tokens, chosen: jnp.minimum(accept(tokens, chosen) + 1, tokens.shape[1] - 1),
-    )
-    with pytest.raises(AssertionError, match="not lossless"):
-        check_lossless(make_generator(random_models(), batch_size=8), random_prompts(8), ("autoregressive", "domino"))
-
-
-def test_choices_with_the_noise_of_the_next_position_are_caught(monkeypatch):
-    """The same control for sampling; plain rounds count their positions themselves."""
-    positions = rounds.draft_positions
-    monkeypatch.setattr(rounds, "draft_positions", lambda *args: positions(*args) + 1)
-    with pytest.raises(AssertionError, match="not lossless"):
-        made = make_generator(random_models(), batch_size=8, sampling=SAMPLED)
-        check_lossless(made, random_prompts(8), ("autoregressive", "domino"))
+def requests_of(sampling: str) -> list[Request]:
+    """The noise of no request is its index, and two of the seeds are their own."""
+    own = [OWN[index % len(OWN)] if sampling == "mixed" else None for index in range(6)]
+    seeds = [None, 3, None, None, None, 8] if sampling == "mixed" else [None] * 6
+    noises = (11, 2, 30, 4, 1, 17)
+    return [
+        Request(noise, seed=seed, max_new_tokens=limit, sampling=params)
+        for noise, seed, limit, params in zip(noises, seeds, LIMITS, own, strict=True)
+    ]
 
 
 @functools.lru_cache
-def tiny_target():
-    config, params = load_target(ASSETS / "tiny_qwen3", jnp.float32)
-    return Qwen3(config), params
-
-
-def tiny_models(block_size: int | None) -> Models:
-    """The shipped target with its own drafter (None), or with a random one of this block size."""
-    target, params = tiny_target()
-    if block_size is None:
-        config, drafter_params = load_drafter(ASSETS / "tiny_domino", target.config, jnp.float32)
-        return Models(target, params, Drafter(config), drafter_params)
-    layers = {"num_layers": 1, "target_layer_ids": (1, target.config.num_hidden_layers // 2)}
-    return Models(target, params, *random_drafter(target, block_size, **layers))
+def models_of(drafter: str):
+    return random_models(4, **DRAFTERS[drafter])
 
 
 @functools.lru_cache
-def held_out(count: int) -> list[list[int]]:
-    """The first held-out prompts of at most 128 tokens: one bucket."""
-    tokenizer = hf.load_tokenizer(ASSETS / "tiny_qwen3")
-    rows = map(json.loads, (ASSETS / "tiny_qwen3" / "prompts_heldout.jsonl").read_text(encoding="utf-8").splitlines())
-    prompts = (encode_prompt(tokenizer, row, thinking=False) for row in rows)
-    return [prompt for prompt in prompts if 64 < len(prompt) <= 128][:count]
+def expected(tied: bool, layers: int, sampling: str) -> tuple[list[list[int]], tuple[int, ...]]:
+    """(texts by the twin, stop ids): the texts are cut at the stop ids, which end two of them early."""
+    models = random_models(4, tied=tied, **({"head": "eagle3"} if layers == 4 else {}))
+    filled = [
+        dataclasses.replace(one, seed=one.seed or 0, sampling=one.sampling or SAMPLINGS[sampling])
+        for one in requests_of(sampling)
+    ]
+    texts = plain_texts(models, PROMPTS, filled)
+    # One ends a text inside a block, the other one at its first token; the third text, which fills the cache, is whole.
+    free = [texts[row] for row in (1, 0, 4)]
+    inside = next(text[at] for text in free for at in range(3, 12) if text[at] not in texts[2] + text[:at])
+    first = next(texts[row][0] for row in (4, 3, 0) if texts[row][0] not in texts[2])
+    return [cut(text, (inside, first)) for text in texts], (inside, first)
 
 
-def check_tiny(block_size, batch, sampling, count):
-    models, prompts = tiny_models(block_size), held_out(count)
-    assert len(prompts) == count
-    stops = hf.stop_ids(ASSETS / "tiny_qwen3")
-    made = make_generator(
-        models, stop_ids=stops, cache_slots=256, max_new_tokens=64, batch_size=batch, sampling=sampling
-    )
-    return check_lossless(made, prompts)
+def expected_for(drafter: str, sampling: str):
+    models = models_of(drafter)
+    return expected(models.target.config.tie_word_embeddings, models.target.config.num_hidden_layers, sampling)
 
 
-def test_the_shipped_drafter_changes_no_token_of_the_shipped_target():
-    runs = check_tiny(None, 1, GREEDY, 4)
-    assert np.concatenate(lengths_of(runs["domino"])).mean() > 1.5
+def new_generator(drafter: str, sampling: str, width: str, batch: int, cache: int) -> SmallGenerator:
+    shape = {"cache_slots": 64, "max_new_tokens": LONGEST, "batch_size": batch, "smallest_cache": cache}
+    choices = {"sampling": SAMPLINGS[sampling], "stop_ids": expected_for(drafter, sampling)[1], "tree": TREE}
+    return make_generator(models_of(drafter), **shape, **choices, **WIDTHS[width])
 
 
-@pytest.mark.slow(minutes=0.7)
+def check(made: SmallGenerator, drafter: str, mode: str, sampling: str) -> list[Generation]:
+    """The answers of a mode, after they were held against the twin's texts."""
+    texts, requests = expected_for(drafter, sampling)[0], requests_of(sampling)
+    answers = made.generate(PROMPTS, mode, requests)
+    reference = [Generation(text, [], "") for text in texts]
+    wrong = [entry for entry in made.divergences(PROMPTS, reference, answers, requests) if not entry.near_tie]
+    assert not wrong, f"not lossless: {wrong}"
+    for answer in answers:
+        assert sum(answer.accept_lengths) == (0 if mode == "autoregressive" else len(answer.token_ids) - 1)
+        assert answer.finish_reason == ("stop" if answer.token_ids[-1] in made.stop_ids.tolist() else "length")
+    return answers
+
+
+# Of a planted draft at an index of the text: 0 right, 1 wrong, 2 wrong where the sibling in a tree is right.
+SCHEDULE = np.array([0, 0, 0, 0, 0, 1, 0, 2, 0, 0, 1, 1, 0, 0, 0, 2, 0])
+
+
+def schedule(request: int) -> np.ndarray:
+    return np.resize(np.roll(SCHEDULE, 3 * request), LONGEST)
+
+
+def planted(drafter: str, sampling: str):
+    """planted_drafts of the twin's texts with the mistakes of `schedule`."""
+    known, decoys = np.zeros((6, LONGEST), int), np.zeros((6, LONGEST), int)
+    for request, text in enumerate(expected_for(drafter, sampling)[0]):
+        right, kinds = np.resize(text, LONGEST), schedule(request)
+        known[request] = np.where(kinds == 0, right, (right + 1) % 64)
+        decoys[request] = np.where(kinds == 2, right, (right + 2) % 64)
+    requests = [dataclasses.replace(one, seed=one.seed or 0) for one in requests_of(sampling)]
+    return planted_drafts(known, decoys, requests)
+
+
+def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
+    """The tokens of every round of an answer of `length` tokens with planted drafts."""
+    emitted, lengths = 1, []
+    while emitted < length:
+        kinds = [*schedule(request)[emitted : emitted + drafts], *[1] * drafts][:drafts]
+        run = next((place for place, kind in enumerate(kinds) if kind), drafts)
+        run += mode == "tree" and run < drafts and kinds[run] == 2
+        lengths.append(min(run + 1, length - emitted))
+        emitted += lengths[-1]
+    return lengths
+
+
+@pytest.mark.parametrize("case", CASES, ids=["-".join(map(str, case.values())) for case in CASES])
+def test_the_text_is_the_targets(case):
+    drafter, mode, sampling, drafts, *shape = case.values()
+    made = new_generator(drafter, sampling, *shape)
+    with planted(drafter, sampling) if drafts == "planted" else contextlib.nullcontext():
+        answers = check(made, drafter, mode, sampling)
+    ran = [key for key in made.compiled if key[0] == mode]  # (mode, rows, slots of the caches, …)
+    assert {key[1] for key in ran} == ({4, 1} if case["batch"] == 4 else {case["batch"]})
+    assert len({key[2] for key in ran}) > (case["cache"] < 64)
+    if drafts == "planted" and case["width"] != "by rows":
+        width = made.drafting(mode).width(made.drafter)
+        paces = [pace(request, len(answer.token_ids), width, mode) for request, answer in enumerate(answers)]
+        assert [answer.accept_lengths for answer in answers] == paces
+
+
+def test_every_head_is_in_the_matrix():
+    assert {head_of(drafter) for drafter in DRAFTERS} == set(HEADS)
+
+
+@pytest.mark.parametrize("drafter", ["domino", "dflash2", "eagle3", "medusa"])
+def test_an_answer_streamed_alone_has_the_rounds_that_it_has_in_a_queue_with_growing_caches(drafter):
+    """So no draft depends on a neighbour, on the size of a cache, or on what an earlier request left in its row."""
+    together = check(new_generator(drafter, "sampled", "all", 2, 16), drafter, "draft", "sampled")
+    alone, requests = new_generator(drafter, "sampled", "all", 1, 64), requests_of("sampled")
+    for row in (0, 2, 3):
+        pieces = list(alone.stream(PROMPTS[row], "draft", chunk_rounds=3, request=requests[row]))
+        assert sum((piece.token_ids for piece in pieces), []) == together[row].token_ids
+        assert sum((piece.accept_lengths for piece in pieces), []) == together[row].accept_lengths
+
+
+@pytest.mark.parametrize("rows", [1, 4], ids=["drafts", "plain steps"])
+@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3", "medusa"])
+def test_after_some_rounds_both_caches_are_those_of_a_prefill_of_the_text(drafter, rows):
+    """Four rows take plain steps, which extend the drafter's context too; one row drafts."""
+    made = make_generator(models_of(drafter), batch_size=4, sampling=SamplingParams(4.0), **WIDTHS["by rows"])
+    prompts = random_prompts(rows, 2, 9)
+    state = made.advance(made.start(prompts, range(rows), rows=rows), "draft", 5)
+    assert (state.accepts[:, :5].max() > 1) == (rows == 1)
+    texts = [prompt + state.tokens[row, : state.counts[row]].tolist() for row, prompt in enumerate(prompts)]
+    fresh = made.start([text[:-1] for text in texts], range(rows), rows=rows)
+    assert state.lengths.tolist() == fresh.lengths.tolist() == [len(text) - 1 for text in texts]
+    # The row of EAGLE-3 before the anchor is written by the next round: a prefill does not know the token after it.
+    early = {"target_cache": 0, "draft_cache": drafter == "eagle3"}
+    for name, missing in early.items():
+        leaves = zip(*(jax.tree.leaves(getattr(one, name)) for one in (state, fresh)), strict=True)
+        for (looped, read), (row, text) in itertools.product(leaves, enumerate(texts)):
+            used = (slice(None), slice(len(text) - 1 - missing)) if looped.ndim == 4 else ()
+            np.testing.assert_allclose(looped[row][used], read[row][used], atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------- controls: what has to be caught
+
+
+def accept_too_many(accept):
+    return lambda tokens, chosen: jnp.minimum(accept(tokens, chosen) + 1, tokens.shape[1] - 1)
+
+
+def accept_too_deep(accept):
+    """The first child of the last accepted node is accepted too."""
+
+    def lenient(tokens, chosen, depths, parents, ancestors, deepest):
+        accepted, path = accept(tokens, chosen, depths, parents, ancestors, deepest)
+        last = jnp.take_along_axis(path, accepted[:, None], axis=1)
+        child = jnp.argmax((parents == last) & (depths > 0), axis=1)
+        deeper = accepted + (child > 0)
+        return deeper, path.at[jnp.arange(len(child)), deeper].set(child)
+
+    return lenient
+
+
+def next_positions(positions):
+    """Plain rounds count their positions themselves."""
+    return lambda *arguments: positions(*arguments) + 1
+
+
 @pytest.mark.parametrize(
-    ("block_size", "batch", "sampling"), [(None, 8, SAMPLED), (4, 1, SAMPLED), (8, 8, GREEDY), (16, 8, SAMPLED)]
+    ("mode", "name", "fault"),
+    [
+        ("draft", "accept_chain", accept_too_many),
+        ("tree", "accept_tree", accept_too_deep),
+        ("draft", "draft_positions", next_positions),
+    ],
 )
-def test_other_drafters_and_batches_change_no_token_of_the_shipped_target(block_size, batch, sampling):
-    check_tiny(block_size, batch, sampling, 64)
-
-
-@pytest.mark.slow(minutes=0.3)
-@pytest.mark.parametrize("name", GOLDEN_SETS)
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_full_grid_of_golden_pairs_changes_no_token(name, batch, sampling):
-    whole = [row["prompt"] for row in load_golden(name).figures["generate"]]
-    prompts = [prompt[: len(prompt) - cut] for prompt in whole for cut in range(8)]
-    made = make_generator(golden_models(name), cache_slots=128, max_new_tokens=64, batch_size=batch, sampling=sampling)
-    check_lossless(made, prompts)
-
-
-@pytest.mark.slow(minutes=0.2)
-@pytest.mark.parametrize("block_size", [4, 8, 16])
-@pytest.mark.parametrize("shift_label", [True, False])
-@pytest.mark.parametrize("batch", [1, 8])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_full_grid_of_random_pairs_changes_no_token(block_size, shift_label, batch, sampling):
-    models = random_models(block_size, shift_label=shift_label)
-    made = make_generator(models, cache_slots=96, max_new_tokens=64, batch_size=batch, sampling=sampling)
-    check_lossless(made, random_prompts(64))
+def test_a_rule_that_is_not_lossless_is_caught(mode, name, fault, monkeypatch):
+    monkeypatch.setattr(rounds, name, fault(getattr(rounds, name)))
+    with planted("domino", "sampled"), pytest.raises(AssertionError, match="not lossless"):
+        check(new_generator("domino", "sampled", "all", 2, 64), "domino", mode, "sampled")

@@ -35,16 +35,15 @@ GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
 
 
 @functools.lru_cache
-def shipped() -> Models:
-    """The shipped pair in bfloat16."""
-    config, params = load_target(ASSETS / "tiny_qwen3", jnp.bfloat16)
-    drafter, drafter_params = load_drafter(ASSETS / "tiny_domino", config, jnp.bfloat16)
-    return Models(Qwen3(config, jnp.bfloat16), params, Drafter(drafter, jnp.bfloat16), drafter_params)
+def shipped(dtype=jnp.bfloat16) -> Models:
+    config, params = load_target(ASSETS / "tiny_qwen3", dtype)
+    drafter, drafter_params = load_drafter(ASSETS / "tiny_domino", config, dtype)
+    return Models(Qwen3(config, dtype), params, Drafter(drafter, dtype), drafter_params)
 
 
 @functools.lru_cache
 def shallow(fixed_shape: bool) -> SmallGenerator:
-    """Of the shipped pair with six of the target's layers, whose programs compile in a quarter of the time."""
+    """The shipped pair with six of the target's layers, whose programs compile in a quarter of the time."""
     models = shipped()
     target = dataclasses.replace(models.target.config, num_hidden_layers=6)
     drafter = dataclasses.replace(models.drafter.config, num_target_layers=6, target_layer_ids=(0, 1, 2, 3, 5))
@@ -138,3 +137,12 @@ def test_by_default_64_bfloat16_texts_part_at_near_ties_alone(sampling, capsys):
     same = sum(one == two for one, two in zip(texts(runs["autoregressive"]), texts(runs["domino"]), strict=True))
     with capsys.disabled():
         print(f"bfloat16, {sampling}: {same} of 64 texts identical")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "sampling"), [(1, GREEDY), (8, SamplingParams(0.8, top_k=20, top_p=0.9))])
+def test_in_float32_the_shipped_drafter_changes_no_token_of_64_prompts_and_helps(batch, sampling):
+    shape = {"cache_slots": 384, "max_new_tokens": 64, "batch_size": batch, "sampling": sampling}
+    made = make_generator(shipped(jnp.float32), stop_ids=hf.stop_ids(ASSETS / "tiny_qwen3"), **shape)
+    lengths = [length for answer in check_lossless(made, prompts(64))["domino"] for length in answer.accept_lengths]
+    assert np.mean(lengths) > 1.5

@@ -66,12 +66,12 @@ def test_a_prefill_in_slices_leaves_the_state_of_a_prefill_in_one(monkeypatch):
 LONG = [*random_prompts(1, 150, 150), *random_prompts(1, 64, 64), *random_prompts(1, 7, 7)]
 
 
-@pytest.mark.parametrize("window", [None, 24], ids=["full", "window of 24"])
-def test_a_prefill_in_chunks_leaves_the_state_and_the_answers_of_one_pass(monkeypatch, window):
+@pytest.mark.parametrize("drafter", ["domino", "windowed", "eagle3", "medusa"])
+def test_a_prefill_in_chunks_leaves_the_state_and_the_answers_of_one_pass(monkeypatch, drafter):
     """Prompts of 150, 64 and 7 tokens in chunks of 64: the end of a chunk, and a window shorter than one. The caches'
     limit of 200 is no multiple of 64, so the last chunk overlaps the one before it."""
-    kinds = {} if window is None else {"layer_types": ("sliding_attention",), "sliding_window": window}
-    models, states, answers = random_models(**kinds), [], []
+    windowed = {"layer_types": ("sliding_attention",), "sliding_window": 24}
+    models, states, answers = random_models(**windowed if drafter == "windowed" else {"head": drafter}), [], []
     for tokens in (2**20, 1):
         monkeypatch.setattr(loop, "PREFILL_TOKENS", tokens)
         made = make_generator(models, cache_slots=200, batch_size=3, sampling=SamplingParams(1.0))
@@ -82,7 +82,9 @@ def test_a_prefill_in_chunks_leaves_the_state_and_the_answers_of_one_pass(monkey
     assert (whole.anchors == chunked.anchors).all()
     for one, two in zip(jax.tree.leaves(caches(whole)), jax.tree.leaves(caches(chunked)), strict=True):
         for row, prompt in enumerate(LONG):
-            np.testing.assert_allclose(two[row, :, : len(prompt)], one[row, :, : len(prompt)], atol=2e-5)
+            # Keys and values of a prompt's rows, but for EAGLE-3's last one, which the first round writes.
+            used = (slice(None), slice(len(prompt) - (drafter == "eagle3"))) if one.ndim == 4 else ()
+            np.testing.assert_allclose(two[row][used], one[row][used], atol=2e-5)
 
 
 def caches(state):

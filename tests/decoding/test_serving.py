@@ -1,154 +1,147 @@
-"""Requests through the rows of a batch: rows that are used again, requests of their own kind, and streaming."""
-
-import functools
+"""Requests through the rows of a batch: which programs run, how large batch and caches are, and streaming."""
 
 import jax
 import numpy as np
 import pytest
 
+from domino_jax.decoding import generate
 from domino_jax.decoding.requests import Request
-from domino_jax.method.settings import SamplingParams
+from domino_jax.method.settings import SamplingParams, TreeSettings
+from domino_jax.models.cache import init_cache, resize
 from domino_jax.runtime.errors import DataError
-from tests.helpers.decoding_models import (
-    SmallGenerator,
-    check_lossless,
-    make_generator,
-    random_models,
-    random_prompts,
-    texts,
-)
+from tests.helpers.decoding_models import SmallGenerator, make_generator, random_models, random_prompts, texts
 
-GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
+WARM = SamplingParams(1.0)
 PROMPTS = random_prompts(11)
+TREE = TreeSettings(nodes=9, lanes=4, candidates=8, beta=-0.1)
 
 
-@functools.lru_cache
 def generator(batch: int, **choices) -> SmallGenerator:
-    return make_generator(random_models(), batch_size=batch, sampling=WARM, **choices)
+    return make_generator(random_models(), batch_size=batch, sampling=WARM, tree=TREE, **choices)
 
 
-def calls_of(made: SmallGenerator, work) -> list[str]:
-    """The names of the programs that `work` runs, in order; all of them are compiled before."""
+def calls_of(made: SmallGenerator, work) -> list[tuple]:
+    """The keys of the programs that `work` runs, in order; all of them are compiled before."""
     work()
     calls, programs = [], dict(made.compiled)
     for key, program in programs.items():
-        made.compiled[key] = lambda *given, key=key, program=program: calls.append(key[0]) or program(*given)
+        made.compiled[key] = lambda *given, key=key, program=program: calls.append(key) or program(*given)
     work()
     made.compiled.update(programs)
     return calls
 
 
-@pytest.mark.parametrize("mode", ["autoregressive", "domino"])
-def test_a_request_that_waits_for_a_row_has_the_text_of_its_solo_run(mode):
-    together = generator(3).generate(PROMPTS, mode)
-    alone = [generator(1).generate([prompt], mode, [index])[0] for index, prompt in enumerate(PROMPTS)]
-    assert texts(together) == texts(alone)
-    assert len({len(answer.accept_lengths) for answer in together}) > 1 or mode == "autoregressive"
-
-
-def test_a_row_that_ends_takes_the_next_request_at_once():
+def test_a_row_that_ends_takes_the_next_request_at_once_and_the_host_reads_once_a_dispatch(monkeypatch):
     """Limits 3, 16, 3, 3, 3 on two rows: the short ones follow each other while the long one runs."""
     made = generator(2)
     requests = [Request(index, max_new_tokens=limit) for index, limit in enumerate((3, 16, 3, 3, 3))]
-    calls = calls_of(made, lambda: made.generate(PROMPTS[:5], "autoregressive", requests))
+
+    def work():
+        made.generate(PROMPTS[:5], "autoregressive", requests)
+
+    calls = [key[0] for key in calls_of(made, work)]
     assert calls.count("admit") == 3
-    assert calls[:3] == ["prefill", "autoregressive", "prefill"]
     # Four short answers and one long one, not two and a half batches of the longest.
     assert calls.count("autoregressive") <= 5
-
-
-def test_one_host_read_per_dispatch_of_rounds(monkeypatch):
-    made = generator(3)
-    calls = calls_of(made, lambda: made.generate(PROMPTS, "domino"))
-    reads = []
-    read = jax.device_get
+    reads, read = [], jax.device_get
     monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(1) or read(tree))
-    made.generate(PROMPTS, "domino")
-    assert len(reads) == calls.count("draft")
+    work()
+    assert len(reads) == calls.count("autoregressive")
 
 
-def test_a_queue_is_lossless_whatever_the_mode():
-    check_lossless(generator(3), PROMPTS)
-
-
-def test_a_request_has_its_own_limit_and_seed():
-    made = generator(2)
-    requests = [Request(0, max_new_tokens=5), Request(0, seed=7), Request(0)]
-    short, seeded, plain = made.generate([PROMPTS[0]] * 3, "domino", requests)
-    assert short.token_ids == plain.token_ids[:5] and short.finish_reason == "length"
-    other = make_generator(random_models(), sampling=WARM, seed=7)
-    assert seeded.token_ids == other.generate([PROMPTS[0]], "domino")[0].token_ids != plain.token_ids
-
-
-MIXED = [GREEDY, SamplingParams(1.3, top_p=0.8), SamplingParams(1.0, 9, 0.9, 0.05)]
-
-
-def test_requests_of_different_kinds_share_a_batch_and_keep_their_texts():
-    requests = [Request(index, sampling=sampling) for index, sampling in enumerate(MIXED)]
-    together = generator(3).generate(PROMPTS[:3], "domino", requests)
-    for index, sampling in enumerate(MIXED):
-        own = make_generator(random_models(), sampling=sampling)
-        assert own.generate([PROMPTS[index]], "domino", [index])[0].token_ids == together[index].token_ids, sampling
-
-
-def test_what_requests_sample_is_compared_once_and_not_at_each_admission(monkeypatch):
-    """Two rows serve ten requests, one of which samples otherwise."""
-    compared = []
-    equal = SamplingParams.__eq__
-    requests = [Request(index, max_new_tokens=2, sampling=GREEDY) for index in range(9)]
-    requests.append(Request(9, max_new_tokens=2, sampling=MIXED[1]))
-    made = make_generator(random_models(), batch_size=2)
-    monkeypatch.setattr(SamplingParams, "__eq__", lambda one, two: compared.append(1) or equal(one, two))
-    answers = made.generate([[7]] * 10, "autoregressive", requests)
-    assert all(len(answer.token_ids) == 2 for answer in answers) and len(compared) <= 10
+@pytest.mark.parametrize("mode", ["autoregressive", "draft", "tree"])
+def test_a_stream_is_the_answer_in_pieces_by_the_same_programs(mode):
+    made = generator(4)  # one prompt is answered in one row
+    [whole] = made.generate([PROMPTS[2]], mode, [2])
+    compiled = set(made.compiled)
+    for chunk in (1, 3):
+        pieces = list(made.stream(PROMPTS[2], mode, chunk, 2))
+        assert sum((piece.token_ids for piece in pieces), []) == whole.token_ids
+        assert sum((piece.accept_lengths for piece in pieces), []) == whole.accept_lengths
+        assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+        assert len(pieces[0].token_ids) == 1  # the prefill's token is there before any round
+        assert all(len(piece.accept_lengths) <= chunk for piece in pieces)
+    assert set(made.compiled) == compiled
 
 
 def test_a_request_for_more_than_the_buffer_is_refused():
-    with pytest.raises(DataError, match="asks for 17 new tokens, but the buffer holds 1 to 16"):
-        generator(1).generate([[7]], "domino", [Request(0, max_new_tokens=17)])
+    with pytest.raises(DataError, match="17 .* 16"):
+        generator(1).generate([[7]], "draft", [Request(0, max_new_tokens=17)])
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
-@pytest.mark.parametrize("mode", ["autoregressive", "domino"])
-def test_a_stream_is_the_answer_in_pieces(mode, chunk):
-    made = generator(1)
-    pieces = list(made.stream(PROMPTS[2], mode, chunk, 2))
-    [whole] = made.generate([PROMPTS[2]], mode, [2])
-    assert sum((piece.token_ids for piece in pieces), []) == whole.token_ids
-    assert sum((piece.accept_lengths for piece in pieces), []) == whole.accept_lengths
-    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
-    assert len(pieces[0].token_ids) == 1  # the prefill's token is there before any round
-    assert all(len(piece.accept_lengths) <= chunk for piece in pieces)
-
-
-def test_a_stream_runs_the_program_of_a_whole_answer():
-    made = generator(1)
-    made.generate([PROMPTS[0]], "domino")
-    kept = set(made.compiled)
-    calls = calls_of(made, lambda: list(made.stream(PROMPTS[0], "domino", 2)))
-    assert set(made.compiled) == kept
-    assert calls[0] == "prefill" and set(calls[1:]) == {"draft"}
-
-
-def test_a_stream_of_a_batched_generator_has_one_row():
-    assert sum((piece.token_ids for piece in generator(3).stream([7, 8], "domino")), []) == (
-        generator(1).generate([[7, 8]], "domino")[0].token_ids
-    )
-
-
-@pytest.mark.parametrize("num_drafts", [1, 3])
-def test_fewer_drafts_change_no_token_and_emit_fewer_at_once(num_drafts):
-    narrow = generator(3, num_drafts=num_drafts)
-    answers = narrow.generate(PROMPTS, "domino")
-    assert texts(answers) == texts(generator(3).generate(PROMPTS, "domino"))
-    longest = max(length for answer in answers for length in answer.accept_lengths)
-    assert 1 < longest <= num_drafts + 1
-
-
-@pytest.mark.parametrize(("tau", "lengths"), [(1.0, {1}), (2.5, {2, 3}), (5.0, {5})])
-def test_a_simulated_acceptance_length_is_kept(tau, lengths):
-    made = make_generator(random_models(), sampling=GREEDY, simulated_tau=tau, max_new_tokens=33)
-    [answer] = made.generate([[7, 8]], "domino")
+@pytest.mark.parametrize(("tau", "lengths"), [(1.0, {1}), (2.5, {2, 3})])
+def test_a_simulated_acceptance_length_is_reached(tau, lengths):
+    made = make_generator(random_models(), simulated_tau=tau, max_new_tokens=33)
+    [answer] = made.generate([[7, 8]], "draft")
     rounds = answer.accept_lengths[:-1]  # the last one is cut by the limit
     assert set(rounds) == lengths
     assert np.mean(rounds) == pytest.approx(tau, abs=1 / len(rounds))
+
+
+# ------------------------------------------------------------------------------------------------ rows of a batch
+
+
+def test_a_batch_shrinks_to_a_quarter_and_admits_an_eighth_of_its_rows_at_a_time():
+    """25 prompts on sixteen rows: two at a time while two wait, the last one alone, and the texts of single rows."""
+    prompts = (PROMPTS * 3)[:25]
+    limits = (3, 20, 4, 1, 5, 16, 2, 4, 6, 5, 7)
+    requests = [Request(index, max_new_tokens=min(limits[index % 11], 16)) for index in range(25)]
+    made = generator(16)
+    alone = generator(1).generate(prompts, "draft", requests)
+    assert texts(made.generate(prompts, "draft", requests)) == texts(alone)
+    assert {key[3] for key in made.compiled if key[0] == "admit"} == {1, 2}
+    assert {key[1] for key in made.compiled if key[0] == "draft"} == {16, 4, 1}
+    small = generator(16)
+    small.generate(prompts[:2], "draft", requests[:2])  # few requests start in a small batch
+    assert {key[1] for key in small.compiled if key[0] == "draft"} <= {4, 1}
+
+
+def test_batches_are_quarters_of_the_largest():
+    made = {batch: generator(batch) for batch in (1, 3, 6, 32)}
+    assert [made[32].batch_rows(count) for count in (1, 2, 3, 8, 9, 32, 99)] == [2, 2, 8, 8, 32, 32, 32]
+    assert [made[6].batch_rows(count) for count in (0, 1, 2)] == [1, 1, 6]
+    assert (made[3].batch_rows(1), made[1].batch_rows(1)) == (3, 1)
+
+
+# ------------------------------------------------------------------------------------------------ slots of caches
+
+
+def test_sizes_are_powers_of_two_from_the_smallest_to_the_limit():
+    made = make_generator(random_models(), cache_slots=448, smallest_cache=96)
+    assert [made.slots(rows) for rows in (1, 128, 129, 256, 257, 448)] == [128, 128, 256, 256, 448, 448]
+    assert make_generator(random_models(), smallest_cache=1).slots(3) == 16  # a prompt is padded to 16
+
+
+def test_a_short_answer_compiles_no_more_than_a_prefill_and_its_rounds():
+    made = make_generator(random_models(), cache_slots=8_192, max_new_tokens=16)
+    made.generate([[7, 8]], "draft")
+    assert [key[0] for key in made.compiled] == ["prefill", "draft"]
+    assert {key[2] for key in made.compiled if key[0] == "draft"} == {256}
+
+
+def test_while_prompts_wait_the_caches_have_no_more_than_the_longest_answer_needs(monkeypatch):
+    """Prompts of 33 with 40 new tokens and a block: 96 slots, a multiple of 16, where a power of two is 128."""
+    monkeypatch.setattr(generate, "QUEUE_STEP", 16)
+    prompts, shape = random_prompts(3, 33, 33), {"cache_slots": 128, "max_new_tokens": 40, "smallest_cache": 16}
+    made = generator(2, **shape)
+    made.generate(prompts, "autoregressive")
+    assert max(key[2] for key in made.compiled if key[0] == "autoregressive") == 96
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_in_fixed_shape_batch_and_caches_keep_one_size_in_every_mode(batch):
+    """Sums over other sizes may round otherwise, and modes end rows after different numbers of rounds."""
+    shape = {"batch_size": batch, "smallest_cache": 16, "max_new_tokens": 32}
+    made = make_generator(random_models(), **shape, sampling=WARM, fixed_shape=True)
+    plain, fast = (texts(made.generate(PROMPTS, mode)) for mode in ("autoregressive", "draft"))
+    assert {key[1:3] for key in made.compiled if key[0] in ("autoregressive", "draft")} == {(batch, 64)}
+    assert plain == fast
+
+
+def test_a_resized_cache_keeps_its_rows():
+    [layer] = init_cache(1, 2, 3, 2, 4)
+    layer = tuple(part + np.arange(3).reshape(1, 1, 3, 1) + 1 for part in layer)
+    for slots in (2, 3, 5):
+        for part in resize(layer, slots):
+            assert part.shape == (2, 2, slots, 4)
+            assert part[1, 1, :, 3].tolist() == [1, 2, 3, 0, 0][:slots]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 from configs import qwen3
 from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import Generation, Generator, new_generator
+from domino_jax.decoding.requests import Request
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method import rounds
 from domino_jax.method.config import DrafterConfig
@@ -21,20 +23,19 @@ from domino_jax.method.heads.medusa import MedusaConfig
 from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.names import EAGLE3, MEDUSA, ROW_DRAFTERS
 from domino_jax.method.pair import Models
+from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import DraftSettings, GeneratorSettings
+from domino_jax.method.tree import Tree, ancestor_table
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from tests.helpers.models import load_golden
 
 VOCAB = 64
 CHAINS = ("autoregressive", "backbone", "domino")
-# The six kinds of Domino drafter: where labels stand, and how many drafts the head leaves alone.
+# Kinds of Domino drafter: where labels stand, and how many drafts the head leaves alone.
 DRAFTERS = {
-    f"{'shifted' if shifted else 'unshifted'}, prefix {prefix}": {
-        "shift_label": shifted,
-        "pure_draft_prefix_len": prefix,
-    }
-    for shifted in (True, False)
-    for prefix in (0, 1, 2)
+    "shifted, prefix 1": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "shifted, prefix 2": {"shift_label": True, "pure_draft_prefix_len": 2},
+    "unshifted, prefix 0": {"shift_label": False, "pure_draft_prefix_len": 0},
 }
 
 
@@ -174,20 +175,64 @@ def random_prompts(count: int, shortest: int = 1, longest: int = 12, vocab: int 
     return [[int(token) for token in draw.integers(0, vocab, length)] for length in lengths]
 
 
-@contextlib.contextmanager
-def planted_drafts(known: np.ndarray):
-    """The real round with `propose` replaced: it drafts `known` int32 [B, N], a row's text by index of the new token.
+@dataclasses.dataclass(frozen=True)
+class PlantedDrafts:
+    """Drafts from tables instead of from a drafter, by the request of a row and the index of the new token.
 
-    What stands past a text's end is token 0. Programs compiled inside keep the stub; use a Generator of their own.
+    known: int32 [R, N], the draft of request r at index n; of a tree that of its main path.
+    decoys: int32 [R, N], the sibling of each node of a tree's main path. Decoys have no children.
+    keys: uint32 [R, 2], the noise keys of the requests.
     """
-    known = jnp.pad(jnp.asarray(known, jnp.int32), ((0, 0), (0, 64)))
 
-    def propose(models, state, sampling, settings):
-        index = state.counts[:, None] + jnp.arange(models.drafter.config.num_drafts)
-        return jnp.take_along_axis(known, index, axis=1), state.draft_cache
+    known: jax.Array
+    decoys: jax.Array
+    keys: jax.Array
 
+    def chain(self, models, state, sampling, settings):
+        """In place of rounds.propose."""
+        return self._at(self.known, state, settings.width(models.drafter.config)), state.draft_cache
+
+    def tree(self, models, state, sampling, settings):
+        """In place of rounds.propose_tree: main node and decoy change places from depth to depth."""
+        nodes, count = settings.width(models.drafter.config), settings.tree.nodes
+        sides = [np.array([depth % 2, 1 - depth % 2]) for depth in range(nodes)]
+        main = np.array([1 + 2 * depth + side[0] for depth, side in enumerate(sides)])
+        decoy = np.array([1 + 2 * depth + side[1] for depth, side in enumerate(sides)])
+        depths, parents = np.zeros(2 * nodes + 1, np.int32), np.zeros(2 * nodes + 1, np.int32)
+        depths[main] = depths[decoy] = np.arange(nodes) + 1
+        parents[main[1:]] = parents[decoy[1:]] = main[:-1]
+        tokens = jnp.broadcast_to(state.anchors[:, None], (len(state.anchors), max(count, len(depths))))
+        for places, table in ((main, self.known), (decoy, self.decoys)):
+            tokens = tokens.at[:, places].set(self._at(table, state, nodes))
+        # Places that no draft fills, or nodes that have no place any more.
+        fill = [(0, max(count - len(depths), 0))]
+        depths, parents = (np.pad(column, fill)[:count] for column in (depths, parents))
+        parents = jnp.broadcast_to(parents, (len(state.anchors), count))
+        depths = jnp.broadcast_to(depths, parents.shape)
+        return Tree(tokens[:, :count], depths, parents, ancestor_table(parents, nodes)), state.draft_cache
+
+    def _at(self, table: jax.Array, state, count: int) -> jax.Array:
+        row = jnp.argmax((jax.random.key_data(state.keys)[:, None] == self.keys).all(-1), axis=1)
+        return table[row[:, None], state.counts[:, None] + jnp.arange(count)]
+
+
+@contextlib.contextmanager
+def planted_drafts(known: np.ndarray, decoys: np.ndarray | None = None, requests: Sequence[Request] | None = None):
+    """The real rounds with PlantedDrafts; after a text's end token 0 is drafted.
+
+    Programs compiled inside keep the stub, so they need a separate generator. requests: 0, 1, … with seed 0 when None.
+    """
+    known = np.asarray(known)
+    requests = [Request(index, seed=0) for index in range(len(known))] if requests is None else requests
+    seeds, noise = (jnp.array([getattr(one, name) for one in requests]) for name in ("seed", "noise"))
+    tables = [
+        jnp.pad(jnp.asarray(table, jnp.int32), ((0, 0), (0, 64)))
+        for table in (known, known + 1 if decoys is None else decoys)
+    ]
+    planted = PlantedDrafts(*tables, jax.random.key_data(request_keys(seeds, noise)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounds, "propose", propose)
+        patch.setattr(rounds, "propose", planted.chain)
+        patch.setattr(rounds, "propose_tree", planted.tree)
         yield
 
 

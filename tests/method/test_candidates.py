@@ -17,7 +17,6 @@ from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import (
     DRAFTERS,
     VOCAB,
-    check_lossless,
     golden_models,
     make_generator,
     random_models,
@@ -76,22 +75,6 @@ def test_the_draft_is_the_best_of_the_candidates_and_with_all_tokens_the_whole_v
     assert few.tolist() == masked.tolist() != whole.tolist()
     likeliest = np.argsort(-np.asarray(base), axis=-1)[:, :, :FEW]
     assert (likeliest == np.asarray(few)[:, :, None]).any(-1).all()
-
-
-LOSSLESS = {
-    "greedy": (GREEDY, 1, {}),
-    "sampled, a batch": (WARM, 8, {}),
-    "sampled, one candidate": (WARM, 8, {"head_candidates": 1}),
-    "fixed shape": (GREEDY, 8, {"fixed_shape": True}),
-}
-
-
-@pytest.mark.parametrize("case", LOSSLESS)
-def test_few_candidates_change_no_token(case):
-    sampling, batch, choices = LOSSLESS[case]
-    choices = {"head_candidates": 3, **choices}
-    made = make_generator(random_models(4), sampling=sampling, batch_size=batch, **choices)
-    check_lossless(made, random_prompts(12), ("autoregressive", "domino"))
 
 
 def test_a_head_that_is_stored_by_tokens_drafts_the_same():

@@ -11,8 +11,9 @@ from domino_jax.method.heads.eagle3 import attend_passes
 from domino_jax.method.heads.eagle3_config import Eagle3Config, default_layer_ids
 from domino_jax.models import attention
 from domino_jax.runtime.errors import DataError
-from tests.helpers.decoding_models import random_models
+from tests.helpers.decoding_models import golden_models, make_generator, random_models, texts
 from tests.helpers.golden_files import raw_config
+from tests.helpers.models import load_golden
 
 TARGET_LAYERS = 6  # of the golden target
 
@@ -145,3 +146,17 @@ def test_gradients_reach_every_matrix_through_all_passes():
 
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.grad(total)(models.drafter_params)):
         assert np.abs(leaf).max() > 0, path
+
+
+def test_a_chain_longer_than_the_usual_one_gives_the_golden_texts_in_longer_rounds():
+    models, rows = golden_models("eagle3"), load_golden("eagle3").figures["generate"]
+    made = make_generator(models, cache_slots=128, max_new_tokens=40, batch_size=4, num_drafts=9)
+    answers = made.generate([row["prompt"] for row in rows], "draft")
+    assert texts(answers) == [row["output"][:40] for row in rows]
+    assert 2 < max(max(answer.accept_lengths) for answer in answers) <= 10
+    # One layer of the target's slots, and the fused features of one row.
+    assert [leaf.shape for leaf in jax.tree.leaves(made.start([[1]], [0], rows=1).draft_cache)] == [
+        (1, 2, 128, 24),
+        (1, 2, 128, 24),
+        (1, 64),
+    ]

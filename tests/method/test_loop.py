@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method.loop import DecodeState, Prompts, emit, record_round, run_rounds
-from domino_jax.method.propose import draft_base
 from domino_jax.method.settings import SamplingParams
-from domino_jax.method.verify import verify
 from tests.helpers.decoding_models import make_generator, planted_drafts, random_models, random_prompts
 
 WARM = SamplingParams(1.0)  # draft and target share their noise, so a random drafter is right now and then
@@ -168,39 +166,6 @@ def rejected():
     accepts = np.asarray(state.accepts)[:, :3]
     assert 1 < accepts.max() and accepts.min() < 5
     return made, state
-
-
-def test_after_rejections_the_caches_are_those_of_a_fresh_prefill():
-    made, state = rejected()
-    for row, prompt in enumerate(random_prompts(3, longest=9)):
-        emitted = state.tokens[row, : state.counts[row]].tolist()
-        prefix = prompt + emitted[:-1]
-        assert state.lengths[row] == len(prefix)
-        fresh = made.start([prefix] * 3, [0, 1, 2])
-        for name in ("target_cache", "draft_cache"):
-            for loop, new in zip(
-                jax.tree.leaves(getattr(state, name)), jax.tree.leaves(getattr(fresh, name)), strict=True
-            ):
-                np.testing.assert_allclose(loop[row, :, : len(prefix)], new[0, :, : len(prefix)], atol=1e-5)
-
-
-@jax.jit
-def next_logits(models, state):
-    """The target's logits after the anchor, and the base logits of the next draft."""
-    return verify(models, state.target_cache, state.anchors[:, None], state.lengths).logits, draft_base(models, state)[
-        1
-    ]
-
-
-def test_after_rejections_the_next_logits_are_those_of_a_fresh_prefill():
-    made, state = rejected()
-    target, draft = next_logits(made.models, state)
-    for row, prompt in enumerate(random_prompts(3, longest=9)):
-        emitted = state.tokens[row, : state.counts[row]].tolist()
-        fresh = made.start([prompt + emitted[:-1]] * 3, [0, 1, 2]).replace(anchors=jnp.full(3, emitted[-1]))
-        fresh_target, fresh_draft = next_logits(made.models, fresh)
-        np.testing.assert_allclose(target[row], fresh_target[0], atol=1e-5)
-        np.testing.assert_allclose(draft[row], fresh_draft[0], atol=1e-5)
 
 
 def poison(state, first):

@@ -8,9 +8,11 @@ import pytest
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.heads.medusa import Medusa, MedusaConfig
 from domino_jax.method.passed import Passed
+from domino_jax.method.settings import TreeSettings
 from domino_jax.runtime.errors import DataError
-from tests.helpers.decoding_models import random_models
+from tests.helpers.decoding_models import golden_models, make_generator, random_models, texts
 from tests.helpers.golden_files import raw_config
+from tests.helpers.models import load_golden
 
 
 def test_new_heads_are_the_targets_own_next_token_head():
@@ -74,3 +76,12 @@ def test_a_config_is_what_its_file_says_again():
     config = MedusaConfig.from_dict(raw_config("medusa", "drafter"))
     assert config == MedusaConfig(48, 300, 5) and config.num_drafts == 5
     assert MedusaConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_tree_of_products_gives_the_golden_texts_in_fewer_rounds_than_the_chain():
+    rows = load_golden("medusa").figures["generate"]
+    tree = TreeSettings(nodes=24, lanes=6, candidates=8, beta=0.0)
+    made = make_generator(golden_models("medusa"), cache_slots=160, max_new_tokens=64, batch_size=4, tree=tree)
+    answers = made.generate([row["prompt"] for row in rows], "tree")
+    assert texts(answers) == [row["output"] for row in rows]
+    assert sum(len(answer.accept_lengths) for answer in answers) < sum(len(row["accept_lengths"]) for row in rows)

@@ -18,9 +18,7 @@ PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
 WINDOWED = (("layer_types", ("full_attention", "sliding_attention")), ("sliding_window", 4))
 DRAFTERS = {
     "shifted, prefix 1": {"shift_label": True, "pure_draft_prefix_len": 1},
-    "shifted, prefix 0": {"shift_label": True, "pure_draft_prefix_len": 0},
     "shifted, prefix 2, window 4": {"shift_label": True, "pure_draft_prefix_len": 2, **dict(WINDOWED)},
-    "unshifted, prefix 1": {"shift_label": False, "pure_draft_prefix_len": 1},
     "unshifted, prefix 0": {"shift_label": False, "pure_draft_prefix_len": 0},
 }
 

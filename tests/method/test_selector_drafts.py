@@ -10,7 +10,7 @@ import pytest
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
 from domino_jax.method.tree import draft_ledger, propose_tree
-from tests.helpers.decoding_models import check_lossless, make_generator, random_models, random_prompts
+from tests.helpers.decoding_models import make_generator, random_models
 
 GREEDY, WARM = SamplingParams(), SamplingParams(0.8, top_k=20, top_p=0.9)
 PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
@@ -120,11 +120,3 @@ def test_more_lanes_than_candidates_leave_a_tree():
     tree, _ = jax.jit(lambda models, state: propose_tree(models, state, GREEDY, settings))(models, state)
     first = np.asarray(tree.depths) == 1
     assert 1 <= first.sum(1).max() <= K and np.asarray(tree.depths).max() > 1
-
-
-def test_a_dflash2_drafter_with_all_its_options_changes_no_token():
-    """Sliding layers that are not causal, convolutions and transforms; other drafters are in the matrix of heads."""
-    sliding = {"layer_types": ("sliding_attention",), "sliding_window": 4, "is_causal": False}
-    models = random_models(5, head="dflash2", **sliding, **TRANSFORMS)
-    made = make_generator(models, sampling=WARM, batch_size=4, tree=TREE)
-    check_lossless(made, random_prompts(4), ("autoregressive", "draft", "tree"))

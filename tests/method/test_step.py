@@ -1,7 +1,6 @@
 """The jitted training step: what it learns, what it leaves alone, and that it is what its parts say."""
 
 import functools
-import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from domino_jax.method import blocks, losses
+from domino_jax.method import blocks
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
@@ -133,17 +132,6 @@ def test_lambda_and_step_follow_the_completed_steps():
     state, metrics = full_run()
     assert int(state.step) == STEPS
     np.testing.assert_allclose([m["lambda_base"] for m in metrics], 1 - np.arange(STEPS) / STEPS, rtol=1e-5)
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_labels_and_weights_of_a_batch_are_computed_once_per_step(monkeypatch, accumulate):
-    labels = unittest.mock.Mock(wraps=blocks.labels_and_weights)
-    decay = unittest.mock.Mock(wraps=losses.position_decay)
-    monkeypatch.setattr(blocks, "labels_and_weights", labels)
-    monkeypatch.setattr(losses, "position_decay", decay)
-    state = jax.eval_shape(compiled_start())
-    jax.eval_shape(train_step.__wrapped__(accumulate), state, models()[0].params, batch_of(), KEY)
-    assert (labels.call_count, decay.call_count) == (1, 1)
 
 
 THREE = jnp.array([[4, 9, 20], [3, 8, 11]])  # anchors of two rows of 24 tokens
