@@ -7,8 +7,8 @@
 Golden parity, bandwidth, decoding and training of public shapes with random weights, and with --smollm2 the SmolLM2
 pipeline. Needs neither a hub nor a checkpoint. A phase whose FOLDER/NAME.json exists is not measured again; a phase
 that failed is tried again. Each phase runs in a separate process, which leaves what it prints in FOLDER/NAME.log, and
-shares the compiled programs in FOLDER/compiled. FOLDER/summary.md holds the tables; --docs writes them into
-docs/benchmarks.md. Exit code 1: a phase failed, the others ran.
+shares the compiled programs in FOLDER/compiled. FOLDER/summary.md holds the table; --docs writes it into
+docs/benchmarks.md, with a CSV file beside. Exit code 1: a phase failed, the others ran.
 """
 
 import argparse
@@ -31,34 +31,31 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.device import campaign_table as device_campaign_table
-from benchmarks.device import phases as device_campaign_phases
-from benchmarks.device import smollm2 as device_campaign_smollm2
+from benchmarks.device import phases, smollm2
 from benchmarks.device.parity import parity
-from benchmarks.document import put_section
+from benchmarks.tables import DOCS, ROOT, publish
 from domino_jax.runtime import environment
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import write_whole
 from domino_jax.weights.loading import keep_compiled
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
-PAGE = ROOT / "docs" / "benchmarks.md"
-SECTION = "device_campaign"  # of PAGE
+SECTION = "device_campaign"  # of docs/benchmarks.md
 SIZES = ("8b", "4b", "0.6b")
 # What measures a phase, and its minutes: rough estimates for one H100, compilation included.
 DECODING = {
-    "decode": (device_campaign_phases.decode, 3.0),
-    "context": (device_campaign_phases.context, 3.0),
-    "batch": (device_campaign_phases.batch, 3.5),
+    "decode": (phases.decode, 3.0),
+    "context": (phases.context, 3.0),
+    "batch": (phases.batch, 3.5),
 }
 PIPELINE = {
-    "answers": (device_campaign_smollm2.answers, 3.0),
-    "training": (device_campaign_smollm2.training, 4.0),
-    "decoding": (device_campaign_smollm2.decoding, 3.0),
+    "answers": (smollm2.answers, 3.0),
+    "training": (smollm2.training, 4.0),
+    "decoding": (smollm2.decoding, 3.0),
 }
 # Shares the accelerator with nothing else: the default of three quarters is too little for the training step of 8B.
 MEMORY = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+ORIGIN = ("devices", "small")  # numbers of a record that are no measurement
 GRACE = 20.0  # seconds that a phase gets to save what it has when the minutes are over
 
 
@@ -69,31 +66,31 @@ class Phase(NamedTuple):
     measure: Callable[[], dict[str, Any]]
 
 
-def phases(choices: argparse.Namespace) -> dict[str, Phase]:
+def all_phases(choices: argparse.Namespace) -> dict[str, Phase]:
     """All of them, the most informative first."""
-    scale = device_campaign_phases.SMALL if choices.small else device_campaign_phases.LARGE
+    scale = phases.SMALL if choices.small else phases.LARGE
     sizes = ("small",) if choices.small else SIZES
     peak = choices.peak_tflops
-    found = {
+    planned = {
         "parity": Phase(2.0, functools.partial(parity, GOLDEN, scale.golden_sets)),
-        "bandwidth": Phase(0.5, functools.partial(device_campaign_phases.bandwidth, scale, peak)),
+        "bandwidth": Phase(0.5, functools.partial(phases.bandwidth, scale, peak)),
     }
-    for point in device_campaign_phases.POINTS:
-        measure = functools.partial(device_campaign_phases.train, point, sizes[0], scale, peak)
-        found[f"train-{point}"] = Phase(3.0, measure)
+    for point in phases.POINTS:
+        measure = functools.partial(phases.train, point, sizes[0], scale, peak)
+        planned[f"train-{point}"] = Phase(3.0, measure)
     for size, (kind, (measure, minutes)) in itertools.product(sizes, DECODING.items()):
-        found[f"{kind}-{size}"] = Phase(minutes, functools.partial(measure, size, scale))
+        planned[f"{kind}-{size}"] = Phase(minutes, functools.partial(measure, size, scale))
     if choices.smollm2:
         flags = tuple(shlex.split(choices.recipe_flags))
-        pipeline = device_campaign_smollm2.Pipeline(choices.smollm2, choices.output / "smollm2", flags)
+        pipeline = smollm2.Pipeline(choices.smollm2, choices.output / "smollm2", flags)
         for name, (measure, minutes) in PIPELINE.items():
-            found[f"smollm2-{name}"] = Phase(minutes, functools.partial(measure, pipeline))
-    return found
+            planned[f"smollm2-{name}"] = Phase(minutes, functools.partial(measure, pipeline))
+    return planned
 
 
 def selected(choices: argparse.Namespace) -> dict[str, Phase]:
     """Those that --phases names, by their names or by their beginnings; all without it."""
-    available = phases(choices)
+    available = all_phases(choices)
     wanted = [name for name in (choices.phases or "").split(",") if name]
     if wanted == ["summary"]:
         return {}
@@ -168,7 +165,7 @@ def run_apart(choices: argparse.Namespace, name: str, left: float) -> None:
 
     A crash of it costs one phase, all its memory is given back, and the peak of that memory is the phase's.
     """
-    command = [sys.executable, "-m", "benchmarks.device.campaign", *choices.given, f"--one={name}"]
+    command = [sys.executable, "-m", "benchmarks.device.campaign", *choices.arguments, f"--one={name}"]
     with (choices.output / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=MEMORY | os.environ, start_new_session=True
@@ -210,7 +207,8 @@ def campaign(choices: argparse.Namespace, run: Callable[[argparse.Namespace, str
             print(f"{name}: left out, it takes about {phase.minutes:g} of {left / 60:.1f} minutes left", flush=True)
             continue
         run(choices, name, left)
-        print(f"{name}: {device_campaign_table.line(read_records(choices.output)[name])}", flush=True)
+        record = read_records(choices.output)[name]
+        print(f"{name}: FAILED: {record['failed']}" if "failed" in record else f"{name}: {record['seconds']:.0f} s")
     summarize(choices)
     records = read_records(choices.output)
     return int(any("failed" in records[name] for name in chosen if name in records))
@@ -219,12 +217,57 @@ def campaign(choices: argparse.Namespace, run: Callable[[argparse.Namespace, str
 def summarize(choices: argparse.Namespace) -> None:
     """FOLDER/summary.md from all JSONs, and with --docs the page."""
     records = read_records(choices.output)
-    if not records:
+    rows = [row for name, record in records.items() for row in rows_of(name, record)]
+    if not rows:
         return
-    text = device_campaign_table.markdown(records)
-    write_whole(choices.output / "summary.md", text)
-    if choices.docs:
-        put_section(PAGE, SECTION, text)
+    whole = [record for record in records.values() if "failed" not in record]
+    origin = ""
+    if whole:
+        dates = ", ".join(sorted({record["date"] for record in whole}))
+        commits = ", ".join(sorted({str(record["commit"]) for record in whole}))
+        one = whole[0]
+        origin = f"{one['devices']} × {one['device']}, jax {one['jax']}, {dates}, commit {commits}. "
+    text = f"`python -m benchmarks.device.campaign`: {origin}{SAYS}"
+    pages = [choices.output / "summary.md", *([DOCS / "benchmarks.md"] if choices.docs else [])]
+    for page in pages:
+        print(publish(page, SECTION, rows, COLUMNS, text), flush=True)
+
+
+COLUMNS = {"phase": "phase", "part": "part", "ms": "ms", "of_limit": "× its limit", "break_even_tau": "break-even τ"}
+COLUMNS |= {"tokens_per_second": "tokens/s", "mfu": "MFU", "tau_pooled": "τ", "peak_gb": "peak GB", "note": "note"}
+SAYS = (
+    "Random weights but in smollm2. A limit is the time that the bytes which must be moved take at the bandwidth of a "
+    "copy, measured in the same run; break-even τ is round ÷ step."
+)
+
+
+def rows_of(name: str, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row for each part that a phase measured."""
+    base = {"phase": name}
+    if "failed" in record:
+        return [base | {"part": "", "note": f"failed: {first_line(record['failed'])}"}]
+    if "checks" in record:
+        rows = []
+        for part, checks in record["checks"].items():
+            worst = max((one["error"] / one["limit"] for one in checks.values() if one["limit"]), default=0.0)
+            rows.append(base | {"part": part, "note": f"{len(checks)} checks, worst {worst:.0%} of its tolerance"})
+        return rows
+    if "sizes" in record:
+        rows = []
+        for size, one in record["sizes"].items():
+            figures = {"break_even_tau": one["break_even_tau"], "tokens_per_second": one["plain_tokens_per_second"]}
+            rows.append(base | {"part": f"step, {size}", **one["step"]})
+            rows.append(base | {"part": f"round, {size}", **one["round"], **figures})
+        return rows
+    if "modes" in record:
+        return [base | {"part": mode, **figures} for mode, figures in record["modes"].items()]
+    if "parts" in record:
+        peak = record["peak_bytes"] and record["peak_bytes"] / 1e9
+        rows = [base | {"part": part, **figures} for part, figures in record["parts"].items()]
+        rows.append(base | {"part": "all", "peak_gb": peak, "break_even_tau": record.get("break_even_tau")})
+        return rows
+    numbers = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key not in ORIGIN}
+    return [base | {"part": key, "note": f"{value:.4g}"} for key, value in numbers.items()]
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -241,7 +284,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--recipe-flags", default="", help="further flags of the pipeline's commands, in quotes")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     choices = parser.parse_args(argv)
-    choices.given = list(argv)
+    choices.arguments = list(argv)
     if choices.docs and choices.small:
         parser.error("--small figures are no measurement, and --docs would publish them; give one of the two.")
     if choices.smollm2 and not (choices.smollm2 / "config.json").is_file():

@@ -1,12 +1,12 @@
 """The data pipeline at scale: the index that every new data set needs once, its memory, and reading beside a step.
 
-    python -m benchmarks.device.data_pipeline --rows=1000000 --tokens=150 --processes 1 4 --write
+    python -m benchmarks.device.data_pipeline --rows=1000000 --tokens=150 --processes 1 4
 
 Conversations of two turns are made of the tiny target's prompts. Their lengths are log-normal with a mean of about
 --tokens. For each number of processes a fresh process builds the index and reports its peak of memory; every index must
 equal the first. Another fresh process then reads batches of 16 rows, padded to 3,072 tokens: of this file, and of one
 whose rows fill all 3,072. It first reads as fast as it can and then one batch each second, as a training run at 16 rows
-per second would, and reports the longest time that a step waited.
+per second would, and reports the longest time that a step waited. --small: 40 rows, a test of the command.
 """
 
 import argparse
@@ -18,13 +18,12 @@ import pathlib
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.document import put_section
-from benchmarks.this_machine import conditions
+from benchmarks.tables import DOCS, ROOT, conditions, publish
 from domino_jax.data import index
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import ProcessShare, make_batches
@@ -33,9 +32,7 @@ from domino_jax.data.sources import open_sources
 from domino_jax.runtime.cores import usable
 from domino_jax.weights import hf
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGET = ROOT / "assets" / "tiny_qwen3"
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
 LENGTH, BATCH = 3_072, 16
 WINDOW = 4_096
 SPREAD = 0.7  # of the logarithm of a row's length
@@ -116,65 +113,59 @@ def read_file(file: pathlib.Path, cache: pathlib.Path, fast: int, paced: int) ->
     }
 
 
-def report(choices: argparse.Namespace, indexed: dict[int, dict], read: list[dict], machine: str) -> str:
-    """The Markdown; `machine` is printed as it is."""
-    processes = " ".join(map(str, indexed))
-    lines = [
-        f"`python -m benchmarks.device.data_pipeline --rows={choices.rows} --tokens={choices.tokens}"
-        f" --processes {processes}`",
-        "",
-        f"{choices.rows:,} conversations of {read[0]['tokens']:.0f} tokens in the mean, the tiny target's tokenizer. "
-        f"{machine}",
-        "",
-        "| processes | index | rows/s | MB before | peak MB | peak MB of a worker |",
-        "|---:|---:|---:|---:|---:|---:|",
-    ]
-    for workers, found in indexed.items():
-        before, peak, worker = (f"{found[f'{name}_bytes'] / 1e6:,.0f}" for name in ("before", "peak", "worker"))
-        seconds, worker = found["index_seconds"], worker if workers > 1 else "–"
-        cells = [workers, f"{seconds:,.0f} s", f"{choices.rows / seconds:,.0f}", before, peak, worker]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    fingerprint = max(found["fingerprint_seconds"] for found in indexed.values())
-    lines += ["", f"Later starts read the stored index, after {fingerprint:.0f} s for the fingerprint of the file.", ""]
-    lines += [
-        "| tokens of a row | rows/s of one process | longest wait at 16 rows/s | peak MB |",
-        "|---:|---:|---:|---:|",
-    ]
-    for found in read:
-        rate, wait = f"{found['rows_per_second']:,.0f}", f"{found['wait'] * 1e3:.1f} ms"
-        lines.append(f"| {found['tokens']:,.0f} | {rate} | {wait} | {found['peak_bytes'] / 1e6:,.0f} |")
-    return "\n".join(lines) + "\n"
+COLUMNS = {"what": "", "rows_s": "rows/s", "seconds": "seconds", "wait_ms": "longest wait at 16 rows/s, ms"}
+COLUMNS |= {"peak_mb": "peak MB", "worker_mb": "peak MB of a worker"}
 
 
-def main() -> None:
+def rows_of(count: int, indexed: dict[int, dict], read: list[dict]) -> list[dict[str, Any]]:
+    """One row for each number of processes that index, and for each file that is read."""
+    rows = []
+    for workers, one in indexed.items():
+        row = {"what": f"index, {workers} processes", "rows_s": count / one["index_seconds"]}
+        row |= {"seconds": one["index_seconds"], "peak_mb": one["peak_bytes"] / 1e6}
+        rows.append(row | {"worker_mb": one["worker_bytes"] / 1e6 if workers > 1 else None})
+    fingerprint = max(one["fingerprint_seconds"] for one in indexed.values())
+    rows.append({"what": "a later start: fingerprint of the file", "seconds": fingerprint})
+    for one in read:
+        row = {"what": f"read rows of {one['tokens']:,.0f} tokens", "rows_s": one["rows_per_second"]}
+        rows.append(row | {"wait_ms": one["wait"] * 1e3, "peak_mb": one["peak_bytes"] / 1e6})
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     powers = [2**power for power in range(usable().bit_length())]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--tokens", type=int, default=600, help="of a row, in the mean")
     parser.add_argument("--processes", type=int, nargs="+", default=powers, help="that index, one run for each number")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
-    choices = parser.parse_args()
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "benchmarks.md")
+    parser.add_argument("--small", action="store_true")
+    choices = parser.parse_args(arguments)
+    fast, paced, long_rows = FAST_BATCHES, PACED_BATCHES, LONG_ROWS
+    if choices.small:
+        choices.rows, choices.tokens, choices.processes = 40, 60, [1, 2]
+        fast, paced, long_rows = 2, 1, 40
     tokenizer = hf.load_tokenizer(TARGET)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        rows, long_rows = folder / "rows.jsonl", folder / "long.jsonl"
+        rows, longer = folder / "rows.jsonl", folder / "long.jsonl"
         write_rows(rows, tokenizer, choices.rows, choices.tokens)
-        write_rows(long_rows, tokenizer, LONG_ROWS, LENGTH * 6 // 5, spread=0.0)  # cut to LENGTH
+        write_rows(longer, tokenizer, long_rows, LENGTH * 6 // 5, spread=0.0)  # cut to LENGTH
         indexed: dict[int, dict] = {}
-        first: dict[str, np.ndarray] = {}
         for workers in choices.processes:
             indexed[workers] = apart(index_file, rows, folder / str(workers), workers)
-            arrays = indexed[workers].pop("index")
-            first = first or arrays
-            if not all(np.array_equal(first[name], arrays[name]) for name in first):
-                raise SystemExit(f"the index by {workers} processes differs from that by {choices.processes[0]}.")
-        read = [
-            apart(read_file, file, folder / str(workers), FAST_BATCHES, PACED_BATCHES) for file in (rows, long_rows)
-        ]
-    text = report(choices, indexed, read, conditions(("grain", "tokenizers")))
-    print(text)
-    if choices.write:
-        put_section(DOCUMENT, "data_pipeline", text)
+        first, *others = (one["index"] for one in indexed.values())
+        for other in others:
+            if not all(np.array_equal(first[name], other[name]) for name in first):
+                raise SystemExit("two numbers of processes made two different indices.")
+        read = [apart(read_file, file, folder / str(workers), fast, paced) for file in (rows, longer)]
+    processes, tokens = " ".join(map(str, choices.processes)), read[0]["tokens"]
+    flags = f"--rows={choices.rows} --tokens={choices.tokens} --processes {processes}"
+    text = (
+        f"`python -m benchmarks.device.data_pipeline {flags}`\n\nConversations of {tokens:.0f} tokens in "
+        f"the mean, the tiny target's tokenizer. {conditions(('grain', 'tokenizers'))}"
+    )
+    print(publish(choices.page, "data_pipeline", rows_of(choices.rows, indexed, read), COLUMNS, text))
 
 
 if __name__ == "__main__":

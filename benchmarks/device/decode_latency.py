@@ -1,30 +1,27 @@
 """Milliseconds of the parts of decoding at a model shape, with random weights and a forced acceptance length.
 
     python -m benchmarks.device.decode_latency --size=8b --output=8b.json      # a GPU or TPU
-    python -m benchmarks.device.decode_latency --cpu-tiny                      # a minute on any CPU, float32
+    python -m benchmarks.device.decode_latency --small                         # a test of the command, on any CPU
 
 An autoregressive step, the draft, the head's rollout, verify of 17 and of 16 to 128 rows, the tree's proposal and round
 at those sizes, the commit, a whole round; each many times inside one jitted loop, alternating, as medians. Beside each
-time it states the bytes that must be moved and, on a device of a known kind, the time that its bandwidth allows. The
-copy bandwidth of the device is measured in the same run. The texts are meaningless: the speed-up is that of the shape
-at the given τ.
+time are the bytes that must be moved, and the time that the bandwidth of a copy allows, measured in the same run. The
+texts are meaningless.
 """
 
 import argparse
 import concurrent.futures
-import datetime
 import json
 import os
 import pathlib
-import time
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from benchmarks.compilers.decode import CANDIDATES, fusion_bytes, must_move
+from benchmarks.compilers.programs import CANDIDATES, fusion_bytes, must_move
 from benchmarks.device.random_models import decoding_models, state_of
+from benchmarks.tables import markdown
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.evals.round_times import (
     copy_stopwatch,
@@ -32,9 +29,9 @@ from domino_jax.evals.round_times import (
     round_of,
     round_stopwatch,
     round_stopwatches,
+    stopwatch,
     turn_seconds,
 )
-from domino_jax.forecast import topologies
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import (
@@ -52,9 +49,6 @@ from domino_jax.method.verify import verify
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading
 
-# By JAX's device_kind: the topology whose data sheet holds the bandwidth.
-KINDS = {"H100": "h100", "H200": "h200", "TPU v5 lite": "v5e", "TPU v5p": "v5p", "TPU v5": "v5p"}
-KINDS |= {"TPU v6": "v6e", "TPU v4": "v4"}
 GREEDY = SamplingParams()
 NAMES = {round_of(BASELINE): "step", round_of(DOMINO): "round", round_of(BACKBONE): "round_without_head"}
 COMPILING = 8  # programs that are compiled at a time
@@ -62,19 +56,14 @@ COMPILING = 8  # programs that are compiled at a time
 Stopwatch = Callable[[int], float]  # turns → seconds
 
 
-def stopwatch(part, carry_of, models: Models, state: DecodeState) -> Stopwatch:
-    """The time of a jitted loop that runs part(models, state, carry) → carry so often."""
+def looped(part, carry_of, models: Models, state: DecodeState) -> Stopwatch:
+    """The time of a jitted loop that runs part(models, state, carry) → carry."""
 
     @jax.jit
     def program(models, state, turns):
         return jax.lax.fori_loop(0, turns, lambda _, carry: part(models, state, carry), carry_of(state))
 
-    def seconds(turns: int) -> float:
-        begin = time.perf_counter()
-        jax.block_until_ready(program(models, state, np.int32(turns)))
-        return time.perf_counter() - begin
-
-    return seconds
+    return stopwatch(program, models, state)
 
 
 def checked(models: Models, state: DecodeState, rows: int) -> Stopwatch:
@@ -84,13 +73,13 @@ def checked(models: Models, state: DecodeState, rows: int) -> Stopwatch:
         tokens, cache = carry
         taps = models.drafter.config.target_layer_ids
         out = verify(models, cache, tokens, state.lengths, tap_layers=taps)
-        kept = (1e-30 * out.features.sum()).astype(jnp.int32)  # the features are used; their sum is below a token id
-        return jnp.argmax(out.logits, -1).astype(jnp.int32) + kept, out.cache
+        nothing = (1e-30 * out.features.sum()).astype(jnp.int32)  # uses the features; their sum is below a token id
+        return jnp.argmax(out.logits, -1).astype(jnp.int32) + nothing, out.cache
 
     def begin(state):
         return jnp.broadcast_to(state.anchors[:, None], (len(state.anchors), rows)), state.target_cache
 
-    return stopwatch(part, begin, models, state)
+    return looped(part, begin, models, state)
 
 
 def proposed(models: Models, state: DecodeState, tree: TreeSettings) -> Stopwatch:
@@ -102,7 +91,7 @@ def proposed(models: Models, state: DecodeState, tree: TreeSettings) -> Stopwatc
         tree, cache = propose_tree(models, state.replace(anchors=anchors, draft_cache=cache), GREEDY, settings)
         return tree.tokens[:, -1], cache
 
-    return stopwatch(part, lambda state: (state.anchors, state.draft_cache), models, state)
+    return looped(part, lambda state: (state.anchors, state.draft_cache), models, state)
 
 
 def chain_stopwatches(models: Models, generator: Generator, state: DecodeState) -> dict[str, Stopwatch]:
@@ -138,13 +127,11 @@ def measure(choices: argparse.Namespace) -> dict:
     """Median seconds of every part, the bytes that each must move, and the copy's bytes per second."""
     loading.use_exact_matmuls(choices.dtype)
     models = decoding_models(choices.size, choices.dtype, choices.layers, choices.head)
-    temperature, top_k, top_p, min_p = choices.sampling
     settings = GeneratorSettings(
         cache_slots=choices.slots,
         smallest_cache=choices.slots,
         max_new_tokens=choices.slots // 4,
         simulated_tau=choices.tau,
-        sampling=SamplingParams(temperature, int(top_k), top_p, min_p),
         drafting=DraftSettings(head_candidates=choices.candidates),
     )
     generator = new_generator(models, settings)
@@ -163,76 +150,33 @@ def measure(choices: argparse.Namespace) -> dict:
 
 
 def must_bytes(models: Models, state: DecodeState, names, candidates: int = CANDIDATES[0]) -> dict[str, int]:
-    """Bytes that a part must move (compile_decode.must_move); verify of more rows differs by the rows it writes.
+    """Bytes that a part must move (programs.must_move); verify of more rows differs by the rows it writes.
 
     candidates: of the head, one of CANDIDATES or 0.
     """
-    found = must_move(models, state)
+    must = must_move(models, state)
     if candidates:
-        found |= {part: found[f"{part}{candidates}"] for part in ("head", "round")}
-    row = (found["verify64"] - found["verify17"]) // 47
+        must |= {part: must[f"{part}{candidates}"] for part in ("head", "round")}
+    row = (must["verify64"] - must["verify17"]) // 47
     for name in names:
         rows = int(name.split("(")[1][:-1]) if name.endswith(")") else 0
         if name.startswith("verify("):
-            found[name] = found["step"] + (rows - 1) * row
+            must[name] = must["step"] + (rows - 1) * row
         elif name.startswith("round_tree("):
-            found[name] = found["round"] + (rows - 17) * row
+            must[name] = must["round"] + (rows - 17) * row
     backbone = models.drafter_params["backbone"]
     context = [
         backbone[name]["self_attn"][part] for name in backbone if "layer" in name for part in ("k_proj", "v_proj")
     ]
-    found["commit"] = fusion_bytes(models) + device_bytes(context)
-    return {name: found[name] for name in names if name in found}
+    must["commit"] = fusion_bytes(models) + device_bytes(context)
+    return {name: must[name] for name in names if name in must}
 
 
-def report(choices: argparse.Namespace) -> dict:
-    """All figures as JSON values."""
-    device = jax.devices()[0]
-    made = measure(choices)
-    kind = next((name for part, name in KINDS.items() if part in device.device_kind), None)
-    sheet = topologies.CHIPS[kind].bandwidth if kind else None
-    copied, parts = made["copy_bytes_per_second"], {}
-    for name, seconds in made["seconds"].items():
-        must = made["must"].get(name)
-        parts[name] = {
-            "milliseconds": seconds * 1e3,
-            "must_bytes": must,
-            "limit_milliseconds": must / sheet * 1e3 if must and sheet else None,
-            "copy_limit_milliseconds": must / copied * 1e3 if must and copied else None,
-        }
-    seconds = made["seconds"]
-    return {
-        "simulated": True,
-        "device": device.device_kind,
-        "jax": jax.__version__,
-        "date": str(datetime.date.today()),
-        "choices": {key: value for key, value in vars(choices).items() if key != "output"},
-        "copy_bytes_per_second": copied,
-        "sheet_bytes_per_second": sheet,
-        "parts": parts,
-        "round_per_step": seconds["round"] / seconds["step"],
-        "speedup_at_tau": choices.tau * seconds["step"] / seconds["round"],
-    }
-
-
-def markdown(found: dict) -> str:
-    """The table, with the line that says what it is."""
-    asked = found["choices"]
-    lines = [
-        f"Qwen3-{asked['size']} shape, {asked['dtype']}, {asked['slots']} cache slots, one row, {found['device']}, jax "
-        f"{found['jax']}, {found['date']}. **Random weights, acceptance set to {asked['tau']}: a simulation.** Copy "
-        f"bandwidth measured: {found['copy_bytes_per_second'] / 1e9:,.0f} GB/s.",
-        "",
-        "| part | ms | must move GB | ms at the data sheet's bandwidth | ms at the copy bandwidth |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    for name, part in found["parts"].items():
-        values = (part["must_bytes"] and part["must_bytes"] / 1e9, part["limit_milliseconds"])
-        cells = [f"{value:.3f}" if value else "–" for value in (*values, part["copy_limit_milliseconds"])]
-        lines.append(f"| {name} | {part['milliseconds']:.3f} | " + " | ".join(cells) + " |")
-    ratio, speedup = found["round_per_step"], found["speedup_at_tau"]
-    lines += ["", f"A round is {ratio:.2f} steps: {speedup:.2f} × at τ = {asked['tau']} (simulated)."]
-    return "\n".join(lines)
+def timed(seconds: float, must: int | None, copied: float | None) -> dict[str, float | None]:
+    """Milliseconds, the bytes that must be moved, and the milliseconds that the copy's bandwidth allows for them."""
+    limit = must / copied if must and copied else None
+    ratio = seconds / limit if limit else None
+    return {"ms": seconds * 1e3, "must_bytes": must, "limit_ms": limit and limit * 1e3, "of_limit": ratio}
 
 
 def parsed(argv: list[str] | None = None) -> argparse.Namespace:
@@ -253,25 +197,32 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
         help="tokens per slot that the head corrects, as decode.head_candidates",
     )
     parser.add_argument("--head", type=int, nargs=2, default=[256, 1024], help="emb_dim and gru_hidden_dim")
-    kept = ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P")
-    parser.add_argument("--sampling", type=float, nargs=4, default=[0, 0, 1, 0], metavar=kept, help="greedy by default")
-    parser.add_argument("--cpu-tiny", action="store_true", help="the tiny shape in float32, few and narrow")
+    names = ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P")
+    parser.add_argument(
+        "--sampling", type=float, nargs=4, default=[0, 0, 1, 0], metavar=names, help="greedy by default"
+    )
+    parser.add_argument("--small", action="store_true", help="three narrow layers in float32")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
     choices = parser.parse_args(argv)
-    if choices.cpu_tiny:
-        tiny = {"size": "tiny", "dtype": "float32", "slots": 512, "layers": 2, "repeats": 3, "copy_megabytes": 64}
-        for name, value in (tiny | {"widths": [16], "head": [32, 64]}).items():
+    if choices.small:
+        small = {"size": "small", "dtype": "float32", "slots": 64, "layers": 1, "repeats": 1, "copy_megabytes": 1}
+        for name, value in (small | {"widths": [4], "trees": [4], "head": [8, 8]}).items():
             setattr(choices, name, value)
     choices.trees = choices.widths if choices.trees is None else choices.trees
     return choices
 
 
-def main() -> None:
-    choices = parsed()
-    found = report(choices)
-    print(markdown(found), flush=True)
+def main(argv: list[str] | None = None) -> None:
+    choices = parsed(argv)
+    measured = measure(choices)
+    copied, seconds = measured["copy_bytes_per_second"], measured["seconds"]
+    parts = {name: timed(spent, measured["must"].get(name), copied) for name, spent in seconds.items()}
+    columns = {"part": "part", "ms": "ms", "must_bytes": "must move, bytes", "of_limit": "× its limit"}
+    print(markdown([{"part": name, **part} for name, part in parts.items()], columns), flush=True)
     if choices.output:
-        choices.output.write_text(json.dumps(found, indent=2) + "\n")
+        device = jax.devices()[0].device_kind
+        record = {"device": device, "jax": jax.__version__, "copy_bytes_per_second": copied, "parts": parts}
+        choices.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

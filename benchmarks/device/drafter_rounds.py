@@ -1,6 +1,7 @@
 """What a round of a drafter costs before it is trained: candidate shapes for one target, with random weights.
 
     python -m benchmarks.device.drafter_rounds --config=configs/smollm2_135m.py --layers 1 2 3 --blocks 4 6 8
+    python -m benchmarks.device.drafter_rounds --small                          # a test of the command
 
 A round pays when it emits more tokens than plain steps would in its time, so its break-even τ is round ÷ step. That
 depends on the shape of the drafter and on the device, not on what the drafter has learnt. All candidates and the plain
@@ -14,11 +15,12 @@ import json
 import pathlib
 import runpy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import logging
 
 from benchmarks.device.random_models import state_of
-from benchmarks.this_machine import conditions
+from benchmarks.tables import ROOT, conditions, markdown
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.method.config import DrafterConfig
@@ -46,7 +48,7 @@ class Shape:
     @property
     def name(self) -> str:
         head = "×".join(map(str, self.head)) or "none"
-        return f"{self.layers} | {self.hidden or 'all'} | {self.taps} | {self.block} | {head}"
+        return f"{self.layers}, {self.hidden or 'all'}, {self.taps}, {self.block}, {head}"
 
     def config(self, target) -> DrafterConfig:
         """The config of a drafter of this shape; taps are spread over the target as the public rule spreads them."""
@@ -85,19 +87,22 @@ def measure(loaded: loading.LoadedTarget, shapes: Sequence[Shape], candidates: i
     return turn_seconds(timed, repeats), sizes
 
 
-def table(seconds: Mapping[str, float], sizes: Mapping[str, int], rows: int) -> str:
-    """The Markdown: a line per shape."""
-    lines = [
-        f"A plain step of {rows} row{'s' if rows > 1 else ''}: {seconds[STEP] * 1e3:.1f} ms.",
-        "",
-        "| layers | hidden units | taps | block | head | round, ms | break-even τ | largest τ | MB in bfloat16 |",
-        "|---:|---:|---:|---:|---|---:|---:|---:|---:|",
+COLUMNS = {"shape": "layers, hidden units, taps, block, head", "ms": "round, ms", "break_even": "break-even τ"}
+COLUMNS |= {"largest": "largest τ", "mb": "MB in bfloat16"}
+
+
+def rows_of(seconds: Mapping[str, float], sizes: Mapping[str, int], shapes: Sequence[Shape]) -> list[dict[str, Any]]:
+    """One row for each shape."""
+    return [
+        {
+            "shape": shape.name,
+            "ms": seconds[shape.name] * 1e3,
+            "break_even": seconds[shape.name] / seconds[STEP],
+            "largest": shape.block + 1,
+            "mb": sizes[shape.name] / 1e6,
+        }
+        for shape in shapes
     ]
-    for name, size in sizes.items():
-        block = int(name.split("|")[3])
-        spent = seconds[name]
-        lines.append(f"| {name} | {spent * 1e3:.1f} | {spent / seconds[STEP]:.2f} | {block + 1} | {size / 1e6:.1f} |")
-    return "\n".join(lines)
 
 
 def head_of(text: str) -> tuple[int, int] | tuple[()]:
@@ -120,7 +125,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cores", type=int, default=0, help="as decode.cores")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
+    parser.add_argument("--small", action="store_true", help="two shapes for the tiny target")
     choices = parser.parse_args(argv)
+    if choices.small:
+        choices.config, choices.layers, choices.blocks, choices.repeats = str(ROOT / "configs/tiny.py"), [1], [4], 1
+        choices.heads = [(), (8, 8)]
     recipe = runpy.run_path(choices.config)["get_config"]()
     logging.set_verbosity(logging.ERROR)
     grid = (choices.layers, choices.hidden, choices.taps, choices.blocks, choices.heads)
@@ -128,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with kept_to(choices.cores):
         loaded = loading.load_target(recipe.target.path, recipe.decode.dtype)
         seconds, sizes = measure(loaded, shapes, choices.candidates, choices.rows, choices.repeats)
-    print(f"{table(seconds, sizes, choices.rows)}\n\n{recipe.target.path}, {recipe.decode.dtype}. {conditions()}")
+    print(f"A plain step takes {seconds[STEP] * 1e3:.1f} ms.\n\n{markdown(rows_of(seconds, sizes, shapes), COLUMNS)}")
+    print(f"\n{recipe.target.path}, {recipe.decode.dtype}, {choices.rows} rows. {conditions()}")
     if choices.output:
         choices.output.write_text(json.dumps({"seconds": seconds, "bytes": sizes}, indent=1) + "\n")
 

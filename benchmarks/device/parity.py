@@ -32,19 +32,19 @@ FIGURES = {"loss": LOSSES, "final_loss": LOSSES, "base_loss": LOSSES, "accuracy"
 
 def parity(golden: pathlib.Path, sets: Sequence[str]) -> dict[str, Any]:
     """Every check as {"error", "limit"}, by set and dtype; "failed" names those that miss their limit."""
-    found = {}
+    checked = {}
     for name in sets:
         for dtype in ("float32", "bfloat16"):
             precision = "highest" if dtype == "float32" else "default"
             with jax.default_matmul_precision(precision):
-                found[f"{name} {dtype}"] = compare(golden / name, dtype)
+                checked[f"{name} {dtype}"] = compare(golden / name, dtype)
     missed = [
         f"{part}: {check} {one['error']:.3g} > {one['limit']:g}"
-        for part, checks in found.items()
+        for part, checks in checked.items()
         for check, one in checks.items()
         if not one["error"] <= one["limit"]
     ]
-    return {"checks": found} | ({"failed": "; ".join(missed)} if missed else {})
+    return {"checks": checked} | ({"failed": "; ".join(missed)} if missed else {})
 
 
 def compare(folder: pathlib.Path, dtype: str) -> dict[str, dict[str, float]]:
@@ -120,8 +120,8 @@ def decoding_errors(models: Models, figures, exact: bool) -> dict[str, tuple[flo
     prompts = [row["prompt"] for row in rows]
     plain, domino = (generator.generate(models, prompts, mode).answers for mode in (BASELINE, DOMINO))
     if not exact:
-        found = divergences(models, generator, prompts, plain, domino)
-        return {"texts beyond near ties": (sum(not one.near_tie for one in found), 0)}
+        apart = divergences(models, generator, prompts, plain, domino)
+        return {"texts beyond near ties": (sum(not one.near_tie for one in apart), 0)}
     outputs, drafts = [row["output"] for row in rows], [row["first_round_draft"] for row in rows]
     return {
         "plain texts": (differing([answer.token_ids for answer in plain], outputs), 0),

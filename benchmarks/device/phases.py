@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.compilers.decode import CANDIDATES
+from benchmarks.compilers.programs import CANDIDATES
 from benchmarks.device import decode_latency, train_step
-from benchmarks.device.decode_latency import rate
+from benchmarks.device.decode_latency import rate, timed
 from benchmarks.device.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.round_times import copy_stopwatch, endless, round_stopwatch, stopwatch
@@ -115,9 +115,9 @@ def decode(size: str, scale: Scale) -> dict[str, Any]:
     arguments += [f"--repeats={scale.repeats}", f"--copy-megabytes={scale.copy_megabytes}"]
     for name, values in (("head", scale.head), ("widths", scale.widths), ("trees", scale.trees)):
         arguments += [f"--{name}", *map(str, values)]
-    made = decode_latency.measure(decode_latency.parsed(arguments))
-    copied, seconds = made["copy_bytes_per_second"], made["seconds"]
-    parts = {name: timed(spent, made["must"].get(name), copied) for name, spent in seconds.items()}
+    measured = decode_latency.measure(decode_latency.parsed(arguments))
+    copied, seconds = measured["copy_bytes_per_second"], measured["seconds"]
+    parts = {name: timed(spent, measured["must"].get(name), copied) for name, spent in seconds.items()}
     return {
         "slots": scale.slots,
         "copy_bytes_per_second": copied,
@@ -125,13 +125,6 @@ def decode(size: str, scale: Scale) -> dict[str, Any]:
         **compared(seconds["step"], seconds["round"]),
         "peak_bytes": peak_bytes(),
     }
-
-
-def timed(seconds: float, must: int | None, copied: float | None) -> dict[str, float | None]:
-    """Milliseconds, the bytes that must be moved, and the milliseconds that the copy's bandwidth allows for them."""
-    limit = must / copied if must and copied else None
-    ratio = seconds / limit if limit else None
-    return {"ms": seconds * 1e3, "must_bytes": must, "limit_ms": limit and limit * 1e3, "of_limit": ratio}
 
 
 def compared(step: float, round_: float) -> dict[str, Any]:
@@ -193,18 +186,21 @@ def train(point: str, size: str, scale: Scale, peak_tflops: float | None) -> dic
     arguments += [f"--peak-tflops={peak_tflops}"] if peak_tflops else []
     choices = train_step.parsed(arguments)
     choices.rows = max(choices.rows, jax.device_count())
-    wanted, found, peak = choices.parts, {}, None
+    wanted, figures, peak = choices.parts, {}, None
     for part in wanted:
         choices.parts = [part]
-        found |= train_step.report(choices, train_step.measure(choices))
+        figures |= train_step.report(choices, train_step.measure(choices))
         peak = peak or peak_bytes()
     product, flops = product_stopwatch(scale.product)
     seconds = decode_latency.median_seconds({"product": product}, scale.repeats)
     names = ("rows", "length", "anchors", "block", "layers", "head", "dtype", "loss_slice", "devices")
-    parts = {part: {**found[part], "mfu": found[part]["share_of_peak"]} for part in wanted}
+    parts = {
+        part: {**figures[part], "ms": figures[part]["seconds"] * 1e3, "mfu": figures[part]["share_of_peak"]}
+        for part in wanted
+    }
     measured = rate(flops, seconds["product"])
     return {
-        "choices": {name: found[name] for name in names},
+        "choices": {name: figures[name] for name in names},
         "parts": parts,
         "peak_bytes": peak,
         "flops_per_second": measured,

@@ -1,6 +1,6 @@
 """tokens/s of the regeneration of training rows with and without the drafter, and what finished rows cost.
 
-    python -m benchmarks.device.regeneration --batches=16 --batch_size=32 --write
+    python -m benchmarks.device.regeneration --batches=16 --batch_size=32
 
 The shipped tiny models answer the first prompts of the tiny recipe with its settings, greedy, in queues of neighbours
 by length, as `python -m domino_jax.regenerate` does. Both ways answer each queue, and they alternate in going first. A
@@ -15,12 +15,12 @@ import argparse
 import dataclasses
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from benchmarks.document import put_section
-from benchmarks.this_machine import conditions
+from benchmarks.tables import DOCS, conditions, publish, ratio
 from configs import tiny
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, converse, queues, start_conversation
@@ -28,7 +28,6 @@ from domino_jax.decoding.generate import Generator
 from domino_jax.regenerate import new_answerer, settings_of
 from domino_jax.weights import loading
 
-DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "benchmarks.md"
 PLAIN, DRAFTED = ("target alone", "with the drafter")
 
 
@@ -95,8 +94,8 @@ def answerers(batch_size: int) -> tuple[dict[str, CountingAnswerer], loading.Loa
     settings = dataclasses.replace(settings_of(config), batch_size=batch_size)
     loaded = loading.load_target(config.target.path, config.target.dtype)
     drafters = {PLAIN: None, DRAFTED: config.drafter.path}
-    made = {way: new_answerer(loaded, settings, drafter) for way, drafter in drafters.items()}
-    return {way: CountingAnswerer(one.models, one.settings) for way, one in made.items()}, loaded
+    plain = {way: new_answerer(loaded, settings, drafter) for way, drafter in drafters.items()}
+    return {way: CountingAnswerer(one.models, one.settings) for way, one in plain.items()}, loaded
 
 
 def conversations(loaded: loading.LoadedTarget, count: int, batch_size: int) -> list[list[Conversation]]:
@@ -127,46 +126,41 @@ def measure(made: dict[str, CountingAnswerer], work: list[list[Conversation]], t
     return {way: counted for way, (_, *counted) in runs.items()}  # the first repetition compiles
 
 
-def report(runs: dict[str, list[Run]], prompts: int, batch_size: int, machine: str) -> str:
-    """The Markdown; `machine` is printed as it is."""
-    repetitions = len(runs[PLAIN])
-    tokens = runs[PLAIN][0].tokens
-    lines = [
-        f"`python -m benchmarks.device.regeneration --batches={prompts // batch_size} --batch_size={batch_size} "
-        f"--repetitions={repetitions}`",
-        "",
-        f"{prompts} prompts in queues over {batch_size} rows, {tokens:,} new tokens, all answers the same both ways; "
-        f"medians of {repetitions} repetitions, alternating, prefill included, compilation left out. {machine}",
-        "",
-        "| | tokens/s | row-rounds | of them on finished rows |",
-        "|---|---:|---:|---:|",
-    ]
-    rates = {way: [run.tokens / run.seconds for run in found] for way, found in runs.items()}
-    for way, found in runs.items():
-        spent = found[0].row_rounds
-        rate = f"{statistics.median(rates[way]):,.0f}"
-        lines.append(f"| {way} | {rate} | {spent.computed:,} | {spent.finished_share:.0%} |")
-    ratios = [drafted / plain for drafted, plain in zip(rates[DRAFTED], rates[PLAIN], strict=True)]
-    span = f"({min(ratios):.2f} to {max(ratios):.2f})"
-    lines += ["", f"With the drafter {statistics.median(ratios):.2f} × the tokens per second {span}."]
-    return "\n".join(lines) + "\n"
+def rows_of(runs: dict[str, list[Run]]) -> list[dict[str, float | str]]:
+    """One row for each way of answering."""
+    rates = {way: [run.tokens / run.seconds for run in each] for way, each in runs.items()}
+    rows = []
+    for way, each in runs.items():
+        spent = each[0].row_rounds
+        row = {"way": way, "tokens_s": statistics.median(rates[way]), "row_rounds": spent.computed}
+        rows.append(row | {"finished": spent.finished_share, **ratio(rates[way], rates[PLAIN])})
+    return rows
 
 
-def main() -> None:
+COLUMNS = {"way": "", "tokens_s": "tokens/s", "ratio": "against the target alone", "row_rounds": "row-rounds"}
+COLUMNS |= {"finished": "share of them on finished rows"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, default=16)
-    parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
-    choices = parser.parse_args()
+    for name, default in (("batches", 16), ("batch_size", 32), ("repetitions", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "benchmarks.md")
+    parser.add_argument("--small", action="store_true", help="two prompts, once: a test of the command")
+    choices = parser.parse_args(arguments)
+    if choices.small:
+        choices.batches, choices.batch_size, choices.repetitions = 1, 2, 1
     jax.config.update("jax_platforms", "cpu")
-    made, loaded = answerers(choices.batch_size)
+    by_way, loaded = answerers(choices.batch_size)
     count = choices.batches * choices.batch_size
-    work = conversations(loaded, count, choices.batch_size)
-    text = report(measure(made, work, loaded.tokenizer, choices.repetitions), count, choices.batch_size, conditions())
-    print(text)
-    if choices.write:
-        put_section(DOCUMENT, "regeneration", text)
+    runs = measure(by_way, conversations(loaded, count, choices.batch_size), loaded.tokenizer, choices.repetitions)
+    flags = "".join(f" --{name}={getattr(choices, name)}" for name in ("batches", "batch_size", "repetitions"))
+    text = (
+        f"`python -m benchmarks.device.regeneration{flags}`\n\n{count} prompts in queues over {choices.batch_size} "
+        f"rows, {runs[PLAIN][0].tokens:,} new tokens, all answers the same both ways; medians of {choices.repetitions} "
+        f"repetitions, alternating, prefill included, compilation left out. {conditions()}"
+    )
+    print(publish(choices.page, "regeneration", rows_of(runs), COLUMNS, text))
 
 
 if __name__ == "__main__":

@@ -1,30 +1,23 @@
 """The SmolLM2 pipeline as phases of campaign.py: answers, training, decoding, by the project's own commands.
 
 Each phase runs one command of configs/smollm2_135m.py in a separate process and reads what it wrote; all of them
-continue where they were stopped. The trained drafter is left in files of less than 16 MB.
+continue where they were stopped. The trained drafter is FOLDER/smollm2/run/export.
 """
 
 import dataclasses
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-import safetensors.numpy
 
 from domino_jax.runtime.errors import DataError
 from domino_jax.training.metrics import read_rows
-from domino_jax.weights import hf
 
 RECIPE = "configs/smollm2_135m.py"
 PROMPTS = "assets/smollm2_prompts/prompts_train.jsonl"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LARGEST_FILE = 15_000_000  # bytes of tensors in one file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +71,12 @@ def training(pipeline: Pipeline) -> dict[str, Any]:
     rows = read_rows(workdir / "metrics.jsonl")
     names = ("step", "loss", "accept_len", "rows_per_second", "tokens_per_second", "mfu")
     last = {name: rows[-1][name] for name in names if name in rows[-1]}
-    files = split_weights(workdir / "export", pipeline.place("drafter"))
-    return {"seconds": seconds, **last, "files": files}
+    return {"seconds": seconds, **last}
 
 
 def decoding(pipeline: Pipeline) -> dict[str, Any]:
     """Held-out prompts, plain and with the drafter; "failed" where a text differs beyond near ties."""
-    drafter = pipeline.place("drafter")
+    drafter = pipeline.place("run") / "export"
     if not drafter.exists():
         raise DataError(f"{drafter} does not exist; run the phase smollm2-training first.")
     output = pipeline.place("decoded")
@@ -101,28 +93,3 @@ def decoding(pipeline: Pipeline) -> dict[str, Any]:
         counted = ", ".join(f"{count} with {mode}" for mode, count in violations.items())
         result["failed"] = f"texts that differ from the target's beyond near ties: {counted} (see {output}/report.json)"
     return result
-
-
-def split_weights(source: pathlib.Path, target: pathlib.Path, largest: int = LARGEST_FILE) -> dict[str, int]:
-    """Writes a model's folder again with its weights in files of at most `largest` bytes; {file: bytes}.
-
-    A tensor that is larger has a file to itself.
-    """
-    tensors = hf.open_tensors(source)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    shards: list[dict[str, np.ndarray]] = [{}]
-    filled = 0
-    for name in sorted(tensors):
-        array = tensors.read(name)
-        if shards[-1] and filled + array.nbytes > largest:
-            shards, filled = [*shards, {}], 0
-        shards[-1][name] = array
-        filled += array.nbytes
-    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        safetensors.numpy.save_file(shard, target / name, {"format": "pt"})
-    weight_map: Mapping[str, str] = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-    (target / hf.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}, indent=1) + "\n")
-    shutil.copy(source / "config.json", target / "config.json")
-    return {name: (target / name).stat().st_size for name in names}

@@ -2,10 +2,11 @@
 
     python -m benchmarks.device.train_step --size=8b --rows=2 --length=768            # a GPU or TPU
     python -m benchmarks.device.train_step --size=tiny --rows=8 --length=224 --anchors=48 --dtype=float32
+    python -m benchmarks.device.train_step --small                              # a test of the command, on any CPU
 
 Times the whole step (frozen target, drafter, loss, update) and the step without the target's pass (its features given),
-alternating, so that a noisy machine disturbs them alike. TFLOP/s by the
-products of the traced step (domino_jax/training/estimates.py).
+alternating, so that a noisy machine disturbs them alike. TFLOP/s by the products of the traced step
+(domino_jax/training/estimates.py).
 --no-head trains a plain DFlash drafter, as the public trainer's published point does.
 """
 
@@ -151,14 +152,19 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="what to time")
     parser.add_argument("--peak-tflops", type=float, help="of one device, where its data sheet is not known here")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--small", action="store_true", help="three narrow layers in float32, two steps")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
-    return parser.parse_args(argv)
+    choices = parser.parse_args(argv)
+    if choices.small:
+        small = {"size": "small", "dtype": "float32", "length": 24, "anchors": 4, "layers": 1, "block": 4, "steps": 2}
+        for name, value in small.items():
+            setattr(choices, name, value)
+    return choices
 
 
-def main() -> None:
-    choices = parsed()
-    found = report(choices, measure(choices))
-    text = json.dumps(found, indent=2, default=str)
+def main(argv: list[str] | None = None) -> None:
+    choices = parsed(argv)
+    text = json.dumps(report(choices, measure(choices)), indent=2, default=str)
     print(text)
     if choices.output:
         choices.output.write_text(text + "\n")

@@ -13,7 +13,7 @@ SpecForge does; labels run over gaps in the loss mask (`contiguous` off), as Spe
 Both sides start from the same folders. Each step takes new rows, the same on both sides, which alternate in going
 first. The losses of every step must agree to TOLERANCE of their value, or no table is written. A figure is the median
 over the steps; the first step compiles and is timed separately. Both sides have the same cores, --threads of them (0:
-all this process may use). --write puts the table into docs/benchmarks.md.
+all this process may use). Writes a section of docs/benchmarks.md and a CSV file.
 """
 
 import argparse
@@ -24,14 +24,14 @@ import pathlib
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.device.train_step import LAMBDA, RATE, step_without_target
-from benchmarks.document import put_section
-from benchmarks.this_machine import conditions
+from benchmarks.tables import DOCS, ROOT, conditions, publish, ratio
 from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
@@ -45,8 +45,6 @@ from domino_jax.weights.drafter import load_drafter, save_drafter
 from domino_jax.weights.random_weights import random_params
 from domino_jax.weights.target import save_target
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
 OURS, THEIRS = SIDES = ("domino_jax", "SpecForge")
 TOLERANCE = 1e-5
 PAUSE = 0.03  # seconds between the sides: an OpenMP pool spins for a moment after its last work
@@ -198,15 +196,10 @@ class Measured:
         """The largest difference between the losses of a step, relative to SpecForge's."""
         return max(abs(1 - ours / theirs) for ours, theirs in zip(*self.losses.values(), strict=True))
 
-    def ratio(self, figures: dict[str, list[float]]) -> tuple[float, float, float]:
-        """SpecForge's seconds to ours: median, least and most over the steps."""
-        ratios = [theirs / ours for theirs, ours in zip(figures[THEIRS], figures[OURS], strict=True)]
-        return statistics.median(ratios), min(ratios), max(ratios)
-
 
 def measure(case: Case, ours: OurTrainer, theirs, steps: int) -> Measured:
     """theirs: a torch_specforge.SpecForgeTrainer."""
-    found = Measured(*({side: [] for side in SIDES} for _ in range(4)), {})
+    measured = Measured(*({side: [] for side in SIDES} for _ in range(4)), {})
     for number in range(steps + 1):
         batch = random_batch(case, ours.target.config.vocab_size, number)
         anchors, keep = ours.anchors(batch, number)
@@ -219,41 +212,32 @@ def measure(case: Case, ours: OurTrainer, theirs, steps: int) -> Measured:
             else:
                 loss, _, without_target[side] = theirs.step(batch, anchors, keep, LAMBDA)
             seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
-            found.losses[side].append(loss)
+            measured.losses[side].append(loss)
             if number == 0:
-                found.first_seconds[side] = seconds
+                measured.first_seconds[side] = seconds
                 continue
-            found.seconds[side].append(seconds)
-            found.cpu_seconds[side].append(cpu_seconds)
-            found.without_target[side].append(without_target[side])
-    return found
+            measured.seconds[side].append(seconds)
+            measured.cpu_seconds[side].append(cpu_seconds)
+            measured.without_target[side].append(without_target[side])
+    return measured
 
 
-def report(name: str, found: Measured, options: str, machine: str) -> str:
-    """The Markdown of one case. `options` of the command and `machine` are printed as they are."""
-    case, steps = CASES[name], len(found.seconds[OURS])
-    models = "the shipped tiny models" if case.target is None else "random weights"
-    lines = [
-        f"`python -m benchmarks.peers.specforge --specforge=FOLDER --case={name}{options}`",
-        "",
-        f"{models[0].upper()}{models[1:]}, {case.rows} rows × {case.length} tokens, {case.anchors} anchors per row, "
-        f"float32; medians of {steps} steps, alternating. The losses of {steps + 1} steps agree to "
-        f"{found.difference:.0e} of their value ({found.losses[OURS][0]:.2f} at the start). {machine}",
-        "",
-        "| | rows/s | ms per step | CPU ms per step | ms without the target's pass | first step |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+COLUMNS = {"side": "", "rows_s": "rows/s", "ms": "ms per step", "cpu_ms": "CPU ms", "rest_ms": "ms without the target"}
+COLUMNS |= {"first_s": "first step, s", "ratio": "× SpecForge's rows/s", "least": "least", "most": "most"}
+
+
+def rows_of(case: Case, measured: Measured) -> list[dict[str, Any]]:
+    """One row for each side: medians over the steps."""
+    rows = []
     for side in SIDES:
         seconds, cpu, rest = (
-            statistics.median(figures[side]) for figures in (found.seconds, found.cpu_seconds, found.without_target)
+            statistics.median(figures[side])
+            for figures in (measured.seconds, measured.cpu_seconds, measured.without_target)
         )
-        cells = [f"{case.rows / seconds:.2f}", *(f"{value * 1e3:,.0f}" for value in (seconds, cpu, rest))]
-        lines.append(f"| {side} | " + " | ".join([*cells, f"{found.first_seconds[side]:.1f} s"]) + " |")
-    ratio, least, most = found.ratio(found.seconds)
-    rest = found.ratio(found.without_target)[0]
-    lines += ["", f"{OURS} to {THEIRS}: {ratio:.2f} × the rows per second ({least:.2f} to {most:.2f})"]
-    lines[-1] += f", {found.ratio(found.cpu_seconds)[0]:.2f} × by CPU time, {rest:.2f} × without the target's pass."
-    return "\n".join(lines) + "\n"
+        row = {"side": side, "rows_s": case.rows / seconds, "ms": seconds * 1e3, "cpu_ms": cpu * 1e3}
+        row |= {"rest_ms": rest * 1e3, "first_s": measured.first_seconds[side]}
+        rows.append(row | ratio(measured.seconds[THEIRS], measured.seconds[side]))
+    return rows
 
 
 def main() -> None:
@@ -264,7 +248,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="cores for both sides; 0: all")
     parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="SpecForge's")
     parser.add_argument("--chunk", type=int, default=0, help="SpecForge's objective_chunk_blocks (its default: 128)")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "benchmarks.md")
     choices = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     if choices.threads:  # before XLA starts one thread per core that it finds
@@ -287,16 +271,19 @@ def main() -> None:
             attention=choices.attention,
             chunk=choices.chunk,
         )
-        found = measure(case, OurTrainer(target, drafter, case), theirs, choices.steps)
-    for number, pair in enumerate(zip(*found.losses.values(), strict=True)):
+        measured = measure(case, OurTrainer(target, drafter, case), theirs, choices.steps)
+    for number, pair in enumerate(zip(*measured.losses.values(), strict=True)):
         print(f"step {number}: losses " + ", ".join(f"{loss:.7f}" for loss in pair), flush=True)
-    if found.difference > TOLERANCE:
-        raise SystemExit(f"the losses differ by {found.difference:.1e} of them, more than {TOLERANCE:g}: no table.")
+    if measured.difference > TOLERANCE:
+        raise SystemExit(f"the losses differ by {measured.difference:.1e} of them, more than {TOLERANCE:g}: no table.")
     options = "".join(f" --{name}={getattr(choices, name)}" for name in ("steps", "threads", "attention", "chunk"))
-    text = report(choices.case, found, options, conditions(("jax", "torch", "transformers")))
-    print(text)
-    if choices.write:
-        put_section(DOCUMENT, f"against_specforge {choices.case}", text)
+    text = (
+        f"`python -m benchmarks.peers.specforge --specforge=FOLDER --case={choices.case}{options}`\n\n"
+        f"{case.rows} rows × {case.length} tokens, {case.anchors} anchors per row, float32; medians of {choices.steps} "
+        f"steps, alternating. The losses of all steps agree to {measured.difference:.0e} of their value. "
+        f"{conditions(('jax', 'torch', 'transformers'))}"
+    )
+    print(publish(choices.page, f"against_specforge {choices.case}", rows_of(case, measured), COLUMNS, text))
 
 
 if __name__ == "__main__":

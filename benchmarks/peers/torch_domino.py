@@ -1,4 +1,4 @@
-"""The baseline of against_transformers.py: a straightforward Domino loop over transformers and torch modules.
+"""The baseline of transformers.py: a straightforward Domino loop over transformers and torch modules.
 
 The drafter is a torch module over a folder in the public layout. The loop is that of docs/method.md with one host read
 per round. The target is a transformers model with its growing cache, which is cut back after each verify. Greedy, batch

@@ -1,4 +1,4 @@
-"""SpecForge's side of against_specforge.py: one Domino training step through its public modules, on torch.
+"""SpecForge's side of specforge.py: one Domino training step through its public modules, on torch.
 
 SpecForge's own are the drafter (`DominoDraftModel`), everything from the noise embedding to the loss
 (`OnlineDominoModel`) and the optimizer (`BF16Optimizer`: AdamW over float32 master copies). All of them import and run

@@ -2,7 +2,7 @@
 
     pip install -r requirements.txt torch            # the CPU build will do
     python -m benchmarks.peers.transformers                                       # the shipped tiny models
-    python -m benchmarks.peers.transformers --target=DIR --drafter=DIR --prompts=ROWS.jsonl --output=section.md
+    python -m benchmarks.peers.transformers --target=DIR --drafter=DIR --prompts=ROWS.jsonl --page=PAGE.md
 
 1. transformers' own `generate`: greedy, with its cache.   2. the same with its prompt-lookup decoding, where --lookup
 says how many tokens it drafts.   3. the draft-and-verify loop of Domino written plainly over transformers and torch
@@ -25,20 +25,20 @@ import pathlib
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.peers import torch_domino
-from benchmarks.this_machine import conditions
+from benchmarks.tables import DOCS, ROOT, conditions, publish, ratio
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
 from domino_jax.method.settings import GeneratorSettings
 from domino_jax.weights import loading
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 ASSETS = ROOT / "assets"
 GENERATE, LOOKUP, TORCH_DOMINO, OUR_PLAIN, OUR_DOMINO = (
     "transformers generate",
@@ -60,17 +60,6 @@ class Measured:
     tokens: dict[str, list[list[int]]]
     accepts: dict[str, list[list[int]]]
     first: dict[str, float]
-
-    def ratio(self, loop: str, against: str) -> tuple[float, float, float]:
-        """How many times as fast `loop` is as `against`: median, least and most over the repetitions."""
-        pairs = zip(self.seconds[against], self.seconds[loop], strict=True)
-        ratios = [theirs / ours for theirs, ours in pairs]
-        return statistics.median(ratios), min(ratios), max(ratios)
-
-    def cpu_ratio(self, loop: str, against: str) -> float:
-        """The same of CPU seconds: median over the repetitions."""
-        pairs = zip(self.cpu_seconds[against], self.cpu_seconds[loop], strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs)
 
     def tau(self, loop: str) -> float:
         lengths = [length for lengths in self.accepts[loop] for length in lengths]
@@ -111,10 +100,10 @@ def loops_of(choices: argparse.Namespace) -> tuple[dict[str, Callable], list[lis
 
 def measure(loops: dict[str, Callable], prompts: list[list[int]], repetitions: int) -> Measured:
     first = {}
-    found: dict[str, list] = {}
+    answers: dict[str, list] = {}
     for name, loop in loops.items():
         begin = time.perf_counter()
-        found[name] = [loop(prompt) for prompt in prompts]
+        answers[name] = [loop(prompt) for prompt in prompts]
         first[name] = time.perf_counter() - begin
     seconds, cpu_seconds = ({name: [0.0] * repetitions for name in loops} for _ in range(2))
     for repetition in range(repetitions):
@@ -127,47 +116,29 @@ def measure(loops: dict[str, Callable], prompts: list[list[int]], repetitions: i
                 loops[name](prompt)
                 seconds[name][repetition] += time.perf_counter() - begin
                 cpu_seconds[name][repetition] += time.process_time() - cpu_begin
-    tokens = {name: [answer for answer, _ in answers] for name, answers in found.items()}
-    accepts = {name: [lengths for _, lengths in answers] for name, answers in found.items()}
+    tokens = {name: [tokens for tokens, _ in each] for name, each in answers.items()}
+    accepts = {name: [lengths for _, lengths in each] for name, each in answers.items()}
     return Measured(seconds, cpu_seconds, tokens, accepts, first)
 
 
-def report(choices: argparse.Namespace, measured: Measured, prompts: list[list[int]]) -> str:
-    """The Markdown section."""
-    reference = measured.tokens[GENERATE]
-    count = sum(map(len, reference))
-    same = {name: sum(map(operator.eq, found, reference)) for name, found in measured.tokens.items()}
-    lines = [
-        f"### {choices.name}",
-        "",
-        f"`python -m benchmarks.peers.transformers{flags(choices)}`",
-        "",
-        f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, {count} new tokens "
-        f"(at most {choices.max_new_tokens} each), float32, greedy, batch 1; medians of {choices.repetitions} "
-        f"repetitions alternating, {torch.get_num_threads()} torch threads. "
-        f"{conditions(('jax', 'torch', 'transformers'))}",
-        "",
-        "| loop | ms per token | CPU ms | against transformers generate | τ | same tokens as generate | first pass |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name in measured.tokens:
-        ratio, low, high = measured.ratio(name, GENERATE)
-        tokens = sum(map(len, measured.tokens[name]))
+COLUMNS = {"loop": "loop", "ms": "ms per token", "cpu_ms": "CPU ms", "ratio": "× generate", "least": "least"}
+COLUMNS |= {"most": "most", "like": "× its like", "tau": "τ", "same": "same tokens as generate"}
+
+
+def rows_of(measured: Measured) -> list[dict[str, Any]]:
+    """One row for each loop; `like`: against the loop of PAIRS that does the same work."""
+    reference, rows = measured.tokens[GENERATE], []
+    for name, answers in measured.tokens.items():
+        tokens = sum(map(len, answers))
         wall, cpu = (statistics.median(times[name]) / tokens for times in (measured.seconds, measured.cpu_seconds))
-        tau = f"{measured.tau(name):.2f}" if any(measured.accepts[name]) else "–"
-        equal = f"{same[name]} of {len(prompts)} | {measured.first[name]:.1f} s"
-        times = f"{wall * 1e3:.2f} | {cpu * 1e3:.2f} | {ratio:.2f} × ({low:.2f} to {high:.2f})"
-        lines.append(f"| {name} | {times} | {tau} | {equal} |")
-    lines.append("")
-    for name, against in PAIRS:
-        if against not in measured.tokens:
-            continue
-        ratio, low, high = measured.ratio(name, against)
-        lines.append(
-            f"- {name} against {against}: {ratio:.2f} × ({low:.2f} to {high:.2f}), "
-            f"{measured.cpu_ratio(name, against):.2f} × in CPU time."
-        )
-    return "\n".join(lines) + "\n"
+        row = {"loop": name, "ms": wall * 1e3, "cpu_ms": cpu * 1e3, "first_s": measured.first[name]}
+        row |= ratio(measured.seconds[GENERATE], measured.seconds[name])
+        for ours, theirs in PAIRS:
+            if ours == name and theirs in measured.tokens and "like" not in row:
+                row["like"] = ratio(measured.seconds[theirs], measured.seconds[ours])["ratio"]
+        row["tau"] = measured.tau(name) if any(measured.accepts[name]) else None
+        rows.append(row | {"same": f"{sum(map(operator.eq, answers, reference))} of {len(reference)}"})
+    return rows
 
 
 def flags(choices: argparse.Namespace) -> str:
@@ -194,7 +165,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="cores for both sides; 0: all")
     parser.add_argument("--lookup", type=int, default=0, help="drafts of transformers' prompt lookup; 0: without it")
     parser.add_argument("--name", default="", help="the section's heading; the target's folder when absent")
-    parser.add_argument("--output", type=pathlib.Path, help="Markdown file to write as well")
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "against_transformers.md")
     choices = parser.parse_args()
     choices.tiny = choices.target == parser.get_default("target")
     choices.name = choices.name or pathlib.Path(choices.target).name
@@ -203,10 +174,14 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: choices.threads])
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     loops, prompts = loops_of(choices)
-    text = report(choices, measure(loops, prompts, choices.repetitions), prompts)
-    print(text)
-    if choices.output:
-        choices.output.write_text(text)
+    measured = measure(loops, prompts, choices.repetitions)
+    text = (
+        f"## {choices.name}\n\n`python -m benchmarks.peers.transformers{flags(choices)}`\n\n{len(prompts)} prompts, at "
+        f"most {choices.max_new_tokens} new tokens each, float32, greedy, batch 1; medians of {choices.repetitions} "
+        f"repetitions, alternating, {torch.get_num_threads()} torch threads. "
+        f"{conditions(('jax', 'torch', 'transformers'))}"
+    )
+    print(publish(choices.page, f"against_transformers {choices.name}", rows_of(measured), COLUMNS, text))
 
 
 if __name__ == "__main__":

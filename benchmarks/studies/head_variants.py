@@ -1,28 +1,18 @@
 """The drafters that heads.py compares, as data: what each changes in the tiny recipe, and the arms."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.studies.study import Variant
+from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT, TREE
 
-COLOURS = {
-    "none": "#555555",
-    "domino": "#0072B2",
-    "markov_vanilla": "#D55E00",
-    "markov_gated": "#E69F00",
-    "markov_rnn": "#CC79A7",
-    "dflash2": "#009E73",
-    "eagle3": "#56B4E9",
-    "medusa": "#B8A000",
-}
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
-PLAIN, DRAFT, BACKBONE, TREE = "autoregressive", "draft", "backbone", "tree"
 BY_STEPS, BY_CLOCK, BY_PREDICTIONS = "steps", "clock", "predictions"
 
 
 @dataclasses.dataclass(frozen=True)
-class HeadVariant(Variant):
-    """One drafter of the comparison.
+class HeadVariant:
+    """One drafter of the comparison: its title in the table and what it changes in the recipe.
 
     backbone: the variant whose backbone it takes over, frozen; "" trains everything.
     modes: it is decoded in, plain decoding first.  published: drafts per round of the published drafter; 0: not decoded
@@ -30,8 +20,10 @@ class HeadVariant(Variant):
     steps: 0 for those of the command.
     """
 
+    title: str
+    changes: Mapping[str, Any]
     backbone: str = ""
-    modes: tuple[str, ...] = (PLAIN, DRAFT, BACKBONE, TREE)
+    modes: tuple[str, ...] = (BASELINE, DRAFT, BACKBONE, TREE)
     published: int = 0
     steps: int = 0
 
@@ -56,12 +48,11 @@ def variants(width: int) -> dict[str, HeadVariant]:
     block = {"drafter.block_size": width, "train.gamma": 7.0 * width / 16}
     rank = 64  # as the recipe's Domino head
     drafters = {
-        "none": ("DFlash (no head)", "none", {"drafter.head": "none"}, width - 1),
-        "domino": ("Domino", "domino", {"drafter.head": "domino"}, width),
+        "none": ("DFlash (no head)", {"drafter.head": "none"}, width - 1),
+        "domino": ("Domino", {"drafter.head": "domino"}, width),
         **{
             f"markov_{kind}": (
                 f"Markov, {kind}",
-                f"markov_{kind}",
                 {"drafter.head": "markov", "drafter.markov_head_type": kind, "drafter.markov_rank": rank},
                 min(7, width),
             )
@@ -69,60 +60,53 @@ def variants(width: int) -> dict[str, HeadVariant]:
         },
         "dflash2": (
             "DFlash2",
-            "dflash2",
             {"drafter.head": "dflash2", "drafter.selector_rank": rank},
             min(7, width - 1),
         ),
     }
-    made = {
-        name: HeadVariant(title, {**block, **changes}, COLOURS[colour], published=published)
-        for name, (title, colour, changes, published) in drafters.items()
+    all_ = {
+        name: HeadVariant(title, {**block, **changes}, published=published)
+        for name, (title, changes, published) in drafters.items()
     }
-    made["none"] = dataclasses.replace(made["none"], modes=(PLAIN, DRAFT, TREE))
+    all_["none"] = dataclasses.replace(all_["none"], modes=(BASELINE, DRAFT, TREE))
     rows = {"train.gamma": block["train.gamma"]}
     medusa = {**rows, "drafter.head": "medusa", "drafter.medusa.num_heads": width - 1}
     eagle3 = {**rows, "drafter.head": "eagle3", "drafter.target_layer_ids": "(1,11,20)"}
-    made["eagle3"] = HeadVariant("EAGLE-3", eagle3, COLOURS["eagle3"], modes=(PLAIN, DRAFT), published=7)
-    made["medusa"] = HeadVariant(
-        "Medusa-1", medusa, COLOURS["medusa"], modes=(PLAIN, DRAFT, TREE), published=min(5, width - 1)
-    )
-    return made | _common(made) | _frozen(made)
+    all_["eagle3"] = HeadVariant("EAGLE-3", eagle3, modes=(BASELINE, DRAFT), published=7)
+    all_["medusa"] = HeadVariant("Medusa-1", medusa, modes=(BASELINE, DRAFT, TREE), published=min(5, width - 1))
+    return all_ | _common(all_) | _frozen(all_)
 
 
-def _common(made: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
+def _common(drafters: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
     """Block heads with the common loss, which knows neither a curriculum nor a confidence."""
     common = {"train.loss": "cross_entropy", "train.lambda_start": 0.0}
-    found = {}
+    common_rows = {}
     for name in ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2"):
-        one = made[name]
+        one = drafters[name]
         extra = {"drafter.enable_confidence_head": False} if name.startswith("markov") else {}
         changes = {**one.changes, **common, **extra}
         # They answer one question, what of a difference is the loss: chains are enough.
-        found[f"{name}_common"] = dataclasses.replace(
-            one, title=f"{one.title}, common loss", changes=changes, modes=(PLAIN, DRAFT, BACKBONE), published=0
+        common_rows[f"{name}_common"] = dataclasses.replace(
+            one, title=f"{one.title}, common loss", changes=changes, modes=(BASELINE, DRAFT, BACKBONE), published=0
         )
-    return found
+    return common_rows
 
 
-def _frozen(made: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
+def _frozen(drafters: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
     """Heads alone on a backbone that was trained without a head; a shifted one and an unshifted one."""
-    shifted = {**made["none"].changes, "drafter.shift_label": True}
-    found = {
-        "backbone_shifted": dataclasses.replace(
-            made["none"], title="DFlash, shifted", changes=shifted, colour="#999999"
-        )
-    }
+    shifted = {**drafters["none"].changes, "drafter.shift_label": True}
+    rows = {"backbone_shifted": dataclasses.replace(drafters["none"], title="DFlash, shifted", changes=shifted)}
     for name in ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2"):
-        one = made[name]
+        one = drafters[name]
         # Plain DFlash has no convolution, so the selector on its backbone has none either.
         extra = {"drafter.conv_kernel_size": 0} if name == "dflash2" else {"train.lambda_start": 0.0}
         backbone = "none" if name == "dflash2" else "backbone_shifted"
-        found[f"{name}_frozen"] = dataclasses.replace(one, changes={**one.changes, **extra}, backbone=backbone)
-    random = {**found["domino_frozen"].changes, "train.learning_rate": 1e-12}
-    found["random_frozen"] = dataclasses.replace(
-        found["domino_frozen"], title="random Domino head", changes=random, colour="#000000", steps=1
+        rows[f"{name}_frozen"] = dataclasses.replace(one, changes={**one.changes, **extra}, backbone=backbone)
+    random = {**rows["domino_frozen"].changes, "train.learning_rate": 1e-12}
+    rows["random_frozen"] = dataclasses.replace(
+        rows["domino_frozen"], title="random Domino head", changes=random, steps=1
     )
-    return found
+    return rows
 
 
 BLOCKS = ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2")

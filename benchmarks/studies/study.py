@@ -19,14 +19,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.tables import DOCS, ROOT, conditions, publish
+from domino_jax.method.settings import BASELINE, DRAFT, TREE
 from domino_jax.recipe.checks import load_recipe, portable, value_at
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.preemption import PREEMPTED
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "configs" / "tiny.py"
 PROMPTS = ROOT / "assets" / "tiny_qwen3" / "prompts_train.jsonl"
+GOLDEN = ROOT / "tests" / "golden" / "tied_shift"  # the random target of --small
 EVALUATIONS = 4  # of each training, spread evenly, the last at its end
 LOGGED = 100  # steps of each training, about
 TIMED_PROMPTS = 24  # answered by each drafter for its tokens per second
@@ -37,15 +39,6 @@ class OutOfTime(DominoError):
     """The time of --minutes is over, or the study was asked to stop; everything so far is saved."""
 
     exit_code = PREEMPTED
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One of the trainings compared: its title in the tables, what it changes in the recipe, its colour."""
-
-    title: str
-    changes: Mapping[str, Any]
-    colour: str = "#000000"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,32 +125,35 @@ class Study:
 
     def of_recipe(self, key: str) -> Any:
         """A value of the recipe; where an override gives it, its text."""
-        given = f"config.{key}"
-        return self.overrides[given] if given in self.overrides else value_at(load_recipe(str(RECIPE)), key)
+        flag = f"config.{key}"
+        return self.overrides[flag] if flag in self.overrides else value_at(load_recipe(str(RECIPE)), key)
 
     @property
-    def held_out(self) -> str:
-        """The file of the held-out prompts."""
-        return self.of_recipe("eval.prompts")
+    def nodes(self) -> int:
+        """Of the recipe's tree."""
+        return int(self.of_recipe("decode.tree.nodes"))
 
     def timings(
-        self, name: str, runs: Mapping[str, pathlib.Path], drafts: int, nodes: int, seed: int
-    ) -> dict[str, Any]:
-        """What drafter_timings.py measures of trainings, by name; drafts: of a chain, nodes: of a tree.
+        self, name: str, runs: Mapping[str, pathlib.Path], drafts: int, nodes: int, temperature: float = 0.0
+    ) -> dict[str, dict[str, Any]]:
+        """Figures by mode of the drafters of trainings, which alternate in one process with one plain decoding.
 
+        They are those of report.json: tokens_per_second, speedup, break_even_tau, time_split. Needs a quiet machine.
         Other runs or settings under the same name are measured again.
         """
-        flags = {
-            "runs": ",".join(f"{name}={run}" for name, run in runs.items()),
-            "prompts": self.held_out,
-            "count": TIMED_PROMPTS,
-            "drafts": drafts,
-            "nodes": nodes,
-            "seed": seed,
+        sampled = temperature > 0
+        values = {
+            "decode.compare": "(" + "".join(f"'{run}'," for run in runs.values()) + ")",
+            "decode.modes": f"('{BASELINE}','{DRAFT}')" if sampled else f"('{BASELINE}','{DRAFT}','{TREE}')",
+            "decode.num_drafts": drafts,
+            "decode.tree.nodes": nodes,
+            "decode.temperature": temperature,
+            "decode.num_prompts": TIMED_PROMPTS,
         }
-        place = ("output", f"{name}.figures.json")
-        stage = Stage(name, "benchmarks.studies.drafter_timings", flags, place, brief=True)
-        return json.loads(self.run(stage).read_text())
+        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **self.overrides}
+        folder = self.run(Stage(name, "domino_jax.decode", flags, ("output", name), brief=True))
+        drafters = json.loads((folder / "compare.json").read_text())["drafters"]
+        return {name: drafters[run.name]["modes"] for name, run in runs.items()}
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Flags of a training: what the command line gives goes over what the study gives."""
@@ -199,10 +195,6 @@ class Study:
             done["seconds"] = round(done["seconds"] + time.monotonic() - begin, 1)
             write_whole(record, json.dumps(done, indent=1) + "\n")
         return folder
-
-    def forget(self, name: str) -> None:
-        """Lets a stage be run again."""
-        (self.workdir / f"{name}.json").unlink(missing_ok=True)
 
     def execute(self, command: Sequence[str], name: str) -> None:
         """Runs a module in a separate process; its output goes to <workdir>/<name>.log."""
@@ -256,17 +248,18 @@ def refuse_other_flags(record: pathlib.Path, stored: Mapping[str, str], flags: M
 # ---------------------------------------------------------------------------------------------- command line
 
 
-def parser_of(description: str, steps: int, output: pathlib.Path = ROOT / "docs") -> argparse.ArgumentParser:
+def parser_of(description: str, steps: int, page: str) -> argparse.ArgumentParser:
     """The flags that all studies have."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--workdir", required=True, help="folder of the rows and of all runs")
-    parser.add_argument("--steps", type=at_least(1), default=steps, help="steps of each training")
+    parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder of the rows and of all runs")
+    parser.add_argument("--steps", type=int, default=steps, help="steps of each training")
     parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; a run of each kind for each")
     parser.add_argument("--only", default="", help="names joined by commas: run these alone and write no table")
-    parser.add_argument("--minutes", type=time_of, default=0.0, help="save and stop after this time; 0: no limit")
-    parser.add_argument("--output", default=str(output), help="folder of the page and its pictures")
+    parser.add_argument("--minutes", type=float, default=0.0, help="save and stop after this time; 0: no limit")
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / page, help="the page that gets the table")
+    parser.add_argument("--small", action="store_true", help="a random target and a few steps: a test of the command")
     return parser
 
 
@@ -285,44 +278,69 @@ def parse(
     unknown = [name for name in options.only if name not in names(options)]
     if unknown:
         parser.error(f"--only={unknown[0]}: choose among {', '.join(names(options))}")
+    if options.small:
+        options.steps = 2
+        options.workdir.mkdir(parents=True, exist_ok=True)
+        overrides = small_overrides(options.workdir) + overrides
     return options, overrides
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """The type of a flag that is a whole number, `least` or more."""
-
-    def whole(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and int(text) >= least):
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more")
-        return int(text)
-
-    return whole
-
-
 def seeds_of(text: str) -> list[int]:
-    seeds = [at_least(0)(seed) for seed in text.split(",")]
+    seeds = list(map(int, text.split(",")))
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"{text} names a seed twice")
     return seeds
 
 
-def time_of(text: str) -> float:
-    """The type of a flag that is a time; 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a time of 0 or more")
-    return value
+def small_overrides(folder: pathlib.Path) -> list[str]:
+    """Flags for a golden target of four random layers, with prompts of token ids, which this writes into `folder`."""
+    cases = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+    files = {"held_out": cases[:1], "prompts": cases[1:]}
+    for name, chosen in files.items():
+        rows = [{"id": f"{name}{place}", "token_ids": case["prompt"]} for place, case in enumerate(chosen)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {
+        "target.path": GOLDEN / "target",
+        "drafter.mask_token_id": 259,
+        "drafter.num_layers": 1,
+        "drafter.block_size": 4,
+        "drafter.gru_hidden_dim": 16,
+        "drafter.selector_rank": 8,
+        "drafter.target_layer_ids": "(1,2,3)",  # the usual ones of EAGLE-3 do not fit so few layers
+        "data.train": folder / "prompts.jsonl",
+        "data.max_length": 64,
+        "train.batch_size": 2,
+        "train.num_anchors": 8,
+        "eval.prompts": folder / "held_out.jsonl",
+        "decode.max_new_tokens": 8,
+        "decode.tree.lanes": 4,
+        "decode.tree.nodes": 4,
+        "decode.cache_length": 128,
+        "regenerate.max_new_tokens": 16,
+    }
+    return [f"--config.{key}={value}" for key, value in changes.items()]
 
 
-def say_command(module: str, options: argparse.Namespace, names: Sequence[str], overrides: Sequence[str]) -> str:
-    """The command that makes the same figures; names: of the flags to print."""
+def write(
+    options: argparse.Namespace, overrides: Sequence[str], module: str, names: Sequence[str], section: Mapping[str, Any]
+) -> None:
+    """Puts a table into the page and beside it, and prints it.
+
+    names: of the flags that the command on the page prints. section: "name", "title", "rows", "columns", and "says",
+    sentences about them.
+    """
     values = {**vars(options), "seeds": ",".join(map(str, options.seeds))}
-    return " ".join(
-        [f"python -m {module} --workdir=WORKDIR", *(f"--{name}={values[name]}" for name in names), *overrides]
-    )
+    words = [f"python -m {module} --workdir=WORKDIR", *(f"--{name}={values[name]}" for name in names)]
+    words += [] if options.small else overrides
+    seeds = "one seed" if len(options.seeds) == 1 else f"{len(options.seeds)} seeds: mean ± half their range"
+    text = f"""## {section["title"]}
+
+```
+{" ".join(words)}
+```
+
+{section["says"]} {options.steps} steps; {seeds}. {conditions(("jax", "flax", "optax"))}"""
+    print(publish(options.page, section["name"], section["rows"], section["columns"], text), flush=True)
 
 
 def run_main(main: Callable[[], None]) -> None:

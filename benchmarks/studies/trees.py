@@ -1,6 +1,8 @@
 """τ of trees by nodes, candidates, lanes and beta beside the chain's, over the same answers (docs/trees.md).
 
     python -m benchmarks.studies.trees --config=configs/tiny.py --config.decode.num_drafts=0
+    python -m benchmarks.studies.trees --config=configs/tiny.py --config.decode.num_prompts=1 \\
+        --config.decode.max_new_tokens=8                                             # a test of the command
 
 Set --config.decode.temperature=1.0 for another temperature.
 
@@ -14,6 +16,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.tables import markdown
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
@@ -31,6 +34,8 @@ NODES = (16, 32, 64, 128)
 LANES = (8, 12, 16, 24)
 BETAS = (0.0, -0.1, -0.2, -0.3, -0.5)
 CANDIDATES = (64, None)  # None: the whole vocabulary
+COLUMNS = {"nodes": "nodes", "candidates": "candidates", "lanes": "lanes", "beta": "beta", "tau": "τ"}
+COLUMNS |= {"gain": "τ ÷ chain's", "least": "least of all settings", "most": "most"}
 
 
 def main(flags: cli.Flags) -> None:
@@ -66,48 +71,37 @@ def show(models: Models, stop_ids: Sequence[int], settings: DecodeSettings, prom
     full = chain.drafting(DRAFT).width(models.drafter.config) + 1
     capped = [emitted == full for answer in measured for emitted in answer.accept_lengths]
     print(f"chain: τ {tau:.3f}, {sum(capped) / len(capped):.0%} of rounds full ({full} tokens)", flush=True)
-    tables(sweep(models, stop_ids, settings, prompts, answers), tau)
+    print(markdown(rows_of(sweep(models, stop_ids, settings, prompts, answers), tau), COLUMNS), flush=True)
 
 
 def sweep(models: Models, stop_ids, settings: DecodeSettings, prompts, answers) -> dict[TreeSettings, tuple]:
     """Tree → τ on the first half of the prompts and on the second."""
-    found, half, vocab = {}, len(prompts) // 2, models.target.config.vocab_size
+    taus, half, vocab = {}, len(prompts) // 2, models.target.config.vocab_size
     sizes = sorted({min(count or vocab, vocab) for count in CANDIDATES})
     for candidates, lanes in itertools.product(sizes, LANES):
         # The record has all nodes that lanes meet; the replay decides how many of them a tree keeps.
         drawn = dataclasses.replace(settings.tree, nodes=2, lanes=lanes, candidates=candidates)
-        made = new_generator(models, dataclasses.replace(settings, tree=drawn).generator(stop_ids))
-        recordings = record(models, made, prompts, answers)
+        generator = new_generator(models, dataclasses.replace(settings, tree=drawn).generator(stop_ids))
+        recordings = record(models, generator, prompts, answers)
         for nodes, beta in itertools.product(NODES, BETAS):
             if nodes <= recordings[0].ledger.tokens.shape[1] + 1:
                 tree = dataclasses.replace(drawn, nodes=nodes, beta=beta)
-                found[tree] = tuple(replayed_tau(part, tree) for part in (recordings[:half], recordings[half:]))
-    return found
+                taus[tree] = tuple(replayed_tau(part, tree) for part in (recordings[:half], recordings[half:]))
+    return taus
 
 
-def tables(found: dict[TreeSettings, tuple], chain: float) -> None:
-    """The chosen trees, and how much each setting matters."""
-    line("nodes", "picked: candidates, lanes, beta", "τ", "× chain", "least and most of all settings", head=True)
+def rows_of(taus: dict[TreeSettings, tuple], chain: float) -> list[dict[str, Any]]:
+    """For each number of nodes the tree that was picked, and how much the settings matter."""
+    rows = []
     for nodes in NODES:
-        some = {tree: both for tree, both in found.items() if tree.nodes == nodes}
+        some = {tree: both for tree, both in taus.items() if tree.nodes == nodes}
         if some:
             best = max(some, key=lambda tree: some[tree][1])
             span = [both[0] / chain for both in some.values()]
+            shape = {"nodes": nodes, "candidates": best.candidates, "lanes": best.lanes, "beta": best.beta}
             tau = some[best][0]
-            shares = f"{min(span):.3f} to {max(span):.3f}"
-            picked = f"{best.candidates}, {best.lanes}, {best.beta:g}"
-            line(nodes, picked, f"{tau:.3f}", f"{tau / chain:.3f}", shares)
-    line("nodes", "candidates", "lanes", *(f"beta {beta:g}" for beta in BETAS), head=True)
-    shapes = dict.fromkeys((tree.nodes, tree.candidates, tree.lanes) for tree in found)
-    for shape in sorted(shapes):
-        row = [both[0] / chain for tree, both in found.items() if (tree.nodes, tree.candidates, tree.lanes) == shape]
-        line(*shape, *(f"{ratio:.3f}" for ratio in row))
-
-
-def line(*cells, head: bool = False) -> None:
-    print(("\n" if head else "") + "| " + " | ".join(map(str, cells)) + " |")
-    if head:
-        print("|---" * len(cells) + "|")
+            rows.append(shape | {"tau": tau, "gain": tau / chain, "least": min(span), "most": max(span)})
+    return rows
 
 
 if __name__ == "__main__":

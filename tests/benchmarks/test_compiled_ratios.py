@@ -11,21 +11,19 @@ import pytest
 COMPILE = """
 import json, sys
 import jax
-from benchmarks.compilers import decode as c
-from benchmarks.compilers import tree as compile_tree
-from benchmarks.compilers import hbm_traffic
+from benchmarks.compilers import decode, program_text, programs as p
 from domino_jax.models import sharding
 chip, tensor, labels = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-mesh = sharding.make_mesh(1, 1, tensor, c.devices_of(chip, tensor))
-models = c.models_on(mesh, "0.6b", layers=4)
+mesh = sharding.make_mesh(1, 1, tensor, decode.devices_of(chip, tensor))
+models = p.models_on(mesh, "0.6b", layers=4)
 with jax.set_mesh(mesh):
-    found = {"must": c.must_move(models, c.state_on(mesh, models))}
-    programs = c.programs(mesh, models) | compile_tree.programs(mesh, models)
+    moved = {"must": p.must_move(models, p.state_on(mesh, models))}
+    programs = p.chains(mesh, models) | p.trees(mesh, models)
     for label in labels:
-        text = c.compile_program(mesh, *programs[label]).as_text()
-        found[label] = hbm_traffic.traffic(text, cache=c.CACHES.get(chip, 0) // 2)
-        found["sorted " + label] = any("151936]{" in line for line in text.splitlines() if " sort(" in line)
-print(json.dumps(found))
+        text = decode.compile_program(mesh, *programs[label]).as_text()
+        moved[label] = program_text.traffic(text, cache=decode.CACHES.get(chip, 0) // 2)
+        moved["sorted " + label] = any("151936]{" in line for line in text.splitlines() if " sort(" in line)
+print(json.dumps(moved))
 """
 COMPILERS = importlib.util.find_spec("libtpu") and importlib.util.find_spec("jax_cuda12_plugin")
 pytestmark = [

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.compilers import decode as compile_decode
+from benchmarks.compilers import programs
 from domino_jax.method.rounds import speculative_round
 from domino_jax.models import gpu_attention, sharding, tpu_attention
 from domino_jax.models.attention import KERNELS, attend, attend_cache
@@ -173,13 +173,13 @@ def test_a_cuda_program_holds_it_and_a_rocm_program_does_not():
 
 def test_a_long_round_uses_them_in_every_layer_of_target_and_drafter():
     mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    models = compile_decode.models_on(mesh, "0.6b", layers=3)
+    models = programs.models_on(mesh, "0.6b", layers=3)
     with jax.set_mesh(mesh):
-        state = compile_decode.state_on(mesh, models, 16_384, rows=2)
+        state = programs.state_on(mesh, models, 16_384, rows=2)
 
     def whole_round(models, state, stop):
-        return speculative_round(models, state, stop, compile_decode.GREEDY, compile_decode.drafting())
+        return speculative_round(models, state, stop, programs.GREEDY, programs.drafting())
 
     layers = models.target.config.num_hidden_layers + models.drafter.config.num_hidden_layers
-    found = calls(whole_round, (models, state, compile_decode.array(mesh, 1)))
+    found = calls(whole_round, (models, state, programs.array(mesh, 1)))
     assert found == {"tpu": layers, "cuda": layers}

@@ -1,0 +1,303 @@
+"""The decode programs that compilers for absent devices are asked about, as functions over shapes, and their bounds.
+
+Batch 1 and caches of 4,096 slots in bfloat16 where nothing else is stated; five draft layers, blocks of 16.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from domino_jax.forecast import dry_run
+from domino_jax.method.config import DrafterConfig
+from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
+from domino_jax.method.loop import DecodeState, Prompts, prefill
+from domino_jax.method.pair import Models
+from domino_jax.method.propose import draft_base, roll_out_head
+from domino_jax.method.rounds import autoregressive_round, commit, speculative_round
+from domino_jax.method.sampling import request_keys
+from domino_jax.method.settings import DraftSettings, SamplingParams, TreeSettings
+from domino_jax.method.tree import Tree, keep_best, roll_out_lanes
+from domino_jax.method.verify import Verified, accept_tree, verify
+from domino_jax.models import sharding
+from domino_jax.models.cache import keep_path, slots_of
+from domino_jax.models.qwen3 import Qwen3
+from domino_jax.training.estimates import device_bytes
+
+SLOTS, BUFFER, BLOCK = 4096, 2048, 16
+CANDIDATES = (64, 16, 256)  # of a head, the recipes' first
+NODES = (64, 16, 32, 128)  # of trees, in the order of compiling
+CONTEXTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)  # slots and requests
+KV = ("k_proj", "v_proj")
+GREEDY = SamplingParams()
+
+
+def drafting(candidates: int = CANDIDATES[0]) -> DraftSettings:
+    """A greedy chain; 0 candidates: the whole vocabulary."""
+    return DraftSettings(scale=float("inf"), head_candidates=candidates)
+
+
+def drafting_tree(nodes: int) -> DraftSettings:
+    """As the recipes' decode.tree."""
+    return DraftSettings(scale=float("inf"), tree=TreeSettings(nodes=nodes, lanes=16, candidates=64))
+
+
+# -------------------------------------------------------------------------------------------------------- shapes
+
+
+def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
+    """Shapes of the published drafter's form beside a target.
+
+    layers: fewer than the target has, for a test.
+    """
+    target_config = dry_run.shapes_of(f"Qwen/Qwen3-{size.upper()}")
+    if layers:
+        target_config = dataclasses.replace(target_config, num_hidden_layers=layers)
+    config = DrafterConfig.for_target(
+        target_config,
+        num_layers=min(5, layers or 5),
+        target_layer_ids=None if layers is None else (0, 1),
+        block_size=BLOCK,
+        head="domino",
+        shift_label=True,
+        pure_draft_prefix_len=1,
+        emb_dim=256,
+        gru_hidden_dim=1024,
+    )
+    target = Qwen3(target_config, jnp.bfloat16)
+    drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
+    shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
+    tied = target_config.tie_word_embeddings
+    place = sharding.decode_placement(mesh, config.num_key_value_heads, tied)
+
+    def laid_out(tree):
+        def one(path, leaf):
+            where = place([part.key for part in path], leaf.shape)
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=where)
+
+        return jax.tree_util.tree_map_with_path(one, tree)
+
+    return Models(target, laid_out(dry_run.target_shapes(target, mesh)), drafter, rows_together(laid_out(shapes)))
+
+
+def placed(shapes, places, dtype=None):
+    return jax.tree.map(lambda x, to: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=to), shapes, places)
+
+
+def array(mesh: Mesh, *shape: int, dtype=jnp.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
+
+
+def state_on(mesh: Mesh, models: Models, slots: int = SLOTS, rows: int = 1) -> DecodeState:
+    """Shapes of the state of some requests with caches of `slots` slots."""
+    start = functools.partial(prefill, slots=slots, buffer=BUFFER, sampling=GREEDY)
+    state = jax.eval_shape(start, models, prompts_on(mesh, rows, 16), array(mesh, 1))
+    return placed(state, sharding.decode_layout(mesh, state))
+
+
+def prompts_on(mesh: Mesh, rows: int, tokens: int) -> Prompts:
+    numbers = array(mesh, rows)
+    keys = jax.eval_shape(request_keys, numbers, numbers).dtype
+    return Prompts(array(mesh, rows, tokens), numbers, numbers, array(mesh, rows, dtype=keys))
+
+
+# ------------------------------------------------------------------------------------------------------ programs
+
+
+def chains(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse.
+
+    head and round correct the whole vocabulary; a number after their name is that of the candidates. They are called as
+    their programs are: the compilers' files are found by it.
+    """
+    state, plain = state_on(mesh, models), Models(models.target, models.target_params)
+    bare = state.replace(draft_cache=())
+    config, stop = models.drafter.config, array(mesh, 1)
+    taps = config.target_layer_ids
+    z = array(mesh, 1, config.num_drafts, config.hidden_size, dtype=jnp.bfloat16)
+    base = array(mesh, 1, config.num_drafts, config.vocab_size, dtype=jnp.float32)
+
+    def step(models, state, stop):
+        return autoregressive_round(models, state, stop, GREEDY)
+
+    def draft(models, cache, state):
+        return draft_base(models, state.replace(draft_cache=cache))
+
+    def head(candidates):
+        def roll_out(models, drafted, state):
+            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates))
+
+        return roll_out
+
+    def check(models, cache, tokens, lengths):
+        out = verify(models, cache, tokens, lengths, tap_layers=taps)
+        return jnp.argmax(out.logits, -1), out.features, out.cache
+
+    def round_of(candidates):
+        def whole_round(models, state, stop):
+            return speculative_round(models, state, stop, GREEDY, drafting(candidates))
+
+        return whole_round
+
+    narrow = bare.replace(target_cache=())
+    rows = {width: array(mesh, 1, width) for width in (17, 64)}
+    programs = {
+        "step": (step, (plain, bare, stop)),
+        f"round{CANDIDATES[0]}": (round_of(CANDIDATES[0]), (models, state, stop)),
+        **{f"head{count}": (head(count), (models, (z, base), narrow)) for count in CANDIDATES},
+        "head": (head(0), (models, (z, base), narrow)),
+        "round": (round_of(0), (models, state, stop)),
+        **{f"verify{width}": (check, (models, state.target_cache, rows[width], state.lengths)) for width in rows},
+        "draft": (draft, (models, state.draft_cache, narrow)),
+    }
+    for label, (function, _) in programs.items():
+        if label.startswith(("head", "round")):
+            function.__name__ = label
+    return programs
+
+
+def trees(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """The parts of a round whose draft is a tree, beside the chain's head, verify and round."""
+    chain = chains(mesh, models)
+    programs = {label: chain[label] for label in ("head", "verify17")}
+    for nodes in NODES:
+        for label, function, arguments in tree_parts(mesh, models, nodes):
+            function.__name__ = label
+            programs[label] = (function, arguments)
+
+    def round_tree64(models, state, stop):
+        return speculative_round(models, state, stop, GREEDY, drafting_tree(64))
+
+    return programs | {"round_tree64": (round_tree64, chain["round"][1]), "round": chain["round"]}
+
+
+def tree_parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
+    """(name, function, arguments) of a tree's round in parts: its proposal from z and base logits, verify, commit.
+
+    Together with the backbone's pass they are rounds.tree_round.
+    """
+    state = state_on(mesh, models)
+    config, settings = models.drafter.config, drafting_tree(nodes)
+    deepest = settings.width(config)
+    bare = state.replace(target_cache=(), draft_cache=())
+
+    def tree(models, drafted, state):
+        shape = settings.tree
+        ledger = roll_out_lanes(models, state, *drafted, GREEDY, settings)
+        return keep_best(state.anchors, ledger, shape.lanes, shape.nodes, shape.beta)
+
+    def check(models, cache, tree, lengths):
+        shape = {"depths": tree.depths, "ancestors": tree.ancestors, "tap_layers": config.target_layer_ids}
+        out = verify(models, cache, tree.tokens, lengths, **shape)
+        return jnp.argmax(out.logits, -1).astype(jnp.int32), out.features, out.cache
+
+    def conclude(models, caches, verified, tree, state, stop):
+        (target_cache, draft_cache), (chosen, features) = caches, verified
+        accepted, path = accept_tree(tree.tokens, chosen, tree.depths, tree.parents, tree.ancestors, deepest)
+        of_path = jnp.take_along_axis(features, path[:, :, None], axis=1)
+        out = Verified(None, of_path, keep_path(target_cache, state.lengths, path, tree.tokens.shape[1]))
+        emitted = jnp.take_along_axis(chosen, path, axis=1)
+        return commit(models, state, out, draft_cache, emitted, accepted, stop)
+
+    drafted = chains(mesh, models)["head"][1][1]
+    row = array(mesh, 1, nodes)
+    drawn = Tree(row, row, row, array(mesh, 1, nodes, nodes, dtype=bool))
+    features = array(mesh, 1, nodes, len(config.target_layer_ids) * config.hidden_size, dtype=jnp.bfloat16)
+    caches = (state.target_cache, state.draft_cache)
+    return [
+        (f"tree{nodes}", tree, (models, drafted, bare)),
+        (f"verify{nodes}", check, (models, state.target_cache, drawn, state.lengths)),
+        (f"commit{nodes}", conclude, (models, caches, (row, features), drawn, bare, array(mesh, 1))),
+    ]
+
+
+def contexts(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """name → (function, arguments): step and round by slots and rows."""
+    plain, stop = Models(models.target, models.target_params), array(mesh, 1)
+    programs = {}
+
+    def step(models, state, stop):
+        return autoregressive_round(models, state, stop, GREEDY)
+
+    def round_(models, state, stop):
+        return speculative_round(models, state, stop, GREEDY, drafting())
+
+    sizes = [(slots, rows, state_on(mesh, models, slots, rows)) for rows, slots in itertools.product(ROWS, CONTEXTS)]
+    for slots, rows, state in sizes:
+        programs[f"step {slots} {rows}"] = (step, (plain, state.replace(draft_cache=()), stop))
+    for slots, rows, state in sizes:
+        programs[f"round {slots} {rows}"] = (round_, (models, state, stop))
+    return programs
+
+
+# -------------------------------------------------------------------------------------------------------- bounds
+
+
+def must_move(models: Models, state: DecodeState) -> dict[str, int]:
+    """A lower bound on the bytes of main memory that a program moves on one chip.
+
+    Each weight that it multiplies with counts once per pass, however often the pass uses it; so does the whole cache
+    (all its slots are read), and the rows that it must write. The embedding does not count (a few rows of it are
+    read) unless it is the lm_head too, and activations do not count, but for the base logits from which a head alone
+    picks its candidates.
+    """
+    per_chip = device_bytes
+    target = models.target_params
+    tied = models.target.config.tie_word_embeddings
+    vocabulary = per_chip(target["embed_tokens" if tied else "lm_head"])
+    weights = per_chip(target) - (0 if tied else per_chip(target["embed_tokens"]))
+    cache, context = per_chip(state.target_cache), per_chip(state.draft_cache)
+    backbone, head = per_chip(models.drafter_params["backbone"]), per_chip(models.drafter_params["head"])
+    fusion = fusion_bytes(models)
+    slots = slots_of(state.target_cache)
+    bound = {"step": weights + cache + cache // slots}
+    bound |= {f"verify{rows}": weights + cache + rows * cache // slots for rows in (17, 64)}
+    bound["draft"] = backbone - fusion + vocabulary + context
+    bound["head"] = head
+    # Draft and verify each read the lm_head: verify waits for the drafts, and no compiled program keeps it until then,
+    # 97 MB to 1.2 GB a chip. At least one row of context is written.
+    bound["round"] = bound["verify17"] + bound["draft"] + fusion + context // slots + head
+    config = models.drafter.config
+    sequential = head - per_chip(models.drafter_params["head"]["up"])
+    for count in CANDIDATES:
+        rows = (config.num_drafts - config.pure_draft_prefix_len) * count * 2 * config.emb_dim
+        bound[f"head{count}"] = 4 * config.num_drafts * config.vocab_size + sequential + rows
+        bound[f"round{count}"] = bound["round"] - head + sequential + rows
+    return bound | tree_bytes(models, state, bound["step"])
+
+
+def tree_bytes(models: Models, state: DecodeState, step: int) -> dict[str, int]:
+    """The same of the parts of a tree's round.
+
+    A proposal reads the base logits, the GRU and the head's first product once, and the columns of at least one
+    depth's candidates. A commit may find its path in place already; it fuses the features into one row or more.
+    """
+    config, cache = models.drafter.config, device_bytes(state.target_cache)
+    backbone, head = models.drafter_params["backbone"], models.drafter_params["head"]
+    columns = drafting_tree(64).tree.candidates * 2 * config.emb_dim
+    tree = 4 * config.num_drafts * config.vocab_size + device_bytes([head["down"], head["gru"]]) + columns
+    kv = device_bytes([part["self_attn"][name] for part in backbone.values() if "self_attn" in part for name in KV])
+    slots, bound = slots_of(state.target_cache), {}
+    for nodes in NODES:
+        bound[f"tree{nodes}"] = tree
+        bound[f"verify{nodes}"] = step + (nodes - 1) * cache // slots
+        bound[f"commit{nodes}"] = fusion_bytes(models) + kv + device_bytes(state.draft_cache) // slots
+    return bound
+
+
+def context_bytes(models: Models) -> dict[str, int]:
+    """must_move of a step and a round, by slots and rows, on the mesh that is set."""
+    mesh, bound = jax.sharding.get_mesh(), {}
+    for rows, slots in itertools.product(ROWS, CONTEXTS):
+        must = must_move(models, state_on(mesh, models, slots, rows))
+        bound |= {f"step {slots} {rows}": must["step"], f"round {slots} {rows}": must["round64"]}
+    return bound
+
+
+def fusion_bytes(models: Models) -> int:
+    """Bytes on one chip of the weights that turn the target's features into the drafter's context."""
+    backbone = models.drafter_params["backbone"]
+    return device_bytes([backbone["fc"], backbone["hidden_norm"]])
