@@ -5,9 +5,10 @@
     python -m assets.make_hub_prompts --dataset=ROWS.jsonl --output=prompts.jsonl --parts=8
 
 Reads a data set of the hub (its split train) or a JSONL file, whose rows are ShareGPT {"conversations"} or
-{"messages"}. Each becomes {"id": its place, "messages": the system's and the user's turns}: the target answers them
-again, so the answers of the data set are left out. What has no user's turn, a role that no target answers, or more
-than --max-characters is left out and counted. With --parts=8 every eighth row goes to the same one of
+{"messages"}, as domino_jax.train reads them (docs/commands.md#rows). Each becomes {"id": its place, "messages": the
+system's and the user's turns}: the target answers them again, so the answers of the data set are left out. Rows of
+another form, without a user's turn, with a role that no target answers, or with more than --max-characters are left out
+and counted. With --parts=8 every eighth row goes to the same one of
 prompts-0-of-8.jsonl, ... : a file for each machine that shares no disk with the others.
 """
 
@@ -16,59 +17,39 @@ import collections
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from domino_jax.data.chat import SHAREGPT_ROLES
-from domino_jax.data.prompts import read_jsonl
+from domino_jax.data.bad_rows import kind_of
+from domino_jax.data.messages import read_chat
+from domino_jax.data.prompts import parse_row, read_lines
+from domino_jax.decoding.conversations import split_turns
+from domino_jax.runtime.errors import DataError
 
 # Longer prompts fill data.max_length of the Qwen3 recipes, 3,072 tokens, and leave nothing to train on.
 MAX_CHARACTERS = 10_000
 
 
-def user_turns(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The messages of a row that an answer can follow: the system's and the user's, up to the user's last one.
+def prompt_of(row: Mapping[str, Any] | bytes, place: int, max_characters: int) -> dict[str, Any]:
+    """The prompt row of a conversation: the system's and the user's messages, up to the user's last one.
 
-    Raises ValueError for a row that cannot be answered, with the reason.
+    Raises DataError for a row that cannot be answered.
     """
-    if "messages" in row:
-        turns = [(message["role"], message["content"]) for message in row["messages"]]
-    else:
-        turns = [(turn["from"], turn["value"]) for turn in row["conversations"]]
-    messages = []
-    for speaker, content in turns:
-        role = SHAREGPT_ROLES[speaker] if speaker in SHAREGPT_ROLES else speaker
-        if role not in ("system", "user", "assistant"):
-            raise ValueError(f"a turn of {speaker!r}")
-        if role != "assistant":
-            messages.append({"role": role, "content": content})
-    while messages and messages[-1]["role"] != "user":
-        messages.pop()
-    if not messages or not all(message["content"] for message in messages):
-        raise ValueError("no user's turn, or an empty one")
-    return messages
+    where = f"row {place}"
+    chat = read_chat(parse_row(row, where) if isinstance(row, bytes) else row, where)
+    messages = [message for turn in split_turns(chat.messages, where) for message in turn]
+    texts = [message["content"] if "content" in message else "" for message in messages]
+    if not all(texts):
+        raise DataError(f"{where}: a message has no text")
+    if sum(map(len, texts)) > max_characters:
+        raise DataError(f"{where}: the messages have more than --max-characters")
+    return {**chat.as_row({"id": str(place)}), "messages": messages}
 
 
-def prompt_rows(
-    rows: Iterable[Mapping[str, Any]], max_characters: int, left_out: collections.Counter
-) -> Iterator[dict[str, Any]]:
-    """Prompt rows in the order of the data set; `left_out` counts the others by their reason."""
-    for place, row in enumerate(rows):
-        try:
-            messages = user_turns(row)
-        except ValueError as error:
-            left_out[str(error)] += 1
-            continue
-        if sum(len(message["content"]) for message in messages) > max_characters:
-            left_out[f"more than {max_characters:,} characters"] += 1
-            continue
-        yield {"id": str(place), "messages": messages}
-
-
-def dataset_rows(name: str) -> Iterable[Mapping[str, Any]]:
-    """The rows of a JSONL file, or of the split train of a data set of the hub."""
+def dataset_rows(name: str) -> Iterable[Mapping[str, Any] | bytes]:
+    """The lines of a JSONL file, or the rows of the split train of a data set of the hub."""
     if pathlib.Path(name).is_file():
-        return (row for _, row in read_jsonl(name))
+        return (line for _, line in read_lines(name))
     import datasets  # large, and needed for the hub alone
 
     return datasets.load_dataset(name, split="train", streaming=True)
@@ -92,12 +73,17 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         names = part_names(arguments.output, arguments.parts)
         files = [stack.enter_context(name.open("w", encoding="utf-8")) for name in names]
-        for row in prompt_rows(dataset_rows(arguments.dataset), arguments.max_characters, left_out):
-            files[count % len(files)].write(json.dumps(row, ensure_ascii=False) + "\n")
+        for place, row in enumerate(dataset_rows(arguments.dataset)):
+            try:
+                prompt = prompt_of(row, place, arguments.max_characters)
+            except DataError as error:
+                left_out[kind_of(str(error))] += 1
+                continue
+            files[count % len(files)].write(json.dumps(prompt, ensure_ascii=False) + "\n")
             count += 1
     print(f"{count:,} prompts in {', '.join(map(str, names))}")
     for reason, number in left_out.most_common():
-        print(f"left out: {number:,} with {reason}")
+        print(f"left out: {number:,} rows: {reason}")
 
 
 if __name__ == "__main__":

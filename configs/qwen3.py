@@ -82,6 +82,9 @@ def _data() -> config_dict.ConfigDict:
     data.regenerate = False  # True: the target answers the prompts of data.train first
     # Rows of this many prompts are never trained on; evaluations use them if eval.prompts is not set. 0: none.
     data.held_out = 64
+    # Rows of data.train, eval.prompts and --prompts that cannot be used. False: they are listed and the command ends
+    # with exit code 3. True: they are left out and counted.
+    data.skip_bad_rows = False
     data.max_length = 3072
     data.thinking = False
     # pad: to max_length. pack: several rows in one. buckets: to a quarter, half or all of max_length, by the batch's

@@ -27,8 +27,17 @@ import numpy as np
 import rich.console
 
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
+from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.conversations import Answerer, Conversation, converse, output_row, queues, start_conversation
+from domino_jax.decoding.conversations import (
+    Answerer,
+    Conversation,
+    converse,
+    output_row,
+    queues,
+    split_turns,
+    start_conversation,
+)
 from domino_jax.decoding.stored_tuning import Setup, stored_tuning
 from domino_jax.evals.models import check_kind
 from domino_jax.method.pair import Models
@@ -38,7 +47,7 @@ from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import patient_barrier
-from domino_jax.runtime.errors import DominoError, refuse_read_only
+from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import (
@@ -69,7 +78,8 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     answer. Call it before the target of a training run takes the memory, and outside of jax.set_mesh.
     """
     output = local_output(output)
-    rows = read_prompts(prompts, config.regenerate.num_prompts or None)
+    skip_bad = config.data.skip_bad_rows
+    rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
     settings = settings_of(config)
     processes = ProcessGroup(jax.process_index(), jax.process_count(), patient_barrier)
     identity = read_target_identity(config.target.path, config.target.dtype)
@@ -86,7 +96,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
         )
     with local_mesh(config.target.path, settings.batch_size) as sharding:
         loaded = load_target(config.target.path, config.target.dtype, sharding)
-        regenerate_rows(loaded, rows, files, settings, drafter_path)
+        regenerate_rows(loaded, rows, files, settings, drafter_path, skip_bad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +180,7 @@ def regenerate_rows(
     files: AnswerFiles,
     settings: AnswerSettings,
     drafter_path: str | None = None,
+    skip_bad: bool = False,
 ) -> None:
     """Answers every prompt row into its files; existing rows stay as they are.
 
@@ -177,19 +188,41 @@ def regenerate_rows(
         loaded: the target, its parameters on a device of this process.
         files: of files_of. Each of several processes answers every count-th queue, and the first one merges.
         drafter_path: a drafter that makes it faster and changes nothing else.
+        skip_bad: rows that the template refuses or that do not fit the target are left out.
     """
     processes = files.processes
     batch_size, thinking = settings.batch_size, settings.thinking
     with files.opened() as done:
         if not all(row["id"] in done for row in rows):
             answerer = new_answerer(loaded, settings, drafter_path)
-            started = [start_conversation(row, place, loaded.tokenizer, thinking) for place, row in enumerate(rows)]
-            for conversation in started:
-                answerer.check(conversation)
+            started = start_conversations(rows, answerer, loaded.tokenizer, thinking, skip_bad)
+            files.ids = [conversation.row["id"] for conversation in started]
             work = list(own_queues(started, batch_size, done, processes))
             answer(work, files, answerer, loaded.tokenizer, thinking, done)
         files.finish()
-    tell(processes, f"{files.output} holds {len(rows)} answers.")
+    tell(processes, f"{files.output} holds {len(files.ids)} answers.")
+
+
+def start_conversations(
+    rows: Sequence[Mapping[str, Any]], answerer: Answerer, tokenizer: Any, thinking: bool, skip_bad: bool
+) -> list[Conversation]:
+    """The conversations of the rows; those that cannot be answered are refused together, or left out."""
+    started, bad = [], BadRows()
+    for place, row in enumerate(rows):
+        try:
+            conversation = start_conversation(row, place, tokenizer, thinking)
+            answerer.check(conversation)
+            started.append(conversation)
+        except DataError as error:
+            bad.add("prompt", row["id"], error)
+    bad.settle("the prompts", len(rows), skip_bad)
+    return started
+
+
+def refuse_unanswerable(row: Mapping[str, Any]) -> None:
+    """Refuses messages that no target can answer (split_turns)."""
+    if "messages" in row:
+        split_turns(row["messages"], f"prompt {row['id']}")
 
 
 def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: str | None) -> Answerer:

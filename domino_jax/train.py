@@ -169,8 +169,17 @@ def main(flags: cli.Flags) -> int | None:
             if batches.rows.num_held_out_prompts:
                 write_jsonl(workdir / "held_out.jsonl", batches.rows.held_out_prompts())
         if not restored:
-            facts = {"fingerprint": batches.fingerprint, "scored_rows": config.preflight.rows, "seed": config.seed}
-            run_preflight(workdir, batches.rows, loaded, drafter_config, mesh, **facts)
+            run_preflight(
+                workdir,
+                batches.rows,
+                loaded,
+                drafter_config,
+                mesh,
+                fingerprint=batches.fingerprint,
+                scored_rows=config.preflight.rows,
+                seed=config.seed,
+                thinking=config.data.thinking,
+            )
         data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
 
         def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
@@ -284,7 +293,8 @@ def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -
     data = config.data
     encoder = RowEncoder(loaded.tokenizer, data.max_length, data.thinking, loaded.model.config.vocab_size)
     layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
-    return make_batches(source, encoder, layout, share, seed=config.seed, held_out=data.held_out)
+    choices = {"seed": config.seed, "held_out": data.held_out, "skip_bad": data.skip_bad_rows}
+    return make_batches(source, encoder, layout, share, **choices)
 
 
 def clock_of(metrics: MetricsWriter, config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages.Traced]):

@@ -12,8 +12,9 @@ read it there and use it wherever the recipe or the caller leaves the value open
 """
 
 import dataclasses
+import functools
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import encode_row
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.decode_settings import decode_settings
 from domino_jax.decoding.stored_tuning import FILE, Setup, check_writable, store_tuning
@@ -49,8 +50,9 @@ def main(flags: cli.Flags) -> None:
     models = load_models(loaded, path, head_rank=settings.head_rank)
     folder = hf.drafter_folder(path)
     check_writable(folder)
-    rows = read_prompts(source, config.decode.num_prompts or None)
-    prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]
+    encode = functools.partial(encode_row, loaded.tokenizer, settings.thinking)
+    rows = read_prompts(source, config.decode.num_prompts or None, config.data.skip_bad_rows, encode)
+    prompts = [encode(row) for row in rows]
     print(f"tune: {len(prompts)} prompts of {source}; every shape of a round is compiled and timed", flush=True)
     with kept_to(settings.cores):
         found, timed = tuning.tune(models, settings.generator(loaded.stop_ids), mode, prompts)

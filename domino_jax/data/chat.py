@@ -12,22 +12,15 @@ A template may write an earlier turn in another way than it asked for it. Such a
 import dataclasses
 import functools
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from domino_jax.data.prompts import check_messages, check_prompt, check_token_ids, quote_names
-from domino_jax.runtime.errors import DataError, first_line, quote
+from domino_jax.data.messages import Chat, read_chat
+from domino_jax.data.prompts import check_prompt, check_token_ids
+from domino_jax.runtime.errors import DataError, first_line
 
-SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-}
 PROBE = "domino-probe"  # no template treats this text specially
 HIDDEN = "\ufdd0"  # a noncharacter: no text has it
 
@@ -37,7 +30,8 @@ class Row:
     """One training row.
 
     token_ids: int32 [T]; loss_mask: float32 [T], 1 on the assistant's tokens.
-    context_answers: answers without supervision, since the template wrote them in another way than it asked for them.
+    context_answers: answers without supervision: the row flags them, or the template wrote them in another way than it
+        asked for them.
     """
 
     token_ids: np.ndarray
@@ -58,7 +52,14 @@ def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "promp
     _refuse_text_without(tokenizer, where)
     if "prompt" in row:
         return _encode(tokenizer, row["prompt"], where)
-    return _encode(tokenizer, _Template(tokenizer, thinking, where).render(row["messages"], ask=True), where)
+    chat = read_chat(row, where)
+    text = _template_of(tokenizer, thinking, where, chat).render(chat.messages, ask=True)
+    return _encode(tokenizer, text, where)
+
+
+def encode_row(tokenizer: Any, thinking: bool, row: dict) -> list[int]:
+    """The ids of a row of `prompts.read_prompts`, which messages name by its id."""
+    return encode_prompt(tokenizer, row, thinking, f"prompt {row['id']}")
 
 
 def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> Row:
@@ -71,15 +72,9 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
     """
     if "token_ids" in row:
         return _given_row(row, where)
-    if ("messages" in row) == ("conversations" in row):
-        raise DataError(
-            f"{where}: the row has {quote_names(row)}; a training row has messages, conversations, or token_ids and"
-            " loss_mask."
-        )
+    chat = read_chat(row, where)
     _refuse_text_without(tokenizer, where)
-    messages = row["messages"] if "messages" in row else _from_sharegpt(row["conversations"], where)
-    check_messages(messages, where)
-    return _encode_messages(_Template(tokenizer, thinking, where), messages)
+    return _encode_chat(_template_of(tokenizer, thinking, where, chat), chat)
 
 
 def _refuse_text_without(tokenizer: Any, where: str) -> None:
@@ -101,24 +96,14 @@ def _given_row(row: dict, where: str) -> Row:
     return Row(np.asarray(row["token_ids"], np.int32), np.asarray(mask, np.float32))
 
 
-def _from_sharegpt(turns: Any, where: str) -> list[dict]:
-    if not isinstance(turns, list) or not all(
-        isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in turns
-    ):
-        raise DataError(f'{where}: conversations must be a list of {{"from": speaker, "value": text}}.')
-    for turn in turns:
-        if not isinstance(turn["from"], str) or turn["from"] not in SHAREGPT_ROLES:
-            raise DataError(
-                f"{where}: the speaker is {quote(turn['from'])}, expected one of {', '.join(SHAREGPT_ROLES)}."
-            )
-    return [{"role": SHAREGPT_ROLES[turn["from"]], "content": turn["value"]} for turn in turns]
-
-
-def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
+def _encode_chat(template: "_Template", chat: Chat) -> Row:
     # A turn of the assistant that opens the conversation answers nothing: it is context.
-    answers = [place for place, message in enumerate(messages) if place and message["role"] == "assistant"]
+    messages = chat.messages
+    turns = [place for place, one in enumerate(messages) if place and one["role"] == "assistant"]
+    answers = [place for place in turns if chat.learned[place]]
     if answers:
         messages = messages[: answers[-1] + 1]
+        turns = turns[: turns.index(answers[-1]) + 1]
     text = template.render(messages, ask=False)
     spans = _answer_spans(template, messages, answers, text) if answers else []
     ids: list[int] = []
@@ -128,7 +113,7 @@ def _encode_messages(template: "_Template", messages: list[dict]) -> Row:
         piece = _encode(template.tokenizer, text[start:end], template.where)
         ids += piece
         mask += [number % 2] * len(piece)  # every second piece is an answer
-    return Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32), len(answers) - len(spans))
+    return Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32), len(turns) - len(spans))
 
 
 def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:
@@ -184,7 +169,8 @@ def _answer_start(template: "_Template", messages: list[dict], place: int, text:
     # The generation prompt may hold an empty think block, which the template drops from earlier turns; with thinking on
     # it never does. Most rows need the first of the two alone, and a rendering is much of a row's time.
     bare = dataclasses.replace(template, thinking=True)
-    prompts = (asked.render(messages[:place], ask=True) for asked in dict.fromkeys((template, bare)))
+    variants = (template,) if template == bare else (template, bare)
+    prompts = (asked.render(messages[:place], ask=True) for asked in variants)
     return next((len(prompt) for prompt in prompts if len(prompt) >= after and text.startswith(prompt)), None)
 
 
@@ -230,11 +216,15 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Template:
-    """A tokenizer's chat template with its thinking switch; `where` names the row in messages."""
+    """A tokenizer's chat template with its thinking switch; `where` names the row in messages.
+
+    variables: Chat.variables without enable_thinking.
+    """
 
     tokenizer: Any
     thinking: bool
     where: str
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def render(self, messages: list[dict], ask: bool) -> str:
         """The template's text; `ask` adds the generation prompt. Templates without enable_thinking ignore it."""
@@ -245,10 +235,16 @@ class _Template:
             )
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking
+                messages, tokenize=False, add_generation_prompt=ask, enable_thinking=self.thinking, **self.variables
             )
         except Exception as error:  # a template is a program of the folder and may raise anything
             raise DataError(f"{self.where}: the chat template refuses the messages ({first_line(error)}).") from error
+
+
+def _template_of(tokenizer: Any, thinking: bool, where: str, chat: Chat) -> _Template:
+    """The template for one row, whose chat_template_kwargs go before the switch."""
+    variables = {"enable_thinking": thinking, **chat.variables}
+    return _Template(tokenizer, variables.pop("enable_thinking"), where, variables)
 
 
 def _encode(tokenizer: Any, text: str, where: str) -> list[int]:

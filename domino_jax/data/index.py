@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.prompts import check_line
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
@@ -27,7 +28,7 @@ from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import replacing, write_whole
 from domino_jax.runtime.progress import Progress
 
-FORMAT = 1
+FORMAT = 2
 LINES_PER_TASK = 256
 READ_BYTES = 1 << 26
 MANY_ROWS = 4_096  # with fewer the pass ends before a bar could be read
@@ -76,12 +77,16 @@ def load_or_build(
     storage: Storage,
     *,
     progress: bool,
+    skip_bad: bool = False,
     workers: int | None = None,
 ) -> Index:
     """The stored index for data of this fingerprint, or a new one, which is then stored.
 
     Args:
       digest: fingerprint().  workers: processes that read rows; None: one per core.
+      skip_bad: rows that cannot be used are left out and counted.
+    Raises:
+      DataError: rows that cannot be used, all of them in one message.
     """
     name = f"index-{digest[:24]}-{encoder.vocab_size}.npz"
     files = [file for source in sources for file in source.files]
@@ -89,8 +94,9 @@ def load_or_build(
     def find_or_build() -> Index:
         local, shared = storage.cache / name, storage.bucket and remote.open_path(f"{storage.bucket}/{name}")
         index = _load(local) or (_fetch(shared, local) if shared else None)
-        if index is None:
-            index = _build(files, encoder, workers or usable(), progress)
+        if index is None or (index.bad and not skip_bad):
+            index, bad = _build(files, encoder, workers or usable(), progress)
+            bad.settle("data.train", len(index.lengths) + bad.count, skip_bad)
             _store(index, local)
         if shared and not shared.exists():
             shared.write_bytes(local.read_bytes())
@@ -125,20 +131,21 @@ def _load(path: pathlib.Path) -> Index | None:
         return None  # absent or damaged
 
 
-def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progress: bool) -> Index:
+def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progress: bool) -> tuple[Index, BadRows]:
     spans = [_row_spans(file) for file in files]
     tasks = [
         (file, first, of_file[first : first + LINES_PER_TASK])
         for file, of_file in zip(files, spans, strict=True)
         for first in range(0, len(of_file), LINES_PER_TASK)
     ]
-    # A row per line with the fields of Index from `lengths` on; lengths is -1 for a blank line.
-    measured = [np.zeros((0, 5), np.int64)]
+    # A row per line with the fields of Index from `lengths` on; lengths is -1 for a blank line and for a bad row.
+    measured, bad = [np.zeros((0, 5), np.int64)], BadRows()
     total = sum(map(len, spans))
     with contextlib.ExitStack() as stack:
         bar = stack.enter_context(Progress("reading rows", total)) if progress and total >= MANY_ROWS else None
-        for part in stack.enter_context(_measure_all(tasks, encoder, workers)):
+        for part, bad_rows in stack.enter_context(_measure_all(tasks, encoder, workers)):
             measured.append(part)
+            bad.join(bad_rows)
             if bar:
                 bar.advance(len(part))
     values = np.concatenate(measured)
@@ -146,7 +153,7 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progres
     bounds = np.cumsum([0, *map(len, spans)])
     all_spans = np.concatenate([np.zeros((0, 2), np.int64), *spans])
     lines = np.arange(total) - np.repeat(bounds[:-1], np.diff(bounds)) + 1
-    return Index(
+    index = Index(
         counts=np.diff(np.concatenate([[0], np.cumsum(is_row)])[bounds]),
         spans=all_spans[is_row],
         lines=lines[is_row],
@@ -155,7 +162,9 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progres
         usable=values[is_row, 2] > 0,
         prompts=values[is_row, 3].astype(np.int32),
         prompt_hashes=values[is_row, 4],
+        bad=np.asarray(bad.count),
     )
+    return index, bad
 
 
 def _row_spans(file: DataFile) -> np.ndarray:
@@ -180,8 +189,8 @@ def _row_spans(file: DataFile) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Iterator[np.ndarray]]:
-    """The measures of every task, in order, so that the first error reported is the first of the data."""
+def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Iterator[tuple]]:
+    """The results of `_measure` for every task, in order."""
     workers = min(workers, len(tasks) * LINES_PER_TASK // ROWS_PER_WORKER)
     if workers < 2:
         yield (_measure(encoder, *task) for task in tasks)
@@ -199,23 +208,27 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
         pool.shutdown(cancel_futures=True)
 
 
-def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> np.ndarray:
-    """int64 [lines, 5] for lines [first, first + len(spans)) of a file."""
-    out = np.zeros((len(spans), 5), np.int64)
+def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple[np.ndarray, BadRows]:
+    """int64 [lines, 5] for lines [first, first + len(spans)) of a file, and those that cannot be used."""
+    out, bad = np.full((len(spans), 5), -1, np.int64), BadRows()
     for place, size in enumerate(np.diff(spans)[:, 0].tolist()):
         check_line(size, f"{file.name}:{first + place + 1}")
     base = int(spans[0, 0])
     block = b"" if file.records else read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):
+        number = first + place + 1
         line = read_span(file, start, end) if file.records else block[start - base : end - base]
         if not line.strip():
-            out[place, 0] = -1
             continue
-        row = encoder(line, f"{file.name}:{first + place + 1}")
+        try:
+            row = encoder(line, f"{file.name}:{number}")
+        except DataError as error:
+            bad.add(file.name, number, error)
+            continue
         prompt = prompt_of(row.loss_mask)
         kinds = has_anchor(row.loss_mask), prompt, prompt_hash(row.token_ids[:prompt])
         out[place] = len(row.token_ids), row.loss_mask.sum(), *kinds
-    return out
+    return out, bad
 
 
 _encoder: RowEncoder | None = None  # of this worker process
@@ -235,5 +248,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _measure_in_worker(task: tuple) -> np.ndarray:
+def _measure_in_worker(task: tuple) -> tuple[np.ndarray, BadRows]:
     return _measure(_encoder, *task)

@@ -41,7 +41,14 @@ class ProcessShare:
 
 
 def make_batches(
-    sources: str, encoder: RowEncoder, layout: Layout, share: ProcessShare, *, seed: int, held_out: int = 0
+    sources: str,
+    encoder: RowEncoder,
+    layout: Layout,
+    share: ProcessShare,
+    *,
+    seed: int,
+    held_out: int = 0,
+    skip_bad: bool = False,
 ) -> "Batches":
     """The data of a run, indexed; `Batches.start` begins to read.
 
@@ -49,13 +56,14 @@ def make_batches(
       sources: one file, a glob, or a mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3" (sources.py).
       encoder: cuts rows to layout.max_length.
       held_out: prompts whose rows are left out of training (held_out.py); fewer if there is little data.
+      skip_bad: rows that cannot be used are left out and counted.
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
     found = open_sources(sources, share.cache)
     fingerprint = indexing.fingerprint(found, encoder)
     storage = indexing.Storage(share.cache, share.bucket, share.primary_first)
-    index = indexing.load_or_build(found, encoder, fingerprint, storage, progress=share.progress)
+    index = indexing.load_or_build(found, encoder, fingerprint, storage, progress=share.progress, skip_bad=skip_bad)
     batches = Batches(
         rows=_usable_rows(found, index, encoder, held_out),
         fingerprint=fingerprint,
@@ -65,7 +73,10 @@ def make_batches(
         process_rows=share.rows or slice(0, layout.batch_size),
     )
     rows = batches.rows
-    share.report(f"{sources}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor")
+    bad = f", {rows.num_bad} more cannot be used" if rows.num_bad else ""
+    share.report(
+        f"{sources}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor{bad}"
+    )
     if held_out:
         share.report(
             f"held out for evaluation: {rows.num_held_out_prompts} prompts, {rows.num_held_out} rows with these prompts"
@@ -89,10 +100,13 @@ def _usable_rows(found: tuple[Source, ...], index: Index, encoder: RowEncoder, h
                 "--config.eval.prompts."
             )
         if not len(rows.by_source[place]):
+            cut = int((rows.lengths_of(place) == encoder.max_length).sum())
+            remedy = "Train on rows with answers; prompts alone are answered first with config.data.regenerate=True."
+            if cut:
+                remedy = f"{cut} of them are cut at this length: raise --config.data.max_length."
             raise DataError(
                 f"{source.pattern}: none of its {rows.num_read_of[place]} rows has two supervised tokens in a row "
-                f"within data.max_length {encoder.max_length}.\n"
-                "Train on rows with answers; prompts alone are answered first with config.data.regenerate=True."
+                f"within data.max_length {encoder.max_length}.\n{remedy}"
             )
     return rows
 

@@ -1,19 +1,22 @@
-"""JSONL files: rows with their line numbers, and the prompt rows of decode and regenerate."""
+"""JSONL files: rows with their line numbers, and the prompt rows of decode, tune and regenerate."""
 
 import io
 import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from domino_jax.data.bad_rows import BadRows
+from domino_jax.data.messages import FORMS, READ, REFUSED, present, quote_names, read_chat
 from domino_jax.data.references import reference_of
 from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.files import is_remote
 
-PROMPT_KEYS = ("messages", "prompt", "token_ids")
+PROMPT_KEYS = (*FORMS, "prompt", "token_ids")
 LINE_LIMIT = 1 << 26  # bytes; a row of a million token ids has 7 MB
 ID_LIMIT = 200
 LARGEST_ID = 2**31 - 1  # ids are int32 on devices
@@ -24,6 +27,12 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
 
     The file may be compressed (.gz, .zst) and may be in a bucket (gs://).
     """
+    for number, line in read_lines(path):
+        yield number, parse_row(line, f"{path}:{number}")
+
+
+def read_lines(path: str | pathlib.Path) -> Iterator[tuple[int, bytes]]:
+    """As read_jsonl, with the bytes of each line."""
     name = os.fspath(path)
     if not (remote.exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
         raise DominoError(f"{path}: there is no such file; name a JSONL file that exists.")
@@ -33,8 +42,9 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
             line = lines.readline(LINE_LIMIT + 1)
             if not line:
                 return
+            check_line(len(line), f"{path}:{number}")
             if line.strip():
-                yield number, parse_row(line, f"{path}:{number}")
+                yield number, line
 
 
 def check_line(size: int, where: str) -> None:
@@ -57,33 +67,57 @@ def parse_row(line: bytes, where: str) -> dict:
     return row
 
 
-def read_prompts(path: str | pathlib.Path, limit: int | None = None) -> list[dict]:
-    """Prompt rows, each with exactly one of PROMPT_KEYS and an "id": the row's, or its place among the rows from "0".
+def read_prompts(
+    path: str | pathlib.Path,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    check: Callable[[dict], Any] | None = None,
+) -> list[dict]:
+    """Prompt rows, each with an "id": the row's, or its place among the rows of the file from "0".
 
-    Other keys stay in the row; a "reference" is checked (references.py). Only the first `limit` rows are read.
+    A row has exactly one of messages (in the form of `Chat.as_row`), prompt and token_ids. Other keys stay in it; a
+    "reference" is checked (references.py).
+
+    Args:
+        limit: only the first `limit` rows are read.  skip_bad: rows that cannot be used are left out and counted.
+        check: raises DataError for a row that the caller cannot use.
+    Raises:
+        DataError: rows that cannot be used, all of them in one message; or there are no rows.
     """
-    rows, lines = [], {}
-    for number, row in read_jsonl(path):
+    rows, lines, bad, total = [], {}, BadRows(), 0
+    for number, line in read_lines(path):
         if limit is not None and len(rows) >= limit:
             break
-        row = {**row, "id": str(row["id"]) if "id" in row else str(len(rows))}
-        if len(row["id"]) > ID_LIMIT or not row["id"].isprintable():
-            raise DataError(
-                f"{path}:{number}: the id is {quote(row['id'])}; an id has at most {ID_LIMIT} printable characters."
-            )
-        where = f"{path}:{number} (id {row['id']})"
-        check_prompt(row, where)
-        check_text(row, where)
-        if row["id"] in lines:
-            raise DataError(
-                f"{path}:{number}: the id {row['id']} is also the id of line {lines[row['id']]}; make ids unique."
-            )
-        reference_of(row, where)
-        lines[row["id"]] = number
-        rows.append(row)
+        try:
+            row = read_prompt(line, f"{path}:{number}", str(total))
+            if row["id"] in lines:
+                raise DataError(
+                    f"{path}:{number}: the id {row['id']} is also the id of line {lines[row['id']]}; make ids unique."
+                )
+            if check:
+                check(row)
+            lines[row["id"]] = number
+            rows.append(row)
+        except DataError as error:
+            bad.add(os.fspath(path), number, error)
+        total += 1
+    bad.settle(os.fspath(path), total, skip_bad)
     if not rows:
         raise DataError(f"{path}: the file holds no prompt rows.")
     return rows
+
+
+def read_prompt(line: bytes, where: str, place: str) -> dict:
+    """The prompt row of one line; `place` is its id if it has none."""
+    row = present(parse_row(line, where))
+    row = {**row, "id": str(row["id"]) if "id" in row else place}
+    if len(row["id"]) > ID_LIMIT or not row["id"].isprintable():
+        raise DataError(f"{where}: the id is {quote(row['id'])}; an id has at most {ID_LIMIT} printable characters.")
+    where = f"{where} (id {row['id']})"
+    check_prompt(row, where)
+    check_text(row, where)
+    reference_of(row, where)
+    return read_chat(row, where).as_row(row) if any(form in row for form in FORMS) else row
 
 
 def check_text(row: dict, where: str) -> None:
@@ -99,37 +133,23 @@ def check_text(row: dict, where: str) -> None:
 
 def check_prompt(row: dict, where: str) -> None:
     """Refuse a prompt row that does not have exactly one of PROMPT_KEYS, of the right kind."""
-    found = [key for key in PROMPT_KEYS if key in row]
-    if len(found) != 1:
-        have = ", ".join(found) if found else quote_names(row)
+    row = present(row)
+    keys = [key for key in PROMPT_KEYS if key in row]
+    if len(keys) != 1:
+        have = ", ".join(keys) if keys else quote_names(row)
         raise DataError(f"{where}: the row has {have}; a prompt row has exactly one of {', '.join(PROMPT_KEYS)}.")
-    if found == ["messages"]:
-        check_messages(row["messages"], where)
-    elif found == ["prompt"]:
+    if keys[0] in FORMS:
+        read_chat(row, where)
+    elif keys == ["prompt"]:
         if not isinstance(row["prompt"], str) or not row["prompt"]:
             raise DataError(f"{where}: prompt is {quote(row['prompt'])}, expected a text that is not empty.")
+        ignored = [key for key in (*READ, *REFUSED) if key in row]
+        if ignored:
+            raise DataError(
+                f"{where}: the row has {ignored[0]} beside prompt, which is read as it is; give messages instead."
+            )
     else:
         check_token_ids(row["token_ids"], where)
-
-
-def quote_names(row: dict) -> str:
-    """The row's keys for a message."""
-    return quote(", ".join(sorted(row)))[1:-1] or "nothing"
-
-
-def check_messages(messages, where: str) -> None:
-    """Refuse anything but a list of {"role", "content"} with texts in both."""
-    if not isinstance(messages, list) or not messages:
-        raise DataError(f"{where}: messages must be a list with at least one message.")
-    for place, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
-        content = message.get("content") if isinstance(message, dict) else None
-        # A call of a tool may have no text; its template knows what to do with it.
-        textless = content is None and isinstance(message, dict) and "tool_calls" in message
-        if not isinstance(role, str) or not (isinstance(content, str) or textless):
-            raise DataError(
-                f'{where}: message {place} is {quote(message)}, expected {{"role": text, "content": text}}.'
-            )
 
 
 def check_token_ids(token_ids, where: str) -> None:

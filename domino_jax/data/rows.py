@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 
 from domino_jax.data.chat import Row, encode_training_row
 from domino_jax.data.held_out import hold_out
+from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime.errors import DataError
 
+# Thoughts end without a beginning where the prompt holds it.
+THOUGHTS = re.compile(r"<think>(?!\s*</think>)|^(?!.*<think>).*</think>", re.DOTALL)
 SHOWN_CHARACTERS = 600  # of one piece of a row in a text for people
 
 
@@ -26,7 +30,7 @@ class RowEncoder:
     vocab_size: int | None
 
     def __call__(self, line: bytes, where: str) -> Row:
-        row = encode_training_row(self.tokenizer, parse_row(line, where), self.thinking, where)
+        row = encode_training_row(self.tokenizer, present(parse_row(line, where)), self.thinking, where)
         # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
             raise DataError(f"{where}: token id {largest} is outside the target's {self.vocab_size} embedding rows.")
@@ -49,6 +53,17 @@ def mark_answers(row: Row, tokenizer: Any) -> str:
             text = f"{text[: SHOWN_CHARACTERS // 2]} … {text[-SHOWN_CHARACTERS // 2 :]}"
         pieces.append(f"[[{text}]]" if mask[0] > 0.5 else text)
     return "".join(pieces)
+
+
+def count_against_thinking(rows: Sequence[Row], tokenizer: Any, thinking: bool) -> int | None:
+    """Rows whose supervised text has thoughts although `thinking` is off, or none although it is on.
+
+    None for a chat template without such a switch.
+    """
+    if tokenizer is None or "enable_thinking" not in str(tokenizer.chat_template):
+        return None
+    texts = (tokenizer.decode(row.token_ids[row.loss_mask > 0.5].tolist()) for row in rows)
+    return sum((THOUGHTS.search(text) is not None) != thinking for text in texts)
 
 
 def read_span(file: DataFile, start: int, end: int) -> bytes:
@@ -79,6 +94,7 @@ class Index:
     counts int64 [F]: rows of each file. spans int64 [N, 2]: a row's bytes (`read_span`). lines int64 [N]: its line or
     record, from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
     prompts int32 [N]: tokens before the first supervised one. prompt_hashes int64 [N]: their held_out.prompt_hash.
+    bad int64 []: further rows, which cannot be used and are left out.
     """
 
     counts: np.ndarray
@@ -89,6 +105,7 @@ class Index:
     usable: np.ndarray
     prompts: np.ndarray
     prompt_hashes: np.ndarray
+    bad: np.ndarray
 
 
 class TrainingRows:
@@ -114,15 +131,25 @@ class TrainingRows:
         self.num_held_out = int(left_out.sum())
         self._usable = np.flatnonzero(index.usable & ~left_out)
         bounds = np.cumsum([0, *(len(source.files) for source in sources)])
-        edges = np.searchsorted(self._usable, self._starts[bounds])
+        self._bounds = self._starts[bounds]
+        edges = np.searchsorted(self._usable, self._bounds)
         #: rows of each source
-        self.num_read_of = np.diff(self._starts[bounds]).tolist()
+        self.num_read_of = np.diff(self._bounds).tolist()
         #: ids of the usable rows of each source, int64
         self.by_source = [self._usable[first:last] for first, last in zip(edges[:-1], edges[1:], strict=True)]
+
+    def lengths_of(self, source: int) -> np.ndarray:
+        """int32: tokens of each row of a source, after truncation."""
+        return self.lengths[self._bounds[source] : self._bounds[source + 1]]
 
     @property
     def num_read(self) -> int:
         return len(self.lengths)
+
+    @property
+    def num_bad(self) -> int:
+        """Rows that cannot be used and are left out; they are not among num_read."""
+        return int(self._index.bad)
 
     @property
     def num_skipped(self) -> int:
@@ -138,6 +165,17 @@ class TrainingRows:
     def num_supervised(self) -> int:
         """Supervised tokens of the usable rows, after truncation."""
         return int(self._index.supervised[self._usable].sum(dtype=np.int64))
+
+    def counts(self) -> dict[str, int]:
+        """What preflight.json and model cards state."""
+        return {
+            "rows": len(self),
+            "rows_read": self.num_read,
+            "rows_without_anchor": self.num_skipped,
+            "rows_left_out": self.num_bad,
+            "tokens": self.num_tokens,
+            "supervised_tokens": self.num_supervised,
+        }
 
     @property
     def num_held_out_prompts(self) -> int:

@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, make_once
 
 COMPRESSED = (".gz", ".zst")
@@ -73,10 +74,18 @@ def open_sources(text: str, cache: pathlib.Path) -> tuple[Source, ...]:
 
 
 def parse_sources(text: str) -> list[tuple[str, float]]:
-    """(pattern, weight) of every part. Text that names files as it is counts as one pattern, even with = or , in it."""
-    if not re.search("[=,]", text) or _matches(text):
+    """(pattern, weight) of every part.
+
+    What exists as it is keeps its = and commas: the longest text between commas that exists is a part.
+    """
+    pieces, parts = text.split(","), []
+    while pieces:
+        sizes = range(len(pieces), 0, -1)
+        size = next((size for size in sizes if _names_files(",".join(pieces[:size]).strip())), 1)
+        parts.append(_parse_part(",".join(pieces[:size]).strip()))
+        pieces = pieces[size:]
+    if all(weight is None for _, weight in parts) and not any(_exists(pattern) for pattern, _ in parts):
         return [(text, 1.0)]
-    parts = [_parse_part(part.strip()) for part in text.split(",")]
     if len(parts) > 1:
         for pattern, weight in parts:
             if weight is None:
@@ -87,27 +96,39 @@ def parse_sources(text: str) -> list[tuple[str, float]]:
     return [(pattern, 1.0 if weight is None else weight) for pattern, weight in parts]
 
 
+def _names_files(part: str) -> bool:
+    """Whether the part exists as it is or without its weight."""
+    pattern, _, tail = part.rpartition("=")
+    return _exists(part) or ("," not in tail and _exists(pattern))
+
+
+def _exists(text: str) -> bool:
+    return bool(text) and bool(_matches(text)) or (not is_remote(text) and os.path.isdir(os.path.expanduser(text)))
+
+
 def _parse_part(part: str) -> tuple[str, float | None]:
     pattern, equals, tail = part.rpartition("=")
-    if not equals or _matches(part):
+    if not equals or _exists(part):
         return part, None
     try:
         weight = float(tail)
     except ValueError:
         weight = math.nan
-    if not 0 < weight < math.inf:
-        raise DominoError(
-            f"data.train: there is no file {part}, and {tail!r} is not a number above 0, so it is no weight either.\n"
-            "Name an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."
-        )
-    return pattern, weight
+    if 0 < weight < math.inf:
+        return pattern, weight
+    if "/" in tail:  # a path that does not exist
+        return part, None
+    raise DominoError(
+        f"data.train: there is no file {part}, and {tail!r} is not a number above 0, so it is no weight either.\n"
+        "Name an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."
+    )
 
 
 def find_files(pattern: str) -> list[str]:
     """The files that a path or glob names, sorted; a DominoError without any."""
-    found = _matches(pattern)
-    if found:
-        return found
+    names = _matches(pattern)
+    if names:
+        return names
     if not is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
         raise DominoError(f"{pattern} is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl.")
     if glob.has_magic(pattern):
@@ -121,13 +142,22 @@ def _matches(pattern: str) -> list[str]:
     path = os.path.expanduser(pattern)
     if os.path.isfile(path):
         return [path]
-    return sorted(name for name in glob.glob(path, recursive=True) if os.path.isfile(name))
+    # The part that exists is taken literally: a folder may be called "[v2] rows".
+    parts = path.split("/")
+    fixed = next(
+        count for count in range(len(parts), -1, -1) if count == 0 or os.path.exists("/".join(parts[:count]) or "/")
+    )
+    literal = [glob.escape(part) for part in parts[:fixed]]
+    names = glob.glob("/".join([*literal, *parts[fixed:]]), recursive=True)
+    return sorted(name for name in names if os.path.isfile(name))
 
 
 def _remote_matches(pattern: str) -> list[str]:
     with remote.access(pattern):
+        if remote.exists(pattern):
+            return [pattern]
         if not glob.has_magic(pattern):
-            return [pattern] if remote.exists(pattern) else []
+            return []
         parts = pattern.split("/")
         fixed = next(place for place, part in enumerate(parts) if glob.has_magic(part))
         base = remote.open_path("/".join(parts[:fixed]))
@@ -136,13 +166,16 @@ def _remote_matches(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_plain(name: str) -> Iterator[BinaryIO]:
-    """The decompressed bytes of a local or remote file; a damaged archive is a DataError that names it."""
+    """The decompressed bytes of a local or remote file of rows; a file of another kind is a DataError."""
     with contextlib.ExitStack() as stack:
         if is_remote(name):
             stack.enter_context(remote.access(name))
             raw = stack.enter_context(remote.open_path(name).open("rb"))
         else:
             raw = stack.enter_context(open(os.path.expanduser(name), "rb"))
+        head = raw.read(HEAD_BYTES)
+        raw.seek(0)
+        refuse_other_kind(name, head, rows=not name.endswith(COMPRESSED))
         if name.endswith(COMPRESSED):
             pieces = _gzip_pieces(raw, name) if name.endswith(".gz") else _zstd_pieces(raw, name)
             yield io.BufferedReader(_PieceReader(pieces), PIECE_BYTES)
@@ -202,7 +235,7 @@ class _PieceReader(io.RawIOBase):
 def _bring(name: str, cache: pathlib.Path) -> DataFile:
     """A file with random access: `name` itself, or a copy that is made unless it exists."""
     local = os.fspath(_fetched(name, cache)) if is_remote(name) else name
-    digest = _digest(local)
+    digest = _digest(local, name)
     if name.endswith(COMPRESSED):
         # Named by its bytes, so that a replaced file is unpacked again whatever its date.
         local = make_once(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, name, target))
@@ -231,9 +264,12 @@ def _unpack(local: str, name: str, target: pathlib.Path) -> None:
         raise DominoError(f"{name} cannot be unpacked to {target.parent}: {error}. Free some space there.") from error
 
 
-def _digest(local: str) -> str:
+def _digest(local: str, name: str) -> str:
     try:
         with open(os.path.expanduser(local), "rb") as file:
+            records = ARRAY_RECORD.search(name) is not None
+            refuse_other_kind(name, file.read(HEAD_BYTES), rows=not records and not name.endswith(COMPRESSED))
+            file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DominoError(f"{local} cannot be read: {error.strerror}.") from error

@@ -46,7 +46,7 @@ def start_conversation(row: Mapping[str, Any], place: int, tokenizer: Any, think
         return Conversation(row, place, [[]], [], _packed(encode_prompt(tokenizer, row, thinking, where)))
     turns = split_turns(row["messages"], where)
     messages = list(turns[0])
-    prompt = encode_prompt(tokenizer, {"messages": messages}, thinking, where)
+    prompt = encode_prompt(tokenizer, {**row, "messages": messages}, thinking, where)
     return Conversation(row, place, turns, messages, _packed(prompt))
 
 
@@ -179,7 +179,7 @@ def converse(
 def ask_next(one: Conversation, turn: int, answerer: Answerer, tokenizer: Any, thinking: bool) -> bool:
     """Puts the next turn's messages in; False, and nothing changed, when they do not fit."""
     messages = [*one.messages, *one.turns[turn]]
-    prompt = encode_prompt(tokenizer, {"messages": messages}, thinking, f"prompt {one.row['id']}")
+    prompt = encode_prompt(tokenizer, {**one.row, "messages": messages}, thinking, f"prompt {one.row['id']}")
     if not answerer.fits(prompt):
         return False
     one.earlier.append((one.prompt, one.answer.token_ids))

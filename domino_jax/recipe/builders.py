@@ -272,7 +272,7 @@ def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: 
 def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
     """The first eval.num_prompts rows of eval.prompts, or of the prompts held out of the data if it is not set."""
     if config.eval.prompts:
-        return read_prompts(config.eval.prompts, config.eval.num_prompts)
+        return read_prompts(config.eval.prompts, config.eval.num_prompts, config.data.skip_bad_rows)
     found = rows.held_out_prompts()[: config.eval.num_prompts]
     if not found:
         raise DataError(

@@ -41,7 +41,7 @@ MESH_AXES = ("data", "fsdp", "tensor")
 FREE_TO_CHANGE = (
     *("decode", "eval", "checkpoint", "mesh", "preflight", "drafter.path"),
     *("train.log_every", "train.hang_seconds", "train.abort_on_hang", "train.profile_steps", "train.wandb"),
-    *("regenerate.batch_size", "regenerate.use_drafter"),
+    *("regenerate.batch_size", "regenerate.use_drafter", "data.skip_bad_rows"),
 )
 
 

@@ -1,10 +1,11 @@
 """From flags and a recipe to a decoding: refusals, prompts, settings that fit the drafter, the end of a training."""
 
 import dataclasses
+import functools
 import io
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import rich.console
 from etils import epath
 
+from domino_jax.data.chat import encode_row
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
@@ -115,16 +117,21 @@ def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
     path = flags.prompts or flags.config.eval.prompts
     if not path:
         return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
-    return read_file_rows(path, decode.num_prompts)
+    encode = functools.partial(encode_row, loaded.tokenizer, decode.thinking)
+    return read_file_rows(path, decode.num_prompts, flags.config.data.skip_bad_rows, encode)
 
 
-def read_file_rows(path: str, limit: int) -> list[dict[str, Any]]:
+def read_file_rows(
+    path: str, limit: int, skip_bad: bool = False, check: Callable[[dict], Any] | None = None
+) -> list[dict[str, Any]]:
     """Rows of a prompts file, the rows of one task together, in the order in which tasks appear; limit 0: all.
 
     A "task" that is a text names the row's task, by which the report is divided. "next_turns" is dropped.
+
+    skip_bad, check: of `read_prompts`.
     """
     rows = []
-    for row in read_prompts(path, limit or None):
+    for row in read_prompts(path, limit or None, skip_bad, check):
         dropped = ("next_turns",) if isinstance(row.get("task"), str) else ("next_turns", "task")
         rows.append({key: value for key, value in row.items() if key not in dropped})
     order = {task: place for place, task in enumerate(dict.fromkeys(row.get("task") for row in rows))}
@@ -217,7 +224,7 @@ def decode_trained(
     requested = dataclasses.replace(requested, modes=supported_modes(requested.modes, drafter_config.head))
     source = config.eval.prompts
     target = cast_target(loaded, requested.dtype)
-    rows = read_file_rows(source, config.decode.num_prompts)
+    rows = read_file_rows(source, config.decode.num_prompts, config.data.skip_bad_rows)
     prompts = prepare_prompts(rows, TextCodec(target.tokenizer, requested.thinking))
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):

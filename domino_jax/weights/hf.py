@@ -19,6 +19,7 @@ import safetensors.numpy
 
 from domino_jax.data.chat import closing_token
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
+from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing
 from domino_jax.runtime.remote import exists, fetch_folder
 from domino_jax.weights.safetensors_file import Stored, is_finite, parse_json, read_header
@@ -126,6 +127,7 @@ def read_json(
         raise DataError(f"{folder}/{name} cannot be read: {error.strerror or error}.") from None
     if len(text) > JSON_LIMIT:
         raise DataError(f"{folder}/{name} has more than {JSON_LIMIT} bytes; it is not read.")
+    refuse_other_kind(f"{folder}/{name}", text[:HEAD_BYTES])
     return parse_json(text, f"{folder}/{name}")
 
 
@@ -188,6 +190,9 @@ def load_tokenizer(folder: Path) -> Any:
     present = [name for name in _TOKENIZER_FILES if inside(folder, name).is_file()]
     if "tokenizer.json" not in present and not {"vocab.json", "merges.txt"} <= set(present):
         return None
+    for name in present:
+        with inside(folder, name).open("rb") as file:
+            refuse_other_kind(f"{folder}/{name}", file.read(HEAD_BYTES))
     # Imported here: transformers takes over a second to import, and runs on token ids need no tokenizer. It would also
     # warn on stderr that PyTorch is missing, which is as it should be.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -16,6 +16,7 @@ import numpy as np
 import safetensors
 
 from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 
 # A 64-layer model's header has 0.1 MB. The limit bounds what a hostile file can make us parse.
 HEADER_LIMIT = 16_000_000
@@ -78,7 +79,10 @@ def _refusals(path: Path) -> Iterator[None]:
 def read_header(path: Path) -> dict[str, Stored]:
     """One file's tensors by name. Raises DataError on anything the format does not allow."""
     with _refusals(path), open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
+        head = file.read(HEAD_BYTES)
+        refuse_other_kind(str(path), head)
+        length = int.from_bytes(head[:8], "little")
+        file.seek(8)
         if HEADER_LIMIT < length < path.stat().st_size:
             raise DataError(f"{path} names a header of {length} bytes; more than {HEADER_LIMIT} are refused.")
         with safetensors.safe_open(path, "numpy"):  # refuses every size, offset and type that contradicts another

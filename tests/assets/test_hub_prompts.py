@@ -1,6 +1,5 @@
 """assets/make_hub_prompts.py: conversations of a data set become prompt rows that regenerate reads."""
 
-import collections
 import json
 import sys
 import types
@@ -9,7 +8,7 @@ import pytest
 
 from assets import make_hub_prompts
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.conversations import split_turns
+from domino_jax.runtime.errors import DataError
 
 
 def asked(*turns):
@@ -21,30 +20,46 @@ def made(tmp_path, monkeypatch, *flags):
     make_hub_prompts.main()
 
 
-def test_the_turns_of_system_and_user_are_kept_and_the_answers_left_out():
-    row = asked(("system", "Be brief."), ("human", "Hi"), ("gpt", "Hello."), ("human", "Bye"), ("gpt", "Bye."))
-    messages = make_hub_prompts.user_turns(row)
+def test_the_messages_of_system_and_user_stay_and_the_answers_are_left_out():
+    row = asked(("human", "Hi"), ("gpt", "Hello."), ("human", "Bye"), ("gpt", "Bye."))
+    row |= {"system": "Be brief.", "tools": '[{"name": "add"}]', "source": "x"}
     expected = [("system", "Be brief."), ("user", "Hi"), ("user", "Bye")]
-    assert messages == [{"role": role, "content": text} for role, text in expected]
-    assert [len(turn) for turn in split_turns(messages, "row")] == [2, 1]
-    plain = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
-    assert make_hub_prompts.user_turns(plain) == plain["messages"][:1]
+    assert make_hub_prompts.prompt_of(row, 3, 100) == {
+        "id": "3",
+        "messages": [{"role": role, "content": text} for role, text in expected],
+        "tools": [{"name": "add"}],
+    }
+    plain = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}], "tools": None}
+    assert make_hub_prompts.prompt_of(plain, 0, 100) == {"id": "0", "messages": plain["messages"][:1]}
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (asked(("human", "Hi"), ("tool", "{}")), "a turn of 'tool'"),
-        (asked(("gpt", "Hello.")), "no user's turn"),
-        (asked(("human", "")), "an empty one"),
-        (asked(("human", "x" * 11)), "more than 10 characters"),
-    ],
-)
-def test_a_row_that_cannot_be_answered_is_left_out_and_counted(row, reason):
-    left_out = collections.Counter()
-    assert list(make_hub_prompts.prompt_rows([row], 10, left_out)) == []
-    [(found, count)] = left_out.items()
-    assert reason in found and count == 1
+BAD_ROWS = [
+    (asked(("human", "Hi"), ("tool", "{}")), "role"),
+    (asked(("gpt", "Hello.")), "user"),
+    (asked(("human", "")), "no text"),
+    (asked(("human", "x" * 11)), "--max-characters"),
+    ({"messages": None}, "messages or conversations"),
+    ({"text": "a"}, "messages or conversations"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "message"),
+    ({"messages": [{"from": "human", "value": "Hi"}]}, "message"),
+]
+
+
+def test_rows_that_cannot_be_answered_are_left_out_and_counted(tmp_path, monkeypatch, capsys):
+    good = {"conversations": [{"role": "user", "content": "Q"}]}
+    lines = [json.dumps(row) for row, _ in BAD_ROWS] + ["{", json.dumps(good)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    made(tmp_path, monkeypatch, f"--dataset={tmp_path / 'rows.jsonl'}", "--max-characters=10")
+    [row] = read_prompts(tmp_path / "prompts.jsonl")
+    assert row == {"id": "9", "messages": [{"role": "user", "content": "Q"}]}
+    shown = capsys.readouterr().out
+    assert "1 prompts" in shown and sum(int(line.split()[2]) for line in shown.splitlines()[1:]) == 9
+
+
+@pytest.mark.parametrize(("row", "named"), BAD_ROWS)
+def test_the_reason_names_what_is_wrong(row, named):
+    with pytest.raises(DataError, match=named):
+        make_hub_prompts.prompt_of(row, 0, 10)
 
 
 def test_the_hub_is_asked_for_the_split_train_and_parts_take_turns(tmp_path, monkeypatch, capsys):

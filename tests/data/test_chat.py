@@ -5,7 +5,8 @@ import pytest
 import tokenizers
 import transformers
 
-from domino_jax.data.chat import closing_token, encode_prompt, encode_training_row
+from domino_jax.data.chat import Row, closing_token, encode_prompt, encode_training_row
+from domino_jax.data.rows import count_against_thinking
 from domino_jax.runtime.errors import DataError
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -96,6 +97,49 @@ def test_sharegpt_rows_equal_their_messages(tokenizer):
     np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
 
 
+def test_an_answer_that_is_flagged_is_context(tokenizer):
+    messages = turns("a", "b", "c", "d", "e", "f")
+    messages[1]["weight"] = messages[5]["train"] = 0
+    row = encode_training_row(tokenizer, {"messages": messages}, thinking=True)
+    assert marked(tokenizer, row).count("[") == 1 and marked(tokenizer, row).endswith("d<|im_end|>]\n")
+    assert (row.answers, row.context_answers) == (1, 1)
+    assert "assistant\nb<|im_end|>" in marked(tokenizer, row)
+
+
+ANSWERS = [
+    ("<think>\nhm\n</think>\n\na", 1),
+    ("hm\n</think>\n\na", 1),  # the prompt opened the block
+    ("<think>cut off", 1),
+    ("a", 0),
+    ("<think>\n\n</think>\n\na", 0),
+    ("a<|im_end|><think>\n\n</think>\n\nb", 0),
+]
+
+
+@pytest.mark.parametrize(("answer", "expected"), ANSWERS)
+def test_thoughts_are_seen_in_the_supervised_text(tokenizer, answer, expected):
+    question, ids = tokenizer.encode("<think>?"), tokenizer.encode(answer)
+    row = Row(np.asarray(question + ids, np.int32), np.asarray([0] * len(question) + [1] * len(ids), np.float32))
+    assert count_against_thinking([row], tokenizer, False) == expected
+    assert count_against_thinking([row], tokenizer, True) == 1 - expected
+    assert count_against_thinking([row], make_tokenizer("no switch"), True) is None
+
+
+def test_tools_system_and_template_variables_of_a_row_reach_the_template():
+    shows = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<|im_end|>{% endfor %}"
+    tokenizer = make_tokenizer(
+        "{% if tools %}{% for tool in tools %}{{ tool.name }} {% endfor %}{% endif %}{{ mood }} {{ enable_thinking }} "
+        + shows
+        + "{% if add_generation_prompt %}a:{% endif %}"
+    )
+    row = {"messages": turns("q", "r"), "system": "s", "tools": [{"name": "add"}]}
+    row["chat_template_kwargs"] = {"mood": "calm", "enable_thinking": "high"}
+    text = "add calm high s:s<|im_end|>u:q<|im_end|>a:"
+    assert marked(tokenizer, encode_training_row(tokenizer, row, thinking=False)) == text + "[r<|im_end|>]"
+    row["messages"] = turns("q")
+    assert tokenizer.decode(encode_prompt(tokenizer, row, thinking=False)) == text
+
+
 def test_token_rows_need_no_tokenizer():
     row = encode_training_row(None, {"token_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}, thinking=False)
     assert row.token_ids.tolist() == [5, 6, 7] and row.loss_mask.tolist() == [0, 1, 1]
@@ -109,14 +153,10 @@ def test_a_raw_prompt_is_encoded_unchanged(tokenizer):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "a"}, "the row has text"),
-        ({"messages": turns("a"), "conversations": []}, "the row has conversations, messages"),
         ({"token_ids": [1, 2], "loss_mask": [1]}, "token_ids has 2 entries, loss_mask has 1"),
         ({"token_ids": [1, 2]}, "loss_mask has no"),
         ({"token_ids": [1, 2], "loss_mask": [1, 2]}, "a 0 or 1 for each"),
-        ({"conversations": [{"from": "alien", "value": "a"}]}, "the speaker is 'alien'"),
-        ({"conversations": [{"value": "a"}]}, "conversations must be"),
-        ({"messages": [{"role": "user", "content": 3}]}, "message 0 is"),
+        ({"messages": [{"role": "user", "content": 3}]}, "message 0 of messages"),
         ({"messages": turns("a", "b<|im_end|>c")}, "message 1 contains '<|im_end|>' in its content"),
         ({"messages": turns("a\ud800", "b")}, "the text cannot be encoded (TypeError: "),
     ],

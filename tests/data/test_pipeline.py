@@ -227,6 +227,36 @@ class InProcessPool:
         pass
 
 
+# ---------------------------------------------------------------- rows that cannot be used
+
+
+def test_all_bad_rows_are_listed_in_one_message_or_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "LINES_PER_TASK", 4)
+    good, bad = row(0, 4), {"token_ids": [1], "loss_mask": [2]}
+    file = write_rows(tmp_path, [good, bad, good, *[bad] * 11, {"messages": 3}, good])
+    cache = tmp_path / "cache"
+    with pytest.raises(DataError) as refused:
+        batches_of(file, cache=cache)
+    message = str(refused.value)
+    for part in ("13 of 16 rows", "12 such rows", "rows.jsonl:2, 4, 5, 6, 7, 8, 9, 10, 11, 12, ...", "rows.jsonl:15"):
+        assert part in message
+    assert "data.skip_bad_rows" in message and len(message.splitlines()) <= 5
+    reports = []
+    rows = batches_of(file, cache=cache, skip_bad=True, report=reports.append).rows
+    assert (len(rows), rows.num_read, rows.num_bad) == (3, 3, 13) and "13 more cannot be used" in reports[0]
+    assert [rows.where(number) for number in range(3)] == [f"{file}:{line}" for line in (1, 3, 16)]
+    with pytest.raises(DataError, match="13 of 16 rows"):  # whatever is stored
+        batches_of(file, cache=cache)
+
+
+def test_rows_that_are_cut_before_their_answers_are_told_from_rows_without_answers(tmp_path):
+    long = row(0, 12, [0] * 10 + [1, 1])
+    with pytest.raises(DataError, match=r"1 of them are cut .*data\.max_length"):
+        batches_of(write_rows(tmp_path, [long, row(0, 3, [0, 0, 0])]))
+    with pytest.raises(DataError, match="config.data.regenerate"):
+        batches_of(write_rows(tmp_path, [row(0, 3, [0, 0, 0])]))
+
+
 # ---------------------------------------------------------------- the index, shared by machines
 
 

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from domino_jax.data.prompts import LINE_LIMIT, check_prompt, read_jsonl, read_prompts
+from domino_jax.data.prompts import LINE_LIMIT, read_jsonl, read_prompts
 from domino_jax.runtime.errors import DataError, DominoError
 
 
@@ -89,11 +89,10 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
         (['{"prompt": "a", "token_ids": [1]}'], "the row has prompt, token_ids"),
         (['{"prompt": ""}'], "expected a text that is not empty"),
         (['{"prompt": 3}'], "prompt is 3"),
-        (['{"messages": []}'], "at least one message"),
-        (['{"messages": "hello"}'], "must be a list"),
-        (['{"messages": ["hello"]}'], "message 0 is"),
-        (['{"messages": [{"role": "user"}]}'], "message 0 is"),
-        (['{"messages": [{"role": "user", "content": [1]}]}'], "message 0 is"),
+        (['{"messages": [{"role": "user", "content": [1]}]}'], "message 0 of messages"),
+        (['{"conversations": []}'], "conversations must be a list"),
+        (['{"prompt": "a", "tools": []}'], "tools beside prompt"),
+        (['{"messages": null, "prompt": null}'], "the row has id;"),
         (['{"token_ids": []}'], "at least one id"),
         (['{"token_ids": [1, -1]}'], "token_ids is"),
         (['{"token_ids": [1, true]}'], "token_ids is"),
@@ -116,8 +115,36 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
 def test_a_row_that_is_no_prompt_is_refused(tmp_path, lines, message):
     with pytest.raises(DataError, match=message) as refused:
         read_prompts(write(tmp_path, *lines))
-    assert len(str(refused.value)) < 500 and len(str(refused.value).splitlines()) == 1
+    assert len(str(refused.value)) < 700 and len(str(refused.value).splitlines()) <= 5
 
 
-def test_a_tool_call_may_have_no_text():
-    check_prompt({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "row")
+def test_prompts_of_every_form_become_messages(tmp_path):
+    shared = (
+        '{"conversations": [{"from": "human", "value": "a"}], "system": "s", "tools": "", "seed": 3, "top_k": null}'
+    )
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+    assert read_prompts(write(tmp_path, shared)) == [{"id": "0", "messages": messages, "seed": 3}]
+
+
+def test_bad_prompts_are_listed_together_or_left_out(tmp_path, capsys):
+    good, bad = '{"prompt": "a"}', [f'{{"prompt": {number}}}' for number in range(13)]
+    file = write(tmp_path, good, *bad, '{"prompt": "b"', "", '{"id": "z", "prompt": "c"}', '{"prompt": "d"}')
+    with pytest.raises(DataError) as refused:
+        read_prompts(file)
+    message = str(refused.value)
+    for part in ("14 of 17 rows", "13 such rows", "rows.jsonl:2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ...", "rows.jsonl:15"):
+        assert part in message
+    assert "data.skip_bad_rows" in message and len(message.splitlines()) <= 5
+    assert [row["id"] for row in read_prompts(file, skip_bad=True)] == ["0", "z", "16"]
+    assert "14 of 17 rows" in capsys.readouterr().out
+    with pytest.raises(DataError, match="1 of 1 rows"):
+        read_prompts(write(tmp_path, "{}"), skip_bad=True)
+
+
+def test_a_row_that_the_caller_cannot_use_is_a_bad_row(tmp_path):
+    def refuse_seven(row):
+        if row["id"] == "7":
+            raise DataError("prompt 7: no")
+
+    file = write(tmp_path, '{"prompt": "a", "id": 7}', '{"prompt": "b"}')
+    assert [row["prompt"] for row in read_prompts(file, skip_bad=True, check=refuse_seven)] == ["b"]

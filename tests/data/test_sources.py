@@ -1,10 +1,12 @@
 """sources.py: every form of data gives the same rows; a bad file is one message that names it."""
 
+import gzip
 import os
 import pathlib
 
 import numpy as np
 import pytest
+import zstandard
 
 from domino_jax.data import index, prompts, sources
 from domino_jax.data.prompts import read_jsonl
@@ -43,6 +45,23 @@ def test_a_path_that_exists_is_one_pattern(tmp_path, name):
     assert parse_sources(f"{tmp_path}/[{name[0]}]*{name[1:]}")[0][1] == 1.0  # a glob that matches it
     if "," not in name:
         assert parse_sources(f"{file}=2") == [(str(file), 2.0)]
+
+
+@pytest.mark.parametrize("folder", ["[v2] rows", "split=train", "T=0.9", "a,b=2", "what?*"])
+def test_a_folder_that_exists_is_taken_literally(tmp_path, folder):
+    (file, other) = (write_rows(tmp_path / name, rows_of([3])) for name in (folder, "other"))
+    pattern = f"{tmp_path}/{folder}/*.jsonl"
+    assert find_files(pattern) == [str(file)]
+    assert parse_sources(pattern) == [(pattern, 1.0)]
+    assert parse_sources(f"{pattern}=3,{other}=1") == [(pattern, 3.0), (str(other), 1.0)]
+    for text in (f"{tmp_path}/{folder}", f"{tmp_path}/{folder}=2"):
+        with pytest.raises(DominoError) as refused:
+            open_sources(text, tmp_path / "cache")
+        assert f"{tmp_path}/{folder} is a folder" in str(refused.value)
+        assert f"{tmp_path}/{folder}/*.jsonl" in str(refused.value)  # which the test above reads
+    with pytest.raises(DominoError) as refused:
+        open_sources(f"{tmp_path}/{folder}/none.jsonl", tmp_path / "cache")
+    assert str(refused.value).startswith(f"{tmp_path}/{folder}/none.jsonl: ")
 
 
 def test_weights_are_shares(tmp_path):
@@ -183,6 +202,31 @@ def test_a_damaged_file_is_one_message_that_names_it(tmp_path, name, damage):
     if "array_record" not in name:
         with pytest.raises(DataError, match=name):  # as prompts too
             list(read_jsonl(file))
+
+
+OTHER_KINDS = {
+    "Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+    "a web page": b"<!DOCTYPE html>\n<html>",
+    "a Parquet file": b"PAR1\x15\x04",
+    "an Arrow file": b"\xff\xff\xff\xff\x10\x02\x00\x00\x10\x00",
+    "a ZIP archive": b"PK\x03\x04",
+    "a gzip archive": gzip.compress(b"{}"),
+    "a Zstandard archive": zstandard.ZstdCompressor().compress(b"{}"),
+    "a JSON array": b'[\n  {"prompt": "a"}\n]',
+    "an object on several lines": b'{\n  "prompt": "a"\n}',
+}
+
+
+@pytest.mark.parametrize(("kind", "data"), OTHER_KINDS.items(), ids=OTHER_KINDS)
+def test_a_file_of_another_kind_is_named_with_what_to_do(tmp_path, kind, data):
+    (tmp_path / "rows.jsonl").write_bytes(data)
+    for read in (lambda name: list(read_jsonl(name)), batches_of):
+        with pytest.raises(DataError, match=kind) as refused:
+            read(tmp_path / "rows.jsonl")
+        assert "rows.jsonl" in str(refused.value) and len(str(refused.value).splitlines()) == 2
+    (tmp_path / "rows.jsonl.gz").write_bytes(OTHER_KINDS["Git LFS"])
+    with pytest.raises(DataError, match="Git LFS"):
+        batches_of(tmp_path / "rows.jsonl.gz")
 
 
 # ---------------------------------------------------------------- gs://

@@ -75,7 +75,7 @@ class BytesTokenizer:
 
     chat_template = "a turn is R(text|)"
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt, enable_thinking):
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt, enable_thinking, **_):
         turns = "".join(f"{message['role'][0].upper()}({message['content']}|)" for message in messages)
         return turns + "A(" * add_generation_prompt
 

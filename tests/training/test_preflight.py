@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from domino_jax.data.chat import Row
+from domino_jax.data.rows import TrainingRows
 from domino_jax.models.sharding import make_mesh
 from domino_jax.runtime.errors import DataError
 from domino_jax.training import estimates
@@ -27,12 +28,14 @@ CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
 ONE = make_mesh(1, 1, 1, jax.devices()[:1])
 
 
-class RowList:
-    """Training rows from a list, with the interface of data.rows.TrainingRows."""
+class RowList(TrainingRows):
+    """Training rows from a list."""
+
+    num_read = num_held_out = num_bad = num_tokens = num_supervised = 0
 
     def __init__(self, rows, num_skipped=0):
         self.rows = [Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in rows]
-        self.num_skipped = num_skipped
+        self.num_bad = 3
         self.num_read = len(rows) + num_skipped
         self.num_tokens = sum(len(row.token_ids) for row in self.rows)
         self.num_supervised = int(sum(row.loss_mask.sum() for row in self.rows))
@@ -71,8 +74,8 @@ def drafter(target):
     return load_drafter(GOLDEN / "drafter", target.model.config, np.dtype("float32"))[0]
 
 
-def preflight(target, drafter, folder, rows, num_skipped=0, scored_rows=6):
-    settings = {"fingerprint": "f1", "scored_rows": scored_rows, "seed": 0}
+def preflight(target, drafter, folder, rows, num_skipped=0, scored_rows=6, thinking=False):
+    settings = {"fingerprint": "f1", "scored_rows": scored_rows, "seed": 0, "thinking": thinking}
     return run_preflight(folder, RowList(rows, num_skipped), target, drafter, ONE, **settings)
 
 
@@ -95,13 +98,15 @@ def test_foreign_answers_lower_the_share_and_are_warned_of(target, drafter, tmp_
         "rows": 6,
         "rows_read": 8,
         "rows_without_anchor": 2,
+        "rows_left_out": 3,
         "tokens": len(CASES[0]["prompt"]) + answer + 300,
         "supervised_tokens": 1 + answer + 200,
     }
     assert json.loads((tmp_path / "new" / "preflight.json").read_text()) == facts
     shown = capsys.readouterr().out
-    assert "warning" in shown and "domino_jax.regenerate" in shown and "25.0% have no anchor" in shown
-    assert f"mask token {drafter.mask_token_id}" in shown and f"stop ids {list(target.stop_ids)}" in shown
+    assert facts["answers"] == [7, 0] and "7 are trained on, 0 are context" in shown
+    assert "warning" in shown and "domino_jax.regenerate" in shown and "2 have no anchor" in shown
+    assert f"mask token {drafter.mask_token_id}" in shown and f"stop ids {target.stop_ids[0]}" in shown
     assert "[[" in shown
 
 
@@ -117,9 +122,37 @@ def test_a_mask_token_in_the_text_stops_the_run(target, drafter, tmp_path):
     assert not (tmp_path / "preflight.json").exists()
 
 
-def test_layers_that_the_target_does_not_have_stop_the_run(target, drafter, tmp_path):
-    with pytest.raises(DataError, match=r"target_layer_ids hold \[9\]"):
-        preflight(target, dataclasses.replace(drafter, target_layer_ids=(1, 9)), tmp_path, greedy_rows())
+class Letters:
+    """Ids are letters; the template has a switch for thoughts."""
+
+    chat_template = "{% if enable_thinking %}"
+
+    def decode(self, ids, skip_special_tokens=False):
+        return "".join(map(chr, ids))
+
+
+THINKING = [
+    (False, [1] + [0] * 9, None),
+    (False, [1, 1] + [0] * 8, "True"),
+    (True, [1] * 9 + [0], None),
+    (True, [1] * 8 + [0] * 2, "False"),
+]
+
+
+@pytest.mark.parametrize(("thinking", "thoughts", "change"), THINKING)
+def test_rows_that_disagree_with_the_thinking_switch_are_warned_of(
+    target, drafter, tmp_path, capsys, thinking, thoughts, change
+):
+    """More than one row in ten."""
+    target = dataclasses.replace(target, tokenizer=Letters())
+    texts = ["<think>\nhm\n</think>\n\na" if thinks else "<think>\n\n</think>\n\na" for thinks in thoughts]
+    rows = [([*f"?{text}".encode()], [0] + [1] * len(text)) for text in texts]
+    facts = preflight(target, drafter, tmp_path, rows, scored_rows=0, thinking=thinking)
+    shown = capsys.readouterr().out
+    disagreeing = 10 - sum(thoughts) if thinking else sum(thoughts)
+    assert (facts["rows_against_thinking"], facts["rows_searched"]) == (disagreeing, 10)
+    assert f"{disagreeing} of 10" in shown and ("warning" in shown) == bool(change)
+    assert change is None or f"--config.data.thinking={change}" in shown
 
 
 def shape(*sizes, spec=None, mesh=None):

@@ -200,6 +200,22 @@ def test_a_config_that_is_no_plain_json_object_is_refused(tmp_path, text, reason
     assert reason in message_of(error)
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", lambda folder: hf.read_json(folder, "config.json")),
+        ("tokenizer.json", hf.load_tokenizer),
+        (hf.SINGLE, lambda folder: hf.open_tensors(folder)),
+    ],
+)
+def test_a_pointer_or_a_web_page_in_place_of_a_file_is_named(tmp_path, name, read):
+    for data, kind in ((b"version https://git-lfs.github.com/spec/v1\noid", "Git LFS"), (b"\n<html>", "a web page")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(DataError, match=kind) as error:
+            read(tmp_path)
+        assert name in message_of(error)
+
+
 def test_a_huge_config_is_refused_unread_and_a_missing_one_when_it_is_required(tmp_path):
     assert hf.read_json(tmp_path, "config.json", required=False) == {}
     with pytest.raises(DataError, match="holds no config.json"):

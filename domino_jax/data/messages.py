@@ -1,0 +1,144 @@
+"""The conversation of a row. Training rows, prompt rows and the script of hub prompts read it here.
+
+A row has {"messages": [...]} or ShareGPT {"conversations": [...]}. Keys that change what the model reads are rendered
+(system, tools, chat_template_kwargs) or refused by name; other columns (id, source, scores, ...) change nothing. A null
+value is an absent one, in a row and in a message.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from domino_jax.runtime.errors import DataError, quote
+
+FORMS = ("messages", "conversations")
+READ = ("system", "tools", "chat_template_kwargs")
+REFUSED = {
+    "functions": "give tools",
+    "system_prompt": "give system",
+    "documents": "put their text into a message",
+    "enable_thinking": 'give chat_template_kwargs {"enable_thinking": true or false}',
+    "chat_template": "put the template into the target's folder",
+    "loss_mask": "flag messages with train, or give token_ids",
+}
+# Arguments of the tokenizer's call, no variables of a template.
+RESERVED = ("chat_template", "messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
+FLAGS = ("weight", "loss_mask", "train", "trainable")  # of a message: 0 or false makes an answer context
+SPEAKERS = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Chat:
+    """messages: as the chat template reads them.  learned: of each message, False where its flag makes it context.
+
+    variables: what the template reads besides messages: tools and the entries of chat_template_kwargs.
+    """
+
+    messages: list[dict[str, Any]]
+    learned: list[bool]
+    variables: dict[str, Any]
+
+    def as_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row that this was read from in the form {"messages", "tools", "chat_template_kwargs"}."""
+        rest = {key: value for key, value in row.items() if key not in (*FORMS, *READ)}
+        variables = dict(self.variables)
+        tools = {"tools": variables.pop("tools")} if "tools" in variables else {}
+        extra = {"chat_template_kwargs": variables} if variables else {}
+        return {**rest, "messages": self.messages, **tools, **extra}
+
+
+def present(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that are not null."""
+    return {key: value for key, value in columns.items() if value is not None}
+
+
+def read_chat(row: Mapping[str, Any], where: str) -> Chat:
+    """The conversation of a row.
+
+    Raises:
+        DataError: neither or both of FORMS, a message of another form, a key of REFUSED.
+    """
+    row = present(row)
+    forms = [key for key in FORMS if key in row]
+    if len(forms) != 1:
+        raise DataError(f"{where}: the row has {quote_names(row)}; it needs either messages or conversations.")
+    for key, remedy in REFUSED.items():
+        if key in row:
+            raise DataError(
+                f"{where}: the row has {key}, which changes what the model reads or learns and is not supported beside "
+                f"{forms[0]}; {remedy}, or remove it."
+            )
+    turns = row[forms[0]]
+    if not isinstance(turns, list) or not turns:
+        raise DataError(f"{where}: {forms[0]} must be a list with at least one message.")
+    messages, learned = [], []
+    for place, turn in enumerate(turns):
+        name = f"{where}: message {place} of {forms[0]}"
+        message = _message(turn, forms[0], name)
+        flags = {key: message.pop(key) for key in FLAGS if key in message}
+        for key, flag in flags.items():
+            if flag not in (0, 1):
+                raise DataError(f"{name} has {key} {quote(flag)}, expected 0, 1, true or false.")
+        messages.append(message)
+        learned.append(all(flags.values()))
+    system = row["system"] if "system" in row else ""
+    if not isinstance(system, str) or (system and messages[0]["role"] == "system"):
+        raise DataError(f"{where}: system is {quote(system)}; give one text, there or as the first message.")
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+        learned.insert(0, True)
+    return Chat(messages, learned, _variables(row, where))
+
+
+def _message(turn: Any, form: str, name: str) -> dict[str, Any]:
+    """{"role", "content", ...} without null values, whatever the row's form."""
+    fields = present(turn) if isinstance(turn, dict) else {}
+    keys = ("from", "value") if form == "conversations" and "role" not in fields else ("role", "content")
+    role, content = (fields[key] if key in fields else None for key in keys)
+    textless = content is None and "tool_calls" in fields and bool(fields["tool_calls"])
+    if not isinstance(role, str) or not (isinstance(content, str) or textless):
+        raise DataError(
+            f'{name} is {quote(turn)}, expected {{"{keys[0]}": text, "{keys[1]}": text}}; only a message with '
+            "tool_calls may have no text."
+        )
+    if keys[0] == "role":
+        return fields
+    if role not in SPEAKERS:
+        raise DataError(f"{name} is from {quote(role)}, expected one of {', '.join(SPEAKERS)}.")
+    return {"role": SPEAKERS[role], "content": content} | {key: fields[key] for key in fields if key not in keys}
+
+
+def _variables(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The template's variables in the row's columns; an empty column is an absent one."""
+    kwargs = _json_column(row, "chat_template_kwargs", where)
+    tools = _json_column(row, "tools", where)
+    if kwargs and (not isinstance(kwargs, dict) or any(key in kwargs for key in RESERVED)):
+        names = ", ".join(RESERVED)
+        raise DataError(f"{where}: chat_template_kwargs is {quote(kwargs)}, expected an object without {names}.")
+    if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise DataError(f"{where}: tools is {quote(tools)}, expected a list of objects or its JSON text.")
+    return {**present(kwargs or {}), **({"tools": tools} if tools else {})}
+
+
+def _json_column(row: Mapping[str, Any], key: str, where: str) -> Any:
+    value = row[key] if key in row else None
+    if not isinstance(value, str) or not value.strip():
+        return value if not isinstance(value, str) else None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: {key} is {quote(value)}, which is no JSON text.") from error
+
+
+def quote_names(row: Mapping[str, Any]) -> str:
+    """The row's keys for a message."""
+    return quote(", ".join(sorted(row)))[1:-1] or "nothing"
