@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.evals import near_ties
 from domino_jax.method import loop
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
@@ -35,32 +34,6 @@ def test_attention_over_slices_of_prompts_equals_one_dense_mask(monkeypatch):
     monkeypatch.setattr(attention, "PREFILL_SCORES", 1)
     sliced = jax.jit(attend_prompts)(q, k, v)
     np.testing.assert_allclose(sliced, attend(q, k, v, causal_mask(jnp.arange(200), 200)), atol=1e-6)
-
-
-def test_slices_of_prompts_are_as_large_as_their_scores_may_be(monkeypatch):
-    """2 prompts × 4 heads × 256 keys are 2,048 scores a query."""
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(2, 256)]
-    for scores, rows in [(1, 64), (2_048 * 64, 64), (2_048 * 128, 128), (2_048 * 255, 128), (2_048 * 10_000, 256)]:
-        monkeypatch.setattr(attention, "PREFILL_SCORES", scores)
-        text = str(jax.make_jaxpr(lambda *arrays: attend_prompts(*arrays))(*shapes))
-        assert f"f32[2,2,{2 * rows},256]" in text  # [B, K, R·T, S]
-        assert (rows == 256) or f"f32[2,2,{2 * 2 * rows},256]" not in text
-
-
-def test_a_prefill_in_slices_leaves_the_state_of_a_prefill_in_one(monkeypatch):
-    """Both caches, target's and drafter's, and the first tokens, of prompts of 150 and 7 tokens."""
-    models, prompts = random_models(), [*random_prompts(1, 150, 150), *random_prompts(1, 7, 7)]
-    states = []
-    for scores in (2**26, 1):
-        monkeypatch.setattr(attention, "PREFILL_SCORES", scores)
-        made = make_generator(models, cache_slots=320, batch_size=2)
-        states.append(made.start(prompts, range(2)))
-    whole, sliced = states
-    assert (whole.anchors == sliced.anchors).all() and (whole.lengths == jnp.array([150, 7])).all()
-    for one, two in zip(jax.tree.leaves(whole.target_cache), jax.tree.leaves(sliced.target_cache), strict=True):
-        np.testing.assert_allclose(two, one, atol=2e-5)
-    for one, two in zip(jax.tree.leaves(whole.draft_cache), jax.tree.leaves(sliced.draft_cache), strict=True):
-        np.testing.assert_allclose(two, one, atol=2e-5)
 
 
 LONG = [*random_prompts(1, 150, 150), *random_prompts(1, 64, 64), *random_prompts(1, 7, 7)]
@@ -178,10 +151,3 @@ def test_attention_of_eight_prompts_of_4096_tokens_needs_what_that_of_one_does()
 def test_one_row_of_a_prompt_goes_through_the_lm_head():
     text = prefill_lowered(as_wide_as_qwen3_8b(vocab=1_031), batch=2).as_text()
     assert "tensor<2x1x1031xf32>" in text and f"2x{PROMPT}x1031x" not in text
-
-
-def test_judging_a_divergence_makes_the_logits_of_one_place():
-    models = as_wide_as_qwen3_8b(vocab=1_031)
-    tokens = jax.ShapeDtypeStruct((1, PROMPT), jnp.int32)
-    text = near_ties._uncached_logits.lower(models, tokens, np.int32(4_000)).as_text()
-    assert "tensor<1x1x1031xf32>" in text and f"1x{PROMPT}x1031x" not in text
