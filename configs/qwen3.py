@@ -233,7 +233,6 @@ def _decode() -> config_dict.ConfigDict:
     decode.mesh = decode_mesh = config_dict.ConfigDict()
     decode_mesh.data = 1  # devices that share the rows of a batch; -1 is the rest
     decode_mesh.tensor = 1  # devices that share heads, feed-forward and vocabulary
-    decode_mesh.split_head = False  # the head over them too: for chips that exchange a number in microseconds
     return decode
 
 

@@ -74,7 +74,7 @@ def main(flags: cli.Flags) -> None:
     path = None if config.decode.compare else config.drafter.path
     settings = tuned_settings(config.decode, head_to_decode(config, path), path)
     made_up = functools.partial(drafter_config_of, config)
-    loader = Loader(config.target.path, settings, mesh, made_up, shape.split_head, flags.head)
+    loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings), kept_to(settings.cores):
         if flags.output:
             measure(flags, loader)

@@ -95,7 +95,6 @@ class Loader:
         target_path: a folder or hub id.
         mesh: where the weights go, this process' first device when None.
         made_up: target config → a drafter's, for simulated runs without a drafter's folder.
-        split_head: on the mesh, the head over the vocabulary instead of whole everywhere.
         head: the head that was asked for, which a drafter's folder must have; None: any.
     """
 
@@ -103,7 +102,6 @@ class Loader:
     settings: DecodeSettings
     mesh: Mesh | None
     made_up: Callable[[Qwen3Config], AnyConfig]
-    split_head: bool = False
     head: str | None = None
 
     def target(self) -> LoadedTarget:
@@ -118,11 +116,11 @@ class Loader:
         if self.settings.simulate_tau and not drafter_path:
             config = shortened(self.made_up(loaded.model.config), self.settings.block_size)
             config = with_head_rank(config, self.settings.head_rank)
-            models = random_drafter(loaded, config, place, self.split_head)
+            models = random_drafter(loaded, config, place)
         else:
             path = named_drafter(drafter_path, modes)
             block, rank = self.settings.block_size, self.settings.head_rank
-            models = load_models(loaded, path, place, block, self.split_head, rank)
+            models = load_models(loaded, path, place, block, rank)
             check_kind(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.head, modes)
         return models
@@ -132,4 +130,4 @@ class Loader:
             return None
         config = read_target_config(self.target_path)
         tied = config.tie_word_embeddings
-        return sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, self.split_head)
+        return sharding.decode_placement(self.mesh, config.num_key_value_heads, tied)

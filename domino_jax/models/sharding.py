@@ -139,22 +139,16 @@ def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[in
     return place
 
 
-def decode_placement(
-    mesh: Mesh, kv_heads: int, tied: bool, split_head: bool = False
-) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
+def decode_placement(mesh: Mesh, kv_heads: int, tied: bool) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
     """`placement` for decoding: the head whole on every device, and an embedding that is no lm_head too.
 
     A collective for each drafted token costs more than the head's split saves where devices answer slowly.
     A tied embedding stays split, for the lm_head's sake.
-
-    Args:
-        split_head: lay the head's vocabulary matrix over tensor all the same: each draft then takes two exchanges of
-            one number a device, and reads its share of the matrix (docs/benchmarks.md).
     """
     place, whole = placement(mesh, kv_heads), replicated(mesh)
 
     def decode_place(path: Sequence[str], shape: Sequence[int]) -> NamedSharding:
-        alone = ("head" in path and not split_head) or ("embed_tokens" in path and not tied)
+        alone = "head" in path or ("embed_tokens" in path and not tied)
         return whole if alone else place(path, shape)
 
     return decode_place

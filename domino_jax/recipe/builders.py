@@ -236,7 +236,7 @@ def curriculum_of(train, kind: str) -> Callable[[jax.Array], jax.Array]:
 
 def evaluation_layout_of(config, target: Qwen3Config, drafter: AnyDrafter, mesh: Mesh) -> EvaluationLayout:
     """Where weights are placed while the recipe's evaluation runs; `mesh` is the training step's."""
-    return EvaluationLayout(mesh, target, drafter, config.decode.mesh.split_head)
+    return EvaluationLayout(mesh, target, drafter)
 
 
 def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:

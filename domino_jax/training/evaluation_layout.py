@@ -19,18 +19,16 @@ class EvaluationLayout:
 
     Args:
         mesh: the training mesh.
-        split_head: as decode.mesh.split_head: the head over those devices too, instead of whole on each.
     """
 
-    def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: AnyDrafter, split_head: bool = False):
+    def __init__(self, mesh: Mesh, target: Qwen3Config, drafter: AnyDrafter):
         config = drafter.config
         self.mesh = sharding.decoding_view(mesh, (target.num_key_value_heads, config.num_key_value_heads))
         # What has no place in decoding (slices, recomputation) changes nothing there.
-        whole = self.mesh.size > 1 and not split_head
-        self.drafter = drafter.clone(whole_head=whole) if config.has_backbone else drafter
+        self.drafter = drafter.clone(whole_head=self.mesh.size > 1) if config.has_backbone else drafter
         tied = target.tie_word_embeddings
-        self._target = sharding.decode_placement(self.mesh, target.num_key_value_heads, tied, split_head)
-        self._drafter = sharding.decode_placement(self.mesh, config.num_key_value_heads, tied, split_head)
+        self._target = sharding.decode_placement(self.mesh, target.num_key_value_heads, tied)
+        self._drafter = sharding.decode_placement(self.mesh, config.num_key_value_heads, tied)
 
     def target_params(self, params: Any) -> Any:
         """The target's parameters placed for decoding; leaves that are there already are not copied.

@@ -150,7 +150,6 @@ def load_models(
     drafter_path: str | None,
     sharding: Sharding = None,
     block_size: int = 0,
-    split_head: bool = False,
     head_rank: int = 0,
 ) -> Models:
     """The target with the drafter of a folder, a hub id or a train workdir (its export/); alone without one.
@@ -158,7 +157,6 @@ def load_models(
     Args:
         sharding: where the drafter's weights go, as for load_target.
         block_size: slots of the draft block from a stored tuning; 0: the drafter's own.
-        split_head: the sharding splits the head over the vocabulary (decode_placement).
         head_rank: what the head is cut to; 0: all of it.
     """
     if not drafter_path:
@@ -166,7 +164,7 @@ def load_models(
     dtype = np.dtype(loaded.model.dtype)
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
     config, params = cut_head(config, params, head_rank)
-    drafter = new_drafter(shortened(config, block_size), dtype, whole_head=sharding is not None and not split_head)
+    drafter = new_drafter(shortened(config, block_size), dtype, whole_head=sharding is not None)
     return Models(loaded.model, loaded.params, drafter, rows_together(params))
 
 

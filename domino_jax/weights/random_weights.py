@@ -38,11 +38,9 @@ def target_or_random(path: str, dtype: str, sharding: Sharding = None, allowed: 
     return LoadedTarget(str(path), model, random_params(shapes, dtype, sharding), hf.load_tokenizer(folder), ())
 
 
-def random_drafter(
-    loaded: LoadedTarget, config: AnyConfig, sharding: Sharding = None, split_head: bool = False
-) -> Models:
-    """The target with a drafter of `config` and random weights; split_head as for load_models."""
-    drafter = new_drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None and not split_head)
+def random_drafter(loaded: LoadedTarget, config: AnyConfig, sharding: Sharding = None) -> Models:
+    """The target with a drafter of `config` and random weights."""
+    drafter = new_drafter(config, np.dtype(loaded.model.dtype), whole_head=sharding is not None)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     params = random_params(shapes, loaded.model.dtype, sharding)
     return Models(loaded.model, loaded.params, drafter, rows_together(params))

@@ -41,7 +41,7 @@ def read(process: subprocess.Popen) -> dict:
 
 
 def arguments(folder: pathlib.Path) -> list[str]:
-    """Two golden prompts of one bucket, over two devices, with the head split; the devices are in use already."""
+    """Two golden prompts of one bucket, over two devices; the devices are in use already."""
     rows = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(golden_cases())]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     values = {
@@ -53,7 +53,6 @@ def arguments(folder: pathlib.Path) -> list[str]:
         "config.decode.cache_length": 128,
         "config.decode.batch_size": 2,
         "config.decode.mesh.tensor": 2,
-        "config.decode.mesh.split_head": True,
         "config.decode.num_drafts": 2,
         "config.decode.tree.depth": 3,
         "prompts": folder / "prompts.jsonl",
@@ -70,7 +69,7 @@ def golden_cases() -> list[dict]:
 @functools.lru_cache
 def measured() -> dict:
     """What decode_mesh_run.py prints of the fast meshes."""
-    return read(started({name: MESHES[name] for name in FAST} | {"split_head": [1, 2, False, True]}, 4, {}))
+    return read(started({name: MESHES[name] for name in FAST}, 4, {}))
 
 
 @functools.lru_cache
@@ -122,25 +121,17 @@ def test_nothing_is_split_over_data_and_a_cache_whose_heads_do_not_divide_is_spl
     found = measured_slowly()
     assert found["data"]["split"] == 0 and found["both"]["split"] > 10
     assert {name: found[name]["cache"] for name in ("data", "both")} == {"data": 1 / 4, "both": 1 / 2}
-    assert {found[name]["head_split"] for name in ("data", "both")} == {0}
 
 
-def test_a_head_split_over_the_vocabulary_drafts_the_same_chains_and_trees():
-    found = measured()["split_head"]
-    assert found["head_split"] == 1  # its vocabulary matrix
-    assert all(found[mode] == on_one_device(False, mode) for mode in ("domino", "tree"))
-
-
-@pytest.mark.parametrize("name", [*FAST, "split_head"])
-def test_few_candidates_change_no_text_on_a_mesh_with_a_whole_and_with_a_split_head(name):
+@pytest.mark.parametrize("name", FAST)
+def test_few_candidates_change_no_text_on_a_mesh(name):
     assert measured()[name]["candidates"] == on_one_device(name == "tied", "candidates")
 
 
 @pytest.mark.slow
-def test_the_command_with_a_split_head_gives_the_texts_of_one_device():
+def test_the_command_on_two_devices_gives_the_texts_of_one():
     """Those of golden.json: without a mesh the command gives them too (test_decode_command.py)."""
     found = measured_slowly()[COMMAND]
-    assert found["head_split"] == 1
     for mode in MODES[1:]:
         identical = found["report"]["identical_outputs"][mode]
         assert (identical["same"], identical["of"], identical["violations"]) == (2, 2, 0)
