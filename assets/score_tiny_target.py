@@ -17,20 +17,20 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.references import Reference
 from domino_jax.decoding.generate import new_generator
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import GeneratorSettings
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.weights.loading import load_target
 
 MAX_NEW_TOKENS = 192  # the longest right answer has 180
-CACHE_SLOTS = 448
+CACHE_LENGTH = 448
 
 
 def greedy_answers(folder: pathlib.Path, rows: list[dict]) -> list[str]:
     """The answer to every row, without special tokens."""
     target = load_target(str(folder), "float32")
     models = Models(target.model, target.params)
-    settings = GeneratorSettings(CACHE_SLOTS, MAX_NEW_TOKENS, batch_size=64, stop_ids=target.stop_ids)
+    settings = DecodeSettings(cache_length=CACHE_LENGTH, max_new_tokens=MAX_NEW_TOKENS, batch_size=64)
     prompts = [encode_prompt(target.tokenizer, row, thinking=False, where=row["id"]) for row in rows]
-    generations = new_generator(models, settings).generate(models, prompts, "autoregressive").answers
+    generations = new_generator(models, settings, target.stop_ids).generate(models, prompts, "autoregressive").answers
     return [target.tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in generations]
 
 

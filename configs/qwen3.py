@@ -205,10 +205,13 @@ def _decode() -> config_dict.ConfigDict:
     # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     decode.parity = "near_tie"
-    # `python -m domino_jax.tune` measures the length of the draft block, num_drafts, the tree's shape and how drafts
-    # share the target's noise, for a device, dtype, batch size, sampling, parity, head_candidates and confidence. It
-    # stores them with the drafter, and decode reads there what is left open here.
-    decode.num_drafts = 0  # tokens drafted and verified; 0: tuned, else all that the drafter's block gives
+    # Tokens drafted and verified. 0: as `python -m domino_jax.tune` measured and stored them with the drafter for this
+    # device and the rows of the batch, else all that the drafter's block gives.
+    decode.num_drafts = 0
+    # c of drafts at temperature > 0: a chain drafts argmax(c·log q + g), with q the drafter's distribution and g the
+    # noise with which the target chooses; a tree ranks tokens by log-softmax(c·log q + g). At 1 a drafter with q = p is
+    # always accepted; a larger c follows q more sharply, and inf is the greedy draft. The text stays the same.
+    decode.draft_sharpness = float("inf")
     # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
     # matrix is then read once per draft (docs/compile_decode.md).
     decode.head_candidates = 64
@@ -216,9 +219,8 @@ def _decode() -> config_dict.ConfigDict:
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
     decode.confidence = 0.0
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)
-    # Rows of the verifying pass, the anchor included. Absent: nodes, lanes, candidates and beta as tuned, else 64 nodes
-    # with the values below.
-    tree.nodes = config_dict.placeholder(int)
+    # Where all of these are as they are here, tune's measurement replaces them.
+    tree.nodes = 64  # rows of the verifying pass, the anchor included
     tree.depth = 0  # drafts of its longest path; 0: num_drafts, else all that the block gives
     tree.lanes = 16  # paths that the head follows at a time; 1 is the chain
     tree.candidates = 64  # tokens per depth that it chooses among

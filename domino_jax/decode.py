@@ -18,28 +18,26 @@ the throughput at several batch sizes, and config.decode.compare several drafter
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 from etils import epath
 
-from domino_jax.decoding.decode_settings import DecodeSettings
-from domino_jax.decoding.stored_tuning import tuned_settings
+from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
-from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts
+from domino_jax.evals.prompts import TextCodec, prepare_prompts
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_obstacles
 from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
 from domino_jax.evals.run_info import RunInfo
-from domino_jax.method.settings import DRAFT, default_modes
+from domino_jax.method.settings import DRAFT, DecodeSettings, default_modes
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
 from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.decode_checks import decode_settings
 from domino_jax.recipe.decoding import (
     at_terminal,
     check_flags,
@@ -57,29 +55,61 @@ from domino_jax.weights.loading import LoadedTarget, keep_compiled
 
 
 def main(flags: cli.Flags) -> None:
-    # ---------------------------------------------------------------- recipe
+    # 1. The recipe, and the flags beside it.
     config = flags.config
     recipes.check(config, "decode")
     check_flags(flags)
     keep_compiled()
 
-    # --------------------------------------------------------------- devices
+    # 2. The devices.
     shape = config.decode.mesh
     if (shape.data, shape.tensor) != (1, 1):
         distributed.initialize(flags.distributed, preemptible=False)
     mesh = decode_mesh(shape.data, shape.tensor, config.decode.batch_size)
 
-    # ---------------------------------------------------------------- decode
-    # Several drafters are compared with one setting, so none of them brings its own tuning.
+    # 3. The settings. Several drafters are compared with one, so none of them brings its own tuning.
     path = None if config.decode.compare else config.drafter.path
-    settings = tuned_settings(config.decode, head_to_decode(config, path), path)
+    settings = tuned(decode_settings(config.decode, head_to_decode(config, path)), path)
     made_up = functools.partial(drafter_config_of, config)
     loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings), kept_to(settings.cores):
-        if flags.output:
-            measure(flags, loader)
-        else:
+        if not flags.output:
             at_terminal(flags, loader)
+            return
+
+        # 4. The output: a finished one is shown. Every process looks, so that each refuses what it finds; process 0
+        # may be the only one to see the files.
+        output, info = Path(flags.output).expanduser(), run_info(flags, settings)
+        folders = check_output(flags)
+        shown = show_finished(output, info, COMPARISON if folders else REPORT)
+        if from_primary(lambda: shown):
+            return
+        refuse_read_only(output)
+        say(plan_line(info, output, own_modes=config.decode.modes is None))
+
+        # 5. Target and prompts.
+        loaded = loader.target()
+        prompts = prepare_prompts(read_rows(flags, loaded), TextCodec(loaded.tokenizer, settings.thinking))
+
+        # 6. Drafters, decoding and the report.
+        if folders:
+            drafters = load_compared(flags, folders, loader, loaded, info)
+            compare_drafters(loaded, drafters, prompts, info, output)
+            print((output / PAGE).read_text(encoding="utf-8"))
+        else:
+            models = loader.models(loaded, config.drafter.path, settings.modes)
+            drafter = models.drafter and models.drafter.config
+            if drafter:
+                settings, notes = fit_to_drafter(settings, drafter, flags.given)
+                for note in notes:
+                    say(note)
+            info = info.loaded(settings, loaded, prompts, drafter)
+            report = decode_prompts(models, loaded, prompts, info, output)
+            if distributed.is_primary():
+                if flags.prompt:
+                    print(first_text(output, settings.modes[-1]))
+                console_table(report)
+        say(f"written to {output}")
 
 
 def head_to_decode(config, path: str | None) -> str:
@@ -103,30 +133,6 @@ def memory_refused(settings: DecodeSettings):
             f"the device has no memory for {rows} with decode.cache_length {settings.cache_length}"
             f" ({first_line(error, with_class=False)}); lower one of them."
         ) from error
-
-
-def measure(flags: cli.Flags, loader: Loader) -> None:
-    """All modes on all prompts, into the folder --output."""
-    # --------------------------------------------------------------- output
-    output, info = Path(flags.output).expanduser(), run_info(flags, loader.settings)
-    folders = check_output(flags)
-    # Every process looks, so that each refuses what it finds; process 0 may be the only one to see the files.
-    shown = show_finished(output, info, COMPARISON if folders else REPORT)
-    if from_primary(lambda: shown):
-        return
-    refuse_read_only(output)
-    say(plan_line(info, output, own_modes=flags.config.decode.modes is None))
-
-    # -------------------------------------------------------------- prompts
-    loaded = loader.target()
-    prompts = prepare_prompts(read_rows(flags, loaded), TextCodec(loaded.tokenizer, info.requested.thinking))
-
-    # ------------------------------------------------- drafters and decoding
-    if folders:
-        compare(flags, folders, loader, loaded, prompts, info, output)
-    else:
-        decode_one(flags, loader, loaded, prompts, info, output)
-    say(f"written to {output}")
 
 
 def run_info(flags: cli.Flags, settings: DecodeSettings) -> RunInfo:
@@ -192,16 +198,10 @@ def say(line: str) -> None:
         print(line, flush=True)
 
 
-def compare(
-    flags: cli.Flags,
-    folders: dict[str, str],
-    loader: Loader,
-    loaded: LoadedTarget,
-    prompts: Sequence[Prompt],
-    info: RunInfo,
-    output: Path,
-) -> None:
-    """Several drafters; a mode that needs a head is left out for drafters without one.
+def load_compared(
+    flags: cli.Flags, folders: dict[str, str], loader: Loader, loaded: LoadedTarget, info: RunInfo
+) -> dict[str, ComparedDrafter]:
+    """Several drafters by name; a mode that needs a head is left out for drafters without one.
 
     Modes that are left open are each drafter's own.
     """
@@ -210,31 +210,12 @@ def compare(
         models = loader.models(loaded, path, (DRAFT,))  # which all drafters have
         settings = info.requested
         if flags.config.decode.modes is None:
-            settings = dataclasses.replace(settings, modes=default_modes(models.drafter.config.head))
+            settings = settings.change(modes=default_modes(models.drafter.config.head))
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
         drafters[name] = ComparedDrafter(recipes.portable(path), models, settings)
         for note in notes:
             say(f"{name}: {note}")
-    compare_drafters(loaded, drafters, prompts, info, output)
-    print((output / PAGE).read_text(encoding="utf-8"))
-
-
-def decode_one(
-    flags: cli.Flags, loader: Loader, loaded: LoadedTarget, prompts: Sequence[Prompt], info: RunInfo, output: Path
-) -> None:
-    """One drafter, or none."""
-    config, settings = flags.config, info.requested
-    models = loader.models(loaded, config.drafter.path, settings.modes)
-    if models.drafter:
-        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
-        for note in notes:
-            say(note)
-    info = info.loaded(settings, loaded, prompts, models.drafter.config if models.drafter else None)
-    report = decode_prompts(models, loaded, prompts, info, output)
-    if distributed.is_primary():
-        if flags.prompt:
-            print(first_text(output, settings.modes[-1]))
-        console_table(report)
+    return drafters
 
 
 def first_text(output: Path, mode: str) -> str:

@@ -44,7 +44,7 @@ WORKDIR = "the workdir of a training run"
 # What an export replaces. Tuned constants go with the weights that they were measured with.
 OWN_NAMES = re.compile(
     r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.[0-9a-f]+\.tmp|"
-    + re.escape(stored_tuning.FILE)
+    + stored_tuning.NAMES
 )
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import rich.console
 
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
@@ -38,10 +37,10 @@ from domino_jax.decoding.conversations import (
     split_turns,
     start_conversation,
 )
-from domino_jax.decoding.stored_tuning import Setup, stored_tuning
+from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.evals.models import check_kind
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DraftSettings, GeneratorSettings, SamplingParams
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
@@ -99,28 +98,19 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
         regenerate_rows(loaded, rows, files, settings, drafter_path, skip_bad)
 
 
-@dataclasses.dataclass(frozen=True)
-class AnswerSettings:
-    """How prompts are answered: the recipe's values."""
-
-    batch_size: int
-    max_new_tokens: int
-    sampling: SamplingParams
-    seed: int
-    thinking: bool
-    head_candidates: int = 0
-    head_rank: int = 0
-
-
-def settings_of(config) -> AnswerSettings:
+def settings_of(config) -> DecodeSettings:
+    """How prompts are answered: the recipe's values, with drafts as `decode` makes them."""
     section = config.regenerate
-    sampling = SamplingParams(section.temperature, section.top_k, section.top_p)
-    return AnswerSettings(
-        section.batch_size,
-        section.max_new_tokens,
-        sampling,
+    return DecodeSettings().change(
+        batch_size=section.batch_size,
+        max_new_tokens=section.max_new_tokens,
+        temperature=section.temperature,
+        top_k=section.top_k,
+        top_p=section.top_p,
         seed=config.seed,
         thinking=config.data.thinking,
+        dtype=config.target.dtype,
+        draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,
         head_rank=config.decode.head_rank,
     )
@@ -155,7 +145,7 @@ def files_of(
     output: Path,
     identity: str,
     stop_ids: Sequence[int],
-    settings: AnswerSettings,
+    settings: DecodeSettings,
     processes: ProcessGroup,
 ) -> AnswerFiles:
     """The files of an output, with what decides what its rows say: prompts, target and settings.
@@ -178,7 +168,7 @@ def regenerate_rows(
     loaded: LoadedTarget,
     rows: Sequence[Mapping[str, Any]],
     files: AnswerFiles,
-    settings: AnswerSettings,
+    settings: DecodeSettings,
     drafter_path: str | None = None,
     skip_bad: bool = False,
 ) -> None:
@@ -225,30 +215,14 @@ def refuse_unanswerable(row: Mapping[str, Any]) -> None:
         split_turns(row["messages"], f"prompt {row['id']}")
 
 
-def new_answerer(loaded: LoadedTarget, settings: AnswerSettings, drafter_path: str | None) -> Answerer:
-    """The target with a drafter, tuned as `domino_jax.tune` stored it for such batches, or without one."""
-    tuning = None
-    models = Models(loaded.model, loaded.params)
-    if drafter_path is not None:
-        dtype = np.dtype(loaded.model.dtype).name
-        choices = {"head_candidates": settings.head_candidates, "head_rank": settings.head_rank}
-        setup = Setup(dtype, settings.batch_size, settings.sampling, **choices)
-        tuning = stored_tuning(drafter_path, setup)
-        mesh = jax.sharding.get_mesh()
-        everywhere = None if mesh.empty else replicated(mesh)
-        block = tuning.block_size if tuning else 0
-        models = load_models(loaded, drafter_path, everywhere, block, head_rank=settings.head_rank)
-    drafting = tuning.chain if tuning else DraftSettings()
-    generator_settings = GeneratorSettings(
-        cache_slots=loaded.model.config.max_position_embeddings,
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
-        sampling=settings.sampling,
-        seed=settings.seed,
-        drafting=dataclasses.replace(drafting, head_candidates=settings.head_candidates),
-        stop_ids=tuple(loaded.stop_ids),
-    )
-    return Answerer(models, generator_settings)
+def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: str | None) -> Answerer:
+    """The target with a drafter, with the drafts that `domino_jax.tune` measured, or without one."""
+    if drafter_path is None:
+        return Answerer(Models(loaded.model, loaded.params), settings, loaded.stop_ids)
+    mesh = jax.sharding.get_mesh()
+    everywhere = None if mesh.empty else replicated(mesh)
+    models = load_models(loaded, drafter_path, everywhere, settings.drafting.head_rank)
+    return Answerer(models, tuned(settings, drafter_path), loaded.stop_ids)
 
 
 def own_queues(

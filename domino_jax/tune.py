@@ -4,24 +4,22 @@
     python -m domino_jax.tune --config=configs/qwen3_8b.py --config.drafter.path=DIR --prompts=FILE.jsonl \\
         --config.decode.temperature=1.0 --config.decode.batch_size=8 --config.decode.modes="('draft','tree')"
 
-Measures the width of the draft for batches of 1, 2, 4, … up to decode.batch_size rows, with mode tree in decode.modes
-the shape of the tree, and at temperature > 0 how drafts share the target's noise (evals/tuning.py, docs/decoding.md).
-The text is the same each time; the speed is not. The result goes into <drafter>/decoding.json under device, dtype,
-batch size, sampling, parity, head_candidates, head_rank and confidence. `decode`, `regenerate` and `domino_jax.load`
-read it there and use it wherever the recipe or the caller leaves the value open.
+Measures how many drafts a round should verify in batches of 1, 2, 4, … up to decode.batch_size rows and, with mode
+tree in decode.modes, the shape of the tree (evals/tuning.py, docs/decoding.md). The text is the same each time; the
+speed is not. The result goes into <drafter>/decoding.<device>.json. `decode`, `regenerate` and `domino_jax.load` read
+it there and use it where num_drafts and the tree are left open.
 """
 
-import dataclasses
 import functools
 
 from domino_jax.data.chat import encode_row
 from domino_jax.data.prompts import read_prompts
-from domino_jax.decoding.decode_settings import decode_settings
-from domino_jax.decoding.stored_tuning import FILE, Setup, check_writable, store_tuning
+from domino_jax.decoding.stored_tuning import check_writable, store_tuning
 from domino_jax.evals import tuning
 from domino_jax.evals.models import check_kind, named_drafter
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
+from domino_jax.recipe.decode_checks import decode_settings
 from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
@@ -42,12 +40,12 @@ def main(flags: cli.Flags) -> None:
     source = flags.prompts or config.eval.prompts
     if not source:
         raise DominoError("there are no prompts: give --prompts=FILE.jsonl or set config.eval.prompts.")
-    settings = dataclasses.replace(decode_settings(config.decode, config.drafter.head), simulate_tau=0.0)
+    settings = decode_settings(config.decode, config.drafter.head).change(simulate_tau=0.0)
     mode = tuning.chain_mode(settings.modes)
     path = named_drafter(config.drafter.path, (mode,))
     check_kind(stored_head(path), flags.head, path)
     loaded = load_target(config.target.path, settings.dtype)
-    models = load_models(loaded, path, head_rank=settings.head_rank)
+    models = load_models(loaded, path, head_rank=settings.drafting.head_rank)
     folder = hf.drafter_folder(path)
     check_writable(folder)
     encode = functools.partial(encode_row, loaded.tokenizer, settings.thinking)
@@ -55,9 +53,9 @@ def main(flags: cli.Flags) -> None:
     prompts = [encode(row) for row in rows]
     print(f"tune: {len(prompts)} prompts of {source}; every shape of a round is compiled and timed", flush=True)
     with kept_to(settings.cores):
-        found, timed = tuning.tune(models, settings.generator(loaded.stop_ids), mode, prompts)
-    store_tuning(folder, Setup.of(settings), found, len(prompts), [one.as_json() for one in timed])
-    print(f"stored in {folder / FILE}; decode uses it where the recipe leaves these values open.")
+        widths, tree = tuning.tune(models, settings, loaded.stop_ids, mode, prompts)
+    file = store_tuning(folder, widths, tree)
+    print(f"stored in {file}; decode uses it where the recipe leaves these values open.")
 
 
 if __name__ == "__main__":

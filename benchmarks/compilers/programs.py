@@ -37,12 +37,12 @@ GREEDY = SamplingParams()
 
 def drafting(candidates: int = CANDIDATES[0]) -> DraftSettings:
     """A greedy chain; 0 candidates: the whole vocabulary."""
-    return DraftSettings(scale=float("inf"), head_candidates=candidates)
+    return DraftSettings(draft_sharpness=float("inf"), head_candidates=candidates)
 
 
 def drafting_tree(nodes: int) -> DraftSettings:
     """As the recipes' decode.tree."""
-    return DraftSettings(scale=float("inf"), tree=TreeSettings(nodes=nodes, lanes=16, candidates=64))
+    return DraftSettings(draft_sharpness=float("inf"), tree=TreeSettings(nodes=nodes, lanes=16, candidates=64))
 
 
 # -------------------------------------------------------------------------------------------------------- shapes

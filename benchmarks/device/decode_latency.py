@@ -39,8 +39,8 @@ from domino_jax.method.settings import (
     BASELINE,
     DOMINO,
     TREE,
+    DecodeSettings,
     DraftSettings,
-    GeneratorSettings,
     SamplingParams,
     TreeSettings,
 )
@@ -84,7 +84,7 @@ def checked(models: Models, state: DecodeState, rows: int) -> Stopwatch:
 
 def proposed(models: Models, state: DecodeState, tree: TreeSettings) -> Stopwatch:
     """A tree: backbone, candidates, head and all."""
-    settings = DraftSettings(scale=float("inf"), tree=tree)
+    settings = DraftSettings(draft_sharpness=float("inf"), tree=tree)
 
     def part(models, state: DecodeState, carry):
         anchors, cache = carry
@@ -101,13 +101,13 @@ def chain_stopwatches(models: Models, generator: Generator, state: DecodeState) 
 
 
 def tree_stopwatches(
-    models: Models, settings: GeneratorSettings, state: DecodeState, trees: list[TreeSettings]
+    models: Models, settings: DecodeSettings, state: DecodeState, trees: list[TreeSettings]
 ) -> dict[str, Stopwatch]:
     """The proposal and the whole round of each tree."""
     timed = {f"propose_tree({tree.nodes})": proposed(models, state, tree) for tree in trees}
     for tree in trees:
         drafting = DraftSettings(tree=tree)
-        generator = new_generator(models, GeneratorSettings(**{**vars(settings), "drafting": drafting}))
+        generator = new_generator(models, settings.change(drafting=drafting))
         timed[f"round_tree({tree.nodes})"] = round_stopwatch(models, generator, endless(state), TREE)
     return timed
 
@@ -127,11 +127,11 @@ def measure(choices: argparse.Namespace) -> dict:
     """Median seconds of every part, the bytes that each must move, and the copy's bytes per second."""
     loading.use_exact_matmuls(choices.dtype)
     models = decoding_models(choices.size, choices.dtype, choices.layers, choices.head)
-    settings = GeneratorSettings(
-        cache_slots=choices.slots,
+    settings = DecodeSettings(
+        cache_length=choices.slots,
         smallest_cache=choices.slots,
         max_new_tokens=choices.slots // 4,
-        simulated_tau=choices.tau,
+        simulate_tau=choices.tau,
         drafting=DraftSettings(head_candidates=choices.candidates),
     )
     generator = new_generator(models, settings)

@@ -24,7 +24,7 @@ from benchmarks.tables import ROOT, conditions, markdown
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.settings import BASELINE, DRAFT, DraftSettings, GeneratorSettings
+from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, DraftSettings
 from domino_jax.runtime.cores import kept_to
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading, random_weights
@@ -75,8 +75,8 @@ def measure(loaded: loading.LoadedTarget, shapes: Sequence[Shape], candidates: i
         models = random_weights.random_drafter(loaded, shape.config(loaded.model.config))
         head_candidates = candidates if shape.head else 0
         drafting = DraftSettings(use_head=bool(shape.head), head_candidates=head_candidates)
-        settings = GeneratorSettings(
-            cache_slots=SLOTS, smallest_cache=SLOTS, max_new_tokens=SLOTS // 4, batch_size=rows, drafting=drafting
+        settings = DecodeSettings(
+            cache_length=SLOTS, smallest_cache=SLOTS, max_new_tokens=SLOTS // 4, batch_size=rows, drafting=drafting
         )
         generator = new_generator(models, settings)
         state = endless(state_of(models, generator, rows, SLOTS, SLOTS // 2))

@@ -19,7 +19,7 @@ from domino_jax.evals.near_ties import divergences
 from domino_jax.method.losses import LossSettings, Objective, loss_metrics
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import propose
-from domino_jax.method.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings, SamplingParams
+from domino_jax.method.settings import BASELINE, DOMINO, DecodeSettings, DraftSettings, SamplingParams
 from domino_jax.method.step import batch_gradients, label_blocks
 from domino_jax.weights.drafter import drafter_table
 from domino_jax.weights.loading import load_models, load_target
@@ -115,7 +115,7 @@ def gradient_norms(config, gradients: dict) -> dict[str, float]:
 def decoding_errors(models: Models, figures, exact: bool) -> dict[str, tuple[float, float]]:
     """Answers that differ. exact: from the reference's; else those of Domino from plain decoding's, near ties apart."""
     rows = figures["generate"]
-    settings = GeneratorSettings(cache_slots=128, max_new_tokens=rows[0]["max_new_tokens"], batch_size=len(rows))
+    settings = DecodeSettings(cache_length=128, max_new_tokens=rows[0]["max_new_tokens"], batch_size=len(rows))
     generator = new_generator(models, settings)
     prompts = [row["prompt"] for row in rows]
     plain, domino = (generator.generate(models, prompts, mode).answers for mode in (BASELINE, DOMINO))

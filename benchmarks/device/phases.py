@@ -17,7 +17,7 @@ from benchmarks.device.decode_latency import rate, timed
 from benchmarks.device.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.round_times import copy_stopwatch, endless, round_stopwatch, stopwatch
-from domino_jax.method.settings import BASELINE, DOMINO, DraftSettings, GeneratorSettings
+from domino_jax.method.settings import BASELINE, DOMINO, DecodeSettings, DraftSettings
 from domino_jax.training import estimates
 
 # Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.
@@ -150,7 +150,9 @@ def steps_and_rounds(size: str, scale: Scale, sizes: dict[str, tuple[int, int]])
     models = decoding_models(size, scale.dtype, scale.layers, scale.head)
     most = max(slots for _, slots in sizes.values())
     drafting = DraftSettings(head_candidates=CANDIDATES[0])
-    generator = new_generator(models, GeneratorSettings(most, 16, simulated_tau=TAUS[-1], drafting=drafting))
+    generator = new_generator(
+        models, DecodeSettings(cache_length=most, max_new_tokens=16, simulate_tau=TAUS[-1], drafting=drafting)
+    )
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     stopwatches, must = {"copy": copy}, {}
     for name, (rows, slots) in sizes.items():

@@ -95,7 +95,7 @@ def answerers(batch_size: int) -> tuple[dict[str, CountingAnswerer], loading.Loa
     loaded = loading.load_target(config.target.path, config.target.dtype)
     drafters = {PLAIN: None, DRAFTED: config.drafter.path}
     plain = {way: new_answerer(loaded, settings, drafter) for way, drafter in drafters.items()}
-    return {way: CountingAnswerer(one.models, one.settings) for way, one in plain.items()}, loaded
+    return {way: CountingAnswerer(one.models, one.settings, one.stop_ids) for way, one in plain.items()}, loaded
 
 
 def conversations(loaded: loading.LoadedTarget, count: int, batch_size: int) -> list[list[Conversation]]:

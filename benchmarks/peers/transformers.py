@@ -36,7 +36,7 @@ from benchmarks.tables import DOCS, ROOT, conditions, publish, ratio
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.generate import new_generator
-from domino_jax.method.settings import GeneratorSettings
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.weights import loading
 
 ASSETS = ROOT / "assets"
@@ -75,7 +75,7 @@ def loops_of(choices: argparse.Namespace) -> tuple[dict[str, Callable], list[lis
     limit, stops = choices.max_new_tokens, loaded.stop_ids
     slots = max(map(len, prompts)) + limit + models.drafter.config.num_drafts + 1
     slots += -slots % 64
-    generator = new_generator(models, GeneratorSettings(slots, limit, stop_ids=stops))
+    generator = new_generator(models, DecodeSettings(cache_length=slots, max_new_tokens=limit), stops)
     target = AutoModelForCausalLM.from_pretrained(choices.target, dtype=torch.float32).eval()
     drafter = torch_domino.TorchDrafter(choices.drafter)
 

@@ -20,13 +20,13 @@ from benchmarks.tables import markdown
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
-from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import DRAFT, TREE, TreeSettings
+from domino_jax.method.settings import DRAFT, TREE, DecodeSettings, TreeSettings
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
+from domino_jax.recipe.decode_checks import decode_settings
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.loading import load_models, load_target
 
@@ -64,7 +64,7 @@ def read_rows(path: str, count: int) -> list[dict[str, Any]]:
 
 def show(models: Models, stop_ids: Sequence[int], settings: DecodeSettings, prompts: Sequence[Sequence[int]]) -> None:
     """Prints the chain's τ and the tables; measured on the first half of the prompts, picked on the second."""
-    chain = new_generator(models, dataclasses.replace(settings, tree=None).generator(stop_ids))
+    chain = new_generator(models, settings.change(tree=None), stop_ids)
     answers = chain.generate(models, prompts, DRAFT).answers
     measured = answers[: len(prompts) // 2]
     tau = tau_pooled(measured)
@@ -80,8 +80,8 @@ def sweep(models: Models, stop_ids, settings: DecodeSettings, prompts, answers) 
     sizes = sorted({min(count or vocab, vocab) for count in CANDIDATES})
     for candidates, lanes in itertools.product(sizes, LANES):
         # The record has all nodes that lanes meet; the replay decides how many of them a tree keeps.
-        drawn = dataclasses.replace(settings.tree, nodes=2, lanes=lanes, candidates=candidates)
-        generator = new_generator(models, dataclasses.replace(settings, tree=drawn).generator(stop_ids))
+        drawn = dataclasses.replace(settings.drafting.tree, nodes=2, lanes=lanes, candidates=candidates)
+        generator = new_generator(models, settings.change(tree=drawn), stop_ids)
         recordings = record(models, generator, prompts, answers)
         for nodes, beta in itertools.product(NODES, BETAS):
             if nodes <= recordings[0].ledger.tokens.shape[1] + 1:

@@ -9,26 +9,22 @@ for piece in decoder.stream("Laura has 46 plums. She breaks 5. She buys 9 more. 
 """
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
-from domino_jax.decoding.decode_settings import Tuning
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
-from domino_jax.decoding.stored_tuning import Setup, stored_tuning
+from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import (
     BASELINE,
     DRAFT,
-    DTYPES,
     TREE,
-    DraftSettings,
-    GeneratorSettings,
+    DecodeSettings,
     SamplingParams,
     TreeSettings,
     refused_mode,
@@ -36,7 +32,6 @@ from domino_jax.method.settings import (
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_models, load_target
 
-CANDIDATES = 64  # of a head whose drafter was not tuned, as in the recipes
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
@@ -148,107 +143,41 @@ class Decoder:
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class LoadSettings:
-    """What `load` takes by name.
-
-    dtype: float32 (texts equal except at verified near ties) or bfloat16.
-    cache_length: the most slots that the caches may have; a prompt, its answer and one block must fit.
-    max_new_tokens: the most that a call may ask for; at most half of the cache and of the target's positions.
-    batch_size: prompts of `generate` in flight at a time.
-    thinking: for the chat template.
-    draft_scale: c of drafts that share the target's noise (docs/equality.md).  num_drafts: tokens drafted a round.
-        None: as `domino_jax.tune` stored them with the drafter for this device, dtype, batch_size, temperature,
-        head_candidates and confidence, by the rows of the batch, else a greedy draft of all that the block gives.
-    head_candidates: tokens per slot that the head of a chain corrects; 0, or more than there are: the whole vocabulary.
-        None: as the stored tuning was measured, else 64.
-    head_rank: what the head is cut to; 0: all of it (docs/heads.md).
-    confidence: a chain ends before the first draft whose confidence head gives it a smaller chance (docs/heads.md).
-    tree: its shape; calls may then ask for mode "tree", and use it by default (docs/trees.md). None: the stored one
-        where a tree was faster than a chain, else none.
-    temperature: of calls that name none.
-    """
-
-    dtype: str = "bfloat16"
-    cache_length: int = 4096
-    max_new_tokens: int = 2048
-    batch_size: int = 1
-    thinking: bool = False
-    draft_scale: float | None = None
-    num_drafts: int | None = None
-    head_candidates: int | None = None
-    head_rank: int = 0
-    confidence: float = 0.0
-    tree: TreeSettings | None = None
-    temperature: float = 0.0
-
-    def check(self) -> None:
-        """Raises DominoError for a dtype that is none of DTYPES, or a size below 1."""
-        if self.dtype not in DTYPES:
-            raise DominoError(f"dtype is {self.dtype!r}: give {' or '.join(DTYPES)}.")
-        for name in ("cache_length", "max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise DominoError(f"{name} is {getattr(self, name)}: give 1 or more.")
-
-    def drafting(self, tuning: Tuning | None) -> DraftSettings:
-        """What is left open comes from the tuning."""
-        scale = self.draft_scale
-        if scale is None:
-            scale = tuning.draft_scale if tuning else math.inf
-        drafting = DraftSettings(scale=scale, num_drafts=self.num_drafts or None, tree=self.tree)
-        if tuning and not self.num_drafts and self.tree is None:
-            drafting = dataclasses.replace(tuning.chain, scale=scale, tree=tuning.tree if tuning.mode == TREE else None)
-        candidates = self.head_candidates
-        if candidates is None:
-            candidates = tuning.head_candidates if tuning else CANDIDATES
-        return dataclasses.replace(drafting, head_candidates=candidates, confidence=self.confidence)
-
-
-def load(target: str, drafter: str | None = None, settings: LoadSettings | None = None, **changes: Any) -> Decoder:
+def load(target: str, drafter: str | None = None, settings: DecodeSettings | None = None, **changes: Any) -> Decoder:
     """A Decoder of a target's folder or hub id and, for speed, a drafter's folder, hub id or train workdir.
 
+    With num_drafts left open a batch has the drafts that `domino_jax.tune` measured for its rows on this device. A tree
+    of the default shape has the shape that it measured. Calls use mode "tree" by default where a tree is loaded.
+
     Args:
-        settings: LoadSettings() when None.
-        changes: fields of LoadSettings by name, as in load(target, drafter, dtype="float32", tree=TreeSettings()).
+        settings: DecodeSettings() when None. max_new_tokens is at most half of the cache and of the target's positions.
+        changes: fields of DecodeSettings and of its sampling and drafting by name, as in load(target, drafter,
+            dtype="float32", temperature=0.7, draft_sharpness=1.0, tree=TreeSettings()).
 
     Raises:
-        DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a tree that does not
-            fit.  TypeError: an unknown name.
+        DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a value or a tree that
+            does not fit.  TypeError: an unknown name.
     """
-    settings = dataclasses.replace(settings or LoadSettings(), **changes)
-    settings.check()
-    tree = settings.tree
+    settings = (settings or DecodeSettings()).change(**changes)
+    tree = settings.drafting.tree
     if tree is not None and not isinstance(tree, TreeSettings):
         raise DominoError(f"tree is {tree!r}: give its shape, as tree=domino_jax.TreeSettings(nodes=64).")
     if tree and not drafter:
         raise DominoError("tree is given, but no drafter; name the drafter's folder, or leave tree out.")
-    sampling = SamplingParams(settings.temperature)
-    setup = Setup(
-        settings.dtype,
-        settings.batch_size,
-        sampling,
-        head_candidates=settings.head_candidates,
-        confidence=settings.confidence,
-        head_rank=settings.head_rank,
+    most = max(settings.cache_length // 2, 1)
+    settings = settings.change(
+        max_new_tokens=min(settings.max_new_tokens, most), num_drafts=settings.drafting.num_drafts or None
     )
-    tuning = stored_tuning(drafter, setup)
-    drafting = settings.drafting(tuning)
+    if problem := settings.problem():
+        raise DominoError(str(problem))
+    settings = tuned(settings, drafter)
     loaded = load_target(target, settings.dtype)
-    block = tuning.block_size if tuning and not settings.num_drafts and tree is None else 0
-    models = load_models(loaded, drafter, block_size=block, head_rank=settings.head_rank)
+    models = load_models(loaded, drafter, head_rank=settings.drafting.head_rank)
     if tree and (refused := refused_mode(TREE, models.drafter.config.head)):
         raise DominoError(f"tree is given, but {refused}.")
-    most = min(settings.cache_length, loaded.model.config.max_position_embeddings) // 2
-    generator_settings = GeneratorSettings(
-        cache_slots=settings.cache_length,
-        max_new_tokens=min(settings.max_new_tokens, most),
-        batch_size=settings.batch_size,
-        sampling=sampling,
-        drafting=drafting,
-        stop_ids=loaded.stop_ids,
-    )
-    generator = new_generator(models, generator_settings)
-    return Decoder(models, generator, loaded.tokenizer, settings.thinking)
+    positions = loaded.model.config.max_position_embeddings
+    settings = settings.change(max_new_tokens=min(settings.max_new_tokens, positions // 2))
+    return Decoder(models, new_generator(models, settings, loaded.stop_ids), loaded.tokenizer, settings.thinking)
 
 
 def prompt_row(prompt: Prompt, tokenizer) -> dict:

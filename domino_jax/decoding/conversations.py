@@ -8,7 +8,7 @@ from typing import Any
 from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, GeneratorSettings
+from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings
 from domino_jax.runtime.errors import DataError
 
 # Queues are made of neighbours by prompt length, so that little of a batch is padding; this many batches are sorted
@@ -79,12 +79,13 @@ def split_turns(messages: Sequence[Mapping[str, Any]], where: str) -> list[list[
 class Answerer:
     """Answers queues of conversations with a target; a drafter in `models` makes that faster and changes no answer.
 
-    settings: of its generators, which get room for all positions of the target and a block instead of cache_slots.
+    settings, stop_ids: of its generators, whose cache_length is all positions of the target and a block.
     """
 
-    def __init__(self, models: Models, settings: GeneratorSettings):
+    def __init__(self, models: Models, settings: DecodeSettings, stop_ids: Sequence[int] = ()):
         self.models = models
         self.settings = settings
+        self.stop_ids = stop_ids
         self.max_new_tokens = settings.max_new_tokens
         self.mode = BASELINE if models.drafter is None else DRAFT
         self.seconds = 0.0  # spent generating so far, compilation left out
@@ -120,8 +121,8 @@ class Answerer:
         if drafts not in self.generators:
             models = self.models_for(longest)
             block = models.drafter.config.block_size + 1 if drafts else 1
-            settings = dataclasses.replace(self.settings, cache_slots=self.limit + block)
-            self.generators[drafts] = new_generator(models, settings)
+            settings = dataclasses.replace(self.settings, cache_length=self.limit + block)
+            self.generators[drafts] = new_generator(models, settings, self.stop_ids)
         return self.generators[drafts]
 
     def answer(

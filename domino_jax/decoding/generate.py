@@ -16,7 +16,7 @@ from domino_jax.decoding.seats import Seats
 from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, SamplingKind, request_keys
-from domino_jax.method.settings import GeneratorSettings, canonical_mode
+from domino_jax.method.settings import DecodeSettings, canonical_mode
 from domino_jax.models.cache import resize, slots_of
 
 QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes
@@ -187,7 +187,7 @@ class Generator(Programs):
         """
         requests = [self.request(request) for request in requests]
         least = self._slots_of_answers(prompts, requests)
-        batch = _Batch(models, "", plain, self._sampling_kind(requests), least, self.settings.cache_slots, Clock())
+        batch = _Batch(models, "", plain, self._sampling_kind(requests), least, self.settings.cache_length, Clock())
         return self._start(batch, prompts, requests, rows)
 
     def advance(
@@ -210,7 +210,7 @@ class Generator(Programs):
         longest = slots - self.block_rows(mode) if longest is None else longest
         arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
         key = (canonical_mode(mode), rows, slots, _kind(state.sampling), bool(state.draft_cache))
-        result, seconds = self.run(clock or Clock(), key, self.rounds(mode), arguments, donate=(1,))
+        result, seconds = self.run(clock or Clock(), key, self.rounds(mode, rows), arguments, donate=(1,))
         if clock:
             clock.decode_seconds += seconds
         return result
@@ -223,7 +223,7 @@ class Generator(Programs):
         requests: Sequence[Request],
         clock: Clock | None = None,
     ) -> _Batch:
-        least, most = 0, self.settings.cache_slots
+        least, most = 0, self.settings.cache_length
         if self.settings.fixed_shape and prompts:
             # Sums over more slots may round otherwise, and modes reach a length after different numbers of rounds. So
             # the caches keep one size, which does not depend on the mode.
@@ -331,19 +331,20 @@ class Generator(Programs):
         self.limits.check_prompt(prompt, self.request(request).max_new_tokens, name)
 
 
-def new_generator(models: Models, settings: GeneratorSettings) -> Generator:
+def new_generator(models: Models, settings: DecodeSettings, stop_ids: Sequence[int] = ()) -> Generator:
     """The generator of these models, of which only the shapes are read.
 
-    Stop ids outside the vocabulary are dropped, because no token has them.
+    stop_ids: token ids that end an answer, unless ignore_eos. Those outside the vocabulary are dropped, because no
+        token has them.
 
     Raises:
         DominoError: settings that do not fit the models.
     """
     vocab, drafter = models.target.config.vocab_size, models.drafter and models.drafter.config
     settings.check(vocab, drafter)
-    limits = Limits.of(models, settings.max_new_tokens, settings.cache_slots, settings.block_rows(drafter))
+    limits = Limits.of(models, settings)
     # An id that no token has keeps the array non-empty without ever stopping a row.
-    stop_ids = sorted({token for token in settings.stop_ids if token < vocab}) or [-1]
+    stop_ids = sorted({token for token in stop_ids if token < vocab and not settings.ignore_eos}) or [-1]
     return Generator(settings, drafter, limits, jnp.asarray(stop_ids, jnp.int32), {})
 
 

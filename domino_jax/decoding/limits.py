@@ -4,42 +4,41 @@ import dataclasses
 from collections.abc import Sequence
 
 from domino_jax.method.pair import Models
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The limits of one generator.
+    """The limits of one generator, those of its settings and those of its models.
 
-    vocab: rows of the target's embedding.  max_new_tokens: of the token buffer.  cache_slots: of the largest caches.
-    block_rows: cache rows that a round writes after the committed ones.
+    vocab: rows of the target's embedding.  block_rows: cache rows that a round writes after the committed ones.
     positions: the smaller max_position_embeddings of target and drafter.  model: whose that is.
     """
 
+    settings: DecodeSettings
     vocab: int
-    max_new_tokens: int
-    cache_slots: int
     block_rows: int
     positions: int
     model: str
 
     @classmethod
-    def of(cls, models: Models, max_new_tokens: int, cache_slots: int, block_rows: int) -> "Limits":
+    def of(cls, models: Models, settings: DecodeSettings) -> "Limits":
         """Raises DominoError for a max_new_tokens that leaves no position for a prompt."""
         modules = {"target": models.target, "drafter": models.drafter}
         positions = {name: module.config.max_position_embeddings for name, module in modules.items() if module}
         model = min(positions, key=positions.__getitem__)
-        if max_new_tokens >= positions[model]:
+        if settings.max_new_tokens >= positions[model]:
             raise DominoError(
-                f"max_new_tokens is {max_new_tokens}, but the {model}'s max_position_embeddings is {positions[model]},"
-                " so no prompt fits; lower max_new_tokens."
+                f"max_new_tokens is {settings.max_new_tokens}, but the {model}'s max_position_embeddings is"
+                f" {positions[model]}, so no prompt fits; lower max_new_tokens."
             )
-        vocab = models.target.config.vocab_size
-        return cls(vocab, max_new_tokens, cache_slots, block_rows, positions[model], model)
+        block_rows = settings.block_rows(models.drafter and models.drafter.config)
+        return cls(settings, models.target.config.vocab_size, block_rows, positions[model], model)
 
     def room(self, new_tokens: int) -> int:
         """The most tokens that a prompt with `new_tokens` of answer may have."""
-        return min(self.positions, self.cache_slots - self.block_rows) - new_tokens
+        return min(self.positions, self.settings.cache_length - self.block_rows) - new_tokens
 
     def check_positions(self, prompt_tokens: int, new_tokens: int, name: str) -> None:
         """Raises DataError when these tokens together have more positions than a model knows.
@@ -59,15 +58,16 @@ class Limits:
         wrong = [token for token in prompt if not 0 <= token < self.vocab]
         if wrong:
             raise DataError(f"{name} holds token id {wrong[0]}, but the target has {self.vocab} embedding rows.")
-        if not 1 <= new_tokens <= self.max_new_tokens:
+        if not 1 <= new_tokens <= self.settings.max_new_tokens:
             raise DataError(
-                f"{name} asks for {new_tokens} new tokens, but the buffer holds 1 to {self.max_new_tokens}"
+                f"{name} asks for {new_tokens} new tokens, but the buffer holds 1 to {self.settings.max_new_tokens}"
                 " (max_new_tokens); change one of them."
             )
         self.check_positions(len(prompt), new_tokens, name)
         needed = len(prompt) + new_tokens + self.block_rows
-        if needed > self.cache_slots:
+        if needed > self.settings.cache_length:
             raise DataError(
                 f"{name} needs {needed} cache rows ({len(prompt)} prompt + {new_tokens} new + {self.block_rows} block),"
-                f" but decode.cache_length is {self.cache_slots}; raise it, or shorten the prompt or max_new_tokens."
+                f" but decode.cache_length is {self.settings.cache_length}; raise it, or shorten the prompt or"
+                " max_new_tokens."
             )

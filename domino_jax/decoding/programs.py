@@ -1,6 +1,7 @@
 """The decoding programs: one for each mode, batch size and cache size, compiled when it is first used."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 
@@ -16,8 +17,8 @@ from domino_jax.method.settings import (
     BASELINE,
     MODES,
     TREE,
+    DecodeSettings,
     DraftSettings,
-    GeneratorSettings,
     refused_mode,
 )
 from domino_jax.models import sharding
@@ -50,29 +51,25 @@ class Programs:
     compiled: by what they differ in, filled as they are needed.
     """
 
-    settings: GeneratorSettings
+    settings: DecodeSettings
     drafter: AnyConfig | None
     limits: Limits
     stop_ids: jax.Array
     compiled: dict[tuple, jax.stages.Compiled]
 
-    def rounds(self, mode: str) -> Callable[..., DecodeState]:
-        """The unjitted program of a mode: (models, state, stop_ids, max_rounds, idle, longest) → state after them."""
-        settings = self.settings
+    def rounds(self, mode: str, rows: int | None = None) -> Callable[..., DecodeState]:
+        """The unjitted program of a mode for a batch of `rows` rows (batch_size when None).
 
-        def rounds(models, state, stop_ids, max_rounds, idle=None, longest=None):
-            drafting = self.drafting(mode, state.done.shape[0])
-
-            def one_round(state):
-                if mode == BASELINE:
-                    width = drafting.width(models.drafter.config) + 1 if settings.fixed_shape else None
-                    return autoregressive_round(models, state, stop_ids, settings.sampling, width)
-                choices = {"isolated": settings.fixed_shape, "simulated_tau": settings.simulated_tau}
-                return speculative_round(models, state, stop_ids, settings.sampling, drafting, **choices)
-
-            return run_rounds(one_round, state, max_rounds, idle, longest)
-
-        return rounds
+        (models, state, stop_ids, max_rounds, idle, longest) → the state after the rounds (loop.run_rounds).
+        """
+        settings, drafting = self.settings, self.drafting(mode, rows or self.settings.batch_size)
+        if mode == BASELINE:
+            width = drafting.width(self.drafter) + 1 if settings.fixed_shape else None
+            round_ = functools.partial(autoregressive_round, sampling=settings.sampling, fixed_width=width)
+        else:
+            choices = {"isolated": settings.fixed_shape, "simulate_tau": settings.simulate_tau}
+            round_ = functools.partial(speculative_round, sampling=settings.sampling, settings=drafting, **choices)
+        return functools.partial(run_rounds, round_)
 
     def drafting(self, mode: str, rows: int | None = None) -> DraftSettings:
         """How rounds of a mode draft: of a batch of `rows` rows, or of any batch when None."""
@@ -85,7 +82,7 @@ class Programs:
         """Slots after the committed ones that a round of a mode writes."""
         if self.plain(mode):
             return 2  # cache.append writes a block of one as two
-        return dataclasses.replace(self.settings, drafting=self.drafting(mode)).block_rows(self.drafter)
+        return self.drafting(mode).block_rows(self.drafter)
 
     def prefill(self, models: Models, prompts: Prompts, stop_ids: jax.Array, slots: int) -> DecodeState:
         """The unjitted program that starts a batch (loop.prefill); `slots` is static."""
@@ -109,15 +106,15 @@ class Programs:
 
     def bucket(self, length: int) -> int:
         """The length to which prompts are padded: the next power of two, at most the largest cache."""
-        return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), self.settings.cache_slots)
+        return min(max(SMALLEST_BUCKET, 1 << (length - 1).bit_length()), self.settings.cache_length)
 
     def slots(self, rows: int) -> int:
-        """The slots of caches that hold `rows` rows: a power of two, smallest_cache or more, at most cache_slots.
+        """The slots of caches that hold `rows` rows: a power of two, smallest_cache or more, at most cache_length.
 
         At least as large as the bucket of a prompt that it holds.
         """
         rows = max(rows, self.settings.smallest_cache, SMALLEST_BUCKET)
-        return min(1 << (rows - 1).bit_length(), self.settings.cache_slots)
+        return min(1 << (rows - 1).bit_length(), self.settings.cache_length)
 
     def batch_rows(self, requests: int) -> int:
         """The rows of the smallest batch that holds this number of requests; of the largest where none does."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
@@ -18,7 +17,7 @@ from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.names import NONE
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import BASELINE, DRAFT, supported_modes
+from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.weights.loading import LoadedTarget
@@ -84,7 +83,7 @@ def drafter_lanes(drafters: Mapping[str, ComparedDrafter], stop_ids: Sequence[in
     lanes = []
     for name, one in drafters.items():
         settings = one.settings
-        generator = new_generator(one.models, settings.generator(stop_ids))
+        generator = new_generator(one.models, settings, stop_ids)
         if BASELINE in settings.modes and not lanes:
             lanes.append(Lane(BASELINE, BASELINE, one.models, generator))
         supported = supported_modes(settings.modes, one.models.drafter.config.head)
@@ -107,8 +106,8 @@ def refuse_other_widths(drafters: Mapping[str, ComparedDrafter]) -> None:
     # The number of drafts, and the slots that a round writes, which count in the size of the caches.
     shapes = {}
     for name, one in drafters.items():
-        config, made = one.models.drafter.config, one.settings.generator(())
-        shapes.setdefault((made.drafting.width(config), made.block_rows(config)), name)
+        config, settings = one.models.drafter.config, one.settings
+        shapes.setdefault((settings.drafting.width(config), settings.block_rows(config)), name)
     if len(shapes) > 1:
         (_, first), (_, other) = sorted(shapes.items())[:2]
         raise DominoError(

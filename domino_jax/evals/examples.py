@@ -75,7 +75,7 @@ def collect_examples(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: Te
         if row["id"] in answers and row["mode"] in modes:
             answers[row["id"]][row["mode"]] = _answer(row)
     # Acceptance that is forced has no rejected drafts, and one process cannot read what others computed.
-    if last.generator.settings.simulated_tau is None and jax.process_count() == 1:
+    if not last.generator.settings.simulate_tau and jax.process_count() == 1:
         drafts_of = tree_drafts if last.mode == TREE else chain_drafts
         recorded = record_rounds(last, [by_id[name] for name in chosen], MOST_ROUNDS)
         for name, rounds in zip(chosen, recorded, strict=True):

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generation, Generator
-from domino_jax.decoding.requests import Request
 from domino_jax.evals.prompts import Prompt
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
@@ -98,27 +97,6 @@ def add_clock(total: Clock, part: Clock) -> None:
     """Adds every figure of `part` to `total`."""
     for field in dataclasses.fields(Clock):
         setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
-
-
-def take_turns(
-    lanes: Sequence[Lane], prompts: Sequence[Sequence[int]], requests: Sequence[int | Request], turn: int
-) -> dict[str, tuple[list[Generation], Clock]]:
-    """The same prompts in every lane, one after another, each with its own clock; `turn` determines the first lane.
-
-    With a rotating start a noisy machine disturbs all lanes alike. A lane that had to compile runs again, so that no
-    rate includes a first-run cost; the clock keeps the compile time.
-    """
-    done = {}
-    first = turn % len(lanes)
-    for lane in (*lanes[first:], *lanes[:first]):
-        compiled = 0.0
-        while True:
-            answers, clock = lane.generator.generate(lane.models, prompts, lane.mode, requests)
-            if not clock.compile_seconds:
-                break
-            compiled += clock.compile_seconds
-        done[lane.name] = (answers, dataclasses.replace(clock, compile_seconds=compiled))
-    return {lane.name: done[lane.name] for lane in lanes}
 
 
 def baseline_of(lanes: Sequence[Lane]) -> Lane | None:

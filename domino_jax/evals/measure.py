@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 
-from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.examples import collect_examples
 from domino_jax.evals.lanes import Lane, ModeRun, record_rounds
@@ -20,7 +19,7 @@ from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import figures_of, identical_outputs
 from domino_jax.evals.trees import RecordedTree, acceptance, draw_trees
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import TREE
+from domino_jax.method.settings import TREE, DecodeSettings
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.errors import DominoError
@@ -103,7 +102,7 @@ def report_lanes(
 
 def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, batch_size: int) -> list[Lane]:
     """A lane for each mode, all with one generator."""
-    generator = new_generator(models, settings.generator(target.stop_ids, batch_size))
+    generator = new_generator(models, settings.change(batch_size=batch_size), target.stop_ids)
     return [Lane(mode, mode, models, generator) for mode in settings.modes]
 
 

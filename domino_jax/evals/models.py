@@ -1,4 +1,4 @@
-"""From a recipe's paths to models that decode: on a mesh, with a shorter block, or random weights."""
+"""From a recipe's paths to models that decode: on a mesh, or with random weights."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import with_head_rank
-from domino_jax.method.settings import BASELINE, DRAFT, refused_mode, supported_modes
+from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DominoError
-from domino_jax.weights.loading import LoadedTarget, load_models, read_target_config, shortened
+from domino_jax.weights.loading import LoadedTarget, load_models, read_target_config
 from domino_jax.weights.random_weights import random_drafter, target_or_random
 
 
@@ -113,14 +112,13 @@ class Loader:
         place = self._place()
         if not needs_drafter(modes):
             return load_models(loaded, None)
+        rank = self.settings.drafting.head_rank
         if self.settings.simulate_tau and not drafter_path:
-            config = shortened(self.made_up(loaded.model.config), self.settings.block_size)
-            config = with_head_rank(config, self.settings.head_rank)
+            config = with_head_rank(self.made_up(loaded.model.config), rank)
             models = random_drafter(loaded, config, place)
         else:
             path = named_drafter(drafter_path, modes)
-            block, rank = self.settings.block_size, self.settings.head_rank
-            models = load_models(loaded, path, place, block, rank)
+            models = load_models(loaded, path, place, rank)
             check_kind(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.head, modes)
         return models

@@ -119,13 +119,13 @@ def check_prompts(generators: Sequence[Generator], prompts: Sequence[Prompt], co
             last = last.next_turn("", codec)
         tokens = len(last.token_ids)
         for limits in (generator.limits for generator in generators):
-            limits.check_positions(tokens, answers * limits.max_new_tokens, f"{where}, of {answers} turns,")
-            longest = tokens + answers * limits.max_new_tokens + limits.block_rows
-            if longest > limits.cache_slots:
+            most, slots = limits.settings.max_new_tokens, limits.settings.cache_length
+            limits.check_positions(tokens, answers * most, f"{where}, of {answers} turns,")
+            longest = tokens + answers * most + limits.block_rows
+            if longest > slots:
                 raise DataError(
-                    f"{where} has {answers} turns, which may need {longest} cache rows with"
-                    f" {limits.max_new_tokens} new tokens each, but decode.cache_length is {limits.cache_slots};"
-                    " raise it, or lower max_new_tokens."
+                    f"{where} has {answers} turns, which may need {longest} cache rows with {most} new tokens each, but"
+                    f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
                 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_jax.decoding.generate import Clock, Generation
-from domino_jax.evals.lanes import Lane, ModeRun, add_clock, baseline_of, take_turns
+from domino_jax.evals.lanes import Lane, ModeRun, add_clock, baseline_of
 from domino_jax.evals.near_ties import Divergence, divergences
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.round_times import round_split, step_bounds
@@ -122,9 +122,10 @@ def decode_group(
     """One group through all lanes, turn by turn: its record and its rows of generations.jsonl.
 
     All lanes get the same prompts: the history of a later turn holds the baseline's answer (the first lane's without a
-    baseline), which in a lossless mode is also the mode's answer.
+    baseline), which in a lossless mode is also the mode's answer. The group's number determines the first lane: with a
+    rotating start a noisy machine disturbs all lanes alike.
     """
-    baseline = baseline_of(lanes)
+    baseline, first = baseline_of(lanes), group.number % len(lanes)
     compared = [lane for lane in lanes if baseline and lane is not baseline and not simulated]
     figures = {lane.name: {"clock": Clock(), "right": 0, "divergences": None} for lane in lanes}
     figures |= {lane.name: {**figures[lane.name], "divergences": []} for lane in compared}
@@ -132,17 +133,21 @@ def decode_group(
     while asked:
         prompts = [prompt for _, prompt in asked]
         ids, requests = [prompt.token_ids for prompt in prompts], [prompt.request for prompt in prompts]
-        measured = take_turns(lanes, ids, requests, group.number)
-        for lane in lanes:
-            answers, clock = measured[lane.name]
+        answers = {}
+        for lane in (*lanes[first:], *lanes[:first]):
+            answers[lane.name], clock = lane.generator.generate(lane.models, ids, lane.mode, requests)
+            while clock.compile_seconds:  # again, so that no rate includes a first-run cost
+                figures[lane.name]["clock"].compile_seconds += clock.compile_seconds
+                answers[lane.name], clock = lane.generator.generate(lane.models, ids, lane.mode, requests)
             add_clock(figures[lane.name]["clock"], clock)
-            for prompt, answer in zip(prompts, answers, strict=True):
+        for lane in lanes:
+            for prompt, answer in zip(prompts, answers[lane.name], strict=True):
                 text = codec.decode(answer.token_ids)
                 lines.append(generation_row(prompt.answer_id, lane.mode, answer, text, lane.drafter))
                 figures[lane.name]["right"] += prompt.accepts(text)
-        reference = measured[(baseline or lanes[0]).name][0]
+        reference = answers[(baseline or lanes[0]).name]
         for lane in compared:
-            both = reference, measured[lane.name][0]
+            both = reference, answers[lane.name]
             diverged = divergences(baseline.models, baseline.generator, ids, *both, requests)
             figures[lane.name]["divergences"] += [_divergence(one, *asked[one.prompt]) for one in diverged]
         asked = [

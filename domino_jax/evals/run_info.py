@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.decoding.decode_settings import DecodeSettings
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.prompts import Prompt, fingerprint
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.pair import Models
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.weights.loading import LoadedTarget
 
 
@@ -103,18 +103,17 @@ class RunInfo:
         """`origin` with fingerprints of prompts and drafters: what an interrupted run must be continued with."""
         origin = self.origin()
         drafters = [_weights_fingerprint(one.drafter_params) for one in models if one.drafter]
-        constants = {"draft_scale": str(self.settings.draft_scale), "tree": self._coupling()}
         return {
             **origin,
             "prompts": {**origin["prompts"], "sha256": fingerprint(prompts)},
             "stop_ids": list(self.stop_ids),
-            "weights": {"drafters": drafters, **constants},
+            "weights": {"drafters": drafters},
         }
 
     def as_json(self) -> dict[str, Any]:
         """The sections of report.json that hold no figures."""
         origin, widths = self.origin(), self.round_widths
-        scale, choices = self.settings.draft_scale, self.drafter_config
+        choices = self.drafter_config
         drafter = choices and {
             **origin["drafter"],
             **({"name": self.drafter_name} if self.drafter_name else {}),
@@ -133,8 +132,6 @@ class RunInfo:
                 "own_sampling": self.own_sampling,
             },
             "drafter": drafter,
-            "draft_scale": str(scale),
-            "tree_coupling": self._coupling(),
             "simulated": self.simulated,
             "dtype": self.settings.dtype,
             "thinking": self.settings.thinking,
@@ -143,27 +140,7 @@ class RunInfo:
             "block_size": choices.block_size if choices else None,
             "round_widths": widths,
             "verify_width": max(widths.values(), default=1),
-            "tuned_widths": self._tuned_widths(),
         }
-
-    def _tuned_widths(self) -> list[dict[str, Any]]:
-        """By the rows of a batch the drafts that were chosen, and the break-even τ of each number of drafts."""
-        by_rows: dict[int, dict[str, float | None]] = {}
-        for rows, drafts, tau in self.settings.break_even:
-            by_rows.setdefault(rows, {})[str(drafts)] = tau
-        chosen = dict(self.settings.drafting.widths)
-        return [
-            {"rows": rows, "drafts": chosen[rows], "break_even_tau": by_rows[rows]}
-            for rows in chosen
-            if rows in by_rows
-        ]
-
-    def _coupling(self) -> dict[str, Any] | None:
-        """c and spread of the trees in effect; None where no tree is coupled with the target's noise."""
-        tree = self.settings.tree
-        if not tree or not tree.coupled:
-            return None
-        return {"draft_scale": tree.draft_scale, "spread": tree.spread}
 
 
 def _weights_fingerprint(params: dict) -> str:

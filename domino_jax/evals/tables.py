@@ -18,7 +18,6 @@ METHODS = {
     "tree": "Tree",
 }
 NOTHING = "–"
-WIDTHS = "As `domino_jax.tune` measured it on this device; a batch drafts what is in brackets."
 POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kept the one before)."
 
 
@@ -126,9 +125,6 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
     notes += [_round_note(mode, figures) for mode, figures in report["modes"].items() if figures["time_split"]]
     if report["drafter"]:
         notes.append(width_note(report))
-    if coupling := report["tree_coupling"]:
-        constants = f"c = {coupling['draft_scale']:g}, spread {coupling['spread']:g}"
-        notes.append(f"Trees are coupled with the target's noise: {constants}.")
     if spread:
         notes.append(f"In brackets: 95 % intervals by the bootstrap over {report['interval_of']['over']}.")
     if report["sittings"] > 1:
@@ -176,8 +172,6 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]
             parts.append((heading, POSITIONS, position_rows(modes, report["verify_width"])))
     if "tree" in report and report["tree"]:
         parts.append(("Trees", *acceptance_rows(report["tree"])))
-    if report["tuned_widths"]:
-        parts.append(("Break-even τ by rows and drafts", WIDTHS, width_rows(report["tuned_widths"])))
     if report["concurrency"]:
         parts.append(("Throughput by concurrency", "", concurrency_rows(report["concurrency"])))
     return parts
@@ -203,17 +197,6 @@ def _rate(figures: Mapping[str, Any], position: int) -> str:
         return NOTHING  # a deeper tree has more positions than this chain
     conditional = figures["conditional_accept_rate_by_position"][position]
     return f"{figures['accept_rate_by_position'][position]:.2f} ({say(conditional, '.2f')})"
-
-
-def width_rows(tuned: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Cells, heading first: a row for each batch size, a column for each number of drafts; in brackets the chosen."""
-    widths = sorted({int(drafts) for entry in tuned for drafts in entry["break_even_tau"]})
-    rows = [["rows together", *(f"{drafts} drafts" for drafts in widths)]]
-    for entry in tuned:
-        texts = {int(drafts): say(tau, ".2f") for drafts, tau in entry["break_even_tau"].items()}
-        texts[entry["drafts"]] = f"({texts.get(entry['drafts'], NOTHING)})"
-        rows.append([str(entry["rows"]), *(texts.get(drafts, NOTHING) for drafts in widths)])
-    return rows
 
 
 def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:

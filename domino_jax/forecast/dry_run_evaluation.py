@@ -56,7 +56,7 @@ def examine_evaluation(
 def compile_programs(models: Models, generator: Generator, mesh: Mesh) -> dict[str, jax.stages.Compiled]:
     """mode → the program of its rounds over the largest caches, and PREFILL, of the longest prompts that fit them."""
     rows = generator.settings.batch_size
-    longest = generator.settings.cache_slots - generator.settings.max_new_tokens - generator.limits.block_rows
+    longest = generator.settings.cache_length - generator.settings.max_new_tokens - generator.limits.block_rows
 
     def whole(shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh))
@@ -66,7 +66,7 @@ def compile_programs(models: Models, generator: Generator, mesh: Mesh) -> dict[s
     prompts = Prompts(whole((rows, generator.bucket(longest))), numbers, numbers, whole((rows,), keys))
     start = (models, prompts, stop_ids)
 
-    prefill = functools.partial(generator.prefill, slots=generator.settings.cache_slots)
+    prefill = functools.partial(generator.prefill, slots=generator.settings.cache_length)
     state = jax.eval_shape(prefill, *start)
     places = sharding.decode_layout(mesh, state)
     state = jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), state, places)

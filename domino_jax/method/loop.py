@@ -168,15 +168,18 @@ def chunk_size(batch: int, padded: int) -> int:
 
 
 def run_rounds(
-    round_: Callable[[Any], Any],
+    round_: Callable[[Models, DecodeState, jax.Array], DecodeState],
+    models: Models,
     state: DecodeState,
+    stop_ids: jax.Array,
     max_rounds: jax.Array,
     idle: jax.Array | None = None,
     longest: jax.Array | None = None,
 ) -> DecodeState:
-    """Applies `round_` up to `max_rounds` times in one loop, without a host read. The limits are traced int32 scalars.
+    """Runs up to `max_rounds` rounds in one loop, without a host read. The limits are traced int32 scalars.
 
     Args:
+        round_: (models, state, stop_ids) → the state after one round or step (rounds.py).
         idle: the loop ends when more rows than this are done; None is B - 1, until all are. With the number of rows
             that are free already it ends as soon as one more is done, so that its slot can go to the next request.
         longest: the loop ends when a row that is not done is longer than this, so that the caches can grow; None is
@@ -189,7 +192,8 @@ def run_rounds(
         more = (count < max_rounds) & (state.done.sum() <= idle)
         return more if longest is None else more & (longest_row(state) <= longest)
 
-    return jax.lax.while_loop(unfinished, lambda carry: (carry[0] + 1, round_(carry[1])), (jnp.int32(0), state))[1]
+    start = (jnp.int32(0), state)
+    return jax.lax.while_loop(unfinished, lambda carry: (carry[0] + 1, round_(models, carry[1], stop_ids)), start)[1]
 
 
 def longest_row(state: DecodeState) -> jax.Array:

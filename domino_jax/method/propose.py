@@ -35,7 +35,7 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
     if use_head:
         drafts = roll_out_head(models, state, z, base, sampling, settings)
         return (until_unsure(models, state, z, drafts, settings.confidence) if settings.confidence else drafts), cache
-    return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.scale), cache
+    return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.draft_sharpness), cache
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
@@ -82,9 +82,9 @@ def roll_out_head(
     Draft i shares the target's noise at its absolute position.
     """
     candidates = pick_candidates(base, models.drafter.config.candidates(settings.head_candidates))
-    if reads_noise(sampling, settings.scale):
+    if reads_noise(sampling, settings.draft_sharpness):
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
-    choose_draft = functools.partial(settle, sampling=sampling, scale=settings.scale)
+    choose_draft = functools.partial(settle, sampling=sampling, sharpness=settings.draft_sharpness)
     return roll_out(models, state.anchors, z, candidates, choose_draft, scan_drafts)
 
 
@@ -112,10 +112,10 @@ def draft_chain(
         choices = Candidates(None, logits[:, None])
         if tokens is not None:
             choices = choices._replace(tokens=jnp.broadcast_to(tokens, choices.logits.shape))
-        if reads_noise(sampling, settings.scale):
+        if reads_noise(sampling, settings.draft_sharpness):
             here = state.lengths[:, None] + 1 + index
             choices = with_noise(choices, state.keys, here, models.target.config.vocab_size)
-        token = settle(choices, sampling, settings.scale)[:, 0]
+        token = settle(choices, sampling, settings.draft_sharpness)[:, 0]
         return (rows, hidden, token), token
 
     start = (*state.draft_cache, state.anchors)

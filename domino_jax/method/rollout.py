@@ -32,9 +32,9 @@ def scan_drafts(step: Callable[[Any, Any], tuple[Any, Any]], start: Any, slots: 
     )
 
 
-def settle(candidates: Candidates, sampling: Sampling = GREEDY, scale: float = 1.0) -> jax.Array:
-    """The draft at each slot, int32 [B, M]: argmax(scale · log p + g) over the candidates; greedy without noise."""
-    places = choose_with(candidates.logits, candidates.noise, sampling, scale)
+def settle(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float = 1.0) -> jax.Array:
+    """The draft at each slot, int32 [B, M]: argmax(sharpness · log p + g) over the candidates; greedy without noise."""
+    places = choose_with(candidates.logits, candidates.noise, sampling, sharpness)
     if candidates.tokens is None:
         return places
     return jnp.take_along_axis(candidates.tokens, places[:, :, None], axis=-1)[:, :, 0]

@@ -46,17 +46,18 @@ def speculative_round(
     settings: DraftSettings,
     *,
     isolated: bool = False,
-    simulated_tau: float | None = None,
+    simulate_tau: float = 0.0,
 ) -> DecodeState:
     """One round for every row: up to M+1 tokens emitted, the same number of cache rows committed.
 
     Args:
         isolated: verify as a wide plain step does, to the last bit (fixed-shape parity).
-        simulated_tau: accept by `simulated_accepts` instead of by the rule: to time a shape; the text is then wrong.
+        simulate_tau: above 0, accept by `simulated_accepts` instead of by the rule: to time a shape; the text is then
+            wrong.
     """
     sampling = state.sampling or sampling
     if settings.tree:
-        after = tree_round(models, state, stop_ids, sampling, settings, simulated_tau=simulated_tau)[0]
+        after = tree_round(models, state, stop_ids, sampling, settings, simulate_tau=simulate_tau)[0]
         return _count_drafts(state, after, settings.verified(models.drafter.config))
     drafts, draft_cache = propose(models, state, sampling, settings)
     tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
@@ -67,8 +68,8 @@ def speculative_round(
     positions = draft_positions(state, tokens.shape[1])
     chosen = choose(out.logits, state.keys, positions, sampling)
     accepted = accept_chain(tokens, chosen)
-    if simulated_tau is not None:
-        accepted = simulated_accepts(state.rounds, simulated_tau, drafts.shape[1])
+    if simulate_tau:
+        accepted = simulated_accepts(state.rounds, simulate_tau, drafts.shape[1])
     after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids)
     return _count_drafts(state, after, (drafts != NO_DRAFT).sum(axis=1))
 
@@ -85,7 +86,7 @@ def tree_round(
     sampling: Sampling,
     settings: DraftSettings,
     *,
-    simulated_tau: float | None = None,
+    simulate_tau: float = 0.0,
 ) -> tuple[DecodeState, "TreeRound"]:
     """The round of a tree: the accepted path is moved to where a chain would be, and committed as a chain is.
 
@@ -99,8 +100,8 @@ def tree_round(
     positions = draft_positions(state, deepest + 1)
     chosen = choose(out.logits, state.keys, positions, sampling, depths=tree.depths)
     accepted, path = accept_tree(tree.tokens, chosen, tree.depths, tree.parents, tree.ancestors, deepest)
-    if simulated_tau is not None:
-        accepted = simulated_accepts(state.rounds, simulated_tau, deepest)
+    if simulate_tau:
+        accepted = simulated_accepts(state.rounds, simulate_tau, deepest)
     out = Verified(
         out.logits,
         None if out.features is None else jnp.take_along_axis(out.features, path[:, :, None], axis=1),

@@ -175,33 +175,33 @@ def choose(
     keys: jax.Array,
     positions: jax.Array,
     params: Sampling,
-    scale: float = 1.0,
+    sharpness: float = 1.0,
     depths: jax.Array | None = None,
 ) -> jax.Array:
-    """argmax(scale · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at positions int32 [B, T].
+    """argmax(sharpness · log p + g), lowest id on ties: int32 [B, T] from logits [B, T, V] at positions int32 [B, T].
 
-    scale is 1 for the target. A draft may use its own constant c: 1 couples it with the target, and an infinite c is
-    the greedy draft. That one, like temperature 0, is the argmax of the logits as they are: temperature, top-k, top-p
-    and min-p never change which token is the likeliest, so none of them is computed.
+    sharpness is 1 for the target, and draft_sharpness for a draft. An infinite one, like temperature 0, gives the
+    argmax of the logits as they are: temperature, top-k, top-p and min-p never change which token is the likeliest, so
+    none of them is computed.
 
     Args:
         depths: int32 [B, T] for the nodes of a tree: node t has position positions[depths[t]], and nodes of one depth
             share one row of noise; positions are then [B, M+1].
     """
-    if not reads_noise(params, scale):
-        return choose_with(logits, None, params, scale)
+    if not reads_noise(params, sharpness):
+        return choose_with(logits, None, params, sharpness)
     noise = position_noise(keys, positions, logits.shape[-1])
     if depths is not None:
         noise = jnp.take_along_axis(noise, depths[:, :, None], axis=1)
-    return choose_with(logits, noise, params, scale)
+    return choose_with(logits, noise, params, sharpness)
 
 
-def reads_noise(params: Sampling, scale: float) -> bool:
-    """Whether a choice with the constant `scale` depends on the noise."""
-    return not (params.greedy or math.isinf(scale))
+def reads_noise(params: Sampling, sharpness: float) -> bool:
+    """Whether a choice with this sharpness depends on the noise."""
+    return not (params.greedy or math.isinf(sharpness))
 
 
-def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, scale: float = 1.0) -> jax.Array:
+def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharpness: float = 1.0) -> jax.Array:
     """`choose` with the noise at hand: the place of the best of Q logits [B, T, Q], int32 [B, T].
 
     Args:
@@ -211,5 +211,5 @@ def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, scale
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
     values = process_logits(logits, params)
     log_p = values - jax.nn.logsumexp(values, axis=-1, keepdims=True)
-    values = jnp.where(params.columns()[0] > 0, scale * log_p + noise, values)
+    values = jnp.where(params.columns()[0] > 0, sharpness * log_p + noise, values)
     return jnp.argmax(values, axis=-1).astype(jnp.int32)

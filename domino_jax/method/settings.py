@@ -1,9 +1,11 @@
-"""Decoding settings as plain values: modes, sampling, drafts and trees, with the checks that refuse unusable values.
+"""Decode settings as plain values: sampling, drafting, decoding, and the rules that their values obey.
 
-Nothing here imports jax, so that a recipe is checked before jax starts.
+A field has the name of its key in a recipe's decode section (configs/qwen3.py). Nothing here imports jax, so that a
+recipe is checked before jax starts.
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +32,12 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} is {self.value!r}{', ' if self.change.startswith('but ') else ': '}{self.change}."
+
+
+def first_problem(settings: Any, *rules: tuple[str, Any, str], section: str = "") -> Problem | None:
+    """The first broken rule (field, whether its value is fine, what to change)."""
+    broken = (Problem(section + name, getattr(settings, name), change) for name, fine, change in rules if not fine)
+    return next(broken, None)
 
 
 # ---------------------------------------------------------------------------------------------------- modes
@@ -98,13 +106,13 @@ class SamplingParams:
 
     def problem(self) -> Problem | None:
         """The first value out of range, NaN included; None if all are fine."""
-        ranges = (
+        return first_problem(
+            self,
             ("temperature", 0 <= self.temperature < math.inf, "set it to 0 (greedy) or a finite number above"),
             ("top_k", self.top_k >= 0, "set it to 0 (off) or more"),
             ("top_p", 0 < self.top_p <= 1, "set it above 0 and at most 1 (1 is off)"),
             ("min_p", 0 <= self.min_p < 1, "set it to 0 (off) or more, below 1"),
         )
-        return next((Problem(name, getattr(self, name), change) for name, fine, change in ranges if not fine), None)
 
     def columns(self) -> tuple:
         """(temperature, top_k, top_p, min_p), each a number or an array that broadcasts over logits [B, T, V]."""
@@ -120,71 +128,58 @@ class TreeSettings:
 
     nodes: rows of the verifying pass, the root (the anchor) included.
     lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
-    depth: drafts of the longest path, at most what the block gives; 0: num_drafts of DraftSettings.
     beta: added to a node's log-probability for each step of depth, at most 0; lower values give broader trees.
-    draft_scale: at temperature > 0 the constant c of a tree that is coupled with the target's noise: a candidate
-        scores log-softmax((c·log q + g) / spread). None or inf: not coupled, a candidate scores log q.
-    spread: how far the target's choice may be from argmax(c·log q + g).
+    depth: drafts of the longest path, at most what the block gives; 0: as many as a chain has.
     """
 
     nodes: int = 64
     lanes: int = 16
     candidates: int = 64
     beta: float = -0.1
-    draft_scale: float | None = None
-    spread: float = 1.0
     depth: int = 0
-
-    @property
-    def coupled(self) -> bool:
-        """Whether its scores read the target's noise where there is some."""
-        return self.draft_scale is not None and not math.isinf(self.draft_scale)
 
     def problem(self) -> Problem | None:
         """The first value that no tree can have; None if all are fine."""
-        scale, lanes = self.draft_scale, self.lanes
-        ranges = (
+        lanes = f"depth 1 has only {self.candidates} (tree.candidates); change one of them"
+        return first_problem(
+            self,
             ("nodes", self.nodes >= 2, "give 2 or more, the anchor and at least one draft"),
             ("candidates", self.candidates >= 1, "give 1 or more"),
-            ("lanes", lanes >= 1, "give 1 (a chain) or more"),
-            (
-                "lanes",
-                lanes <= self.candidates,
-                f"depth 1 has only {self.candidates} (tree.candidates); change one of them",
-            ),
+            ("lanes", self.lanes >= 1, "give 1 (a chain) or more"),
+            ("lanes", self.lanes <= self.candidates, lanes),
             ("depth", self.depth >= 0, "give 0 (as deep as a chain) or more"),
             ("beta", -math.inf < self.beta <= 0, "give 0 or a finite number below"),
-            ("draft_scale", scale is None or scale > 0, "give a number above 0; inf is a tree that is not coupled"),
-            ("spread", 0 < self.spread < math.inf, "give a finite number above 0"),
+            section="tree.",
         )
-        found = (Problem(f"tree.{name}", getattr(self, name), change) for name, fine, change in ranges if not fine)
-        return next(found, None)
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftSettings:
     """How a round drafts. It changes the speed, never the text.
 
-    use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
-    scale: the constant c of argmax(c·log q + g) at temperature > 0, for chains: 1 shares the target's noise at full
-        weight, inf is the greedy draft.
-    num_drafts: tokens drafted and verified, at most what the block gives (M); all of them when None. 0 is a plain step.
-    widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain. A batch takes the first pair
-        whose rows are not fewer than its own, else the last pair.
-    tree: draft a tree instead of a chain.
+    num_drafts: tokens drafted and verified, at most what the block gives; all of them when None. 0 is a plain step.
+    draft_sharpness: at temperature > 0 a draft is argmax(draft_sharpness · log q + g), g the noise with which the
+        target chooses. 1 shares it in full, inf is the greedy draft. A candidate of a tree scores
+        log-softmax(draft_sharpness · log q + g), and with inf log q.
     head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0, or more
         than there are: the whole vocabulary. Drafters without a head do not read it.
+    head_rank: what the head is cut to when it is loaded; 0: all of it (docs/heads.md).
     confidence: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted; it
         may end before its first draft. 0 keeps all, and needs no confidence head.
+    tree: draft a tree instead of a chain.
+    widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain, as `domino_jax.tune` measures
+        them. A batch takes the first pair whose rows are not fewer than its own, else the last pair.
+    use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
     """
 
-    use_head: bool = True
-    scale: float = math.inf
     num_drafts: int | None = None
-    tree: TreeSettings | None = None
-    head_candidates: int = 0
-    widths: tuple[tuple[int, int], ...] = ()
+    draft_sharpness: float = math.inf
+    head_candidates: int = 64
+    head_rank: int = 0
     confidence: float = 0.0
+    tree: TreeSettings | None = None
+    widths: tuple[tuple[int, int], ...] = ()
+    use_head: bool = True
 
     def at(self, rows: int) -> "DraftSettings":
         """How a batch of `rows` rows drafts: with num_drafts alone."""
@@ -205,17 +200,24 @@ class DraftSettings:
         """Drafts that a round verifies; of a tree, all nodes but the root."""
         return self.tree.nodes - 1 if self.tree else self.width(config)
 
-    def out_of_range(self) -> Problem | None:
-        """A value that no drafter has."""
-        if self.head_candidates < 0:
-            return Problem("head_candidates", self.head_candidates, "set it to 0 (the whole vocabulary) or more")
-        if (self.num_drafts or 0) < 0:
-            return Problem("num_drafts", self.num_drafts, "set it to 0 (all that the block gives) or more")
-        if not 0 <= self.confidence <= 1:  # False for NaN as well
-            return Problem("confidence", self.confidence, "give a chance from 0 (off) to 1")
-        return None
+    def block_rows(self, config: "DrafterConfig") -> int:
+        """Cache rows that a round writes after the committed length: the block, or the anchor and the drafts."""
+        chain = dataclasses.replace(self, tree=None).width(config) + 1  # a tree may be less deep
+        return max(config.block_size, chain, self.width(config) + 1, self.tree.nodes if self.tree else 0)
 
-    def problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:
+    def problem(self) -> Problem | None:
+        """A value that no drafter has."""
+        problem = first_problem(
+            self,
+            ("num_drafts", (self.num_drafts or 0) >= 0, "set it to 0 (all that the block gives) or more"),
+            ("draft_sharpness", self.draft_sharpness > 0, "give a number above 0; inf is the greedy draft"),
+            ("head_candidates", self.head_candidates >= 0, "set it to 0 (the whole vocabulary) or more"),
+            ("head_rank", self.head_rank >= 0, "set it to 0 (the whole head) or more"),
+            ("confidence", 0 <= self.confidence <= 1, "give a chance from 0 (off) to 1"),  # False for NaN as well
+        )
+        return problem or (self.tree and self.tree.problem())
+
+    def width_problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:
         """A width that a block of `block_size` slots, which gives `block_drafts` drafts, does not have.
 
         most: of a drafter whose chains may be longer than the usual block.
@@ -240,91 +242,148 @@ class DraftSettings:
         return None
 
 
-def vocabulary_problem(tree: TreeSettings, vocab: int) -> Problem | None:
-    """More candidates than there are tokens."""
-    if tree.candidates <= vocab:
-        return None
-    return Problem("tree.candidates", tree.candidates, f"but the vocabulary has {vocab} tokens; lower it")
-
-
-def cache_problem(tree: TreeSettings, cache_slots: int, max_new_tokens: int) -> Problem | None:
-    """A tree that leaves no room for a prompt in the cache."""
-    if cache_slots > max_new_tokens + tree.nodes:
-        return None
-    change = (
-        f"but a cache_length of {cache_slots} with max_new_tokens {max_new_tokens} has no room for them after a prompt;"
-        " raise cache_length or use fewer nodes"
-    )
-    return Problem("tree.nodes", tree.nodes, change)
-
-
-def parity_problem(parity: str, tree: TreeSettings | None) -> Problem | None:
-    """fixed_shape together with a tree."""
-    if parity != "fixed_shape" or tree is None:
-        return None
-    change = (
-        "it is a promise for chains, because the siblings of a tree change the order of its sums; set it to near_tie,"
-        " or take tree out of decode.modes"
-    )
-    return Problem("parity", parity, change)
-
-
-# ---------------------------------------------------------------------------------------------- generators
+# -------------------------------------------------------------------------------------------------- decoding
 
 
 @dataclasses.dataclass(frozen=True)
-class GeneratorSettings:
-    """What a generator is made for.
+class DecodeSettings:
+    """How texts are decoded; the fields have the names of the recipe's decode section, which describes them.
 
-    cache_slots: the most slots that the key/value caches may have; prompt, answer and one block must fit.
-    smallest_cache: slots of the caches of short texts. They grow by doubling, to cache_slots at most. Fewer slots cost
-        less to read; each size is a separate program for every mode.
+    modes: those to decode in; a caller that names the mode in each call leaves them empty.
+    cache_length: the most slots that the key/value caches may have; a prompt, its answer and one block must fit.
     max_new_tokens: size of the token buffer, the most that an answer may have.
     batch_size: the most rows decoded together; when one ends, the next prompt takes its place.
     sampling, seed: of requests that set none.
     drafting: how to draft; the mode decides whether with the head and whether a tree.
-    stop_ids: token ids that end an answer.
-    fixed_shape: plain decoding runs through a pass as wide as a round's, so that texts are equal to the last bit in
-        every dtype; otherwise they may differ at near ties.
-    simulated_tau: force this acceptance length (rounds.simulated_accepts).
+    dtype: of the weights and of all computation.  thinking: for the chat template.
+    parity: "fixed_shape": plain decoding runs through a pass as wide as a round's, so that texts are equal to the last
+        bit in every dtype; "near_tie": they may differ at near ties.
+    simulate_tau: above 0, force this acceptance length (rounds.simulated_accepts).
+    ignore_eos: every answer has max_new_tokens.
+    concurrency: batch sizes to measure.  cores: of a CPU, to keep to; 0: all.
+    smallest_cache: slots of the caches of short texts. They grow by doubling, to cache_length at most. Fewer slots cost
+        less to read; each size is a separate program for every mode.
     """
 
-    cache_slots: int
-    max_new_tokens: int
+    modes: tuple[str, ...] = ()
+    max_new_tokens: int = 2048
+    cache_length: int = 4096
     batch_size: int = 1
     sampling: SamplingParams = SamplingParams()
     seed: int = 0
     drafting: DraftSettings = DraftSettings()
-    stop_ids: tuple[int, ...] = ()
-    fixed_shape: bool = False
-    simulated_tau: float | None = None
+    dtype: str = "bfloat16"
+    parity: str = "near_tie"
+    simulate_tau: float = 0.0
+    ignore_eos: bool = False
+    thinking: bool = False
+    concurrency: tuple[int, ...] = ()
+    cores: int = 0
     smallest_cache: int = 256
 
+    def change(self, **values: Any) -> "DecodeSettings":
+        """The settings with other values, under the names of all fields, those of sampling and drafting included.
+
+        Raises:
+            TypeError: an unknown name.
+        """
+        for part in ("sampling", "drafting"):
+            fields = values.pop(part, getattr(self, part))
+            names = vars(fields).keys() & values.keys()
+            values[part] = dataclasses.replace(fields, **{name: values.pop(name) for name in names})
+        return dataclasses.replace(self, **values)
+
+    @property
+    def fixed_shape(self) -> bool:
+        return self.parity == "fixed_shape"
+
+    def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
+        """How each mode drafts; modes that the drafter does not have are left out."""
+        modes = [mode for mode in supported_modes(self.modes, config.head) if mode != BASELINE]
+        chain = dataclasses.replace(self.drafting, tree=None)
+        return {mode: self.drafting if mode == TREE else chain for mode in modes}
+
+    def round_widths(self, config: "DrafterConfig") -> dict[str, int]:
+        """For each mode that drafts, the most tokens of a round."""
+        return {mode: drafting.width(config) + 1 for mode, drafting in self.draftings(config).items()}
+
     def block_rows(self, drafter: "DrafterConfig | None") -> int:
-        """Cache rows that a round writes after the committed length: the block, or the anchor and the drafts."""
-        if not drafter:
-            return 1
+        """Cache rows that a round of any mode writes after the committed length."""
+        return self.drafting.block_rows(drafter) if drafter else 1
+
+    def problem(self) -> Problem | None:
+        """The first value, or pair of values, that no models can be decoded with; None if all are fine."""
+        tau, confidence = self.simulate_tau, self.drafting.confidence
+        drafts = not self.modes or set(self.modes) - {BASELINE}
+        chain = not self.modes or DRAFT in map(canonical_mode, self.modes)
+        problem = first_problem(
+            self,
+            ("modes", set(self.modes) <= set(MODES), f"list some of {', '.join(MODES)}"),
+            ("modes", len(set(self.modes)) == len(self.modes), "name each mode once"),
+            ("max_new_tokens", self.max_new_tokens >= 1, "give 1 or more"),
+            (
+                "cache_length",
+                self.cache_length > self.max_new_tokens,
+                f"it holds the prompt and max_new_tokens {self.max_new_tokens}; raise it or generate fewer tokens",
+            ),
+            ("batch_size", self.batch_size >= 1, "give 1 or more"),
+            ("seed", 0 <= self.seed <= LARGEST, f"give 0 to {LARGEST}"),
+            ("dtype", self.dtype in DTYPES, f"set it to {' or '.join(DTYPES)}"),
+            ("parity", self.parity in PARITIES, f"set it to {' or '.join(PARITIES)}"),
+            (
+                "parity",
+                drafts or not self.fixed_shape,
+                "it gives plain decoding the width of a draft, and none of modes drafts; add one that does",
+            ),
+            ("simulate_tau", tau == 0 or 1 <= tau < math.inf, "0 is off; a round emits 1 token or more"),
+            ("concurrency", all(isinstance(size, int) and size >= 1 for size in self.concurrency), "list batch sizes"),
+            ("cores", self.cores >= 0, "give 0 (all) or more"),
+        )
+        if not problem and confidence and not chain:
+            change = f"none of modes {', '.join(self.modes)} reads it; add {DRAFT}, or set it to 0"
+            problem = Problem("confidence", confidence, change)
+        return problem or self.sampling.problem() or self.drafting.problem() or self._tree_problem()
+
+    def _tree_problem(self) -> Problem | None:
         tree = self.drafting.tree
-        chain = dataclasses.replace(self.drafting, tree=None).width(drafter) + 1  # a tree may be less deep
-        return max(drafter.block_size, chain, self.drafting.width(drafter) + 1, tree.nodes if tree else 0)
+        if not tree:
+            return None
+        if self.fixed_shape:
+            change = (
+                "it is a promise for chains, because the siblings of a tree change the order of its sums; set it to"
+                " near_tie, or decode without a tree"
+            )
+            return Problem("parity", self.parity, change)
+        if self.cache_length <= self.max_new_tokens + tree.nodes:
+            change = (
+                f"but a cache_length of {self.cache_length} with max_new_tokens {self.max_new_tokens} has no room for"
+                " them after a prompt; raise cache_length or use fewer nodes"
+            )
+            return Problem("tree.nodes", tree.nodes, change)
+        return None
 
     def check(self, vocab: int, drafter: "DrafterConfig | None") -> None:
         """Raises DominoError for settings that do not fit a vocabulary of `vocab` tokens and this drafter."""
-        tree = self.drafting.tree
-        problems = [self.sampling.problem(), self.drafting.out_of_range()]
+        drafting, problems = self.drafting, [self.problem()]
         if self.fixed_shape and not drafter:
             problems.append(Problem("parity", "fixed_shape", "it needs a drafter, whose width plain decoding runs in"))
-        if tree and drafter:
-            problems += [
-                tree.problem(),
-                vocabulary_problem(tree, vocab),
-                cache_problem(tree, self.cache_slots, self.max_new_tokens),
-                parity_problem("fixed_shape" if self.fixed_shape else "near_tie", tree),
-            ]
         if drafter:
-            problems.append(self.drafting.problem(drafter.block_size, drafter.num_drafts, drafter.most_drafts))
-        if drafter and self.drafting.confidence and not (drafter.head == MARKOV and drafter.enable_confidence_head):
-            change = "but this drafter has no confidence head; set it to 0"
-            problems.append(Problem("confidence", self.drafting.confidence, change))
+            problems.append(drafting.width_problem(drafter.block_size, drafter.num_drafts, drafter.most_drafts))
+            if drafting.tree and drafting.tree.candidates > vocab:
+                change = f"but the vocabulary has {vocab} tokens; lower it"
+                problems.append(Problem("tree.candidates", drafting.tree.candidates, change))
+            if drafting.confidence and not (drafter.head == MARKOV and drafter.enable_confidence_head):
+                change = "but this drafter has no confidence head; set it to 0"
+                problems.append(Problem("confidence", drafting.confidence, change))
         for problem in filter(None, problems):
             raise DominoError(f"decode.{problem}")
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values under the recipe's names, those of sampling and drafting among the others; infinity is "inf"."""
+        values = {**vars(self), **vars(self.sampling), **vars(self.drafting)}
+        for name in ("sampling", "drafting", "smallest_cache", "use_head"):
+            del values[name]
+        sharpness, tree = self.drafting.draft_sharpness, self.drafting.tree
+        values["draft_sharpness"] = "inf" if math.isinf(sharpness) else sharpness
+        values["tree"] = tree and dataclasses.asdict(tree)
+        return json.loads(json.dumps(values))  # tuples become lists

@@ -21,7 +21,7 @@ from domino_jax.method.names import DFLASH2
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base, draft_positions
 from domino_jax.method.rollout import scan_drafts
-from domino_jax.method.sampling import Sampling, process_logits
+from domino_jax.method.sampling import Sampling, process_logits, reads_noise
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
@@ -76,7 +76,7 @@ def roll_out_lanes(
     """The counterpart of roll_out_head: from z [B, M, D] and base logits float32 [B, M, V] the nodes to choose from."""
     config, count = models.drafter.config, settings.tree.candidates
     candidates = pick_candidates(base, config.candidates(count) if settings.use_head else count)
-    if settings.tree.coupled and not sampling.greedy:
+    if reads_noise(sampling, settings.draft_sharpness):
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
     divisor = _divisor(sampling)
     candidates = candidates._replace(logits=candidates.logits / divisor)
@@ -113,7 +113,7 @@ def grow_lanes(
 
     Args:
         z: [B, M, D], the backbone's hidden states, one per depth.
-        candidates: their logits divided by `_divisor`; with noise where the tree is coupled with the target's choice.
+        candidates: their logits divided by `_divisor`; with the target's noise where the draft shares it.
         rest: log_rest of the other logits, float32 [B, M].
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
@@ -159,7 +159,7 @@ def edge_scores(
     Args:
         logits: the candidates', divided by `_divisor`.  rest: log_rest of the other tokens, [B, 1, 1]; the head's
             correction of it is taken as 0. Left out, a path through a flat distribution would score too high.
-        noise: the target's at this depth [B, 1, Q] (coupling), or None.
+        noise: the target's at this depth [B, 1, Q], or None for a draft that shares none.
 
     The edges of top-k, top-p and min-p are the target's.
     """
@@ -171,7 +171,7 @@ def edge_scores(
     log_q = jnp.minimum(logits - total, 0.0)
     if noise is None:
         return log_q
-    drawn = jax.nn.log_softmax((settings.tree.draft_scale * log_q + noise) / settings.tree.spread, axis=-1)
+    drawn = jax.nn.log_softmax(settings.draft_sharpness * log_q + noise, axis=-1)
     return jnp.where(sampling.columns()[0] > 0, jnp.minimum(drawn, 0.0), log_q)
 
 

@@ -15,7 +15,6 @@ from domino_jax.data.held_out import SHARE
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import TrainingRows
 from domino_jax.data.token_counts import frequent_tokens
-from domino_jax.decoding.decode_settings import modes_of
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.curriculum import lambda_base, selector_alpha
@@ -30,11 +29,12 @@ from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
 from domino_jax.method.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSettings
-from domino_jax.method.settings import DraftSettings, GeneratorSettings
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.recipe.decode_checks import modes_of
 from domino_jax.recipe.values import confidence_head, convolution_taps, has_own_loss, shifts_labels
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.training.evaluate import DecodedEvaluation
@@ -241,16 +241,14 @@ def evaluation_layout_of(config, target: Qwen3Config, drafter: AnyDrafter, mesh:
 
 def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
     """Greedy decoding as evaluations do it, with the drafts and the head's candidates of a latency run."""
-    settings = GeneratorSettings(
-        cache_slots=config.decode.cache_length,
+    settings = DecodeSettings().change(
+        cache_length=config.decode.cache_length,
         max_new_tokens=config.decode.max_new_tokens,
         batch_size=config.eval.batch_size,
-        drafting=DraftSettings(
-            num_drafts=config.decode.num_drafts or None, head_candidates=config.decode.head_candidates
-        ),
-        stop_ids=tuple(stop_ids),
+        num_drafts=config.decode.num_drafts or None,
+        head_candidates=config.decode.head_candidates,
     )
-    return new_generator(models, settings)
+    return new_generator(models, settings, stop_ids)
 
 
 def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: TrainingRows) -> DecodedEvaluation:

@@ -15,7 +15,6 @@ from collections.abc import Collection
 
 from ml_collections import config_dict
 
-from domino_jax.decoding.decode_settings import modes_of
 from domino_jax.method.names import (
     HEADS,
     LARGEST_BLOCK,
@@ -25,9 +24,9 @@ from domino_jax.method.names import (
     ROW_DRAFTERS,
     SELECTOR_RULES,
 )
-from domino_jax.method.settings import DTYPES, LARGEST, PARITIES
+from domino_jax.method.settings import DTYPES, LARGEST
 from domino_jax.models.decoder_config import LIMITS
-from domino_jax.recipe.decode_checks import check_decode, check_final_decoding, check_mesh, check_sampling
+from domino_jax.recipe.decode_checks import check_decode, check_final_decoding, check_mesh, check_sampling, modes_of
 from domino_jax.recipe.drafter_checks import check_drafter, check_training
 from domino_jax.recipe.values import confidence_head, convolution_taps, require, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
@@ -158,8 +157,7 @@ LEAST = {
     0: (
         *("seed", "drafter.pure_draft_prefix_len", "drafter.mask_token_id", "drafter.conv_kernel_size"),
         *("data.held_out", "preflight.rows", "train.selector_alpha"),
-        *("eval.every", "regenerate.num_prompts", "decode.seed", "decode.num_prompts", "decode.num_drafts"),
-        *("decode.head_candidates", "decode.head_rank", "decode.cores"),
+        *("eval.every", "regenerate.num_prompts", "decode.num_prompts"),
         *("train.lambda_decay_ratio", "train.hang_seconds"),
     ),
     1: (
@@ -168,7 +166,7 @@ LEAST = {
         *("drafter.eagle3.draft_vocab_size", "drafter.medusa.num_heads", "drafter.medusa.num_layers"),
         *("train.steps", "train.batch_size", "train.log_every", "train.num_anchors", "train.eagle3.passes"),
         *("checkpoint.every", "checkpoint.keep"),
-        *("eval.batch_size", "eval.num_prompts", "decode.batch_size", "decode.max_new_tokens"),
+        *("eval.batch_size", "eval.num_prompts"),
         *("regenerate.batch_size", "regenerate.max_new_tokens"),
     ),
     2: ("drafter.block_size", "data.max_length"),  # an anchor and a draft
@@ -192,10 +190,8 @@ CHOICES = (
     ("train.optimizer", ("adamw", "muon")),
     ("train.non_finite", ("stop", "skip")),
     ("train.selector_rule", SELECTOR_RULES),
-    ("decode.dtype", DTYPES),
-    ("decode.parity", PARITIES),
 )
-SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill", "decode.confidence")  # 0 to 1
+SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill")  # 0 to 1
 SHARES += ("train.selector_warmup_ratio", "train.selector_ramp_ratio")
 SHARES_BELOW_ONE = ("train.warmup_ratio", "train.ema_decay")
 

@@ -1,84 +1,57 @@
-"""Checks of a recipe's decode section, alone and against the drafter that a training decodes with at its end."""
+"""A recipe's decode section: as settings, and checked, alone and against the drafter that a training ends with."""
 
-import math
 from collections.abc import Collection
 
-from domino_jax.decoding.decode_settings import modes_of, tree_settings
 from domino_jax.method.names import CHAIN, EAGLE3, LONGEST_CHAIN, MARKOV, ROW_DRAFTERS
 from domino_jax.method.settings import (
     BASELINE,
-    DRAFT,
     MODES,
     TREE,
-    DraftSettings,
+    DecodeSettings,
     SamplingParams,
-    cache_problem,
-    canonical_mode,
-    parity_problem,
+    TreeSettings,
+    default_modes,
     refused_mode,
 )
 from domino_jax.recipe.head_rules import decoded_rank_rule
-from domino_jax.recipe.values import confidence_head, refuse, require, shifts_labels, whole_numbers
+from domino_jax.recipe.values import confidence_head, refuse, require, shifts_labels
+
+COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode section, for the command alone
 
 
-def check_sampling(section: str, values, min_p: float = 0.0) -> None:
+def modes_of(decode, head: str) -> tuple[str, ...]:
+    """decode.modes, or where they are left open those of a drafter with this head."""
+    return default_modes(head) if decode.modes is None else tuple(decode.modes)
+
+
+def decode_settings(decode, head: str) -> DecodeSettings:
+    """The decode section as settings.
+
+    head: of the drafter, for modes that are left open.
+    """
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in decode.items()}
+    values |= {"modes": modes_of(decode, head), "num_drafts": decode.num_drafts or None}
+    # Without the mode a tree's rows must not count in how much cache a prompt needs.
+    values["tree"] = TreeSettings(**decode.tree) if TREE in values["modes"] else None
+    return DecodeSettings().change(**{name: value for name, value in values.items() if name not in COMMAND_KEYS})
+
+
+def check_sampling(section: str, values) -> None:
     """The sampling values of a section."""
-    refuse(section, SamplingParams(values.temperature, values.top_k, values.top_p, min_p).problem())
+    refuse(section, SamplingParams(values.temperature, values.top_k, values.top_p).problem())
 
 
 def check_decode(config) -> None:
     """The decode section."""
     decode, modes = config.decode, modes_of(config.decode, config.drafter.head)
-    known = all(mode in MODES for mode in modes)
-    require(
-        bool(modes) and known and len(set(modes)) == len(modes),
-        "decode.modes",
-        modes,
-        f"list some of {', '.join(MODES)}, each once, as --config.decode.modes=\"('autoregressive','domino')\"",
-    )
-    check_sampling("decode", decode, decode.min_p)
-    require(
-        decode.cache_length > decode.max_new_tokens,
-        "decode.cache_length",
-        decode.cache_length,
-        f"it holds the prompt and decode.max_new_tokens {decode.max_new_tokens}; make it larger or generate "
-        "fewer tokens",
-    )
-    _check_drafting(decode, modes)
-
-
-def _check_drafting(decode, modes: Collection[str]) -> None:
-    require(
-        decode.parity == "near_tie" or bool(set(modes) - {BASELINE}),
-        "decode.parity",
-        decode.parity,
-        "it gives plain decoding the width of a draft block, and decode.modes drafts nothing; add a mode that does",
-    )
-    tau = decode.simulate_tau
-    require(tau == 0 or 1 <= tau < math.inf, "decode.simulate_tau", tau, "0 is off; a round emits 1 token or more")
-    change = f"none of decode.modes {', '.join(modes)} reads it; add {DRAFT}, or set it to 0"
-    fine = not decode.confidence or DRAFT in map(canonical_mode, modes)
-    require(fine, "decode.confidence", decode.confidence, change)
-    sizes = decode.concurrency
-    require(
-        whole_numbers(sizes, 1),
-        "decode.concurrency",
-        sizes,
-        'list batch sizes, as --config.decode.concurrency="(1,8,32)"',
-    )
+    change = f"list some of {', '.join(MODES)}, as --config.decode.modes=\"('autoregressive','domino')\""
+    require(bool(modes), "decode.modes", modes, change)
+    refuse("decode", decode_settings(decode, config.drafter.head).problem())
+    refuse("decode", TreeSettings(**decode.tree).problem())
     for key in ("tasks", "compare"):
         fine = all(isinstance(entry, str) and entry for entry in decode[key])
         require(fine, f"decode.{key}", decode[key], f"list texts, as --config.decode.{key}=\"('NAME',)\"")
     check_mesh("decode.mesh", decode.mesh, ("data", "tensor"))
-    _check_tree(decode, modes)
-
-
-def _check_tree(decode, modes: Collection[str]) -> None:
-    tree = tree_settings(decode.tree)
-    refuse("decode", tree.problem())
-    if TREE in modes:
-        refuse("decode", parity_problem(decode.parity, tree))
-        refuse("decode", cache_problem(tree, decode.cache_length, decode.max_new_tokens))
 
 
 def check_mesh(section: str, mesh, axes: Collection[str]) -> None:
@@ -105,10 +78,9 @@ def check_final_decoding(config) -> None:
         change = "this drafter gets no confidence head (drafter.enable_confidence_head, train.loss); set it to 0"
     require(sure or decode.confidence == 0, "decode.confidence", decode.confidence, change)
     require(*decoded_rank_rule(drafter, decode))
-    tree = tree_settings(decode.tree) if TREE in modes else None
-    drafting = DraftSettings(num_drafts=decode.num_drafts or None, tree=tree)
+    drafting = decode_settings(decode, drafter.head).drafting
     drafts, most = drafter.block_size - (0 if shifts_labels(drafter) else 1), None
     if drafter.head in ROW_DRAFTERS:
         drafts, most = (CHAIN, LONGEST_CHAIN) if drafter.head == EAGLE3 else (drafter.medusa.num_heads, None)
     size = drafts + 1 if drafter.head in ROW_DRAFTERS else drafter.block_size
-    refuse("decode", drafting.problem(size, drafts, most))
+    refuse("decode", drafting.width_problem(size, drafts, most))

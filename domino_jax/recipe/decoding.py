@@ -18,7 +18,6 @@ from domino_jax.data.chat import encode_row
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
-from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
@@ -30,9 +29,10 @@ from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import cut_head
-from domino_jax.method.settings import supported_modes
+from domino_jax.method.settings import DecodeSettings, supported_modes
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
+from domino_jax.recipe.decode_checks import decode_settings
 from domino_jax.runtime import distributed
 from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError
@@ -40,8 +40,6 @@ from domino_jax.runtime.files import is_remote
 from domino_jax.weights.drafter import EXPORT_DTYPE
 from domino_jax.weights.loading import LoadedTarget, cast_target
 from domino_jax.weights.random_weights import made_up_prompts
-
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 def check_flags(flags: cli.Flags) -> None:
@@ -167,15 +165,14 @@ def fit_to_drafter(
     reason = f"this drafter's block of {drafter.block_size} gives at most {most} drafts"
     if not drafter.has_backbone:
         reason = f"this drafter makes at most {most} drafts"
-    drafts = at_most("decode.num_drafts", settings.num_drafts, most, reason)
-    settings = dataclasses.replace(settings, num_drafts=drafts)
-    if settings.tree:
-        depth = at_most("decode.tree.depth", settings.tree.depth, most, reason)
-        tree = dataclasses.replace(settings.tree, depth=depth)
-        deepest = dataclasses.replace(settings, tree=tree).drafting.width(drafter)
+    if settings.drafting.num_drafts is not None:
+        settings = settings.change(num_drafts=at_most("decode.num_drafts", settings.drafting.num_drafts, most, reason))
+    if tree := settings.drafting.tree:
+        tree = dataclasses.replace(tree, depth=at_most("decode.tree.depth", tree.depth, most, reason))
+        deepest = settings.change(tree=tree).drafting.width(drafter)
         reason = f"{tree.lanes} lanes of depth {deepest} and the anchor are {tree.lanes * deepest + 1}"
         nodes = at_most("decode.tree.nodes", tree.nodes, tree.lanes * deepest + 1, reason)
-        settings = dataclasses.replace(settings, tree=dataclasses.replace(tree, nodes=nodes))
+        settings = settings.change(tree=dataclasses.replace(tree, nodes=nodes))
     check_simulation(settings, drafter)
     return settings, notes
 
@@ -199,9 +196,9 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
-    generator = new_generator(models, settings.generator(loaded.stop_ids, batch_size=1))
+    generator = new_generator(models, settings.change(batch_size=1), loaded.stop_ids)
     decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking)
-    sampling = {name: getattr(settings, name) for name in SAMPLING}
+    sampling = {**vars(settings.sampling), "seed": settings.seed}
     if flags.interactive:
         chat(decoder, mode, console, **sampling)
     else:
@@ -218,10 +215,9 @@ def decode_trained(
 
     Returns the report.
     """
-    requested = dataclasses.replace(
-        decode_settings(config.decode, drafter_config.head), simulate_tau=0.0, concurrency=()
-    )
-    requested = dataclasses.replace(requested, modes=supported_modes(requested.modes, drafter_config.head))
+    requested = decode_settings(config.decode, drafter_config.head)
+    modes = supported_modes(requested.modes, drafter_config.head)
+    requested = requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
     source = config.eval.prompts
     target = cast_target(loaded, requested.dtype)
     rows = read_file_rows(source, config.decode.num_prompts, config.data.skip_bad_rows)
@@ -229,7 +225,7 @@ def decode_trained(
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):
         rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
-        drafter_config, rounded = cut_head(drafter_config, rounded, requested.head_rank)
+        drafter_config, rounded = cut_head(drafter_config, rounded, requested.drafting.head_rank)
         drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         models = Models(target.model, target.params, drafter, rows_together(rounded))
         settings, notes = fit_to_drafter(requested, drafter_config, ())

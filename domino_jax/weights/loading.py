@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from domino_jax.method.drafter import rows_together
-from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.kinds import new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import cut_head
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -149,14 +149,12 @@ def load_models(
     loaded: LoadedTarget,
     drafter_path: str | None,
     sharding: Sharding = None,
-    block_size: int = 0,
     head_rank: int = 0,
 ) -> Models:
     """The target with the drafter of a folder, a hub id or a train workdir (its export/); alone without one.
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
-        block_size: slots of the draft block from a stored tuning; 0: the drafter's own.
         head_rank: what the head is cut to; 0: all of it.
     """
     if not drafter_path:
@@ -164,21 +162,5 @@ def load_models(
     dtype = np.dtype(loaded.model.dtype)
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
     config, params = cut_head(config, params, head_rank)
-    drafter = new_drafter(shortened(config, block_size), dtype, whole_head=sharding is not None)
+    drafter = new_drafter(config, dtype, whole_head=sharding is not None)
     return Models(loaded.model, loaded.params, drafter, rows_together(params))
-
-
-def shortened(config: AnyConfig, block_size: int) -> AnyConfig:
-    """The drafter with a shorter block: its slots attend to each other, so fewer of them are a different drafter.
-
-    Drafters without blocks stay as they are.
-    """
-    if not block_size or not config.has_backbone:
-        return config
-    least = config.suffix_start + 1 if config.has_head else 2
-    if not least <= block_size <= config.block_size:
-        raise DominoError(
-            f"the drafter's decoding.json has draft blocks of {block_size}, but this drafter has blocks of {least} to"
-            f" {config.block_size}; tune again with python -m domino_jax.tune."
-        )
-    return dataclasses.replace(config, block_size=block_size)

@@ -13,7 +13,7 @@ from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import GeneratorSettings
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.recipe import checks as recipes
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
@@ -164,7 +164,7 @@ def test_the_real_model_answers_in_english(smollm2):
     loaded = load_target(str(smollm2), "float32")
     row = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     models = Models(loaded.model, loaded.params)
-    generator = new_generator(models, GeneratorSettings(96, 24, stop_ids=loaded.stop_ids))
+    generator = new_generator(models, DecodeSettings(cache_length=96, max_new_tokens=24), loaded.stop_ids)
     prompt = encode_prompt(loaded.tokenizer, row, False)
     [answer] = generator.generate(models, [prompt], "autoregressive").answers
     assert loaded.tokenizer.decode(answer.token_ids) == "The capital of France is Paris.<|im_end|>"

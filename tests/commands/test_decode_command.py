@@ -213,9 +213,9 @@ def test_stop_ids_are_the_folders_and_ignore_eos_drops_them():
     assert loaded.stop_ids == (257,) and loaded.tokenizer is None
     models = load_models(loaded, None)
     settings = decode_settings_of(("autoregressive",), max_new_tokens=8, cache_length=64)
-    assert new_generator(models, settings.generator(loaded.stop_ids)).stop_ids.tolist() == [257]
+    assert new_generator(models, settings, loaded.stop_ids).stop_ids.tolist() == [257]
     ignoring = dataclasses.replace(settings, ignore_eos=True)
-    assert new_generator(models, ignoring.generator(loaded.stop_ids)).stop_ids.tolist() == [-1]
+    assert new_generator(models, ignoring, loaded.stop_ids).stop_ids.tolist() == [-1]
 
 
 GOOD = [{"token_ids": [32, 33, 34]}]
@@ -299,7 +299,7 @@ def test_too_little_memory_is_refused_with_the_sizes_that_need_it(tmp_path, caps
     def measure(*_):
         raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 9 bytes.\nand a page of buffers")
 
-    monkeypatch.setattr(decode, "measure", measure)
+    monkeypatch.setattr(decode, "decode_prompts", measure)
     argv, kind = arguments(write_prompts(tmp_path, GOOD), tmp_path / "out"), "RESOURCE_EXHAUSTED"
     code, _, error = start(capsys, argv)
     assert code == 2 and len(error.strip().splitlines()) == 1

@@ -12,10 +12,8 @@ import pytest
 from etils import epath
 
 from domino_jax import export
-from domino_jax.decoding.decode_settings import Tuning
-from domino_jax.decoding.stored_tuning import Setup, store_tuning
+from domino_jax.decoding.stored_tuning import store_tuning
 from domino_jax.evals.model_card import model_card, public_sources
-from domino_jax.method.settings import SamplingParams
 from domino_jax.method.state import TrainState
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
@@ -221,8 +219,8 @@ def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_firs
 def test_a_later_export_replaces_the_constants_tuned_for_the_weights_before(drafter, tmp_path, request, place):
     folder = tmp_path / "out" if place == "disk" else f"{request.getfixturevalue('bucket')}/export"
     export.write_export(folder, *drafter, RECIPE, 1)
-    store_tuning(tmp_path, Setup("float32", 1, SamplingParams()), Tuning("draft", 4, 4, 2.0, None, ((1, 4),)), 8)
-    epath.Path(tmp_path / "decoding.json").copy(epath.Path(folder) / "decoding.json")
+    file = store_tuning(tmp_path, ((1, 4),), None)
+    epath.Path(file).copy(epath.Path(folder) / file.name)
     export.write_export(folder, *drafter, RECIPE, 2)
     assert sorted(file.name for file in epath.Path(folder).iterdir()) == FILES
 

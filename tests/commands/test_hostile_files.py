@@ -5,10 +5,9 @@ from etils import epath
 
 from domino_jax import export
 from domino_jax.data.answer_files import AnswerFiles, find_rows
-from domino_jax.decoding.stored_tuning import Setup, stored_tuning
+from domino_jax.decoding.stored_tuning import file_name, read_tuning
 from domino_jax.evals import report
 from domino_jax.evals.run_files import _progress_lines
-from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training import finished, manifest, metrics
 from domino_jax.weights import hf
@@ -20,7 +19,7 @@ READERS = {
     "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
     "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
     "generation_config.json": lambda file: hf.stop_ids(file.parent),
-    "decoding.json": lambda file: stored_tuning(str(file.parent), Setup("float32", 1, SamplingParams())),
+    file_name(): lambda file: read_tuning(file.parent),
     "manifest.json": lambda file: manifest._parse(file.read_bytes()),
     "progress.jsonl": lambda file: list(_progress_lines(file)),
     "answers.jsonl": lambda file: find_rows([file]),

@@ -9,15 +9,15 @@ import threading
 
 import pytest
 
+from configs import tiny
 from domino_jax import regenerate
 from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import start_conversation
-from domino_jax.decoding.decode_settings import Tuning
-from domino_jax.decoding.stored_tuning import Setup, store_tuning
-from domino_jax.method.settings import DraftSettings, GeneratorSettings, SamplingParams
+from domino_jax.decoding.stored_tuning import store_tuning
+from domino_jax.method.settings import DecodeSettings, DraftSettings, SamplingParams
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_target, read_target_identity, target_identity
@@ -26,7 +26,7 @@ from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
-SETTINGS = regenerate.AnswerSettings(2, max_new_tokens=12, sampling=SamplingParams(), seed=0, thinking=False)
+SETTINGS = DecodeSettings(batch_size=2, max_new_tokens=12)
 PROMPTS = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES)]
 PROMPTS.append({"id": "p4", "token_ids": CASES[2]["prompt"][:9]})
 
@@ -47,10 +47,10 @@ def shared(monkeypatch, generators):
     """Lets every run use the generators of the runs before it that had the same settings."""
     make = conversations.Answerer.__init__
 
-    def init(self, models, settings):
-        make(self, models, settings)
+    def init(self, models, settings, stop_ids=()):
+        make(self, models, settings, stop_ids)
         drafter = models.drafter.config if models.drafter is not None else None
-        self.generators = generators.setdefault((id(models.target_params), drafter, settings), {})
+        self.generators = generators.setdefault((id(models.target_params), drafter, settings, tuple(stop_ids)), {})
 
     monkeypatch.setattr(conversations.Answerer, "__init__", init)
 
@@ -204,7 +204,7 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
 
 def test_the_drafter_runs_with_its_head_and_a_prompt_up_to_the_targets_last_position(target):
     models = regenerate.load_models(target, str(GOLDEN / "drafter"))
-    answerer = conversations.Answerer(models, GeneratorSettings(0, 12, batch_size=2))
+    answerer = conversations.Answerer(models, DecodeSettings(max_new_tokens=12, batch_size=2))
     assert answerer.mode == "draft"
     longest = target.model.config.max_position_embeddings - 12
     answerer.generator(longest).check_prompt([1] * longest, "a prompt that just fits")
@@ -212,19 +212,16 @@ def test_the_drafter_runs_with_its_head_and_a_prompt_up_to_the_targets_last_posi
 
 def test_a_drafter_drafts_as_it_was_tuned_for_such_batches(target, tmp_path):
     shutil.copytree(GOLDEN / "drafter", tmp_path / "drafter")
-    settings = dataclasses.replace(SETTINGS, sampling=SamplingParams(1.0))
-    tuning = Tuning("draft", 3, 2, 1.5, None, ((1, 2), (4, 0)))
-    store_tuning(tmp_path / "drafter", Setup("float32", 4, settings.sampling), tuning, 8)
-    answerer = regenerate.new_answerer(target, settings, str(tmp_path / "drafter"))
-    assert (answerer.settings.drafting, answerer.models.drafter.config.block_size) == (tuning.chain, 3)
+    store_tuning(tmp_path / "drafter", ((1, 2), (4, 0)), None)
     answerer = regenerate.new_answerer(target, SETTINGS, str(tmp_path / "drafter"))
-    assert answerer.settings.drafting == DraftSettings()
+    assert answerer.settings.drafting == DraftSettings(widths=((1, 2), (4, 0)))
 
 
-def test_a_head_corrects_the_recipes_candidates(target):
-    settings = dataclasses.replace(SETTINGS, head_candidates=8)
-    answerer = regenerate.new_answerer(target, settings, str(GOLDEN / "drafter"))
-    assert answerer.settings.drafting == DraftSettings(head_candidates=8)
+def test_drafts_are_made_as_the_recipes_decode_section_has_them():
+    config = tiny.get_config()
+    config.decode.head_candidates, config.decode.draft_sharpness = 8, 2.0
+    drafting = regenerate.settings_of(config).drafting
+    assert drafting == DraftSettings(head_candidates=8, draft_sharpness=2.0)
 
 
 def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(

@@ -7,8 +7,9 @@ import pytest
 
 from configs import tiny
 from domino_jax import tune
-from domino_jax.decoding.stored_tuning import tuned_settings
+from domino_jax.decoding.stored_tuning import file_name, tuned
 from domino_jax.evals import tuning
+from domino_jax.recipe.decode_checks import decode_settings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ASSETS
 
@@ -18,8 +19,6 @@ RECIPE = f"--config={ASSETS.parent / 'configs' / 'tiny.py'}"
 @pytest.mark.slow
 def test_the_command_stores_what_decode_then_uses(tmp_path, monkeypatch):
     shutil.copytree(ASSETS / "tiny_domino", tmp_path / "drafter")
-    for name in ("SCALES", "TREE_SCALES", "SPREADS"):
-        monkeypatch.setattr(tuning, name, (1.0,))
     for name, value in (("NODES", (16,)), ("REPEATS", 1), ("PROBES", 2)):
         monkeypatch.setattr(tuning, name, value)
     argv = ["tune", RECIPE, f"--config.drafter.path={tmp_path / 'drafter'}", "--config.decode.modes=('domino','tree')"]
@@ -27,17 +26,12 @@ def test_the_command_stores_what_decode_then_uses(tmp_path, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         tune.cli.run(tune.main, required=("config",), optional=("prompts",), argv=argv)
     assert ended.value.code == 0
-    [row] = json.loads((tmp_path / "drafter" / "decoding.json").read_text())["tuned"]
-    # This target is nearly sure at T = 1: drafts that share no noise are best (docs/trees.md).
-    assert (row["temperature"], row["prompts"], row["draft_scale"], row["dtype"]) == (1.0, 4, "inf", "float32")
-    assert {shape["nodes"] for shape in row["measured"]} == {0, 16}
-    assert [size for size, _ in row["widths"]] == [1] and {shape["rows"] for shape in row["measured"]} == {1}
-    assert all(shape["break_even_tau"] > 0 for shape in row["measured"] if shape["num_drafts"])
+    stored = json.loads((tmp_path / "drafter" / file_name()).read_text())
+    assert list(stored["drafts"]) == ["1"] and stored["tree"]["nodes"] == 16
     config = tiny.get_config()
-    config.decode.update({"temperature": 1.0, "num_drafts": 0, "modes": ("domino",)})
-    settings = tuned_settings(config.decode, "domino", str(tmp_path / "drafter"))
-    assert (settings.block_size, settings.num_drafts) == (row["block_size"], row["num_drafts"])
-    assert [list(pair) for pair in settings.widths] == row["widths"]
+    config.decode.modes = ("domino",)
+    settings = tuned(decode_settings(config.decode, "domino"), str(tmp_path / "drafter"))
+    assert settings.drafting.widths == ((1, stored["drafts"]["1"]),)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def test_nothing_is_split_over_data_and_a_cache_whose_heads_do_not_divide_is_spl
     found = measured_slowly()
     assert found["data"]["split"] == 0 and found["both"]["split"] > 10
     assert {name: found[name]["cache"] for name in ("data", "both")} == {"data": 1 / 4, "both": 1 / 2}
+    assert {found[name]["head_split"] for name in ("data", "both")} == {0}
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -40,7 +40,7 @@ def test_one_new_token_needs_no_round():
 
 @pytest.mark.parametrize(("shift_label", "block_rows"), [(True, 5), (False, 4)])
 def test_a_prompt_one_token_over_the_caches_edge_is_refused(shift_label, block_rows):
-    made = make_generator(random_models(shift_label=shift_label), cache_slots=40)
+    made = make_generator(random_models(shift_label=shift_label), cache_length=40)
     fitting = [1] * (24 - block_rows)
     made.check_prompt(fitting, "prompt 0")
     with pytest.raises(DataError, match=f"prompt 1 needs 41 .*{block_rows} block.* 40"):
@@ -97,7 +97,7 @@ def test_plain_decoding_needs_no_drafter():
 
 
 def test_buckets_are_powers_of_two_up_to_the_cache():
-    made = make_generator(random_models(), cache_slots=100)
+    made = make_generator(random_models(), cache_length=100)
     assert [made.bucket(length) for length in (1, 16, 17, 32, 33, 64, 65, 100)] == [16, 16, 32, 32, 64, 64, 100, 100]
 
 

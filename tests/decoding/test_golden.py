@@ -300,14 +300,14 @@ def test_label_weights_match_the_reference(name):
 
 @functools.lru_cache
 def generator(name: str):
-    shape = {"cache_slots": 128, "max_new_tokens": 64, "batch_size": 4}
+    shape = {"cache_length": 128, "max_new_tokens": 64, "batch_size": 4}
     return make_generator(golden_models(name), **shape, num_drafts=load_golden(name).figures.get("num_drafts"))
 
 
 @functools.lru_cache
 def drafting(name: str):
     """Jitted (models, state) → greedy drafts."""
-    settings = DraftSettings(num_drafts=load_golden(name).figures.get("num_drafts"))
+    settings = DraftSettings(num_drafts=load_golden(name).figures.get("num_drafts"), head_candidates=0)
     return jax.jit(lambda models, state: propose(models, state, SamplingParams(), settings)[0])
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from domino_jax.decoding.conversations import Answerer
-from domino_jax.method.settings import GeneratorSettings
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.decoding_models import make_generator, random_models
 
@@ -54,7 +54,7 @@ def test_an_answer_length_that_no_prompt_leaves_room_for_is_a_mistake_of_the_rec
 
 
 def test_regenerated_prompts_past_a_drafters_positions_are_answered_without_it():
-    answerer = Answerer(with_positions(100, 50), GeneratorSettings(100, 12, batch_size=2))
+    answerer = Answerer(with_positions(100, 50), DecodeSettings(max_new_tokens=12, batch_size=2))
     assert answerer.generator(38).drafter is not None
     assert answerer.generator(39).drafter is None
     assert answerer.fits([7] * 60)

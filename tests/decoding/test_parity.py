@@ -42,15 +42,15 @@ def shipped(dtype=jnp.bfloat16) -> Models:
 
 
 @functools.lru_cache
-def shallow(fixed_shape: bool) -> SmallGenerator:
+def shallow(parity: str) -> SmallGenerator:
     """The shipped pair with six of the target's layers, whose programs compile in a quarter of the time."""
     models = shipped()
     target = dataclasses.replace(models.target.config, num_hidden_layers=6)
     drafter = dataclasses.replace(models.drafter.config, num_target_layers=6, target_layer_ids=(0, 1, 2, 3, 5))
     modules = Qwen3(target, jnp.bfloat16), Drafter(drafter, jnp.bfloat16)
     models = Models(modules[0], models.target_params, modules[1], models.drafter_params)
-    shape = {"cache_slots": 384, "max_new_tokens": 32, "batch_size": 4, "scale": math.inf}
-    return make_generator(models, **shape, sampling=WARM, fixed_shape=fixed_shape)
+    shape = {"cache_length": 384, "max_new_tokens": 32, "batch_size": 4, "draft_sharpness": math.inf}
+    return make_generator(models, **shape, sampling=WARM, parity=parity)
 
 
 @functools.lru_cache
@@ -62,7 +62,7 @@ def prompts(count: int) -> list[list[int]]:
 
 @functools.lru_cache
 def generator(batch: int, tokens: int, sampling: SamplingParams, **choices) -> SmallGenerator:
-    shape = {"cache_slots": 384, "max_new_tokens": tokens, "batch_size": batch, "scale": math.inf}
+    shape = {"cache_length": 384, "max_new_tokens": tokens, "batch_size": batch, "draft_sharpness": math.inf}
     return make_generator(shipped(), **shape, sampling=sampling, **choices)
 
 
@@ -85,22 +85,22 @@ def cached_bits(made: SmallGenerator, mode: str) -> list[np.ndarray]:
 
 
 def test_in_fixed_shape_bfloat16_texts_are_equal_to_the_last_token():
-    made = shallow(True)
+    made = shallow("fixed_shape")
     plain, fast = (texts(made.generate(prompts(8), mode)) for mode in ("autoregressive", "domino"))
     assert plain == fast
 
 
 def test_in_fixed_shape_all_that_is_cached_is_equal_to_the_last_bit_and_else_it_is_not():
     """Texts of a sure model are equal in any shape; the bits show that the shape makes them so."""
-    for fixed_shape, equal in ((True, True), (False, False)):
-        made = shallow(fixed_shape)
+    for parity, equal in (("fixed_shape", True), ("near_tie", False)):
+        made = shallow(parity)
         plain, fast = (cached_bits(made, mode) for mode in ("autoregressive", "domino"))
         # By chance a processor rounds some rows alike in both shapes: two of these four on an AMD EPYC, none on a Xeon.
         assert all((one == two).all() for one, two in zip(plain, fast, strict=True)) == equal
 
 
 def test_by_default_bfloat16_texts_part_at_near_ties_alone():
-    check_lossless(shallow(False), prompts(8), ("autoregressive", "domino"))
+    check_lossless(shallow("near_tie"), prompts(8), ("autoregressive", "domino"))
 
 
 def test_each_bfloat16_token_is_the_targets_choice_within_rounding():
@@ -119,13 +119,13 @@ def test_each_bfloat16_token_is_the_targets_choice_within_rounding():
 def test_fixed_shape_needs_a_width():
     models = random_models()
     with pytest.raises(DominoError, match="fixed_shape"):
-        make_generator(Models(models.target, models.target_params), fixed_shape=True)
+        make_generator(Models(models.target, models.target_params), parity="fixed_shape")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "sampling"), [(1, GREEDY), (8, GREEDY), (8, WARM)], ids=["1", "8", "8 warm"])
 def test_in_fixed_shape_64_prompts_of_64_tokens_are_all_equal(batch, sampling):
-    made = generator(batch, 64, sampling, fixed_shape=True)
+    made = generator(batch, 64, sampling, parity="fixed_shape")
     runs = {mode: texts(made.generate(prompts(64), mode)) for mode in CHAINS}
     assert runs["backbone"] == runs["domino"] == runs["autoregressive"]
 
@@ -142,7 +142,7 @@ def test_by_default_64_bfloat16_texts_part_at_near_ties_alone(sampling, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "sampling"), [(1, GREEDY), (8, SamplingParams(0.8, top_k=20, top_p=0.9))])
 def test_in_float32_the_shipped_drafter_changes_no_token_of_64_prompts_and_helps(batch, sampling):
-    shape = {"cache_slots": 384, "max_new_tokens": 64, "batch_size": batch, "sampling": sampling}
+    shape = {"cache_length": 384, "max_new_tokens": 64, "batch_size": batch, "sampling": sampling}
     made = make_generator(shipped(jnp.float32), stop_ids=hf.stop_ids(ASSETS / "tiny_qwen3"), **shape)
     lengths = [length for answer in check_lossless(made, prompts(64))["domino"] for length in answer.accept_lengths]
     assert np.mean(lengths) > 1.5

@@ -47,7 +47,7 @@ def test_a_prefill_in_chunks_leaves_the_state_and_the_answers_of_one_pass(monkey
     models, states, answers = random_models(**windowed if drafter == "windowed" else {"head": drafter}), [], []
     for tokens in (2**20, 1):
         monkeypatch.setattr(loop, "PREFILL_TOKENS", tokens)
-        made = make_generator(models, cache_slots=200, batch_size=3, sampling=SamplingParams(1.0))
+        made = make_generator(models, cache_length=200, batch_size=3, sampling=SamplingParams(1.0))
         states.append(made.start(LONG, range(3)))
         answers.append(made.generate(LONG, "draft"))
     whole, chunked = states

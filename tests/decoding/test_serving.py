@@ -71,7 +71,7 @@ def test_a_request_for_more_than_the_buffer_is_refused():
 
 @pytest.mark.parametrize(("tau", "lengths"), [(1.0, {1}), (2.5, {2, 3})])
 def test_a_simulated_acceptance_length_is_reached(tau, lengths):
-    made = make_generator(random_models(), simulated_tau=tau, max_new_tokens=33)
+    made = make_generator(random_models(), simulate_tau=tau, max_new_tokens=33)
     [answer] = made.generate([[7, 8]], "draft")
     rounds = answer.accept_lengths[:-1]  # the last one is cut by the limit
     assert set(rounds) == lengths
@@ -107,13 +107,13 @@ def test_batches_are_quarters_of_the_largest():
 
 
 def test_sizes_are_powers_of_two_from_the_smallest_to_the_limit():
-    made = make_generator(random_models(), cache_slots=448, smallest_cache=96)
+    made = make_generator(random_models(), cache_length=448, smallest_cache=96)
     assert [made.slots(rows) for rows in (1, 128, 129, 256, 257, 448)] == [128, 128, 256, 256, 448, 448]
     assert make_generator(random_models(), smallest_cache=1).slots(3) == 16  # a prompt is padded to 16
 
 
 def test_a_short_answer_compiles_no_more_than_a_prefill_and_its_rounds():
-    made = make_generator(random_models(), cache_slots=8_192, max_new_tokens=16)
+    made = make_generator(random_models(), cache_length=8_192, max_new_tokens=16)
     made.generate([[7, 8]], "draft")
     assert [key[0] for key in made.compiled] == ["prefill", "draft"]
     assert {key[2] for key in made.compiled if key[0] == "draft"} == {256}
@@ -122,7 +122,7 @@ def test_a_short_answer_compiles_no_more_than_a_prefill_and_its_rounds():
 def test_while_prompts_wait_the_caches_have_no_more_than_the_longest_answer_needs(monkeypatch):
     """Prompts of 33 with 40 new tokens and a block: 96 slots, a multiple of 16, where a power of two is 128."""
     monkeypatch.setattr(generate, "QUEUE_STEP", 16)
-    prompts, shape = random_prompts(3, 33, 33), {"cache_slots": 128, "max_new_tokens": 40, "smallest_cache": 16}
+    prompts, shape = random_prompts(3, 33, 33), {"cache_length": 128, "max_new_tokens": 40, "smallest_cache": 16}
     made = generator(2, **shape)
     made.generate(prompts, "autoregressive")
     assert max(key[2] for key in made.compiled if key[0] == "autoregressive") == 96
@@ -131,7 +131,7 @@ def test_while_prompts_wait_the_caches_have_no_more_than_the_longest_answer_need
 def test_in_fixed_shape_batch_and_caches_keep_one_size_in_every_mode():
     """Sums over other sizes may round otherwise, and modes end rows after different numbers of rounds."""
     shape = {"batch_size": 8, "smallest_cache": 16, "max_new_tokens": 32}
-    made = make_generator(random_models(), **shape, sampling=WARM, fixed_shape=True)
+    made = make_generator(random_models(), **shape, sampling=WARM, parity="fixed_shape")
     plain, fast = (texts(made.generate(PROMPTS, mode)) for mode in ("autoregressive", "draft"))
     assert {key[1:3] for key in made.compiled if key[0] in ("autoregressive", "draft")} == {(8, 64)}
     assert plain == fast

@@ -23,6 +23,7 @@ import pytest
 
 from assets import make_hub_prompts
 from domino_jax.data.tasks import TASKS
+from domino_jax.decoding.stored_tuning import file_name
 from domino_jax.evals import measure, tuning
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.forecast import dry_run, topologies
@@ -244,7 +245,7 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
         assert all(row["eval_tau"] >= 1 and row["eval_identical"] == 1 for row in found if "eval_tau" in row)
     for folder in ("data/drafter", "data/drafter-tpu"):
         assert (world / folder / "model.safetensors").is_file()
-    assert json.loads((world / "data" / "drafter" / "decoding.json").read_text())["tuned"]
+    assert json.loads((world / "data" / "drafter" / file_name()).read_text())["drafts"]
     report = json.loads((world / "data" / "decoded" / "report.json").read_text())
     assert set(report["tasks"]) == set(TASKS) and list(report["modes"]) == ["autoregressive", "backbone", "domino"]
     assert (world / "data" / "decoded" / "table.tex").is_file()

@@ -12,7 +12,6 @@ from domino_jax.decoding.requests import Request, request_of
 from domino_jax.evals.models import Loader, check_simulation, decode_mesh
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights.loading import shortened
 from domino_jax.weights.random_weights import made_up_prompts
 from domino_jax.weights.target import target_config_dict
 from tests.helpers.decoding_models import decode_settings_of, random_drafter, random_models, random_target
@@ -42,17 +41,7 @@ def test_a_folder_without_weights_gives_the_same_made_up_weights_each_time(tmp_p
 
 
 def test_a_stop_id_that_no_token_has_is_dropped():
-    assert new_generator(random_models(), SETTINGS.generator((5, 2**50))).stop_ids.tolist() == [5]
-
-
-def test_a_shorter_block_is_another_drafter():
-    config = random_models().drafter.config
-    assert (shortened(config, 3).block_size, shortened(config, 3).num_drafts) == (3, 3)
-    assert shortened(config, 0) is config
-    with pytest.raises(DominoError, match="has draft blocks of 5, but this drafter has blocks of 2 to 4"):
-        shortened(config, 5)
-    with pytest.raises(DominoError, match="draft blocks of 2, but this drafter has blocks of 3 to 4"):
-        shortened(dataclasses.replace(config, pure_draft_prefix_len=2), 2)
+    assert new_generator(random_models(), SETTINGS, (5, 2**50)).stop_ids.tolist() == [5]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +77,7 @@ def test_a_rows_bad_value_is_refused_by_its_id(values, message):
 def test_each_mode_has_rounds_of_its_width_and_no_tau_is_forced_beyond_the_narrowest():
     tree = TreeSettings(lanes=4, candidates=8, depth=4)
     modes = ("autoregressive", "backbone", "domino", "tree")
-    settings = dataclasses.replace(SETTINGS, modes=modes, num_drafts=2, tree=tree)
+    settings = SETTINGS.change(modes=modes, num_drafts=2, tree=tree)
     config = random_models().drafter.config
     assert settings.round_widths(config) == {"backbone": 3, "domino": 3, "tree": 5}
     plain = random_models(head="none", shift_label=False)

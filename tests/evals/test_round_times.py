@@ -150,7 +150,7 @@ def test_no_step_of_the_loop_is_faster_than_the_bare_step(optimized):
 def compare_steps():
     """4 MB of weights; the loops alternate, and the median of their ratios counts, in three tries."""
     models = random_models(vocab=32_768)
-    generator = make_generator(models, cache_slots=256, max_new_tokens=64)
+    generator = make_generator(models, cache_length=256, max_new_tokens=64)
     state = generator.start([PROMPT], [0])
     loop = round_times.round_stopwatch(
         generator.models, generator.generator, round_times.endless(state), "autoregressive"
@@ -178,7 +178,7 @@ def compare_parts():
     """
     target = load_target(str(ASSETS / "tiny_qwen3"), "float32")
     models = load_models(target, str(ASSETS / "tiny_domino"))
-    generator = make_generator(models, cache_slots=384, max_new_tokens=160)
+    generator = make_generator(models, cache_length=384, max_new_tokens=160)
     state = generator.start([list(range(100, 150))], [0])
     for _ in range(3):
         split = round_times.round_split(generator.models, generator.generator, state, ("domino",), repeats=31)["domino"]

@@ -14,6 +14,7 @@ from domino_jax.evals.near_ties import Divergence
 from domino_jax.evals.prompts import TextCodec, check_prompts, fingerprint, prepare_prompts
 from domino_jax.evals.run import plan_groups, run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.recipe.decoding import read_file_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import BytesTokenizer
@@ -25,12 +26,12 @@ ALIVE: list[int] = []  # one entry for each answer that is still held
 class Answering:
     """Answers with the number of its tokens in the prompt, as text; the mode `odd` gives another answer."""
 
-    def __init__(self, odd=None, positions=1_000, cache_slots=200):
+    def __init__(self, odd=None, positions=1_000, cache_length=200):
         self.odd, self.asked, self.most = odd, [], 0
-        self.limits = Limits(256, 4, cache_slots, 1, positions, "target")
+        self.limits = Limits(DecodeSettings(cache_length=cache_length, max_new_tokens=4), 256, 1, positions, "target")
 
     def check_prompt(self, prompt, name, request):
-        if len(prompt) + 5 > self.limits.cache_slots:
+        if len(prompt) + 5 > self.limits.settings.cache_length:
             raise DataError(f"{name} needs {len(prompt) + 5} cache rows")
 
     def generate(self, models, prompts, mode, requests):
@@ -93,6 +94,19 @@ def test_another_lane_begins_each_group(tmp_path):
     assert [mode for mode, _, _ in generator.asked] == ["autoregressive", "domino", "domino", "autoregressive"]
 
 
+def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_counts(tmp_path):
+    class Compiling(Answering):
+        def generate(self, *arguments):
+            answers, clock = super().generate(*arguments)
+            first = len(self.asked) == 1
+            return Generated(answers, Clock(decode_seconds=10.0, compile_seconds=1.0) if first else clock)
+
+    measured, _ = run(tmp_path, Compiling(), ROWS[:1])
+    clocks = {name: one.clock for name, one in measured.runs.items()}
+    assert clocks["autoregressive"] == Clock(decode_seconds=0.25, compile_seconds=1.0, decode_tokens=1)
+    assert clocks["domino"] == Clock(decode_seconds=0.25, decode_tokens=1)
+
+
 # ---------------------------------------------------------------------------------------------------- turns
 
 
@@ -133,18 +147,17 @@ def test_an_interrupted_run_goes_on_and_ends_as_an_uninterrupted_one(tmp_path, m
     rows = [*ROWS, row("talk", next_turns=["a", "b"])]
     whole, sittings = run(tmp_path / "whole", Answering(), rows, batch_size)
     assert sittings == 1
-    real, made = decode_run.take_turns, []
+    stopped = Answering()
+    answer = stopped.generate
 
     def cut_short(*arguments):
-        made.append(1)
-        if len(made) > calls:
+        if len(stopped.asked) == 2 * calls:  # both lanes
             raise Cut
-        return real(*arguments)
+        return answer(*arguments)
 
-    monkeypatch.setattr(decode_run, "take_turns", cut_short)
+    stopped.generate = cut_short
     with pytest.raises(Cut):
-        run(tmp_path / "cut", Answering(), rows, batch_size)
-    monkeypatch.setattr(decode_run, "take_turns", real)
+        run(tmp_path / "cut", stopped, rows, batch_size)
     with (tmp_path / "cut" / GENERATIONS).open("a") as file:
         file.write('{"id": "torn", "mo')
     continued, sittings = run(tmp_path / "cut", Answering(), rows, batch_size)

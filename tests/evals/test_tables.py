@@ -12,11 +12,9 @@ from domino_jax.evals.tables import (
     notes_of,
     paper_table,
     position_rows,
-    sections,
     title,
     width_note,
 )
-from domino_jax.method.settings import TreeSettings
 from tests.helpers.report_runs import SPLIT, info_with, report_of, two_runs
 
 TABLE = PaperTable(
@@ -94,18 +92,6 @@ def test_a_title_tells_of_prompts_that_bring_their_own_sampling():
     assert sampling(count) == f"{count} prompts, each sampled as it asks"
 
 
-def test_a_tuned_run_has_the_break_even_tau_of_every_width():
-    measured = ((1, 0, 1.02), (1, 4, 1.4), (1, 8, 1.61), (8, 0, 1.05), (8, 4, 2.25), (8, 8, None))
-    info = info_with(widths=((1, 8), (8, 0)), break_even=measured)
-    [section] = [part for part in sections(report_of(info=info)) if part[0].startswith("Break-even")]
-    assert section[2] == [
-        ["rows together", "0 drafts", "4 drafts", "8 drafts"],
-        ["1", "1.02", "1.40", "(1.61)"],
-        ["8", "(1.05)", "2.25", "–"],
-    ]
-    assert not any(part[0].startswith("Break-even") for part in sections(report_of()))
-
-
 def test_throughput_has_a_row_for_each_number_of_rows():
     def mode(speed, gain):
         return {"tokens_per_second": speed, "speedup": gain, "drafts_per_round": 2.504}
@@ -135,10 +121,8 @@ def test_a_chain_beside_a_deeper_tree_has_no_rates_where_it_drafts_nothing():
 
 
 def test_a_round_whose_parts_vanished_in_the_noise_still_has_a_note():
-    coupled = TreeSettings(nodes=8, lanes=4, candidates=8, draft_scale=2.0, spread=1.5)
     zeros = {mode: dict.fromkeys(parts, 0.0) for mode, parts in SPLIT.items()}
-    notes = notes_of(report_of(info=info_with(tree=coupled), split=zeros))
-    assert "Trees are coupled with the target's noise: c = 2, spread 1.5." in notes
+    notes = notes_of(report_of(split=zeros))
     assert notes[1] == (
         "A round of domino takes 0.00 ms: draft 0.00, head 0.00, verify 0.00, other 0.00 (of which commit 0.00)."
         " It verifies 3 drafts."

@@ -57,8 +57,7 @@ PROMPTS = random_prompts(2, shortest=4)
 @functools.lru_cache
 def decoded(temperature: float):
     """A generator with coupled trees where there is noise to couple with, and its answers."""
-    tree = dataclasses.replace(TREE, draft_scale=1.0 if temperature else None)
-    made = make_generator(random_models(), tree=tree, sampling=SamplingParams(temperature))
+    made = make_generator(random_models(), tree=TREE, sampling=SamplingParams(temperature))
     return made, made.generate(PROMPTS, "tree")
 
 

@@ -71,6 +71,7 @@ def run(data: int, tensor: int, tied: bool = False) -> dict:
         return {
             **found,
             "split": count_split(leaves),
+            "head_split": count_split(models.drafter_params["head"]),
             "sizes": sorted({key[2] for key in made.compiled if key[0] == MODES[0]}),
             "cache": keys.addressable_shards[0].data.size / keys.size,
         }

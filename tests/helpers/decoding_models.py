@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from configs import qwen3
-from domino_jax.decoding.decode_settings import DecodeSettings, decode_settings
 from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.near_ties import divergences
@@ -24,9 +23,10 @@ from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.names import EAGLE3, MEDUSA, ROW_DRAFTERS
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
-from domino_jax.method.settings import DraftSettings, GeneratorSettings
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.tree import Tree, ancestor_table
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.recipe.decode_checks import decode_settings
 from tests.helpers.models import load_golden
 
 VOCAB = 64
@@ -155,18 +155,17 @@ class SmallGenerator:
         return SmallGenerator(self.models, dataclasses.replace(self.generator, stop_ids=jnp.array(stop_ids)))
 
 
-def make_generator(models: Models, **choices) -> SmallGenerator:
-    """A small generator; choices may be fields of GeneratorSettings and of DraftSettings. Noise is shared in full."""
-    names = {field.name for field in dataclasses.fields(DraftSettings)} & set(choices)
-    drafting = DraftSettings(**{"scale": 1.0, **{name: choices.pop(name) for name in names}})
-    settings = GeneratorSettings(**{"cache_slots": 64, "max_new_tokens": 16, **choices}, drafting=drafting)
-    return SmallGenerator(models, new_generator(models, settings))
+def make_generator(models: Models, stop_ids: Sequence[int] = (), **choices) -> SmallGenerator:
+    """A small generator; choices are values of DecodeSettings.change. Noise is shared in full."""
+    settings = DecodeSettings(cache_length=64, max_new_tokens=16)
+    settings = settings.change(**{"draft_sharpness": 1.0, "head_candidates": 0, **choices})
+    return SmallGenerator(models, new_generator(models, settings, stop_ids))
 
 
 def decode_settings_of(modes: tuple[str, ...], **changes) -> DecodeSettings:
     """The default recipe's settings, in float32 and without a tree."""
     settings = decode_settings(qwen3.get_config("none").decode, "domino")
-    return dataclasses.replace(settings, **{"modes": modes, "dtype": "float32", "tree": None, **changes})
+    return settings.change(**{"modes": modes, "dtype": "float32", "tree": None, **changes})
 
 
 def random_prompts(count: int, shortest: int = 1, longest: int = 12, vocab: int = VOCAB, seed: int = 0):

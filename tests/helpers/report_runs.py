@@ -68,5 +68,5 @@ def report_of(runs=None, info=INFO, **changes) -> dict:
 
 
 def info_with(**settings) -> RunInfo:
-    changed = dataclasses.replace(SETTINGS, **settings)
+    changed = SETTINGS.change(**settings)
     return dataclasses.replace(INFO, requested=changed, settings=changed)

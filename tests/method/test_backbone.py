@@ -232,7 +232,7 @@ def test_a_drafting_round_equals_the_teacher_forced_forward_over_its_own_drafts(
     lengths = [2, 7, 11]
     prompts = [random_tokens((n,), seed=n).tolist() for n in lengths]
     bundle = Models(target.module, target.params, drafter.module, drafter.params)
-    generator = make_generator(bundle, cache_slots=40, batch_size=3)
+    generator = make_generator(bundle, cache_length=40, batch_size=3)
     state = generator.start(prompts, range(3))
 
     @jax.jit

@@ -54,7 +54,7 @@ def drafted(models, state, sampling, scale):
         edge = jax.lax.top_k(base, FEW)[0][:, :, -1:]
 
         def chain(base, count):
-            settings = DraftSettings(scale=scale, head_candidates=count)
+            settings = DraftSettings(draft_sharpness=scale, head_candidates=count)
             return roll_out_head(models, state, z, base, sampling, settings)
 
         masked = chain(jnp.where(base >= edge, base, -jnp.inf), 0)
@@ -98,7 +98,7 @@ def test_a_trained_drafter_loses_little_with_a_quarter_of_the_vocabulary():
     """Against the texts and the rounds of the golden file, whose head corrects all tokens."""
     models, rows = golden_models("tied_shift"), load_golden("tied_shift").figures["generate"]
     few = {"head_candidates": models.target.config.vocab_size // 4}
-    made = make_generator(models, cache_slots=128, max_new_tokens=64, batch_size=4, **few)
+    made = make_generator(models, cache_length=128, max_new_tokens=64, batch_size=4, **few)
     answers = made.generate([row["prompt"] for row in rows], "domino")
     assert texts(answers) == [row["output"] for row in rows]
     rounds = sum(len(answer.accept_lengths) for answer in answers)

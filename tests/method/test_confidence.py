@@ -10,7 +10,7 @@ import pytest
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.method.propose import NO_DRAFT, draft_base, propose
-from domino_jax.method.settings import DraftSettings, GeneratorSettings, SamplingParams
+from domino_jax.method.settings import DecodeSettings, DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import check_lossless, golden_models, make_generator, random_models, texts
 from tests.helpers.models import load_golden
@@ -26,7 +26,12 @@ def prompts() -> list[list[int]]:
 def run(threshold: float):
     """(answers, drafts of all rounds) at one threshold, four prompts in two rows."""
     made = make_generator(
-        golden_models(NAME), cache_slots=128, max_new_tokens=40, batch_size=2, confidence=threshold, scale=float("inf")
+        golden_models(NAME),
+        cache_length=128,
+        max_new_tokens=40,
+        batch_size=2,
+        confidence=threshold,
+        draft_sharpness=float("inf"),
     )
     found = made.generator.generate(made.models, prompts(), "draft")
     return found.answers, found.clock.drafts
@@ -62,7 +67,7 @@ def test_at_one_no_draft_is_kept_and_every_round_is_a_plain_step():
 
 def test_the_chain_ends_before_the_first_doubted_draft():
     models = golden_models(NAME)
-    made = make_generator(models, cache_slots=128, max_new_tokens=40, batch_size=4)
+    made = make_generator(models, cache_length=128, max_new_tokens=40, batch_size=4)
     state = made.start(prompts(), range(4))
 
     @functools.partial(jax.jit, static_argnums=2)
@@ -85,7 +90,7 @@ def test_the_chain_ends_before_the_first_doubted_draft():
 def test_sampled_texts_are_the_targets_at_any_threshold():
     made = make_generator(
         golden_models(NAME),
-        cache_slots=128,
+        cache_length=128,
         max_new_tokens=24,
         batch_size=4,
         confidence=0.5,
@@ -96,7 +101,7 @@ def test_sampled_texts_are_the_targets_at_any_threshold():
 
 @pytest.mark.parametrize("choices", [{"head": "domino"}, {"head": "markov"}])
 def test_a_threshold_without_a_confidence_head_is_refused(choices):
-    settings = GeneratorSettings(64, 16, drafting=DraftSettings(confidence=0.5))
+    settings = DecodeSettings(cache_length=64, max_new_tokens=16, drafting=DraftSettings(confidence=0.5))
     with pytest.raises(DominoError, match="decode.confidence is 0.5, but this drafter has no confidence head; set it"):
         new_generator(random_models(**choices), settings)
     new_generator(random_models(**choices), dataclasses.replace(settings, drafting=DraftSettings()))

@@ -150,7 +150,7 @@ def test_gradients_reach_every_matrix_through_all_passes():
 
 def test_a_chain_longer_than_the_usual_one_gives_the_golden_texts_in_longer_rounds():
     models, rows = golden_models("eagle3"), load_golden("eagle3").figures["generate"]
-    made = make_generator(models, cache_slots=128, max_new_tokens=40, batch_size=4, num_drafts=9)
+    made = make_generator(models, cache_length=128, max_new_tokens=40, batch_size=4, num_drafts=9)
     answers = made.generate([row["prompt"] for row in rows], "draft")
     assert texts(answers) == [row["output"][:40] for row in rows]
     assert 2 < max(max(answer.accept_lengths) for answer in answers) <= 10

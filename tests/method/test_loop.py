@@ -70,23 +70,26 @@ def test_a_round_is_recorded_only_where_tokens_came_out():
 
 
 def test_rounds_run_until_every_row_is_done():
-    def one(state):
+    def one(models, state, stop_ids):
         return state.replace(counts=state.counts + 1, done=state.counts + 1 >= jnp.array([3, 5]))
 
     state = make_state(counts=jnp.array([2, 2]), done=jnp.array([False, False]))
-    assert run_rounds(one, state, jnp.int32(10)).counts.tolist() == [5, 5]
-    assert run_rounds(one, state, jnp.int32(1)).counts.tolist() == [3, 3]
+    assert run_rounds(one, None, state, None, jnp.int32(10)).counts.tolist() == [5, 5]
+    assert run_rounds(one, None, state, None, jnp.int32(1)).counts.tolist() == [3, 3]
 
 
 def test_rounds_end_before_a_row_that_goes_on_is_longer_than_allowed():
     """The first row is done and may be of any length; the second grows by two."""
 
-    def one(state):
+    def one(models, state, stop_ids):
         return state.replace(lengths=state.lengths + jnp.array([0, 2]))
 
     state = make_state(counts=jnp.array([2, 2]), done=jnp.array([True, False]), lengths=jnp.array([90, 5]))
     for longest, reached in [(4, 5), (5, 7), (6, 7), (7, 9), (50, 25)]:
-        assert run_rounds(one, state, jnp.int32(10), longest=jnp.int32(longest)).lengths.tolist() == [90, reached]
+        assert run_rounds(one, None, state, None, jnp.int32(10), longest=jnp.int32(longest)).lengths.tolist() == [
+            90,
+            reached,
+        ]
 
 
 @functools.lru_cache

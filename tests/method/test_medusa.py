@@ -81,7 +81,7 @@ def test_a_config_is_what_its_file_says_again():
 def test_a_tree_of_products_gives_the_golden_texts_in_fewer_rounds_than_the_chain():
     rows = load_golden("medusa").figures["generate"]
     tree = TreeSettings(nodes=24, lanes=6, candidates=8, beta=0.0)
-    made = make_generator(golden_models("medusa"), cache_slots=160, max_new_tokens=64, batch_size=4, tree=tree)
+    made = make_generator(golden_models("medusa"), cache_length=160, max_new_tokens=64, batch_size=4, tree=tree)
     answers = made.generate([row["prompt"] for row in rows], "tree")
     assert texts(answers) == [row["output"] for row in rows]
     assert sum(len(answer.accept_lengths) for answer in answers) < sum(len(row["accept_lengths"]) for row in rows)

@@ -30,7 +30,7 @@ def started(kind: str):
 
 
 @functools.partial(jax.jit, static_argnames=("sampling", "settings"))
-def drafted(models, state, sampling=GREEDY, settings=DraftSettings(scale=1.0)):  # noqa: B008
+def drafted(models, state, sampling=GREEDY, settings=DraftSettings(draft_sharpness=1.0)):  # noqa: B008
     return *propose(models, state, sampling, settings), *draft_base(models, state)[:2]
 
 
@@ -74,7 +74,7 @@ def test_the_head_changes_the_corrected_slots_and_no_other():
 
 def test_without_the_head_the_draft_is_the_argmax_of_the_base_logits():
     models, state = started("shifted, prefix 1")
-    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, scale=1.0))
+    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, draft_sharpness=1.0))
     assert drafts.tolist() == jnp.argmax(base, -1).tolist()
 
 
@@ -85,7 +85,7 @@ def test_a_head_that_says_nothing_drafts_what_the_backbone_drafts(sampling):
     silent = {**head, "up": jax.tree.map(jnp.zeros_like, head["up"])}
     models = models.replace(drafter_params={**models.drafter_params, "head": silent})
     with_head = drafted(models, state, sampling)[0]
-    without = drafted(models, state, sampling, DraftSettings(use_head=False, scale=1.0))[0]
+    without = drafted(models, state, sampling, DraftSettings(use_head=False, draft_sharpness=1.0))[0]
     assert with_head.tolist() == without.tolist()
 
 
@@ -95,14 +95,14 @@ QWEN3 = SamplingParams(0.6, top_k=20, top_p=0.95)
 def test_a_greedy_draft_is_the_same_program_whatever_is_sampled():
     """Top-k and top-p over a vocabulary cost more than the rest of the head's rollout, and change no draft."""
     models, state = started("shifted, prefix 1")
-    greedy, coupled = DraftSettings(scale=float("inf")), DraftSettings(scale=1.0)
+    greedy, coupled = DraftSettings(draft_sharpness=float("inf")), DraftSettings(draft_sharpness=1.0)
 
     def program(sampling, settings=greedy):
         return str(jax.make_jaxpr(lambda models, state: propose(models, state, sampling, settings))(models, state))
 
     mixed = RowSampling.of([QWEN3, GREEDY])
     assert program(GREEDY) == program(QWEN3) == program(mixed) == program(GREEDY, coupled)
-    assert program(QWEN3) != program(QWEN3, coupled) and "top_k" in program(QWEN3, DraftSettings(scale=1.0))
+    assert program(QWEN3) != program(QWEN3, coupled) and "top_k" in program(QWEN3, DraftSettings(draft_sharpness=1.0))
 
 
 def test_drafts_stand_right_after_the_anchor():
@@ -113,7 +113,7 @@ def test_drafts_stand_right_after_the_anchor():
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_a_sampled_draft_shares_the_targets_noise_at_its_own_position(scale):
     models, state = started("shifted, prefix 1")
-    drafts, _, _, base = drafted(models, state, WARM, DraftSettings(use_head=False, scale=scale))
+    drafts, _, _, base = drafted(models, state, WARM, DraftSettings(use_head=False, draft_sharpness=scale))
     positions = jnp.array([[8, 9, 10, 11, 12], [4, 5, 6, 7, 8]])
     assert drafts.tolist() == choose(base * scale, state.keys, positions, WARM).tolist()
     assert drafts.tolist() != choose(base * scale, state.keys, positions + 1, WARM).tolist()
@@ -130,6 +130,6 @@ def test_drafting_leaves_the_committed_rows_of_the_draft_cache_alone():
 def test_a_dflash_drafter_drafts_without_a_head():
     models = random_models(5, head="none", shift_label=False)
     state = make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
-    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, scale=1.0))
+    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, draft_sharpness=1.0))
     assert drafts.shape == (2, 4)
     assert drafts.tolist() == jnp.argmax(base, -1).tolist()

@@ -91,7 +91,7 @@ def sequence_law(models, prompt, params) -> np.ndarray:
 
 def sample_sequences(models, prompt, params, count, mode="domino"):
     """The second and third new tokens of `count` requests; the loop drafts both in its first round."""
-    generator = make_generator(models, cache_slots=16, max_new_tokens=3, batch_size=2_000, sampling=params)
+    generator = make_generator(models, cache_length=16, max_new_tokens=3, batch_size=2_000, sampling=params)
     answers = [
         generator.generate([prompt] * 2_000, mode, range(start, start + 2_000)) for start in range(0, count, 2_000)
     ]
@@ -208,7 +208,7 @@ def test_request_and_position_are_not_interchangeable():
 def test_a_draft_with_scale_one_and_the_targets_logits_is_the_targets_choice():
     arguments = (jnp.asarray(LOGITS)[None, None], request_keys(0, jnp.arange(1)), jnp.zeros((1, 1), jnp.int32))
     params = SamplingParams(1.0)
-    assert choose(*arguments, params, scale=1.0).tolist() == choose(*arguments, params).tolist()
+    assert choose(*arguments, params, sharpness=1.0).tolist() == choose(*arguments, params).tolist()
 
 
 def test_no_processing_moves_the_argmax_that_a_greedy_draft_is():
@@ -225,8 +225,8 @@ def test_no_processing_moves_the_argmax_that_a_greedy_draft_is():
 
 
 @pytest.mark.parametrize("scale", [1e6, float("inf")])
-def test_a_boundless_draft_scale_is_the_greedy_draft(scale):
+def test_a_boundless_sharpness_is_the_greedy_draft(scale):
     keys, positions = request_keys(0, jnp.arange(1)), jnp.arange(50)[None]
     logits = jnp.broadcast_to(LOGITS, (1, 50, VOCAB))
-    tokens = choose(logits, keys, positions, SamplingParams(1.0), scale=scale)
+    tokens = choose(logits, keys, positions, SamplingParams(1.0), sharpness=scale)
     assert set(tokens[0].tolist()) == {int(LOGITS.argmax())}

@@ -26,7 +26,7 @@ def started(**changes):
 
 
 @functools.partial(jax.jit, static_argnames=("sampling", "settings"))
-def drafted(models, state, sampling=GREEDY, settings=DraftSettings(scale=1.0)):  # noqa: B008
+def drafted(models, state, sampling=GREEDY, settings=DraftSettings(draft_sharpness=1.0)):  # noqa: B008
     return *draft_base(models, state)[:2], propose(models, state, sampling, settings)[0]
 
 
@@ -63,7 +63,10 @@ def test_the_recipes_number_of_candidates_does_not_apply():
     models, state = started()
     expected = drafted(models, state)[2].tolist()
     for count in (0, 1, 64):
-        assert drafted(models, state, settings=DraftSettings(scale=1.0, head_candidates=count))[2].tolist() == expected
+        assert (
+            drafted(models, state, settings=DraftSettings(draft_sharpness=1.0, head_candidates=count))[2].tolist()
+            == expected
+        )
 
 
 def test_sampled_drafts_are_candidates_and_share_the_targets_noise():
@@ -83,10 +86,10 @@ def test_a_selector_of_zeros_drafts_what_the_backbone_drafts():
     assert drafts.tolist() == base.argmax(-1).tolist()
 
 
-@pytest.mark.parametrize(("sampling", "scale"), [(GREEDY, None), (WARM, 1.0)], ids=["greedy", "coupled"])
-def test_a_tree_of_one_lane_is_the_chain(sampling, scale):
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "coupled"])
+def test_a_tree_of_one_lane_is_the_chain(sampling):
     models, state = started()
-    settings = DraftSettings(scale=1.0, tree=TreeSettings(nodes=5, lanes=1, candidates=1, beta=0.0, draft_scale=scale))
+    settings = DraftSettings(draft_sharpness=1.0, tree=TreeSettings(nodes=5, lanes=1, candidates=1, beta=0.0))
     tree, _ = jax.jit(lambda models, state: propose_tree(models, state, sampling, settings))(models, state)
     assert tree.tokens[:, 1:].tolist() == drafted(models, state, sampling)[2].tolist()
 

@@ -24,7 +24,7 @@ PEAKED = SamplingParams(0.1)  # at which trees of random models are deep as well
 PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
 NODES = 13
 WHOLE = TreeSettings(nodes=NODES, lanes=NODES - 1, candidates=VOCAB, beta=0.0)  # as many lanes as drafts
-PLAIN = DraftSettings(scale=math.inf, num_drafts=3, tree=WHOLE)
+PLAIN = DraftSettings(draft_sharpness=math.inf, num_drafts=3, tree=WHOLE)
 
 
 # With a head whose state is another, and which reads token ids.
@@ -40,7 +40,7 @@ def started():
 @functools.partial(jax.jit, static_argnames=("sampling", "settings"))
 def drafted(models, state, sampling=PEAKED, settings=PLAIN):
     """(the tree, the tree of one lane, the chain, z, base logits): one program, for it costs more than it runs."""
-    lane = TreeSettings(nodes=4, lanes=1, candidates=VOCAB, draft_scale=settings.scale)
+    lane = TreeSettings(nodes=4, lanes=1, candidates=VOCAB)
     one_lane = dataclasses.replace(settings, tree=lane)
     trees = (propose_tree(models, state, sampling, choice)[0] for choice in (settings, one_lane))
     return *trees, propose(models, state, sampling, settings)[0], *draft_base(models, state, settings.num_drafts)[:2]
@@ -66,8 +66,8 @@ def test_one_lane_drafts_the_chain(kind):
 @functools.lru_cache
 def drafted_warm(use_head: bool):
     """Coupled with noise, top-k and top-p on, few lanes and candidates; with the head or without."""
-    tree = TreeSettings(12, 4, 8, -0.2, draft_scale=0.5)
-    settings = DraftSettings(use_head, 0.5, num_drafts=3, tree=tree)
+    tree = TreeSettings(12, 4, 8, -0.2)
+    settings = DraftSettings(use_head=use_head, draft_sharpness=0.5, num_drafts=3, tree=tree)
     return drafted(random_models(4), started(), SamplingParams(0.8, top_k=20, top_p=0.9), settings)
 
 
@@ -177,11 +177,11 @@ def test_candidates_outside_the_targets_edges_are_no_paths():
 
 
 def test_a_coupled_edge_is_the_share_of_the_shared_noise():
-    """(c·log q + g) / t, normalised over the candidates: c 2, t 0.5."""
+    """c·log q + g, normalised over the candidates: c 2."""
     logits, noise = jnp.array([[[2.0, 1.0, 0.0]]]), jnp.array([[[0.5, 3.0, -1.0]]])
-    settings = DraftSettings(tree=TreeSettings(draft_scale=2.0, spread=0.5))
+    settings = DraftSettings(draft_sharpness=2.0, tree=TreeSettings())
     scores = edge_scores(logits, jnp.full((1, 1, 1), -jnp.inf), noise, SamplingParams(1.0), settings)
-    expected = jax.nn.log_softmax((2.0 * jax.nn.log_softmax(logits) + noise) / 0.5)
+    expected = jax.nn.log_softmax(2.0 * jax.nn.log_softmax(logits) + noise)
     np.testing.assert_allclose(scores, expected, atol=1e-6)
 
 

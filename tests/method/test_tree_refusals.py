@@ -15,8 +15,6 @@ BAD = [
     ({"depth": 5}, "decode.tree.depth is 5, but a block of 4 slots gives 4 drafts"),
     ({"beta": 0.1}, "decode.tree.beta is 0.1: give 0 or"),
     ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
-    ({"draft_scale": -1.0}, "decode.tree.draft_scale is -1.0: give"),
-    ({"spread": 0.0}, "decode.tree.spread is 0"),
     ({"nodes": 48}, "decode.tree.nodes is 48, but a cache_length of 64 with max_new_tokens 16 has no room"),
 ]
 
@@ -29,12 +27,12 @@ def test_a_tree_that_cannot_be_is_refused_with_a_sentence(bad, message):
 
 def test_the_largest_tree_that_fits_is_accepted():
     tree = TreeSettings(nodes=17, lanes=4, candidates=4, beta=0.0)
-    make_generator(random_models(4), tree=tree, cache_slots=34, max_new_tokens=16)
+    make_generator(random_models(4), tree=tree, cache_length=34, max_new_tokens=16)
 
 
 def test_fixed_shape_parity_is_refused_for_a_tree():
     with pytest.raises(DominoError, match="it is a promise for chains"):
-        make_generator(random_models(4), tree=TreeSettings(nodes=16), fixed_shape=True)
+        make_generator(random_models(4), tree=TreeSettings(nodes=16), parity="fixed_shape")
 
 
 def test_the_caches_slack_follows_the_tree():

@@ -15,7 +15,7 @@ REQUESTS = [Request(index, max_new_tokens=limit) for index, limit in enumerate(L
 
 @functools.lru_cache
 def generator(widths: tuple[tuple[int, int], ...] = (), batch: int = 8, **choices) -> SmallGenerator:
-    shape = {"cache_slots": 64, "max_new_tokens": 40, "batch_size": batch}
+    shape = {"cache_length": 64, "max_new_tokens": 40, "batch_size": batch}
     return make_generator(random_models(), **shape, sampling=WARM, widths=widths, **choices)
 
 

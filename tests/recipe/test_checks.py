@@ -42,6 +42,7 @@ BAD = [
     ("train.frozen_tables", True),
     *(("train.rank_scales", value) for value in ((0.5,), (0.0, 1.0), (1.0, 1.5), (0.3, 1.0), ("a",), (0.001, 1.0))),
     ("decode.head_rank", -1),
+    *(("decode.draft_sharpness", value) for value in (0.0, -1.0, NAN)),
     *((key, "x") for key in ("target.dtype", "decode.dtype", "decode.parity")),
     *((key, value) for key in ("drafter.target_layer_ids",) for value in ((), (1, 1), (1, -2), (1, "x"))),
     *((key, value) for key in ("decode.modes",) for value in ((), ("forest",), ("domino", "domino"))),

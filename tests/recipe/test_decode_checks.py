@@ -4,10 +4,10 @@ import contextlib
 
 import pytest
 
-from domino_jax.decoding.decode_settings import decode_settings, modes_of
 from domino_jax.method.names import HEADS, ROW_DRAFTERS
 from domino_jax.method.settings import canonical_mode, supported_modes
 from domino_jax.recipe import checks as recipes
+from domino_jax.recipe.decode_checks import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.recipes import recipe
 

@@ -20,7 +20,7 @@ SETTINGS = decode_settings_of(("domino", "tree"), num_drafts=8, tree=TREE)
 
 def test_a_recipes_values_are_lowered_to_the_drafters_with_a_note_each():
     settings, notes = fit_to_drafter(SETTINGS, DRAFTER, ())
-    assert (settings.num_drafts, settings.tree.depth, settings.tree.nodes) == (5, 5, 21)
+    assert (settings.drafting.num_drafts, settings.drafting.tree.depth, settings.drafting.tree.nodes) == (5, 5, 21)
     block = "this drafter's block of 5 gives at most 5 drafts: lowered to 5."
     assert notes == [
         f"note: config.decode.num_drafts is 8, but {block}",
@@ -32,7 +32,7 @@ def test_a_recipes_values_are_lowered_to_the_drafters_with_a_note_each():
 
 def test_values_that_fit_stay_as_they_are():
     tree = dataclasses.replace(TREE, nodes=8, depth=0)
-    fitting = dataclasses.replace(SETTINGS, num_drafts=0, tree=tree)
+    fitting = SETTINGS.change(num_drafts=None, tree=tree)
     assert fit_to_drafter(fitting, DRAFTER, ("decode.num_drafts",)) == (fitting, [])
 
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from configs import tiny
-from domino_jax.decoding.decode_settings import decode_settings
 from domino_jax.evals import report
+from domino_jax.recipe.decode_checks import decode_settings
 from domino_jax.runtime.cores import idle_time, kept_to, usable
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux can be asked for it")
