@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from tests.helpers.launch_stand_ins import wait_for
 from tests.helpers.paths import ROOT
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -43,6 +42,13 @@ Host *
   StrictHostKeyChecking no
   UserKnownHostsFile {here}/known_hosts
 """
+
+
+def wait_for(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
