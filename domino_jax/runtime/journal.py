@@ -7,13 +7,20 @@ removes it.
 import collections
 import contextlib
 import fcntl
+import io
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.remote import open_path
+
+# An object in a bucket cannot grow: it is replaced by a longer one, at most this often unless flush() asks for it.
+BUCKET_SECONDS = 30.0
 
 
 class Line(NamedTuple):
@@ -36,17 +43,33 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """A JSONL file opened for appending. Callers hold its lock (locked)."""
+    """A JSONL file opened for appending, on a disk or in a bucket (gs://). Only one process may have it open."""
 
-    def __init__(self, path: Path):
-        self._file = path.open("ab")
+    def __init__(self, path: str | os.PathLike):
+        self._object = open_path(path) if is_remote(path) else None
+        self._file = io.BytesIO() if self._object else open(path, "ab")
+        if self._object and self._object.exists():
+            self._file.write(self._object.read_bytes())
+        self._flushed = time.monotonic()
 
     def append(self, *rows: Mapping[str, Any]) -> int:
-        """Adds a line for each row and returns the size of the file once they are on the disk."""
+        """Adds a line for each row and returns the size of the file.
+
+        On a disk the lines are then in it. In a bucket they may wait for flush() or a later append().
+        """
         self._file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        if not self._object or time.monotonic() - self._flushed > BUCKET_SECONDS:
+            self.flush()
         return self._file.tell()
+
+    def flush(self) -> None:
+        """Returns once every line is in the file."""
+        if self._object:
+            self._object.write_bytes(self._file.getvalue())
+        else:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self._flushed = time.monotonic()
 
     def truncate(self, size: int) -> None:
         """Removes everything after the first `size` bytes."""
@@ -56,6 +79,10 @@ class Journal:
         return self
 
     def __exit__(self, *exception) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.flush()
         self._file.close()
 
 

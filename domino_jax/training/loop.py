@@ -16,7 +16,7 @@ from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.preemption import Preempted, Preemption
 from domino_jax.runtime.progress import duration
-from domino_jax.runtime.watchdog import REPORT_SECONDS, Watchdog
+from domino_jax.runtime.watchdog import Watchdog
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter
 from domino_jax.training.step_clock import Profile, StepClock
@@ -25,7 +25,6 @@ NO_MEMORY = (
     "the training step does not fit the memory of these devices. --dry_run prints how much it needs.\n"
     "Widen --config.mesh.fsdp, raise train.accumulate, or set train.remat=True."
 )
-FLUSH_SECONDS = 30.0  # for the rows of metrics.jsonl; a store that takes longer costs rows, not the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,9 +183,9 @@ class TrainingLoop:
         position = self.stream.state() if position is None else position
         with self.clock.aside(), self.watchdog.slow("a checkpoint"):
             self.checkpoints.save(self.done, self.state, position, self.meta)
+            self.metrics.flush()
             if finish:
-                self.checkpoints.wait()
-                self.metrics.flush(FLUSH_SECONDS)  # the process may leave at once from here on
+                self.checkpoints.wait()  # the process may leave at once from here on
 
     def _evaluate(self) -> None:
         """Decode held-out prompts, and export the drafter where it is the best so far.
@@ -221,4 +220,4 @@ class TrainingLoop:
 
     def _log_hang(self, seconds: float) -> None:
         self.metrics.write(self.done, {"hang": 1.0, "hang_seconds": seconds})
-        self.metrics.flush(REPORT_SECONDS)  # the process may be ended next
+        self.metrics.flush()  # the process may be ended next

@@ -3,20 +3,22 @@
 import json
 import math
 import os
+import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import rich.console
+from tensorboardX import SummaryWriter
 
-from domino_jax.runtime.appending import AppendingThread
 from domino_jax.runtime.errors import DataError
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.files import is_remote, write_whole
+from domino_jax.runtime.journal import Journal
 from domino_jax.runtime.progress import PATIENCE, Phase, Progress, TrainingBar, duration
 from domino_jax.runtime.remote import open_path
-from domino_jax.training import tensorboard
 from domino_jax.training.step_clock import StepClock
-from domino_jax.training.weights_and_biases import WandbLog
+from domino_jax.training.weights_and_biases import start_run
 
 # What a console line shows, in this order, under these names and in these forms; metrics.jsonl holds everything.
 SHOWN = {
@@ -64,9 +66,6 @@ class MetricsWriter:
     the time this run has taken so far, earlier starts included. A run that continues from step n drops the rows after
     n, so that no step is recorded twice. It does so when it writes its first row; a start that has nothing to write
     changes nothing. Rows may come from any thread.
-
-    Files are written by a separate thread (appending.py): at once on a disk, every ten seconds or less often in a
-    bucket (gs://). A disk that is full or a store that does not answer costs a warning, never a step.
     """
 
     def __init__(
@@ -96,9 +95,9 @@ class MetricsWriter:
         self._earlier_seconds = max((row["seconds"] for row in self._kept if "seconds" in row), default=0.0)
         self._start = time.monotonic()
         self._rate = _Rate(start_step, self._start)
-        self._files = AppendingThread(self._folder, self.say)
-        self._events = tensorboard.file_name()
-        self._drawn = False
+        self._journal: Journal | None = None  # opened with TensorBoard's file for the first row
+        self._curves: SummaryWriter | None = None
+        self._local: tempfile.TemporaryDirectory | None = None
         self._latest: dict[str, float] = {}
         self._bar = None
         if primary:
@@ -106,28 +105,38 @@ class MetricsWriter:
         if primary and self._console.is_terminal:
             self._bar = TrainingBar(total_steps, start_step, self._console)
             self._bar.start()
-        self._wandb = WandbLog(wandb, self._folder, recipe or {}, self.say) if wandb and primary else None
+        self._wandb = start_run(wandb, self._folder, recipe or {}, self.say) if wandb and primary else None
 
     def clock(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None) -> StepClock:
         """The clock of this start, which goes on from what the rows of earlier ones say (step_clock.StepClock)."""
         return StepClock(self._rows, self._kept, row_flops=row_flops, peak_flops=peak_flops)
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
-        """Log one step; returns at once. flush() waits until it is written."""
+        """Log one step. On a disk the row is then in the file; flush() does it in a bucket."""
         if not self._primary:
             return
         numbers = {key: _plain(value) for key, value in values.items()}
         seconds = self._earlier_seconds + time.monotonic() - self._start
         row = {"step": int(step), **numbers, "seconds": round(seconds, 3)}
-        line = json.dumps({key: _json(value) for key, value in row.items()}, allow_nan=False)
-        self._files.append("metrics.jsonl", f"{line}\n".encode(), self._drop_later_rows)
+        if self._journal is None:
+            self._open()
+        self._journal.append({key: _json(value) for key, value in row.items()})
         self._draw(int(step), numbers)
         if self._wandb:
-            self._wandb.write(row)
+            self._wandb.log(row)
         self._show(int(step), {key: value for key, value in numbers.items() if not isinstance(value, list)})
 
-    def _drop_later_rows(self) -> None:
+    def _open(self) -> None:
         truncate_rows(self._path, self._start_step)
+        self._journal = Journal(self._path)
+        # tensorboardX's writer for buckets uploads everything again when it is deleted, and waits for minutes where the
+        # bucket is lost. So its file is local, and flush() copies it.
+        self._local = tempfile.TemporaryDirectory() if is_remote(self._folder) else None
+        folder = self._local.name if self._local else os.fspath(self._folder / "tensorboard")
+        # purge_step: points of that step and later ones, of an earlier start, are forgotten.
+        first = self._start_step + 1
+        name = {"logdir": folder, "filename_suffix": f".{first}"}
+        self._curves = SummaryWriter(**name, purge_step=first, max_queue=1_000, flush_secs=30)
 
     def _draw(self, step: int, numbers: Mapping[str, float | list[float]]) -> None:
         points = {}
@@ -136,13 +145,19 @@ class MetricsWriter:
                 points |= {f"{key}/{place}": number for place, number in enumerate(value, start=1)}
             elif key not in NO_CURVE:
                 points[key] = value
-        start = b"" if self._drawn else tensorboard.first_records(self._start_step + 1)
-        self._drawn = True
-        self._files.append(f"tensorboard/{self._events}", start + tensorboard.record(step, points))
+        for name, point in points.items():
+            if math.isfinite(point):
+                self._curves.add_scalar(name, point, step)
 
-    def flush(self, seconds: float) -> bool:
-        """Waits until every row is written, for at most `seconds`; whether they are."""
-        return self._files.flush(seconds)
+    def flush(self) -> None:
+        """Returns once every row is in metrics.jsonl; TensorBoard's file may lack the last ones."""
+        if self._journal:
+            self._journal.flush()
+            self._copy_curves()
+
+    def _copy_curves(self) -> None:
+        for file in pathlib.Path(self._local.name).iterdir() if self._local else ():
+            (self._folder / "tensorboard" / file.name).write_bytes(file.read_bytes())
 
     def has(self, step: int, key: str) -> bool:
         """Whether an earlier start logged this value of this step; False in every process but the first."""
@@ -175,12 +190,16 @@ class MetricsWriter:
             self.say(f"{begin}{_line(numbers, COLUMNS - len(begin) - len(end))}{end}")
 
     def close(self) -> None:
-        """Stop the bar and write what is still in memory, in bounded time."""
+        """Stop the bar and write what is still in memory."""
         if self._bar:
             self._bar.stop()
-        self._files.close()
+        if self._journal:
+            self._journal.close()
+            self._curves.close()
+            self._copy_curves()
+            self._journal = None
         if self._wandb:
-            self._wandb.close()
+            self._wandb.finish()
             self._wandb = None
 
     def __enter__(self) -> "MetricsWriter":

@@ -49,7 +49,7 @@ def test_a_row_holds_step_values_and_seconds(tmp_path):
 def test_a_row_is_on_disk_with_every_bit_before_the_run_ends(tmp_path):
     with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
         metrics.write(1, {"loss": 0.1 + 0.2})
-        assert metrics.flush(30)
+        metrics.flush()
         assert [row["loss"].hex() for row in read_rows(tmp_path / "metrics.jsonl")] == [(0.1 + 0.2).hex()]
 
 
@@ -110,13 +110,10 @@ def test_tensorboard_gets_the_values_and_none_of_the_bookkeeping(tmp_path):
     with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
         metrics.write(1, {"loss": 1.0, "rates": [0.5, 0.25], "started": 1e9, "productive_seconds": 2.0})
     (events,) = (tmp_path / "tensorboard").iterdir()
-    version, start, points = events_of(events.read_bytes())
-    assert version.file_version == "brain.Event:2" and start.session_log.status == 1 and start.step == 1
-    assert {value.tag: value.simple_value for value in points.summary.value} == {
-        "loss": 1.0,
-        "rates/1": 0.5,
-        "rates/2": 0.25,
-    }
+    written = events_of(events.read_bytes())
+    assert [event.step for event in written if event.session_log.status == 1] == [1]  # what TensorBoard forgets
+    points = {value.tag: value.simple_value for event in written for value in event.summary.value}
+    assert points == {"loss": 1.0, "rates/1": 0.5, "rates/2": 0.25}
 
 
 def test_a_bucket_holds_the_same_rows_and_a_tensorboard(bucket):
@@ -126,7 +123,7 @@ def test_a_bucket_holds_the_same_rows_and_a_tensorboard(bucket):
                 metrics.write(step, {"loss": step / 2})
     assert [row["step"] for row in read_rows(f"{bucket}/run/metrics.jsonl")] == [2, 4, 6, 8]
     files = [epath.Path(f"gs://{name}") for name in filesystem(bucket).find(f"{bucket}/run")]
-    assert sorted(path.name.split(".")[0] for path in files) in (["events", "metrics"], ["events", "events", "metrics"])
+    assert sorted(path.name.split(".")[0] for path in files) == ["events", "events", "metrics"]
     events = b"".join(path.read_bytes() for path in sorted(files) if path.name.startswith("events"))
     assert [(event.step, value.tag) for event in events_of(events) for value in event.summary.value] == [
         (step, "loss") for step in (2, 4, 6, 6, 8)
