@@ -132,18 +132,9 @@ def _train() -> config_dict.ConfigDict:
     train.selector_alpha = 1.0  # head dflash2: weight of the selector's loss
     train.selector_warmup_ratio = 0.0  # share of the run in which that weight is 0
     train.selector_ramp_ratio = 0.0  # share of the run over which it then rises
-    # A slot whose label is no candidate. drop: the selector's loss leaves it out; replace: its label takes the place of
-    # the weakest candidate.
-    train.selector_rule = "drop"
-    train.selector_detached = False  # True: the selector's loss does not train the backbone
     train.eagle3 = eagle3 = config_dict.ConfigDict()
     eagle3.passes = 7  # of the training-time test
     eagle3.decay = 0.8  # weight of each pass' loss to that of the pass before
-    # A row counts where the token it predicts is supervised (label), or two places before it (parity), as in the public
-    # trainers, which never teach the first two tokens of an answer.
-    eagle3.mask = "label"
-    # default: heads weighted by 0.8^i. unweighted. common_rows: all heads on the rows of the last one.
-    train.medusa_loss = "default"
     train.optimizer = "adamw"  # or muon
     train.learning_rate = 6e-4
     train.warmup_ratio = 0.04

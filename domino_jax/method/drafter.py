@@ -46,7 +46,6 @@ class Drafter(nn.Module):
         keep: jax.Array,
         inputs: jax.Array,
         positions: Positions | None = None,
-        detached: bool = False,
         kept: jax.Array | None = None,
     ) -> tuple[Hidden, jax.Array | None]:
         """The teacher-forced forward of A blocks per row; also what `init` traces.
@@ -56,7 +55,6 @@ class Drafter(nn.Module):
             inputs: of the tokens x[a..a+M-1] before the predicting slots what the head reads (`Head`): embeddings
                 [B, A, M, D] or ids int32 [B, A, M].
             positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
-            detached: no gradient enters the backbone through the codes.
             kept: bool [B, A, E], the ranks of the head that remain in each block; None: all.
 
         Returns:
@@ -66,7 +64,7 @@ class Drafter(nn.Module):
         z = self.block_hidden(features, x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
-        codes = self.block_codes(jax.lax.stop_gradient(z) if detached else z, inputs, kept)
+        codes = self.block_codes(z, inputs, kept)
         if self.is_initializing():
             self.head.residual(codes)
         return z, codes

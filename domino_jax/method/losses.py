@@ -51,7 +51,6 @@ class LossSettings:
     rank_scales: tuple[float, ...] = ()
 
     kind = CROSS_ENTROPY
-    detached = False  # whether no gradient enters the backbone through the head's codes
 
     @property
     def reads_target(self) -> bool:

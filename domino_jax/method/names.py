@@ -9,8 +9,6 @@ HEADS = (*BLOCK_HEADS, *ROW_DRAFTERS)
 # Where each head's rank is: in a recipe's drafter section and in a drafter's config.
 RANK_KEYS = {DOMINO: "emb_dim", MARKOV: "markov_rank", DFLASH2: "selector_rank"}
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
-# What the loss of the selector does with a slot whose label is no candidate.
-SELECTOR_RULES = (DROP, REPLACE) = ("drop", "replace")
 # The default and the largest length of an EAGLE-3 chain; the default is the public number of training passes.
 CHAIN, LONGEST_CHAIN = 7, 64
 FUSED_LAYERS = 3  # layers of the target whose outputs EAGLE-3 reads

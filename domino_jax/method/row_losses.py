@@ -25,21 +25,12 @@ class MedusaSettings:
     """Choices of Medusa's loss.
 
     decay: head i counts decay^i (speculators: 0.8; FasterDecoding's trainer: 1).
-    common_rows: all heads learn from the rows of the last one alone, as in speculators.
     """
 
     decay: float = 0.8
-    common_rows: bool = False
 
     kind = MEDUSA
     reads_target = True  # its last hidden states
-
-
-MEDUSA_LOSSES = {
-    "default": MedusaSettings(),
-    "unweighted": MedusaSettings(decay=1.0),
-    "common_rows": MedusaSettings(common_rows=True),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +38,10 @@ class Eagle3Settings:
     """Choices of the training-time test of EAGLE-3.
 
     passes: J.  decay: pass j counts decay^j.
-    mask: "label": a row counts where the token that it predicts is supervised. "parity": where the token two places
-        before that one is, as in the public trainers, so that the first two tokens of an answer are never taught.
     """
 
     passes: int = 7
     decay: float = 0.8
-    mask: str = "label"
 
     kind = EAGLE3
     reads_target = True
@@ -84,16 +72,16 @@ def shifted(x: jax.Array, by: int) -> jax.Array:
     """x [B, S, ...] moved `by` places along S, to later ones where by > 0; zeros move in."""
     size = min(abs(by), x.shape[1])
     ends = (size, 0) if by > 0 else (0, size)
-    kept = x[:, : x.shape[1] - size] if by > 0 else x[:, size:]
-    return jnp.pad(kept, [(0, 0), ends, *[(0, 0)] * (x.ndim - 2)])
+    rest = x[:, : x.shape[1] - size] if by > 0 else x[:, size:]
+    return jnp.pad(rest, [(0, 0), ends, *[(0, 0)] * (x.ndim - 2)])
 
 
 def row_labels(config: AnyConfig, batch: dict[str, jax.Array], settings: RowSettings) -> Labels:
     """The labels of a batch, computed once per step; loss_weights are label_weights, because `scale` has the rest."""
     if isinstance(config, MedusaConfig):
-        ids, weights = medusa_labels(batch, config.num_heads, settings)
+        ids, weights = medusa_labels(batch, config.num_heads)
     else:
-        ids, weights = eagle3_labels(batch, settings)
+        ids, weights = eagle3_labels(batch, settings.passes)
     return Labels(ids, weights, weights)
 
 
@@ -144,7 +132,7 @@ def row_loss(
 # -------------------------------------------------------------------------------------------------------- Medusa
 
 
-def medusa_labels(batch: dict[str, jax.Array], heads: int, settings: MedusaSettings) -> tuple[jax.Array, jax.Array]:
+def medusa_labels(batch: dict[str, jax.Array], heads: int) -> tuple[jax.Array, jax.Array]:
     """ids int32 and weights float32, [B, S, K]: head i at row t is labelled by the token at t+2+i.
 
     In packed rows no label is taken from another document than the row's.
@@ -158,8 +146,6 @@ def medusa_labels(batch: dict[str, jax.Array], heads: int, settings: MedusaSetti
 
     ids = jnp.stack([shifted(tokens, -2 - head) for head in range(heads)], axis=2)
     weights = jnp.stack([shifted(mask, -2 - head) * inside(2 + head) for head in range(heads)], axis=2)
-    if settings.common_rows:
-        weights = weights * inside(1 + heads)[:, :, None]
     return ids, weights
 
 
@@ -201,30 +187,19 @@ def eagle3_states(models: Models, features: Features, batch: dict[str, jax.Array
     return models.drafter.apply({"params": models.drafter_params}, features, embedded, passes, *packed)
 
 
-def eagle3_labels(batch: dict[str, jax.Array], settings: Eagle3Settings) -> tuple[jax.Array, jax.Array]:
+def eagle3_labels(batch: dict[str, jax.Array], passes: int) -> tuple[jax.Array, jax.Array]:
     """ids int32 and weights float32, [B, S, J], by the place s of the target's state that teaches: pass j at row s-1-j
-    predicts the token at s+1. In packed rows all of these places are in one document.
+    predicts the token at s+1, and counts where that token is supervised. In packed rows all of these places are in one
+    document.
     """
     tokens = batch["tokens"]
     documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
     mask = (batch["loss_mask"] > 0.5).astype(jnp.float32)
-    if settings.mask == "label":
-        counts, own = shifted(mask, -1), shifted(documents, -1)
-    else:
-        counts, own = shifted(mask * ~_last_tokens(batch), 1), documents
-    rows = [counts * (shifted(documents, 1 + index) == own) for index in range(settings.passes)]
-    weights = jnp.stack(rows, axis=2) * (own > 0)[:, :, None]
+    counts, document = shifted(mask, -1), shifted(documents, -1)
+    rows = [counts * (shifted(documents, 1 + index) == document) for index in range(passes)]
+    weights = jnp.stack(rows, axis=2) * (document > 0)[:, :, None]
     ids = jnp.broadcast_to(shifted(tokens, -1)[:, :, None], weights.shape)
     return ids, weights
-
-
-def _last_tokens(batch: dict[str, jax.Array]) -> jax.Array:
-    """bool [B, S]: the last token of every row or document; after it is nothing that a state could be taught by."""
-    tokens, places = batch["tokens"], jnp.arange(batch["tokens"].shape[1])
-    if "documents" in batch:
-        return shifted(batch["documents"], -1) != batch["documents"]
-    real = (tokens != 0) | (batch["loss_mask"] > 0.5)  # rows are padded with token 0
-    return places >= jnp.where(real, places, 0).max(axis=1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,7 +128,7 @@ def drafter_loss(
     inputs = models.head_inputs(before)
     positions = batch["positions"] if "positions" in batch else None
     settings = objective.settings
-    forward = (features, x, anchors, keep, inputs, positions, settings.detached, kept)
+    forward = (features, x, anchors, keep, inputs, positions, kept)
     z, codes = drafter.apply({"params": models.drafter_params}, *forward)
     if settings.drafted_tokens:
         before = greedy_tokens(
@@ -149,7 +149,7 @@ def drafter_loss(
 
     if settings.kind == DFLASH2:
         states = Teacher(labels.ids[:, :, config.first_slot :], jnp.take_along_axis(tokens, anchors, axis=1))
-        outputs_of = selector_outputs(models, base_logits, settings)
+        outputs_of = selector_outputs(models, base_logits)
     return sliced_loss(outputs_of, head, (z, codes, confidence), (labels, states), objective)
 
 

@@ -28,7 +28,7 @@ from domino_jax.method.losses import LossSettings
 from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
-from domino_jax.method.row_losses import MEDUSA_LOSSES, Eagle3Settings, RowSettings
+from domino_jax.method.row_losses import Eagle3Settings, MedusaSettings, RowSettings
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
@@ -149,7 +149,7 @@ def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformat
 def loss_settings(train, head: str) -> LossSettings | RowSettings:
     """The loss of the recipe's train section for a drafter with this head."""
     if head == MEDUSA:
-        return MEDUSA_LOSSES[train.medusa_loss]
+        return MedusaSettings()
     if head == EAGLE3:
         return Eagle3Settings(**train.eagle3)
     shared = {
@@ -164,8 +164,7 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
     shared["dpace_alpha"] = train.dpace_alpha
     if head == DFLASH2 and has_own_loss(head, train):
         # A block of DFlash2 may run on into the next turn, as in its public trainers.
-        choices = {"rule": train.selector_rule, "detached": train.selector_detached, "contiguous": False}
-        return SelectorSettings(**shared, **choices)
+        return SelectorSettings(**shared, contiguous=False)
     return LossSettings(**shared, distill=train.distill)
 
 

@@ -22,7 +22,6 @@ from domino_jax.method.names import (
     LARGEST_RANK,
     MARKOV_KINDS,
     ROW_DRAFTERS,
-    SELECTOR_RULES,
 )
 from domino_jax.method.settings import DTYPES, LARGEST
 from domino_jax.models.decoder_config import LIMITS
@@ -184,12 +183,9 @@ CHOICES = (
     ("drafter.markov_head_type", MARKOV_KINDS),
     ("data.layout", ("pad", "pack", "buckets")),
     ("train.loss", ("own", "cross_entropy")),
-    ("train.eagle3.mask", ("label", "parity")),
-    ("train.medusa_loss", ("default", "unweighted", "common_rows")),
     ("train.head_tokens", ("text", "drafts")),
     ("train.optimizer", ("adamw", "muon")),
     ("train.non_finite", ("stop", "skip")),
-    ("train.selector_rule", SELECTOR_RULES),
 )
 SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill")  # 0 to 1
 SHARES += ("train.selector_warmup_ratio", "train.selector_ramp_ratio")

@@ -90,9 +90,6 @@ def _check_own_losses(head: str, train) -> None:
     require(fine, "train.markov_weights", weights, change)
     alpha = train.selector_alpha
     require(math.isfinite(alpha), "train.selector_alpha", alpha, "give a finite number, 0 or more")
-    change = f"only {DFLASH2}'s own loss reads it (drafter.head is {head}, train.loss {train.loss}); leave it out"
-    selects = head == DFLASH2 and has_own_loss(head, train)
-    require(selects or not train.selector_detached, "train.selector_detached", train.selector_detached, change)
     if has_own_loss(head, train):
         why = f"{head}'s own loss does not read it; leave it out, or set --config.train.loss=cross_entropy"
         require(train.dpace_alpha is None or head == DFLASH2, "train.dpace_alpha", train.dpace_alpha, why)

@@ -51,59 +51,40 @@ ROW = {"tokens": jnp.array([[10, 11, 12, 13, 14, 15]]), "loss_mask": jnp.array([
 
 
 def test_head_i_is_labelled_by_the_token_two_and_i_places_later():
-    ids, weights = medusa_labels(ROW, 3, MedusaSettings())
+    ids, weights = medusa_labels(ROW, 3)
     assert ids[0].T.tolist() == [[12, 13, 14, 15, 0, 0], [13, 14, 15, 0, 0, 0], [14, 15, 0, 0, 0, 0]]
     assert weights[0].T.tolist() == [[1, 1, 0, 1, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
 
 
-def test_common_rows_are_those_of_the_last_head():
-    _, weights = medusa_labels(ROW, 3, MedusaSettings(common_rows=True))
-    assert weights[0].T.tolist() == [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]]
-
-
 def test_a_medusa_label_is_of_the_rows_document():
-    _, weights = medusa_labels(ROW | {"documents": jnp.array([[1, 1, 1, 1, 2, 2]])}, 2, MedusaSettings())
+    _, weights = medusa_labels(ROW | {"documents": jnp.array([[1, 1, 1, 1, 2, 2]])}, 2)
     assert weights[0].T.tolist() == [[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
 
 
-def places(settings, **changes) -> list[list[tuple[int, int]]]:
+def places(passes, **changes) -> list[list[tuple[int, int]]]:
     """For each pass the rows that count, as (row, token that they predict)."""
-    ids, weights = eagle3_labels(ROW | changes, settings)
+    ids, weights = eagle3_labels(ROW | changes, passes)
     found = np.argwhere(np.asarray(weights[0]).T > 0)
     for index, place in found:
         assert ids[0, place, index] == (ROW["tokens"][0, place + 1] if place < 5 else 0)
-    return [[(int(s) - 1 - j, int(s) + 1) for index, s in found if index == j] for j in range(settings.passes)]
+    return [[(int(s) - 1 - j, int(s) + 1) for index, s in found if index == j] for j in range(passes)]
 
 
 def test_by_label_every_supervised_token_is_taught_and_no_other():
     """Tokens 2, 3 and 5 are supervised; row t predicts token t+2 in the first pass and t+3 in the second."""
-    assert places(Eagle3Settings(2)) == [[(0, 2), (1, 3), (3, 5)], [(0, 3), (2, 5)]]
-
-
-def test_by_parity_the_first_two_tokens_of_an_answer_are_never_taught():
-    """The index of the mask is two places before the token: of tokens 2 and 3, tokens 4 and 5 are taught; token 5, the
-    last one, counts as unsupervised."""
-    assert places(Eagle3Settings(2, mask="parity")) == [[(2, 4), (3, 5)], [(1, 4), (2, 5)]]
+    assert places(2) == [[(0, 2), (1, 3), (3, 5)], [(0, 3), (2, 5)]]
 
 
 def test_the_last_token_of_a_padded_row_teaches_nothing():
-    """With two places of padding the last token is 3: its state is followed by no text. The mask of 2 is left."""
+    """With two places of padding the last token is 3: its state is followed by no text."""
     padded = {"tokens": ROW["tokens"].at[0, 4:].set(0), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 0.0]])}
-    _, weights = eagle3_labels(padded, Eagle3Settings(1, mask="parity"))
-    assert weights[0, :, 0].tolist() == [0, 0, 0, 1, 0, 0]
-    _, weights = eagle3_labels(padded, Eagle3Settings(1))
+    _, weights = eagle3_labels(padded, 1)
     assert weights[0, :, 0].tolist() == [0, 1, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("mask", ["label", "parity"])
-def test_row_teacher_and_label_are_in_one_document(mask):
+def test_row_teacher_and_label_are_in_one_document():
     documents = {"documents": jnp.array([[1, 1, 1, 2, 2, 2]]), "loss_mask": jnp.ones((1, 6))}
-    expected = {
-        "label": [[(0, 2), (3, 5)], []],
-        # Row, place of the mask and teacher; the token after the teacher may be the next document's.
-        "parity": [[(0, 2), (1, 3), (3, 5), (4, 6)], [(0, 3), (3, 6)]],
-    }
-    assert places(Eagle3Settings(2, mask=mask), **documents) == expected[mask]
+    assert places(2, **documents) == [[(0, 2), (3, 5)], []]
 
 
 # --------------------------------------------------------------------------------------------------- packed rows
@@ -135,28 +116,23 @@ def packed() -> dict[str, jax.Array]:
 
 
 @functools.lru_cache
-def measured(head: str, mask: str = "label", together: bool = False):
+def measured(head: str, together: bool = False):
     """(loss, metrics, gradients) of the rows apart or together; without the number of positions of the batch."""
     models, batch = random_models(head=head), packed() if together else rows()
-    settings = Eagle3Settings(passes=3, mask=mask) if head == "eagle3" else SETTINGS[head]
-    loss, metrics, gradients = row_gradients(models, batch, settings)
+    loss, metrics, gradients = row_gradients(models, batch, SETTINGS[head])
     share = batch["tokens"].size if head == "eagle3" else 1.0
     return loss * share, metrics, jax.tree.map(lambda leaf: leaf * share, gradients)
 
 
-@pytest.mark.parametrize(("head", "mask"), [("eagle3", "label"), ("eagle3", "parity"), ("medusa", "label")])
-def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows(head, mask):
-    (loss, metrics, gradients), (other, others, theirs) = (measured(head, mask, packed) for packed in (False, True))
+@pytest.mark.parametrize("head", HEADS)
+def test_loss_and_gradients_of_a_packed_row_are_those_of_its_rows(head):
+    (loss, metrics, gradients), (other, others, theirs) = (measured(head, packed) for packed in (False, True))
     assert loss > 1.0
     np.testing.assert_allclose(other, loss, rtol=1e-5)
     for name in set(metrics) - {name for name in metrics if name.startswith("loss") and head == "eagle3"}:
         np.testing.assert_allclose(others[name], metrics[name], rtol=1e-5, err_msg=name)
     for one, two in zip(jax.tree.leaves(gradients), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
-
-
-def test_the_two_masks_teach_different_rows():
-    assert abs(measured("eagle3")[0] - measured("eagle3", "parity")[0]) > 0.1
 
 
 @pytest.mark.parametrize("head", HEADS)

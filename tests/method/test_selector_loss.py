@@ -16,7 +16,6 @@ from domino_jax.method.heads.selector_loss import (
     selector_sums,
 )
 from domino_jax.method.losses import Labels, slot_weights
-from domino_jax.method.names import DROP, REPLACE
 from domino_jax.method.pair import Models
 from domino_jax.method.step import batch_gradients, label_blocks
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
@@ -58,17 +57,14 @@ PATH = np.array([[1, 2, 1], [4, 5, 1]])
 
 
 @functools.lru_cache
-def sums(rule: str, gamma: float | None = 2.0, dpace_alpha: float | None = None):
+def sums(gamma: float | None = 2.0, dpace_alpha: float | None = None):
     """({sum: value}, the same by loops)."""
     rng = np.random.default_rng(0)
     base, scores = (rng.standard_normal((2, 3, size)).astype(np.float32) for size in (6, 3))
     covered = (TOKENS == LABELS[:, 1:, None]).any(-1)
-    tokens = TOKENS.copy()
-    if rule == REPLACE:
-        tokens[~covered, -1] = LABELS[:, 1:][~covered]
-    settings = SelectorSettings(gamma=gamma, rule=rule, dpace_alpha=dpace_alpha)
+    settings = SelectorSettings(gamma=gamma, dpace_alpha=dpace_alpha)
     labels = Labels(jnp.asarray(LABELS), jnp.asarray(WEIGHTS), slot_weights(WEIGHTS, models()[1].config, settings))
-    ours = jax.jit(lambda: selector_sums(base, Choices(tokens, scores, covered, PATH), labels, settings))()
+    ours = jax.jit(lambda: selector_sums(base, Choices(TOKENS, scores, covered, PATH), labels, settings))()
 
     expected = dict.fromkeys(ours, 0.0) | {"weight": float(labels.loss_weights.sum())}
     for block in range(2):
@@ -89,13 +85,11 @@ def sums(rule: str, gamma: float | None = 2.0, dpace_alpha: float | None = None)
             expected["served"] += alive
             expected["served_by_oracle"] += in_reach
             pair = scores[block, slot].astype(np.float64)
-            if label in tokens[block, slot]:
-                place = tokens[block, slot].tolist().index(label)
-                expected["selector_loss"] += decayed * (np.log(np.exp(pair).sum()) - pair[place])
-                expected["selector_weight"] += decayed
             if covered[block, slot]:
+                place = TOKENS[block, slot].tolist().index(label)
+                expected["selector_loss"] += decayed * (np.log(np.exp(pair).sum()) - pair[place])
                 expected["covered_weight"] += decayed
-                expected["selector_correct"] += decayed * (tokens[block, slot, pair.argmax()] == label)
+                expected["selector_correct"] += decayed * (TOKENS[block, slot, pair.argmax()] == label)
         expected["blocks"] += 1
         expected["served"] += 1
         expected["served_by_oracle"] += 1
@@ -113,22 +107,14 @@ def dpace(base, block, alpha):
 
 
 @pytest.mark.parametrize("dpace_alpha", [None, 0.5])
-@pytest.mark.parametrize("rule", [DROP, REPLACE])
-def test_sums_equal_loops_over_the_slots(rule, dpace_alpha):
-    ours, expected = sums(rule, dpace_alpha=dpace_alpha)
+def test_sums_equal_loops_over_the_slots(dpace_alpha):
+    ours, expected = sums(dpace_alpha=dpace_alpha)
     assert ours == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_rules_differ_by_the_slots_whose_label_is_no_candidate_and_by_nothing_else():
-    (dropped, _), (replaced, _) = sums(DROP), sums(REPLACE)
-    differing = {name for name in dropped if dropped[name] != replaced[name]}
-    assert differing == {"selector_loss", "selector_weight"}
-    assert replaced["selector_weight"] == pytest.approx(replaced["weight"]) != dropped["selector_weight"]
 
 
 def test_a_path_ends_at_a_slot_without_a_label():
     """The second block's path is right at slots 1 and 2, but slot 2 has no label."""
-    ours, _ = sums(DROP)
+    ours, _ = sums()
     assert (ours["served"], ours["served_by_oracle"]) == (3 + 2, 4 + 2)
 
 
@@ -136,10 +122,10 @@ def test_a_path_ends_at_a_slot_without_a_label():
 
 
 @functools.lru_cache
-def gradients(slice_blocks=3, rule=DROP, detached=False, alpha=ALPHA, accumulate=1):
+def gradients(slice_blocks=3, alpha=ALPHA, accumulate=1):
     """(metrics, gradients) of two rows with 5 blocks each."""
     target, drafter = models()
-    settings = SelectorSettings(4.0, False, slice_blocks=slice_blocks, rule=rule, detached=detached)
+    settings = SelectorSettings(4.0, False, slice_blocks=slice_blocks)
     mask = jnp.ones((2, 16)).at[:, :3].set(0.0).at[0, 8].set(0.0)
     batch = {"tokens": random_tokens((2, 16), seed=5), "loss_mask": mask, "row_ids": jnp.arange(2)}
     anchors, keep = jnp.array([[3, 5, 6, 9, 13], [4, 7, 10, 14, 0]]), jnp.ones((2, 5), bool).at[1, 4].set(False)
@@ -165,20 +151,8 @@ def test_slices_and_micro_batches_change_nothing(changes):
 
 
 def test_the_loss_is_the_two_terms_and_alpha_zero_leaves_the_selector_alone():
-    (metrics, _), (plain, by_params) = gradients(rule=REPLACE), gradients(rule=REPLACE, alpha=0.0)
-    # With this rule every slot counts in both terms.
-    expected = metrics["base_loss"] + ALPHA * metrics["selector_loss"]
-    assert float(metrics["loss"]) == pytest.approx(float(expected), rel=1e-5)
+    (metrics, _), (plain, by_params) = gradients(), gradients(alpha=0.0)
+    assert metrics["loss"] > metrics["base_loss"]
     assert float(plain["loss"]) == float(plain["base_loss"])
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(by_params["head"]))
     assert 0 < metrics["selector_coverage"] < 1
-
-
-def test_detached_the_selectors_loss_trains_the_selector_alone():
-    """The backbone's gradient is then that of the base logits."""
-    (joint, of_joint), (detached, of_detached), (_, of_base) = gradients(), gradients(detached=True), gradients(alpha=0)
-    assert_same(joint, detached)
-    assert_same(of_detached["backbone"], of_base["backbone"])
-    assert_same(of_detached["head"], of_joint["head"])
-    difference = jax.tree.map(lambda one, other: abs(one - other).max(), of_joint["backbone"], of_base["backbone"])
-    assert max(jax.tree.leaves(difference)) > 1e-3

@@ -102,7 +102,6 @@ def test_what_a_dflash2_drafter_does_not_read_is_refused(key, value):
 def test_the_recipes_selector_and_convolutions_reach_the_drafter_and_its_loss():
     config = recipe()
     config.drafter.head, config.drafter.selector_rank, config.drafter.selector_top_k = "dflash2", 12, 6
-    config.train.selector_rule, config.train.selector_detached = "replace", True
     config.train.selector_alpha, config.train.selector_ramp_ratio = 2.0, 1.0
     target = Qwen3Config.from_dict(json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text()))
     made = drafter_config_of(config, target, 151_669)
@@ -110,14 +109,14 @@ def test_the_recipes_selector_and_convolutions_reach_the_drafter_and_its_loss():
     assert (made.conv_kernel_size, made.conv_group_size, made.suffix_start) == (2, 16, 1)
     assert recipes.resolved(config)["drafter"]["conv_kernel_size"] == 2
     settings = loss_settings(config.train, "dflash2")
-    assert (settings.kind, settings.rule, settings.detached) == ("dflash2", "replace", True)
+    assert settings.kind == "dflash2"
     assert not settings.contiguous and not settings.reads_target
     half = config.train.steps // 2
     assert float(curriculum_of(config.train, "dflash2")(half)) == pytest.approx(1.0, rel=1e-4)
     assert float(curriculum_of(config.train, "cross_entropy")(half)) == pytest.approx(0.5, rel=1e-4)
     config.train.loss = "cross_entropy"
     plain = loss_settings(config.train, "dflash2")
-    assert plain.contiguous and not plain.detached
+    assert plain.contiguous
     config.drafter.conv_kernel_size = 0
     assert drafter_config_of(config, target, 151_669).conv_group_size == 0
     config.drafter.head, config.drafter.conv_kernel_size = "domino", 3

@@ -1,8 +1,7 @@
 """DFlash2's loss: the cross-entropy of the backbone's logits, and that of the selector's scores of few candidates.
 
-A slot whose label is not among its candidates has nothing that the selector could choose. It is left out of the
-selector's term (`drop`, SpecForge's rule), or its label takes the place of the weakest candidate (`replace`, that of
-speculators). The formulas are in docs/heads.md.
+A slot whose label is not among its candidates has nothing that the selector could choose. The selector's term leaves it
+out, as in SpecForge. The formulas are in docs/heads.md.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ from domino_jax.method.losses import (
     cross_entropy,
     dpace_weights,
 )
-from domino_jax.method.names import DFLASH2, DROP, REPLACE
+from domino_jax.method.names import DFLASH2
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.models.shapes import Hidden, Logits
@@ -32,14 +31,7 @@ from domino_jax.models.shapes import Hidden, Logits
 
 @dataclasses.dataclass(frozen=True)
 class SelectorSettings(LossSettings):
-    """Choices of this loss, which does not read distill.
-
-    rule: what a slot whose label is no candidate does to the selector's loss: one of names.SELECTOR_RULES.
-    detached: the selector's loss does not train the backbone.
-    """
-
-    rule: str = DROP
-    detached: bool = False
+    """Choices of this loss, which does not read distill."""
 
     kind = DFLASH2
     reads_target = False
@@ -48,8 +40,8 @@ class SelectorSettings(LossSettings):
 class Choices(NamedTuple):
     """What the selector makes of the M predicting slots of n blocks, arrays [..., n, M] or [..., n, M, K].
 
-    tokens: int32, the candidates that the loss compares.  scores: float32, teacher-forced.
-    covered: bool, whether the label is among the candidates that decoding has.
+    tokens: int32, the candidates.  scores: float32, teacher-forced.
+    covered: bool, whether the label is among the candidates.
     path: int32, the tokens that decoding would draft: each slot follows the choice before it.
     """
 
@@ -70,7 +62,7 @@ class Teacher(NamedTuple):
 class SelectorObjective(Objective):
     """L = (Σ w·CE(base) + α · Σ w·CE(selector)) / Σ w; lambda_base is α.
 
-    The slots that the rule leaves out of the selector's sum stay in the divisor.
+    Slots whose label is no candidate stay in the divisor.
     """
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
@@ -83,9 +75,7 @@ class SelectorObjective(Objective):
         return selector_metrics(sums, self.loss(sums), self.lambda_base)
 
 
-def selector_outputs(
-    models: Models, unembed: Callable[[Hidden], Logits], settings: SelectorSettings
-) -> Callable[..., Outputs]:
+def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
     """outputs_of for `sliced_loss`: (head's parameters, z [B, n, G, D], codes [B, n, M, E], None, Teacher) → Outputs.
 
     Args:
@@ -99,14 +89,11 @@ def selector_outputs(
         z = z[:, :, config.first_slot :]
         base = unembed(z)
         served = largest(jax.lax.stop_gradient(base), config.selector_top_k)
-        covered = (served[1] == teacher.labels[..., None]).any(axis=-1)
         tokens = served[1]
-        if settings.rule == REPLACE:
-            weakest = jnp.arange(tokens.shape[-1]) == tokens.shape[-1] - 1  # they come best first
-            tokens = jnp.where(weakest & ~covered[..., None], teacher.labels[..., None], tokens)
-        unary = jnp.take_along_axis(jax.lax.stop_gradient(base) if settings.detached else base, tokens, axis=-1)
+        covered = (tokens == teacher.labels[..., None]).any(axis=-1)
+        unary = jnp.take_along_axis(base, tokens, axis=-1)
         scores = unary + pair_scores(models.replace(drafter_params={"head": params}), codes, tokens)
-        candidates = Candidates(served[1], served[0])
+        candidates = Candidates(tokens, served[0])
         path = roll_out_blocks(drafting, teacher.anchors, jax.lax.stop_gradient(z), candidates)
         return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
 
@@ -130,7 +117,6 @@ def selector_sums(base: Logits, choices: Choices, labels: Labels, settings: Sele
         weights = weights * dpace_weights(base_losses, label_weights, settings.dpace_alpha)
     supervised, has_label = label_weights > 0, label_weights.max(-1) > 0
     is_label = choices.tokens == ids[..., None]
-    kept = weights if settings.rule == REPLACE else weights * choices.covered
     losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
     right = jnp.take_along_axis(is_label, jnp.argmax(choices.scores, axis=-1, keepdims=True), axis=-1)[..., 0]
     covered_weights = weights * choices.covered
@@ -142,8 +128,7 @@ def selector_sums(base: Logits, choices: Choices, labels: Labels, settings: Sele
         "base_loss": jnp.sum(weights * base_losses),
         "base_correct": jnp.sum(label_weights * base_right),
         "base_accepted": jnp.sum(accepted_lengths(base_right, label_weights) * has_label),
-        "selector_loss": jnp.sum(kept * losses),
-        "selector_weight": kept.sum(),
+        "selector_loss": jnp.sum(covered_weights * losses),
         "selector_correct": jnp.sum(covered_weights * right),
         "covered_weight": covered_weights.sum(),
         "covered": jnp.sum(label_weights * choices.covered),
@@ -165,8 +150,8 @@ def selector_metrics(sums: Sums, loss: jax.Array, alpha: jax.Array) -> dict[str,
 
     Returns:
         "loss"; "base_loss", "base_accuracy" and "base_accept_len" of the backbone's logits, as in loss_metrics;
-        "selector_loss" over the slots that the rule keeps; "selector_accuracy" over the slots whose label is a
-        candidate, and their share "selector_coverage"; "serving_accept_len" of the path that decoding would draft, and
+        "selector_loss" and "selector_accuracy" over the slots whose label is a candidate, and their share
+        "selector_coverage"; "serving_accept_len" of the path that decoding would draft, and
         "oracle_accept_len" of a selector that always finds the label, where both paths end at the first slot without a
         label and the bonus token counts; "selector_alpha".
     """
@@ -176,7 +161,7 @@ def selector_metrics(sums: Sums, loss: jax.Array, alpha: jax.Array) -> dict[str,
         "base_loss": sums["base_loss"] / (sums["weight"] + EPSILON),
         "base_accuracy": sums["base_correct"] / labels,
         "base_accept_len": sums["base_accepted"] / blocks,
-        "selector_loss": sums["selector_loss"] / (sums["selector_weight"] + EPSILON),
+        "selector_loss": sums["selector_loss"] / (sums["covered_weight"] + EPSILON),
         "selector_accuracy": sums["selector_correct"] / (sums["covered_weight"] + EPSILON),
         "selector_coverage": sums["covered"] / labels,
         "serving_accept_len": sums["served"] / blocks,
