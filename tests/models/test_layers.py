@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.models.attention import _attend, _attend_on_cpu, attend, causal_mask
+from domino_jax.models.attention import attend, causal_mask
 from domino_jax.models.cache import append, block_mask, init_cache, take_by_gather, take_by_product
 from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotary_angles, rotate
 from tests.helpers.models import random_tokens, tiny_target
@@ -98,8 +98,7 @@ def test_scores_are_scaled_by_the_root_of_the_head_width():
     np.testing.assert_allclose(out[0, 0, 0], np.full(4, 1 / (1 + np.exp(-1.0))), rtol=1e-6)
 
 
-@pytest.mark.parametrize("form", [attend, _attend, _attend_on_cpu])
-def test_attention_equals_a_loop_over_queries(form):
+def test_attention_equals_a_loop_over_queries():
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((2, heads, 5, 6), dtype=np.float32) for heads in (4, 2, 2))
     mask = rng.random((2, 5, 5)) < 0.6
@@ -109,16 +108,15 @@ def test_attention_equals_a_loop_over_queries(form):
         scores = k[b, n // 2] @ q[b, n, t] / np.sqrt(6.0)
         weights = np.exp(scores) * mask[b, t]
         expected[b, n, t] = (weights / weights.sum()) @ v[b, n // 2]
-    np.testing.assert_allclose(form(*map(jnp.asarray, (q, k, v, mask))), expected, atol=1e-6)
+    np.testing.assert_allclose(attend(*map(jnp.asarray, (q, k, v, mask))), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", [attend, _attend, _attend_on_cpu])
-def test_a_query_that_may_read_nothing_returns_zero_and_a_finite_gradient(form):
+def test_a_query_that_may_read_nothing_returns_zero_and_a_finite_gradient():
     q, k, v = (jnp.ones((1, 1, 2, 4)),) * 3
     mask = jnp.array([[[False, False], [True, True]]])
-    out = form(q, k, v, mask)
+    out = attend(q, k, v, mask)
     assert out[0, 0].tolist() == [[0.0] * 4, [1.0] * 4]
-    gradient = jax.grad(lambda q: form(q, k, v, mask).sum())(q)
+    gradient = jax.grad(lambda q: attend(q, k, v, mask).sum())(q)
     assert jnp.isfinite(gradient).all()
 
 
