@@ -7,7 +7,7 @@
         --config.decode.tasks="('gsm8k','humaneval=HumanEval.jsonl')"
 
 --output is a folder: generations.jsonl and progress.jsonl (written as groups of prompts finish), report.json,
-report.md, report.html, table.md, table.tex, plots/. A folder with a report is finished: its report is shown again.
+report.html, plots/. A folder with a report is finished: its report is shown again.
 Without a report the run was interrupted: the same command continues after its last complete group, and the report
 states the number of sittings.
 
@@ -26,7 +26,7 @@ import jax
 from etils import epath
 
 from domino_jax.decoding.stored_tuning import tuned
-from domino_jax.evals.compare import COMPARISON, LATEX, PAGE, ComparedDrafter, compare_drafters, drafter_names
+from domino_jax.evals.compare import COMPARISON, ComparedDrafter, compare_drafters, console_comparison, drafter_names
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
 from domino_jax.evals.prompts import TextCodec, prepare_prompts
@@ -94,8 +94,7 @@ def main(flags: cli.Flags) -> None:
         # 6. Drafters, decoding and the report.
         if folders:
             drafters = load_compared(flags, folders, loader, loaded, info)
-            compare_drafters(loaded, drafters, prompts, info, output)
-            print((output / PAGE).read_text(encoding="utf-8"))
+            console_comparison(compare_drafters(loaded, drafters, prompts, info, output))
         else:
             models = loader.models(loaded, config.drafter.path, settings.modes)
             drafter = models.drafter and models.drafter.config
@@ -159,8 +158,7 @@ def check_output(flags: cli.Flags) -> dict[str, str]:
             " with one drafter at a time."
         )
     folders = dict(zip(drafter_names(compared), compared, strict=True))
-    files = (PAGE, LATEX) if compared else ()
-    refuse_obstacles(epath.Path(flags.output).expanduser(), files=files, folders=tuple(folders))
+    refuse_obstacles(epath.Path(flags.output).expanduser(), folders=tuple(folders))
     return folders
 
 
@@ -174,7 +172,7 @@ def show_finished(output: Path, info: RunInfo, name: str) -> bool:
     if name == REPORT:
         console_table(finished)
     else:
-        print((output / PAGE).read_text(encoding="utf-8"))
+        console_comparison(finished)
     return True
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import rich.console
+
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.measure import report_lanes
 from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
-from domino_jax.evals.report import FORMAT, write_json
+from domino_jax.evals.report import FORMAT, print_table, write_json
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
@@ -19,11 +21,9 @@ from domino_jax.method.names import NONE
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.files import write_whole
 from domino_jax.weights.loading import LoadedTarget
 
 COMPARISON = "compare.json"
-PAGE, LATEX = "compare.md", "compare.tex"
 DRAFTER_SECTIONS = (
     *("drafter", "block_size", "round_widths", "verify_width", "modes", "identical_outputs", "tasks", "average"),
 )
@@ -54,7 +54,7 @@ def compare_drafters(
     info: RunInfo,
     output: Path,
 ) -> dict[str, Any]:
-    """Decodes prompts with every drafter; writes a report folder for each into `output`, and compare.{md,tex,json}.
+    """Decodes prompts with every drafter; writes a report folder for each into `output`, and compare.json.
 
     A mode that needs a head is left out for drafters without one. Returns the content of compare.json.
     """
@@ -116,34 +116,8 @@ def refuse_other_widths(drafters: Mapping[str, ComparedDrafter]) -> None:
         )
 
 
-def comparison_rows(reports: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """Cells, heading first: a row for each drafter and mode, over all prompts, with intervals."""
-    rows = [["method", "tokens/s", "speed-up", "τ pooled", "τ per prompt", "ms per round", "outputs identical"]]
-    for name, report in reports.items():
-        for mode, figures in report["modes"].items():
-            if mode == BASELINE and len(rows) > 1:
-                continue  # all drafters share the plain run
-            rows.append(
-                [
-                    tables.METHODS[mode] if mode == BASELINE else f"{name}: {tables.METHODS[mode]}",
-                    tables.with_interval(figures, "tokens_per_second", ".1f"),
-                    tables.with_interval(figures, "speedup", ".2f", " ×"),
-                    tables.with_interval(figures, "tau_pooled", ".2f"),
-                    tables.with_interval(figures, "tau_per_prompt", ".2f"),
-                    tables.say(figures["time_split"] and figures["time_split"]["round"], ".2f"),
-                    tables.say_identical(report["identical_outputs"], mode),
-                ]
-            )
-    return rows
-
-
 def write_comparison(output: Path, info: RunInfo, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Writes compare.md, compare.tex and, last, compare.json; a folder with compare.json is finished."""
-    table = tables.paper_table(list(reports.values()))
-    page = ["# Drafters side by side", "", *tables.markdown_table(table), ""]
-    page += [*tables.grid(comparison_rows(reports)), "", *(f"- [{name}]({name}/report.md)" for name in reports)]
-    write_whole(output / PAGE, "\n".join(page) + "\n")
-    write_whole(output / LATEX, tables.latex_table(table))
+    """Writes compare.json and returns its content; a folder with it is finished."""
     comparison = {
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -153,3 +127,13 @@ def write_comparison(output: Path, info: RunInfo, reports: Mapping[str, Mapping[
     }
     write_json(output / COMPARISON, comparison)
     return comparison
+
+
+def console_comparison(comparison: Mapping[str, Any]) -> None:
+    """Prints the tables of a compare.json."""
+    reports = list(comparison["drafters"].values())
+    console = rich.console.Console()
+    if comparison["simulated"]:
+        console.print(tables.simulated(comparison), highlight=False, markup=False, soft_wrap=True)
+    for rows in (tables.paper_rows(reports), tables.comparison_rows(reports)):
+        print_table(rows, console)

@@ -1,4 +1,4 @@
-"""The report of a decoding run: report.json for programs, report.md and tables for people, one table on the console.
+"""The report of a decoding run: report.json for programs, report.html for people, one table on the console.
 
 Definitions, the same wherever a figure is shown:
   round            one draft and one verification by the target; it emits the accepted drafts and one token more
@@ -45,7 +45,7 @@ from domino_jax.evals.prompts import TextCodec
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import LEVEL, RESAMPLES, SEED, averages, figures_of, identical_outputs, ratio
-from domino_jax.evals.tables import latex_table, markdown, markdown_table, notes_of, paper_table, rows_of, title
+from domino_jax.evals.tables import notes_of, rows_of, title
 from domino_jax.evals.trees import TREES
 from domino_jax.method.settings import BASELINE
 from domino_jax.runtime.cores import usable
@@ -54,7 +54,6 @@ from domino_jax.runtime.files import write_whole
 
 REPORT = "report.json"
 PAGE = "report.html"
-WRITTEN = ("report.md", PAGE, "table.md", "table.tex")  # beside it, and the folder of pictures
 PLOTS = "plots"
 NO_TEXT = TextCodec(None, False)
 
@@ -164,7 +163,7 @@ def device() -> str:
 def write_report(
     folder: str | os.PathLike, report: Mapping[str, Any], examples: Sequence[Example] = (), codec: TextCodec = NO_TEXT
 ) -> None:
-    """Writes plots/, table.md, table.tex, report.md, report.html and, last, report.json, each whole or not at all.
+    """Writes plots/, report.html and, last, report.json, each whole or not at all.
 
     A folder with a report.json is finished.
 
@@ -174,10 +173,6 @@ def write_report(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [*write_plots(folder / PLOTS, report), *([TREES] if (folder / PLOTS / TREES).exists() else [])]
-    table = paper_table([report])
-    write_whole(folder / "table.md", "\n".join(markdown_table(table)) + "\n")
-    write_whole(folder / "table.tex", latex_table(table))
-    write_whole(folder / "report.md", markdown(report, [f"{PLOTS}/{name}" for name in pictures]))
     images = {name: (folder / PLOTS / name).read_bytes() for name in pictures}
     write_whole(folder / PAGE, render_page(report, images, examples, codec))
     write_json(folder / REPORT, report)
@@ -194,7 +189,7 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
         DataError: it is damaged.
         DominoError: there is none, and none could be written there.
     """
-    refuse_obstacles(epath.Path(folder), files=(name, *WRITTEN), folders=(PLOTS,))
+    refuse_obstacles(epath.Path(folder), files=(name, PAGE), folders=(PLOTS,))
     path = epath.Path(folder) / name
     if not path.is_file():
         return None
@@ -224,16 +219,21 @@ def refuse_obstacles(folder: epath.Path, files: Sequence[str] = (), folders: Seq
 def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:
     """Prints the table and its notes."""
     console = console or rich.console.Console()
-    heading, *body = rows_of(report, spread=False)
+    console.print(title(report), highlight=False, markup=False, soft_wrap=True)
+    print_table(rows_of(report, spread=False), console)
+    for note in notes_of(report, spread=False):
+        console.print(note, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_table(rows: Sequence[Sequence[str]], console: rich.console.Console) -> None:
+    """Prints cells, heading first; the first column to the left and the others to the right."""
+    heading, *body = rows
     table = rich.table.Table()
     for index, name in enumerate(heading):
         table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
     for row in body:
         table.add_row(*row)
-    console.print(title(report), highlight=False, markup=False, soft_wrap=True)
     console.print(table)
-    for note in notes_of(report, spread=False):
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
 def copy_folder(source: Path, output: epath.Path) -> None:

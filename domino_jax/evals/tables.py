@@ -1,9 +1,6 @@
-"""Tables of what was measured, as Markdown and LaTeX: one run's figures, and the paper's form (speed-up / τ)."""
+"""Tables of what was measured: one run's figures, the paper's form (speed-up / τ), and drafters side by side."""
 
-import dataclasses
-import re
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_jax.evals.trees import acceptance_rows
@@ -148,24 +145,11 @@ def _round_note(mode: str, figures: Mapping[str, Any]) -> str:
     return f"{note}."
 
 
-def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
-    """report.md: what was run, the tables, the pictures."""
-    kind = " (simulated)" if report["simulated"] else ""
-    lines = [f"# Decoding report{kind}", "", f"{title(report)}.", ""]
-    lines += [*(f"- {name}: {value}" for name, value in origins(report).items()), ""]
-    lines += [*grid(rows_of(report)), "", *(f"{note}\n" for note in notes_of(report))]
-    for heading, note, rows in sections(report):
-        lines += [f"## {heading}", "", *([note, ""] if note else []), *grid(rows), ""]
-    for path in pictures:
-        lines += [f"![{Path(path).stem.replace('_', ' ')}]({path})", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]]:
     """(heading, a sentence or nothing, cells) of the tables after the first one, of what the report holds."""
     parts = []
     if report["tasks"]:
-        parts.append(("By task", "", paper_rows(paper_table([report]))))
+        parts.append(("By task", "", paper_rows([report])))
     for task, modes in {"": report["modes"], **report["tasks"]}.items():
         if any(figures["accept_rate_by_position"] for figures in modes.values()):
             heading = "Acceptance by draft position" + f": {task}" * bool(task)
@@ -225,96 +209,54 @@ def grid(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (heading, rule, *body)]
 
 
-# -------------------------------------------------------------------------------------------- the paper's form
+# -------------------------------------------------------------------------------------------- several drafters
 
 
-@dataclasses.dataclass(frozen=True)
-class PaperTable:
-    """columns: tasks, then "average" where there are several.  rows: (method, per column (speed-up, τ) or None)."""
+def paper_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Cells "speed-up / τ", heading first: a row for each mode of each report, a column for each task and the average.
 
-    caption: str
-    columns: list[str]
-    rows: list[tuple[str, list[tuple[float | None, float | None]]]]
-
-
-def paper_table(reports: Sequence[Mapping[str, Any]]) -> PaperTable:
-    """One or several drafters' reports of the same prompts; with several, a method is named after its drafter."""
+    With several reports a method is named after its drafter. They share the first one's plain run.
+    """
     first = reports[0]
     columns = [*first["tasks"], *(["average"] if len(first["tasks"]) > 1 else [])] or ["all prompts"]
-    rows = []
+    rows = [["method", *columns]]
     for report in reports:
-        for mode in report["modes"]:
-            if mode == BASELINE and report is not first:
-                continue  # all drafters share the plain run
-            name = METHODS[mode]
-            if mode != BASELINE and len(reports) > 1:
-                name = f"{report['drafter']['name']}: {name}"
-            cells = [_cell(report, mode, column) for column in columns]
-            rows.append((name, cells))
-    caption = (
-        f"{title(first)}; target {first['target']['path']}. Speed-up against the target alone / τ over all rounds."
-    )
-    return PaperTable(caption, columns, rows)
+        rows += [
+            [method_name(report, mode, len(reports) > 1), *(_cell(report, mode, column) for column in columns)]
+            for mode in report["modes"]
+            if mode != BASELINE or report is first
+        ]
+    return rows
 
 
-def _cell(report: Mapping[str, Any], mode: str, column: str) -> tuple[float | None, float | None]:
+def method_name(report: Mapping[str, Any], mode: str, several: bool) -> str:
+    return f"{report['drafter']['name']}: {METHODS[mode]}" if several and mode != BASELINE else METHODS[mode]
+
+
+def _cell(report: Mapping[str, Any], mode: str, column: str) -> str:
     if column in report["tasks"]:
         figures = report["tasks"][column][mode]
     else:
         figures = report["average"][mode] if column == "average" else report["modes"][mode]
-    return figures["speedup"], figures["tau_pooled"]
+    return f"{say(figures['speedup'], '.2f', ' ×')} / {say(figures['tau_pooled'], '.2f')}"
 
 
-def paper_rows(table: PaperTable, mark: Callable[[str], str] = str) -> list[list[str]]:
-    """Cells "speed-up / τ", heading first; the best of a column is passed through `mark`."""
-    body = _figures(table, mark, " ×", NOTHING)
-    pairs = [[name, *map(" / ".join, zip(texts[::2], texts[1::2], strict=True))] for name, *texts in body]
-    return [["method", *table.columns], *pairs]
-
-
-def _figures(table: PaperTable, mark: Callable[[str], str], times: str, nothing: str) -> list[list[str]]:
-    """Method, then speed-up and τ of each column; marked are the best where at least two methods draft."""
-    best = []
-    for column in range(len(table.columns)):
-        drafted = [cells[column] for _, cells in table.rows if cells[column][1] is not None]
-        best += [max(pair[side] or 0.0 for pair in drafted) if len(drafted) > 1 else None for side in (0, 1)]
-    rows = []
-    for name, cells in table.rows:
-        row = [name]
-        for value, highest, unit in zip(sum(cells, ()), best, (times, "") * len(cells), strict=True):
-            text = say(value, ".2f")
-            row.append(nothing if value is None else (mark(text) if value == highest else text) + unit)
-        rows.append(row)
+def comparison_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Cells, heading first: a row for each drafter and mode, over all prompts, with intervals."""
+    rows = [["method", "tokens/s", "speed-up", "τ pooled", "τ per prompt", "ms per round", "outputs identical"]]
+    for report in reports:
+        for mode, figures in report["modes"].items():
+            if mode == BASELINE and len(rows) > 1:
+                continue  # all drafters share the plain run
+            rows.append(
+                [
+                    method_name(report, mode, True),
+                    with_interval(figures, "tokens_per_second", ".1f"),
+                    with_interval(figures, "speedup", ".2f", " ×"),
+                    with_interval(figures, "tau_pooled", ".2f"),
+                    with_interval(figures, "tau_per_prompt", ".2f"),
+                    say(figures["time_split"] and figures["time_split"]["round"], ".2f"),
+                    say_identical(report["identical_outputs"], mode),
+                ]
+            )
     return rows
-
-
-def markdown_table(table: PaperTable) -> list[str]:
-    """The caption and the table, best figures of a column in bold."""
-    return [table.caption, "", *grid(paper_rows(table, lambda text: f"**{text}**"))]
-
-
-def latex_table(table: PaperTable) -> str:
-    """A table environment for booktabs, two columns a task, best figures in bold."""
-    count = len(table.columns)
-    tops = " & ".join(f"\\multicolumn{{2}}{{c}}{{{_escape(column)}}}" for column in table.columns)
-    rules = " ".join(f"\\cmidrule(lr){{{2 * place + 2}-{2 * place + 3}}}" for place in range(count))
-    body = _figures(table, lambda text: f"\\textbf{{{text}}}", "$\\times$", "--")
-    lines = [
-        "% needs \\usepackage{booktabs}",
-        "\\begin{table}[t]",
-        "\\centering",
-        f"\\caption{{{_escape(table.caption)}}}",
-        f"\\begin{{tabular}}{{l{'rr' * count}}}",
-        "\\toprule",
-        f" & {tops} \\\\",
-        rules,
-        " & ".join(["Method", *["Speed-up & $\\tau$"] * count]) + " \\\\",
-        "\\midrule",
-        *(" & ".join([_escape(name), *texts]) + " \\\\" for name, *texts in body),
-    ]
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]) + "\n"
-
-
-def _escape(text: str) -> str:
-    text = re.sub(r"([#$%&_{}])", r"\\\1", text)
-    return text.replace("τ", "$\\tau$").replace("×", "$\\times$").replace("~", "\\textasciitilde{}")

@@ -84,7 +84,7 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, files, 
     names = {path.name for path in workdir.iterdir()}
     assert {"metrics.jsonl", "tensorboard", "checkpoints", "export", "plots", "data", "finished.json"} <= names
     assert not any(name.endswith(".part") for name in names)
-    assert {"report.json", "generations.jsonl", "report.md"} <= {path.name for path in (workdir / "report").iterdir()}
+    assert {"report.json", "generations.jsonl", "report.html"} <= {path.name for path in (workdir / "report").iterdir()}
 
     # ---- shown, exported and decoded from there
     assert start(argv) == 0 and "holds a finished run" in capsys.readouterr().out

@@ -137,7 +137,7 @@ def test_throughput_is_measured_against_plain_decoding_at_the_same_batch_size(fi
     domino = level["modes"]["domino"]
     assert domino["tokens"] == NEW * len(CASES) and level["identical_outputs"]["domino"]["same"] == 9
     assert 0 < domino["output_tokens_per_second"] < domino["tokens_per_second"]
-    assert "## Throughput by concurrency" in (finished[1] / "report.md").read_text()
+    assert "Throughput by concurrency" in (finished[1] / "report.html").read_text()
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_the_uninterrupted_one(finished, untimed, tmp_path, capsys):
@@ -188,7 +188,7 @@ def test_drafters_are_compared_in_one_run_against_one_plain_run(untimed, tmp_pat
     assert other["identical_outputs"]["domino"]["same"] == 1
     made = {(row["mode"], row["drafter"] if "drafter" in row else None) for row in generations(output)}
     assert made == {("autoregressive", None), ("domino", "drafter"), ("domino", "other")}
-    for name in ("compare.md", "compare.tex", "drafter/report.json", "other/report.md", "other/table.tex"):
+    for name in ("drafter/report.json", "other/report.html"):
         assert (output / name).is_file()
     code, printed, _ = start(capsys, argv)
     assert code == 0 and "holds a finished decoding" in printed
@@ -279,9 +279,8 @@ COMPARED = {"config__decode__compare": "('./first','./second')"}
     ("name", "is_", "given"),
     [
         *((name, "file", {}) for name in ("out", "out/plots")),
-        *((name, "folder", {}) for name in ("out/report.json", "out/table.tex")),
+        *((name, "folder", {}) for name in ("out/report.json", "out/report.html")),
         ("out/second", "file", COMPARED),
-        *((name, "folder", COMPARED) for name in ("out/compare.md", "out/compare.tex")),
     ],
 )
 def test_an_obstacle_at_the_output_is_refused_before_anything_is_loaded(tmp_path, capsys, name, is_, given):

@@ -50,7 +50,7 @@ def finished(files, tmp_path_factory):
 def test_a_run_leaves_the_documented_files_rows_and_report(finished):
     for name in ("config.json", "metrics.jsonl", "checkpoints/8", "export/config.json", "export/model.safetensors"):
         assert (finished / name).exists(), name
-    for name in ("report/report.json", "report/report.md", "report/generations.jsonl", "tensorboard"):
+    for name in ("report/report.json", "report/report.html", "report/generations.jsonl", "tensorboard"):
         assert (finished / name).exists(), name
 
     rows = read_rows(finished / "metrics.jsonl")

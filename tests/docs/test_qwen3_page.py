@@ -248,7 +248,7 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
     assert json.loads((world / "data" / "drafter" / file_name()).read_text())["drafts"]
     report = json.loads((world / "data" / "decoded" / "report.json").read_text())
     assert set(report["tasks"]) == set(TASKS) and list(report["modes"]) == ["autoregressive", "backbone", "domino"]
-    assert (world / "data" / "decoded" / "table.tex").is_file()
+    assert (world / "data" / "decoded" / "report.html").is_file()
     compared = json.loads((world / "data" / "compared" / "compare.json").read_text())
     assert list(compared["drafters"]) == ["drafter", "Domino", "DFlash"]
 

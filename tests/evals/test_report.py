@@ -7,9 +7,10 @@ import pytest
 import rich.console
 
 from domino_jax.decoding.generate import Clock
-from domino_jax.evals.report import console_table, read_report, write_report
+from domino_jax.evals.page import render_page
+from domino_jax.evals.report import NO_TEXT, console_table, read_report, write_report
 from domino_jax.evals.round_times import StepBounds
-from domino_jax.evals.tables import markdown, notes_of
+from domino_jax.evals.tables import notes_of, paper_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.report_runs import FAST, PLAIN, info_with, report_of, run_of, two_runs
 
@@ -65,7 +66,7 @@ def test_each_task_has_its_figures_and_the_average_is_over_tasks():
     domino = {name: figures["domino"] for name, figures in report["tasks"].items()}
     assert {name: figures["speedup"] for name, figures in domino.items()} == {"gsm8k": 4.0, "mbpp": 2.0}
     assert domino["gsm8k"]["identical"]["same"] == 2 and report["average"]["domino"]["speedup"] == 3.0
-    assert "| Domino | 4.00 × / 2.17 | 2.00 × / 2.17 | 3.00 × / 2.17 |" in markdown(report, [])
+    assert ["Domino", "4.00 × / 2.17", "2.00 × / 2.17", "3.00 × / 2.17"] in paper_rows([report])
 
 
 def test_without_plain_decoding_there_is_no_step_and_nothing_to_compare():
@@ -78,9 +79,8 @@ def test_a_simulated_run_says_so_everywhere_and_claims_no_equal_outputs():
     runs = {"autoregressive": plain, "domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))}
     report = report_of(runs, info_with(simulate_tau=7.17))
     assert report["simulated"] == 7.17 and report["identical_outputs"] == {}
-    page = markdown(report, [])
-    assert page.startswith("# Decoding report (simulated)\n")
-    assert "| outputs identical | – | – |" in page and "| answers right | – | – |" in page
+    page = render_page(report, {}, (), NO_TEXT)
+    assert "Decoding report (simulated)" in page
     for text in (printed(report), page):
         assert "SIMULATED acceptance (τ forced to 7.17" in text
 
@@ -92,7 +92,7 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
     assert read_report(tmp_path) == json.loads(json.dumps(report))
     names = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
     pictures = ["plots/accept_lengths.png", "plots/acceptance_by_position.png", "plots/round_times.png"]
-    assert names == [*pictures, "report.html", "report.json", "report.md", "table.md", "table.tex"]
+    assert names == [*pictures, "report.html", "report.json"]
     assert (tmp_path / "plots" / "accept_lengths.png").read_bytes().startswith(b"\x89PNG")
     assert {"jax", "flax", "python", "domino_jax"} <= report["versions"].keys()
 
@@ -100,7 +100,7 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
 def test_without_a_drafting_mode_there_are_no_pictures(tmp_path):
     write_report(tmp_path, report_of({"autoregressive": two_runs()["autoregressive"]}, split={}))
     assert not (tmp_path / "plots").exists()
-    assert "![" not in (tmp_path / "report.md").read_text()
+    assert "<img" not in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -113,19 +113,16 @@ def test_a_report_that_cannot_be_shown_is_refused(tmp_path, text, message):
         read_report(tmp_path)
 
 
-def test_markdown_and_console_state_the_same_figures():
+def test_page_and_console_state_the_same_figures():
     report = report_of(two_runs([{"prompt": 0, "near_tie": False}]))
-    page = markdown(report, ["plots/accept_lengths.png"])
+    page = render_page(report, {}, (), NO_TEXT)
     figures = ("2.17", "2.25", "4.00 ×", "1 of 2 (1 UNEXPLAINED)", "2 of 2", "2000.00 ms", "at most 4 tokens", "1.02 ×")
     note = "It verifies 3 drafts and pays off from τ 1.30 on: a plain step takes 5.00 ms."
     for text in (printed(report), page):
         for words in (*figures, note, "end-to-end speed-up", "3.66 ×"):
             assert words in text
-    assert "| break-even τ | – | 1.30 |" in page and "| drafts per round | – | 2.5 |" in page
-    assert "| domino | 0.50 (0.50) | 0.33 (0.67) | 0.33 (1.00) |" in page
-    assert "![accept lengths](plots/accept_lengths.png)" in page
 
 
 def test_an_interrupted_run_states_its_sittings():
-    assert "Measured in 3 sittings" in markdown(report_of(sittings=3), [])
-    assert "sittings" not in markdown(report_of(), [])
+    assert "Measured in 3 sittings" in " ".join(notes_of(report_of(sittings=3)))
+    assert "sittings" not in " ".join(notes_of(report_of()))

@@ -1,85 +1,33 @@
-"""tables.py: the paper's form to the letter, in Markdown and LaTeX, and what notes state."""
+"""tables.py: the paper's form to the letter, and what notes state."""
 
 import dataclasses
 
 import pytest
 
 from domino_jax.evals.tables import (
-    PaperTable,
     concurrency_rows,
-    latex_table,
-    markdown_table,
     notes_of,
-    paper_table,
+    paper_rows,
     position_rows,
     title,
     width_note,
 )
 from tests.helpers.report_runs import SPLIT, info_with, report_of, two_runs
 
-TABLE = PaperTable(
-    "64 prompts; target A_B",
-    ["gsm8k", "mt-bench"],
-    [
-        ("Target alone", [(1.0, None), (1.0, None)]),
-        ("Backbone alone", [(2.0, 3.111), (2.5, 4.0)]),
-        ("Domino", [(2.5, 4.25), (None, 3.5)]),
-    ],
-)
-
-
-def test_markdown_has_speedup_and_tau_in_a_cell_and_the_best_of_a_column_in_bold():
-    assert markdown_table(TABLE) == [
-        "64 prompts; target A_B",
-        "",
-        "| method | gsm8k | mt-bench |",
-        "| --- | ---: | ---: |",
-        "| Target alone | 1.00 × / – | 1.00 × / – |",
-        "| Backbone alone | 2.00 × / 3.11 | **2.50** × / **4.00** |",
-        "| Domino | **2.50** × / **4.25** | – / 3.50 |",
-    ]
-
-
-def test_latex_has_two_columns_a_task_under_rules_and_escapes_what_it_must():
-    assert latex_table(TABLE) == (
-        "% needs \\usepackage{booktabs}\n"
-        "\\begin{table}[t]\n"
-        "\\centering\n"
-        "\\caption{64 prompts; target A\\_B}\n"
-        "\\begin{tabular}{lrrrr}\n"
-        "\\toprule\n"
-        " & \\multicolumn{2}{c}{gsm8k} & \\multicolumn{2}{c}{mt-bench} \\\\\n"
-        "\\cmidrule(lr){2-3} \\cmidrule(lr){4-5}\n"
-        "Method & Speed-up & $\\tau$ & Speed-up & $\\tau$ \\\\\n"
-        "\\midrule\n"
-        "Target alone & 1.00$\\times$ & -- & 1.00$\\times$ & -- \\\\\n"
-        "Backbone alone & 2.00$\\times$ & 3.11 & \\textbf{2.50}$\\times$ & \\textbf{4.00} \\\\\n"
-        "Domino & \\textbf{2.50}$\\times$ & \\textbf{4.25} & -- & 3.50 \\\\\n"
-        "\\bottomrule\n"
-        "\\end{tabular}\n"
-        "\\end{table}\n"
-    )
-
 
 @pytest.mark.parametrize(
     ("tasks", "columns"), [(("gsm8k", "mbpp"), ["gsm8k", "mbpp", "average"]), ((), ["all prompts"])]
 )
 def test_a_table_has_a_column_for_each_task_and_their_average(tasks, columns):
-    table = paper_table([report_of(tasks={task: two_runs() for task in tasks})])
+    rows = paper_rows([report_of(tasks={task: two_runs() for task in tasks})])
     count = len(columns)
-    assert table.columns == columns
-    assert table.rows == [("Target alone", [(1.0, None)] * count), ("Domino", [(4.0, 13 / 6)] * count)]
+    assert rows[0] == ["method", *columns]
+    assert rows[1:] == [["Target alone", *["1.00 × / –"] * count], ["Domino", *["4.00 × / 2.17"] * count]]
 
 
 def test_several_drafters_share_one_plain_run_and_name_their_methods():
     reports = [report_of(info=dataclasses.replace(info_with(), drafter_name=name)) for name in "AB"]
-    assert [name for name, _ in paper_table(reports).rows] == ["Target alone", "A: Domino", "B: Domino"]
-
-
-def test_a_simulated_tables_caption_says_so_first():
-    table = paper_table([report_of(info=info_with(simulate_tau=7.17))])
-    assert table.caption.startswith("SIMULATED acceptance (τ forced to 7.17")
-    assert "\\caption{SIMULATED acceptance ($\\tau$ forced to 7.17" in latex_table(table)
+    assert [row[0] for row in paper_rows(reports)[1:]] == ["Target alone", "A: Domino", "B: Domino"]
 
 
 def test_a_title_tells_of_prompts_that_bring_their_own_sampling():

@@ -21,13 +21,13 @@ def full_disk(self, data):
 
 
 def test_a_file_whose_writing_fails_stays_as_it_was_and_nothing_is_left_beside_it(tmp_path, monkeypatch):
-    path = tmp_path / "report.md"
+    path = tmp_path / "report.html"
     files.write_whole(path, "first")
     with monkeypatch.context() as full:
         full.setattr(pathlib.Path, "write_bytes", full_disk)
         with pytest.raises(OSError, match="No space left"):
             files.write_whole(path, "second")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.md", "first")]
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.html", "first")]
 
 
 def test_a_folder_that_is_not_filled_to_the_end_is_removed(tmp_path):
