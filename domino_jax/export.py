@@ -101,7 +101,7 @@ def write_export(
 
     Args:
         params: the drafter's, on the host or on devices.
-        recipe: the resolved recipe (config.resolved).  step: optimizer steps done.
+        recipe: the resolved recipe (recipe/checks.py).  step: optimizer steps done.
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's decoded τ, when it was measured in training.
         format: one of formats.FORMATS.

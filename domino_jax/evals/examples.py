@@ -37,7 +37,7 @@ class Round:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class ShownAnswer:
     """One answer of a mode. first: the token of the prefill."""
 
     mode: str
@@ -55,7 +55,7 @@ class Example:
 
     prompt: Prompt
     text: str | None
-    answers: list[Answer]
+    answers: list[ShownAnswer]
 
 
 def collect_examples(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: TextCodec, folder: Path) -> list[Example]:
@@ -70,7 +70,7 @@ def collect_examples(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: Te
     modes, last = [lane.mode for lane in drafting], drafting[-1]
     by_id = {prompt.id: prompt for prompt in prompts}
     chosen = _spread([row for row in _rows(folder, last.drafter) if row["mode"] == last.mode and row["id"] in by_id])
-    answers: dict[str, dict[str, Answer]] = {name: {} for name in chosen}
+    answers: dict[str, dict[str, ShownAnswer]] = {name: {} for name in chosen}
     for row in _rows(folder, last.drafter):
         if row["id"] in answers and row["mode"] in modes:
             answers[row["id"]][row["mode"]] = _answer(row)
@@ -98,16 +98,16 @@ def _spread(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [ordered[int(place)][1] for place in places]
 
 
-def _answer(row: Mapping[str, Any]) -> Answer:
+def _answer(row: Mapping[str, Any]) -> ShownAnswer:
     first, *rest = row["token_ids"]
     rounds, start = [], 0
     for length in row["accept_lengths"]:
         rounds.append(Round(rest[start : start + length]))
         start += length
-    return Answer(row["mode"], first, rounds)
+    return ShownAnswer(row["mode"], first, rounds)
 
 
-def with_drafts(answer: Answer, recorded: Sequence[Round]) -> Answer:
+def with_drafts(answer: ShownAnswer, recorded: Sequence[Round]) -> ShownAnswer:
     """The answer with recomputed rounds, up to the first that emitted something else (a near tie)."""
     rounds = list(answer.rounds)
     for place, (measured, again) in enumerate(zip(answer.rounds, recorded, strict=False)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.evals import tables
-from domino_jax.evals.examples import Answer, Example
+from domino_jax.evals.examples import Example, ShownAnswer
 from domino_jax.evals.prompts import TextCodec
 
 COLOURS = 6  # of rounds, in page.html
@@ -85,7 +85,7 @@ def _example(example: Example, codec: TextCodec) -> str:
     return f"<article><h3>{as_html(prompt.id)}</h3>{details}{answers}</article>\n"
 
 
-def _answer(answer: Answer, codec: TextCodec) -> str:
+def _answer(answer: ShownAnswer, codec: TextCodec) -> str:
     tokens = 1 + sum(len(one.token_ids) for one in answer.rounds)
     figures = f"{tokens} tokens in {len(answer.rounds)} rounds"
     if answer.tau is not None:
@@ -94,7 +94,7 @@ def _answer(answer: Answer, codec: TextCodec) -> str:
     return f'<h4>{as_html(answer.mode)} <small>{figures}</small></h4><p class="answer" dir="auto">{spans}</p>'
 
 
-def token_spans(answer: Answer, codec: TextCodec) -> list[str]:
+def token_spans(answer: ShownAnswer, codec: TextCodec) -> list[str]:
     """One <span> for each token of the answer, in order; their texts together are the answer's text."""
     text = TextStream(codec.tokenizer)
     spans = [_span(text.add([answer.first], last=not answer.rounds), "first")]

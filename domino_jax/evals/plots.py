@@ -21,7 +21,7 @@ from domino_jax.training.metrics import read_rows
 COLOURS = {"autoregressive": "#555555", "backbone": "#E69F00", "draft": "#0072B2", "domino": "#0072B2"}
 OTHER = "#009E73"
 MARKERS = {"autoregressive": "x", "backbone": "s", "draft": "o", "domino": "o"}
-# Of a round's bar, in its order.
+# The parts of a round's bar, in its order.
 PARTS = {
     "draft": "#E69F00",
     "head": "#D55E00",

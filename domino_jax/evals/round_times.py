@@ -54,12 +54,12 @@ def round_splits(
         for part, seconds in round_stopwatches(*one, modes).items()
     }
     short = {(name, part): SHORT[part] for name, part in timed if part in SHORT}
-    seconds, found = turn_seconds(timed, repeats, short), {}
+    seconds, split = turn_seconds(timed, repeats, short), {}
     for name, (_, generator, _) in drafters.items():
         of_one = {part: spent for (of, part), spent in seconds.items() if of == name}
         with_head = _with_head(generator, modes)
-        found[name] = {mode: _split(mode, of_one, mode in with_head) for mode in modes}
-    return found
+        split[name] = {mode: _split(mode, of_one, mode in with_head) for mode in modes}
+    return split
 
 
 def round_stopwatches(
@@ -171,7 +171,7 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
 
     def commit(models, state, turns):
         tokens = _block(models, state, settings)
-        # Of the right size: what the features say does not change the time, and a pass of the target compiles slowly.
+        # Features of the right size: their values do not change the time, and a pass of the target compiles slowly.
         embedded = models.embed(tokens)
         taps = len(models.drafter.config.target_layer_ids)
 
@@ -182,8 +182,8 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
             accepted = accept_chain(tokens + carry.rounds[:, None], tokens)
             passed = Passed(jnp.tile(states, (1, 1, taps)) if taps else None, states, states, accepted + 1)
             context = models.extend_context(carry.draft_cache, passed, positions)
-            carry, kept = emit(carry.replace(draft_cache=context), tokens, accepted + 1, jnp.array([-1]))
-            return record_round(carry, kept)
+            carry, emitted = emit(carry.replace(draft_cache=context), tokens, accepted + 1, jnp.array([-1]))
+            return record_round(carry, emitted)
 
         # Without the target's cache, which would be copied on the way out.
         after = jax.lax.fori_loop(0, turns, turn, state)

@@ -137,12 +137,12 @@ def _draw(axes, tree: RecordedTree, nodes: Sequence[int], say: Callable[[int], s
         places[node] = (tree.depths[node], -met[tree.depths[node]])
         met[tree.depths[node]] += 1
     for node in nodes[1:]:
-        kept = node in tree.path
+        on_path = node in tree.path
         ends = zip(places[tree.parents[node]], places[node], strict=True)
-        axes.plot(*ends, color="tab:green" if kept else "0.8", linewidth=2.2 if kept else 0.8, zorder=1)
+        axes.plot(*ends, color="tab:green" if on_path else "0.8", linewidth=2.2 if on_path else 0.8, zorder=1)
     for node in nodes:
-        kept = node in tree.path
-        box = {"boxstyle": "round,pad=0.2", "facecolor": "#c9ecc9" if kept else "white", "edgecolor": "0.6"}
+        on_path = node in tree.path
+        box = {"boxstyle": "round,pad=0.2", "facecolor": "#c9ecc9" if on_path else "white", "edgecolor": "0.6"}
         text = say(tree.tokens[node]).replace("\n", "⏎").replace("$", r"\$") or "·"
         axes.annotate(text, places[node], fontsize=7, ha="center", va="center", bbox=box, zorder=2)
     cut = f" ({len(nodes) - 1} drawn)" if len(nodes) < len(tree.tokens) else ""
@@ -240,14 +240,14 @@ def _accepted(recording: Recording, tree: TreeSettings) -> list[int]:
     keys = scores + np.float32(tree.beta) * depths.astype(np.float32)
     # As tree.keep_best: the best nodes, ties to the earlier one, and only real paths.
     best = np.argsort(-keys, axis=1, kind="stable")[:, : tree.nodes - 1]
-    kept = np.zeros(keys.shape, bool)
-    np.put_along_axis(kept, best, np.isfinite(np.take_along_axis(keys, best, axis=1)), axis=1)
+    chosen = np.zeros(keys.shape, bool)
+    np.put_along_axis(chosen, best, np.isfinite(np.take_along_axis(keys, best, axis=1)), axis=1)
     accepted = []
     for place in range(len(tokens)):
         node, depth = ROOT, 0
         for token in recording.answer[place + 1 :]:
             level = slice(depth * recording.lanes, (depth + 1) * recording.lanes)
-            here = kept[place, level] & (parents[place, level] == node) & (tokens[place, level] == token)
+            here = chosen[place, level] & (parents[place, level] == node) & (tokens[place, level] == token)
             if not here.any():
                 break
             node, depth = level.start + int(here.argmax()), depth + 1

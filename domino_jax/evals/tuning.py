@@ -198,7 +198,7 @@ def _best_trees(
     answers: Sequence[Generation],
     widest: Shape,
 ) -> dict[Shape, float]:
-    """Of each size the tree that would have emitted most per round of these answers, with its τ."""
+    """The tree of each size that would have emitted most per round of these answers, with its τ."""
     by_nodes = trees_of(settings, widest)
     recordings = {}
     for lanes in sorted({shape.lanes for shapes in by_nodes.values() for shape in shapes}):

@@ -64,7 +64,7 @@ class DrafterConfig(DecoderConfig):
     conv_group_size: int = 0
     selector_rank: int = 0
     selector_top_k: int = 0
-    # Of the block's embeddings, and of the lm_head's logits (backbone.transformed_logits).
+    # Factors and a cap on the block's embeddings and on the lm_head's logits (backbone.transformed_logits).
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None

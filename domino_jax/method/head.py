@@ -74,7 +74,7 @@ class Head(nn.Module):
         return self.up(code)
 
     def rows(self, tokens: jax.Array) -> jax.Array:
-        """Of the matrix transposed, the rows of tokens [..., Q] → [..., Q, E]: all that `residual_of` reads of it."""
+        """Rows [..., Q, E] of the transposed matrix for tokens [..., Q]: all that `residual_of` reads of it."""
         kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
         kernel = kernel if self.whole else gathered(kernel, "up")
         return jnp.take(kernel.T, tokens, axis=0)

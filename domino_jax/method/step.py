@@ -113,7 +113,7 @@ def drafter_loss(
     """
     drafter, tokens, (anchors, keep, labels, ranks) = models.drafter, batch["tokens"], drawn
     config = drafter.config
-    kept = None if ranks is None else kept_ranks(ranks, config.head_rank)
+    ranks_left = None if ranks is None else kept_ranks(ranks, config.head_rank)
     models = models.replace(drafter_params=_frozen(models.drafter_params, objective.settings))
     head_params = models.target.with_gathered_head(models.target_params)
 
@@ -128,7 +128,7 @@ def drafter_loss(
     inputs = models.head_inputs(before)
     positions = batch["positions"] if "positions" in batch else None
     settings = objective.settings
-    forward = (features, x, anchors, keep, inputs, positions, kept)
+    forward = (features, x, anchors, keep, inputs, positions, ranks_left)
     z, codes = drafter.apply({"params": models.drafter_params}, *forward)
     if settings.drafted_tokens:
         before = greedy_tokens(
@@ -138,7 +138,7 @@ def drafter_loss(
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
     confidence = None
     if settings.kind == MARKOV and config.enable_confidence_head:
-        confidence = models.confidence(z, before, None if kept is None else kept[:, :, None])
+        confidence = models.confidence(z, before, None if ranks_left is None else ranks_left[:, :, None])
     # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
     head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
 

@@ -88,21 +88,21 @@ def attend_causal(
     dropped. Equal to `attend` with `causal_mask`.
 
     Args:
-        documents: int32 [B, S] of packed rows: a query reads keys of its own document only.
+        documents: int32 [B, S] of packed rows: a query reads keys of its query_documents document only.
         first: the place of the first query among the keys, a scalar; the queries follow one another.
     """
     length, keys = q.shape[2], k.shape[2]
     index = first + jnp.arange(length)
-    own = None if documents is None else jax.lax.dynamic_slice_in_dim(documents, first, length, axis=1)
+    query_documents = None if documents is None else jax.lax.dynamic_slice_in_dim(documents, first, length, axis=1)
     if length <= slice_rows:
-        return attend(q, k, v, causal_mask(index, keys, own, documents))
+        return attend(q, k, v, causal_mask(index, keys, query_documents, documents))
 
     def one(part):
-        rows, index, own = part
-        return attend(rows, k, v, causal_mask(index, keys, own, documents))
+        rows, index, query_documents = part
+        return attend(rows, k, v, causal_mask(index, keys, query_documents, documents))
 
-    own = None if documents is None else cut(own, 1, slice_rows)
-    return joined(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), own)), 2, length)
+    query_documents = None if documents is None else cut(query_documents, 1, slice_rows)
+    return joined(jax.lax.map(one, (cut(q, 2, slice_rows), cut(index, 0, slice_rows), query_documents)), 2, length)
 
 
 def attend_row(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None = None) -> jax.Array:
@@ -123,13 +123,13 @@ def attend_row(q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | 
 
 
 def causal_mask(
-    index: jax.Array, length: int, own: jax.Array | None = None, documents: jax.Array | None = None
+    index: jax.Array, length: int, query_documents: jax.Array | None = None, documents: jax.Array | None = None
 ) -> Mask:
     """bool [1 or B, T, S]: the query at place index[t] (int32 [T]) reads keys that are not later.
 
     Args:
-        length: S.  documents: int32 [B, S] of packed rows, and own int32 [B, T] those of the queries: only keys of the
-            query's document are read.
+        length: S.  documents: int32 [B, S] of packed rows, and query_documents int32 [B, T] those of the queries: only
+            keys of the query's document are read.
 
     >>> index 0 1 2, length 3  →  1 0 0    documents 1 1 2  →  1 0 0
                                   1 1 0                        1 1 0
@@ -137,5 +137,5 @@ def causal_mask(
     """
     mask = (index[:, None] >= jnp.arange(length)[None, :])[None]
     if documents is not None:
-        mask = mask & (own[:, :, None] == documents[:, None, :])
+        mask = mask & (query_documents[:, :, None] == documents[:, None, :])
     return mask

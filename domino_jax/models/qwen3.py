@@ -64,7 +64,7 @@ class Qwen3Config(DecoderConfig):
 
 
 class Qwen3(nn.Module):
-    """The frozen target. Parameters are named as in the public checkpoints (see convert.py for the table)."""
+    """The frozen target. Parameters are named as in the public checkpoints (weights/target.py has the table)."""
 
     config: Qwen3Config
     dtype: Any = jnp.float32

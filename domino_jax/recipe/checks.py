@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MESH_AXES = ("data", "fsdp", "tensor")
 
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
-# refused (checkpoint.refuse_changes) unless --allow_config_change names it.
+# refused (training/checkpoints.py) unless --allow_config_change names it.
 FREE_TO_CHANGE = (
     *("decode", "eval", "checkpoint", "mesh", "preflight", "drafter.path"),
     *("train.log_every", "train.hang_seconds", "train.abort_on_hang", "train.profile_steps", "train.wandb"),

@@ -10,7 +10,7 @@ Rule = tuple[bool, str, object, str]
 
 
 def head_rules(drafter, train) -> list[Rule]:
-    """Of the recipe's sections drafter and train."""
+    """The rules between the recipe's sections drafter and train."""
     head, reads, path, tables = drafter.head, train.head_tokens, train.frozen_backbone, train.head_from
     parts = [f"train.{key}" for key in ("frozen_backbone", "head_from") if train[key]]
     return [
@@ -91,7 +91,7 @@ def head_rank(drafter) -> int:
 
 
 def decoded_rank_rule(drafter, decode) -> Rule:
-    """Of the decoding of the drafter that the recipe trains."""
-    rank, own = decode.head_rank, head_rank(drafter)
-    change = f"the head of drafter.head {drafter.head} has rank {own}; give at most that, or 0 for all of it"
-    return rank <= own, "decode.head_rank", rank, change
+    """decode.head_rank against the rank of the drafter that the recipe trains."""
+    rank, largest = decode.head_rank, head_rank(drafter)
+    change = f"the head of drafter.head {drafter.head} has rank {largest}; give at most that, or 0 for all of it"
+    return rank <= largest, "decode.head_rank", rank, change

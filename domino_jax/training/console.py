@@ -20,7 +20,7 @@ def start_up_lines(
     """All of it, a line an entry.
 
     Args:
-        recipe: config.resolved(...).
+        recipe: the resolved recipe (recipe/checks.py).
         drafter_params, target_params: trees of arrays or jax.ShapeDtypeStructs.
     """
     return [

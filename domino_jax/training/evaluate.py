@@ -64,8 +64,8 @@ class DecodedEvaluation:
         """
         begin = time.monotonic()
         with self._placed(drafter_params) as models:
-            found = self._measure(models, between, progress)
-        return found | {"eval_seconds": time.monotonic() - begin}
+            figures = self._measure(models, between, progress)
+        return figures | {"eval_seconds": time.monotonic() - begin}
 
     @contextlib.contextmanager
     def _placed(self, drafter_params: dict) -> Iterator[Models]:
@@ -90,7 +90,7 @@ class DecodedEvaluation:
         measured = answers[modes[-1]]
         backbone = {"eval_tau_backbone": tau_pooled(answers[BACKBONE])} if BACKBONE in answers else {}
         width = self.generator.drafting(DRAFT).width(config) + 1
-        same = sum(ours.token_ids == own.token_ids for ours, own in zip(measured, self._alone, strict=True))
+        same = sum(ours.token_ids == plain.token_ids for ours, plain in zip(measured, self._alone, strict=True))
         return {
             "eval_tau": tau_pooled(measured),
             "eval_tau_per_prompt": tau_per_prompt(measured),
@@ -110,6 +110,6 @@ class DecodedEvaluation:
             counted = finished
             between()
 
-        found = self.generator.generate(models, self.prompts, mode, between=after_rounds).answers
-        bar.advance(len(found) - counted)
-        return found
+        answers = self.generator.generate(models, self.prompts, mode, between=after_rounds).answers
+        bar.advance(len(answers) - counted)
+        return answers

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.requests import Request
-from domino_jax.evals.examples import Answer, Example, Round, chain_drafts, collect_examples, with_drafts
+from domino_jax.evals.examples import Example, Round, ShownAnswer, chain_drafts, collect_examples, with_drafts
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.page import render_page, token_spans
 from domino_jax.evals.prompts import Prompt, TextCodec
@@ -62,7 +62,7 @@ class Words:
 
 CODEC = TextCodec(Words(), False)
 PICTURE = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + (1000).to_bytes(4) + (500).to_bytes(4)
-ANSWER = Answer("domino", 1, [Round([2, 3, 4], True, [3, 4]), Round([5, 6], True, None), Round([1, 0], False, [])])
+ANSWER = ShownAnswer("domino", 1, [Round([2, 3, 4], True, [3, 4]), Round([5, 6], True, None), Round([1, 0], False, [])])
 
 
 def page_of(answer=ANSWER, name="p1", **changes):
@@ -130,7 +130,7 @@ def test_the_last_token_of_a_chain_is_the_targets_unless_the_answer_ended_at_a_d
 
 def test_recomputed_rounds_count_up_to_the_first_that_differs():
     again = [Round([2, 3, 4], True, [1]), Round([5, 5], True, [1]), Round([1, 0], True, [1])]
-    measured = Answer("domino", 1, [Round(one.token_ids) for one in ANSWER.rounds])
+    measured = ShownAnswer("domino", 1, [Round(one.token_ids) for one in ANSWER.rounds])
     assert [one.rejected for one in with_drafts(measured, again).rounds] == [[1], None, None]
 
 

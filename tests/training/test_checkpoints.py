@@ -1,4 +1,4 @@
-"""checkpoint.py: what is saved comes back bit for bit, the right ones stay, a changed recipe is refused by field."""
+"""checkpoints.py: what is saved comes back bit for bit, the right ones stay, a changed recipe is refused by field."""
 
 import threading
 
