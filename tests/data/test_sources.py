@@ -266,7 +266,7 @@ def test_a_file_that_was_replaced_in_its_bucket_is_copied_again(put, tmp_path):
 
 
 def test_no_client_of_a_bucket_is_imported_for_local_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "connect", None)
+    monkeypatch.setattr(remote, "filesystem", None)
     assert len(batches_of(write_rows(tmp_path, rows_of([3]))).rows) == 1
     assert pathlib.Path(find_files(f"{tmp_path}/rows.jsonl")[0]).name == "rows.jsonl"
 
