@@ -167,7 +167,7 @@ def test_bytes_of_a_device_follow_the_shardings():
 
 
 ON_A_MESH = """
-import sys
+import pathlib, sys
 from domino_jax.runtime import distributed
 distributed.initialize("auto")
 sys.path.insert(0, ".")
@@ -178,7 +178,7 @@ mesh = t.ONE = make_mesh(1, 2, 2)
 kv_heads = read_target_config(t.GOLDEN / "target").num_key_value_heads
 loaded = t.load_target(str(t.GOLDEN / "target"), "float32", placement(mesh, kv_heads))
 drafter = t.load_drafter(t.GOLDEN / "drafter", loaded.model.config, "float32")[0]
-facts = t.preflight(loaded, drafter, sys.argv[1], [*t.greedy_rows(), t.foreign_row(0)])
+facts = t.preflight(loaded, drafter, pathlib.Path(sys.argv[1]), [*t.greedy_rows(), t.foreign_row(0)])
 print("SHARE", facts["chosen_share"], flush=True)
 distributed.shutdown()
 """
