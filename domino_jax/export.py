@@ -78,7 +78,7 @@ def main(flags: cli.Flags) -> None:
     measured = f", the best of the run with a decoded τ of {tau:.2f}," if tau is not None else ""
     cut = "" if measures_it else f", its head cut from rank {whole.head_rank} to {flags.head_rank},"
     print(f"wrote the drafter of step {step}{measured}{cut} to {flags.output}")
-    if note := formats.serving_note(config, flags.format):
+    if note := formats.serving_note(config):
         print(f"note: {note}")
 
 
@@ -111,7 +111,7 @@ def write_export(
     if jax.process_index() != 0:
         return
     measured = {"report": report, "data": data, "tau": tau}
-    card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, format=format, **measured)
+    card = model_card(config, count_weights(params), EXPORT_DTYPE, recipe, step, **measured)
 
     def fill(fresh: Path) -> None:
         save_drafter(fresh, config, params, EXPORT_DTYPE, format, located(recipe["target"]["path"]))

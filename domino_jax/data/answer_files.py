@@ -155,13 +155,14 @@ class AnswerFiles:
         if not self.meta.is_file():
             raise DominoError(
                 f"{self.output} exists, but {self.meta.name} beside it does not: it is not known what the rows were "
-                "made with.\nChoose another output, or remove the file to answer all prompts again."
+                "made with.\nChoose another output."
             )
         try:
             before = dict(json.loads(self.meta.read_text(encoding="utf-8")))
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(
-                f"{self.meta} is not a JSON object ({error}); remove it and the rows beside it to start again."
+                f"{self.meta} is not a JSON object ({error}), so it is not known how the rows beside it were made."
+                " Choose another output."
             ) from error
         found = differences(before, self.made_with)
         refuse(found, f"{self.output} was made with something else:", "Set it back or choose another output.")

@@ -150,7 +150,8 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
     of the default shape has the shape that it measured. Calls use mode "tree" by default where a tree is loaded.
 
     Args:
-        settings: DecodeSettings() when None. max_new_tokens is at most half of the cache and of the target's positions.
+        settings: DecodeSettings() when None. max_new_tokens is at most half of the cache and of the positions of
+            either model.
         changes: fields of DecodeSettings and of its sampling and drafting by name, as in load(target, drafter,
             dtype="float32", temperature=0.7, draft_sharpness=1.0, tree=TreeSettings()).
 
@@ -175,7 +176,8 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
     models = load_models(loaded, drafter, head_rank=settings.drafting.head_rank)
     if tree and (refused := refused_mode(TREE, models.drafter.config.head)):
         raise DominoError(f"tree is given, but {refused}.")
-    positions = loaded.model.config.max_position_embeddings
+    modules = [module for module in (models.target, models.drafter) if module]
+    positions = min(module.config.max_position_embeddings for module in modules)
     settings = settings.change(max_new_tokens=min(settings.max_new_tokens, positions // 2))
     return Decoder(models, new_generator(models, settings, loaded.stop_ids), loaded.tokenizer, settings.thinking)
 

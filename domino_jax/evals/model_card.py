@@ -21,7 +21,7 @@ KINDS = {
     MARKOV: ("DSpark", "", "DSPARK", "dspark"),
     DFLASH2: ("DFlash2", "", "DFLASH", "dflash"),
     EAGLE3: ("EAGLE-3", " (arXiv 2503.01840)", "EAGLE3", "eagle3"),
-    MEDUSA: ("Medusa", " (arXiv 2401.10774)", "", "medusa"),
+    MEDUSA: ("Medusa", " (arXiv 2401.10774)", "", ""),
 }
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -37,7 +37,6 @@ def model_card(
     report: Mapping[str, Any] | None = None,
     data: Mapping[str, Any] | None = None,
     tau: float | None = None,
-    format: str = formats.SERVING,
 ) -> str:
     """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
     kind, paper, sglang, vllm = KINDS[config.head]
@@ -55,7 +54,6 @@ def model_card(
         front,
         template_path=str(TEMPLATE),
         **{"kind": kind, "paper": paper, "target": target, "config": config, "weights": weights, "dtype": dtype},
-        copies_lm_head=config.head == MEDUSA and format == formats.VLLM,
         **{"recipe": recipe, "step": step, "data": data, "tau": tau, "report": report},
         place="pack" if recipe["data"]["layout"] == "pack" else "row",
         sources=public_sources(recipe["data"]["train"]),
@@ -64,8 +62,8 @@ def model_card(
         width=width_note(report) if report and report["drafter"] else "",
         **{"sglang": sglang, "sglang_flags": sglang_flags(config), "vllm": vllm},
         sglang_refusal=formats.sglang_refusal(config),
-        vllm_refusal=formats.vllm_refusal(config, format),
-        verifier_in_config=formats.is_hub_id(path) and config.head == NONE,
+        vllm_refusal=formats.vllm_refusal(config),
+        verifier_in_config="speculators_config" in formats.public_config(config, verifier=path),
         served_drafts=config.block_size - 1 if sglang == "DFLASH" else config.num_drafts,
         packages=", ".join(f"{name} {version}" for name, version in packages.items()),
     )

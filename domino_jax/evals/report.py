@@ -196,11 +196,11 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); remove it, or choose another folder.") from error
+        raise DataError(f"{path} is not JSON ({error}); choose another folder.") from error
     if not isinstance(report, dict):
-        raise DataError(f"{path} holds a {type(report).__name__}, not a report; remove it, or choose another folder.")
+        raise DataError(f"{path} holds a {type(report).__name__}, not a report; choose another folder.")
     if "format" not in report or report["format"] != FORMAT:
-        raise DataError(f"{path} was written by another version; remove it, or choose another folder.")
+        raise DataError(f"{path} was written by another version; choose another folder.")
     return report
 
 

@@ -1,11 +1,13 @@
 """A drafter's config.json: read from either of the two places of a key, written in the public layout."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from domino_jax.method.config_keys import (
     DFLASH,
     DOMINO_NAMES,
+    WRITTEN_WITH,
     boolean,
     either,
     integer,
@@ -27,6 +29,7 @@ from domino_jax.method.heads.markov_keys import is_dspark, markov_fields, markov
 from domino_jax.method.names import (
     DFLASH2,
     DOMINO,
+    EAGLE3,
     LARGEST_BLOCK,
     LARGEST_RANK,
     MARKOV,
@@ -127,6 +130,17 @@ class DrafterConfig(DecoderConfig):
         """True when a slot of this draft layer reads only the slots of its block that are not after its own."""
         return self.is_sliding(layer) if self.is_causal is None else self.is_causal
 
+    @staticmethod
+    def matches(raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        """True for the keys, or the tensors, of a drafter with a backbone, in any of the public layouts."""
+        classes = str(raw.get("architectures"))
+        return (
+            any(name in classes for name in ("DFlash", "Domino", "DSpark"))
+            or any(raw.get(name) for name in ("dflash_config", "target_layer_ids"))
+            or raw.get("speculators_model_type") not in (None, EAGLE3)
+            or {"fc.weight", "hidden_norm.weight"} <= set(tensors)
+        )
+
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "DrafterConfig":
         """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
@@ -165,7 +179,7 @@ class DrafterConfig(DecoderConfig):
             gru_hidden_dim=optional_integer(raw, dflash, "gru_hidden_dim", emb_dim),
             layer_types=tuple(map(str, listed("layer_types", raw.get("layer_types") or ()))),
             sliding_window=sliding_window(raw),
-            is_causal=boolean(raw, dflash, "is_causal"),
+            is_causal=_is_causal(raw, dflash),
             **markov,
             **option_fields(raw, dflash),
         )
@@ -281,13 +295,23 @@ class DrafterConfig(DecoderConfig):
             ),
             (
                 "sliding_attention" in self.layer_types and not self.sliding_window,
-                "layer_types holds sliding_attention but sliding_window is not in use; set sliding_window and"
-                " use_sliding_window",
+                "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a"
+                " window",
             ),
         ]
         for wrong, message in [*problems, *markov_problems(self), *option_problems(self)]:
             if wrong:
                 raise DataError(f"drafter config: {message}.")
+
+
+def _is_causal(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
+    """is_causal, which vLLM also reads as dflash_config.causal; None without either."""
+    ours, theirs = (boolean(raw, nested, name) for name in ("is_causal", "causal"))
+    if None not in (ours, theirs) and ours != theirs:
+        raise DataError(
+            f"the drafter's config.json gives is_causal {ours} and causal {theirs}, which mean the same; {WRITTEN_WITH}"
+        )
+    return theirs if ours is None else ours
 
 
 def head_of(raw: dict[str, Any]) -> str:

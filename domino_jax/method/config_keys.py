@@ -16,9 +16,6 @@ _CLASSES = {"markov_rank": DSPARK, "selector_rank": DFLASH2, "selector_top_k": D
 # Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
 _VARIANTS = {
     "projector_type": (*DOMINO_NAMES, DFLASH),
-    "causal": (),
-    "use_swa": (False,),
-    "swa_window_size": (),
     "attention_value_scale": (1.0,),
     "selector_rank": (0,),
     "selector_top_k": (0,),
@@ -31,6 +28,8 @@ _VARIANTS = {
     "fc_norm": (False,),
 }
 LARGEST = 2**31 - 1
+# The advice for a file that contradicts itself: which of two values is right cannot be seen from here.
+WRITTEN_WITH = "use the config.json that was written with these weights."
 
 
 def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
@@ -39,7 +38,7 @@ def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     if len(found) == 2 and found[0] != found[1]:
         raise DataError(
             f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in "
-            f"dflash_config; make them equal."
+            f"dflash_config; {WRITTEN_WITH}"
         )
     return found[0] if found else None
 
@@ -84,7 +83,7 @@ def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
     if None not in (ours, theirs) and ours != theirs:
         raise DataError(
             f"the drafter's config.json gives shift_label {ours} and sample_from_anchor {theirs}, which mean the same:"
-            " slot k predicts the token after its own. Make them equal."
+            f" slot k predicts the token after its own; {WRITTEN_WITH}"
         )
     return theirs if ours is None else ours
 
@@ -100,13 +99,16 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
 
     known: keys that this drafter's head has.
     """
-    refused = {name: values for name, values in _VARIANTS.items() if name not in known}
+    # vLLM's other names for sliding windows: the first acts where layer_types names none, the second where it does.
+    slides = "sliding_attention" in listed("layer_types", raw.get("layer_types") or ())
+    windows = {"swa_window_size": (raw.get("sliding_window"),)} if slides else {"use_swa": (False,)}
+    refused = {name: values for name, values in (_VARIANTS | windows).items() if name not in known}
     for part, place in ((raw, ""), (nested, "dflash_config.")):
         for name in _CLASSES:
             if name not in known and part.get(name) not in (None, 0):
                 raise DataError(
                     f"the drafter's config.json has {place}{name} {quote(part[name])}, which only a {_CLASSES[name]}"
-                    f" has, and architectures {quote(raw.get('architectures'))}. Correct one of them."
+                    f" has, and architectures {quote(raw.get('architectures'))}; {WRITTEN_WITH}"
                 )
     refuse_values(raw, refused)
     refuse_values(nested, refused, "dflash_config.")

@@ -10,6 +10,7 @@ pass that verifies num_drafts), `target_layer_ids`, `num_key_value_heads`, `voca
     extend_context(cache, Passed, slots) -> the cache with the rows that the target has read
 """
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,22 +18,34 @@ import jax.numpy as jnp
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.heads.eagle3 import Eagle3
-from domino_jax.method.heads.eagle3_config import LAYER_IDS, Eagle3Config
+from domino_jax.method.heads.eagle3_config import Eagle3Config
 from domino_jax.method.heads.medusa import Medusa, MedusaConfig
-from domino_jax.method.names import MEDUSA
+from domino_jax.runtime.errors import DataError, quote
 
+SHOWN = 6  # tensors of a folder that is no drafter
 AnyConfig = DrafterConfig | Eagle3Config | MedusaConfig
 AnyDrafter = Drafter | Eagle3 | Medusa
 
 
-def config_class(raw: dict[str, Any]) -> type[AnyConfig]:
-    """Which config reads a parsed config.json."""
-    names = str(raw.get("architectures"))
-    if "Medusa" in names or raw.get("model_type") == MEDUSA or "medusa_num_heads" in raw:
-        return MedusaConfig
-    if "Eagle3" in names or "eagle_config" in raw or LAYER_IDS in raw:
-        return Eagle3Config
-    return DrafterConfig
+def config_class(raw: dict[str, Any], tensors: Callable[[], Collection[str]] = tuple) -> type[AnyConfig]:
+    """Which config reads a parsed config.json: the one whose keys it has, else the one whose tensors are there.
+
+    Args:
+        tensors: gives the names in the folder, if they are needed.
+
+    Raises:
+        DataError: no drafter of a known kind.
+    """
+    for keys, names in ((raw, tuple), ({}, tensors)):
+        for kind in (DrafterConfig, MedusaConfig, Eagle3Config):
+            if kind.matches(keys, names()):
+                return kind
+    stated = ", ".join(f"{key} {quote(raw.get(key))}" for key in ("architectures", "model_type"))
+    shown = ", ".join(sorted(tensors())[:SHOWN]) or "none"
+    raise DataError(
+        f"this is no drafter of a known kind (DFlash, Domino, DSpark, DFlash2, EAGLE-3, Medusa): {stated}; its first"
+        f" tensors: {shown}. Name the folder of such a drafter."
+    )
 
 
 def new_drafter(

@@ -44,9 +44,10 @@ class DecoderConfig:
 
 # Keys of public Qwen3- and Llama-like config.json files that change what a layer or the logits compute, and the values
 # with which they do not. A missing key and null are neutral too.
+SILU = ("silu", "swish")  # transformers knows it by both names
 NEUTRAL = {
-    "hidden_act": ("silu",),
-    "hidden_activation": ("silu",),
+    "hidden_act": SILU,
+    "hidden_activation": SILU,
     "mlp_bias": (False,),
     "num_experts": (0,),
     "num_local_experts": (0,),
@@ -55,11 +56,10 @@ NEUTRAL = {
     "is_neox_style": (True,),
     "rope_is_neox_style": (True,),
     "rope_interleaved": (False,),
-    "attn_logit_softcapping": (),
-    "attention_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "query_pre_attn_scalar": (),
-    "attention_multiplier": (),
+    # Servers read a cap of 0 as none.
+    "attn_logit_softcapping": (0.0,),
+    "attention_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
     "embedding_multiplier": (1.0,),
     "residual_multiplier": (1.0,),
     "logits_scaling": (1.0,),
@@ -68,10 +68,10 @@ NEUTRAL = {
     "attention_sink_bias": (False,),
     "add_swa_attention_sink_bias": (False,),
     "use_gemma_norm": (False,),
-    "quantization_config": (),
+    "quantization_config": ({},),
 }
-# The same inside rope_parameters and rope_scaling; with the default type their other keys have no effect.
-NEUTRAL_ROPE = {"partial_rotary_factor": (1.0,), "rope_dim": (), "mrope_section": ()}
+# Types of RoPE scaling that turn as the default one does when their factor is 1.
+_SCALED_BY_FACTOR = ("linear", "llama3", "yarn")
 
 
 def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
@@ -79,9 +79,13 @@ def refuse_unsupported(raw: dict[str, Any], place: str = "") -> None:
 
     place: as for refuse_values, when raw is a part of the file.
     """
+    width = raw.get("head_dim")
+    scaled = isinstance(width, int) and width > 0
     for part in ("rope_parameters", "rope_scaling"):
-        _refuse_rope(place + part, raw.get(part) or {})
-    refuse_values(raw, NEUTRAL, place)
+        _refuse_rope(place + part, raw.get(part) or {}, (width,) if scaled else ())
+    # Scores are divided by the root of head_dim, which some families state as a number.
+    scale = {"query_pre_attn_scalar": (width,), "attention_multiplier": (width**-0.5,)} if scaled else {}
+    refuse_values(raw, {**NEUTRAL, "query_pre_attn_scalar": (), "attention_multiplier": (), **scale}, place)
 
 
 def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "") -> None:
@@ -98,16 +102,18 @@ def refuse_values(raw: dict[str, Any], neutral: dict[str, tuple], place: str = "
             )
 
 
-def _refuse_rope(place: str, rope: dict[str, Any]) -> None:
-    """Only the plain rotation of whole heads, with one theta for all layers."""
+def _refuse_rope(place: str, rope: dict[str, Any], width: tuple[int, ...]) -> None:
+    """Only the plain rotation of whole heads of this width, with one theta for all layers."""
     if not isinstance(rope, dict):
         raise DataError(f"config.json has {place} {quote(rope)}; expected an object.")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    unscaled = kind in _SCALED_BY_FACTOR and rope.get("factor") == 1 and rope.get("attention_factor") in (None, 1)
+    if kind != "default" and not unscaled:
         raise DataError(
             f"config.json asks for RoPE scaling {quote(kind)} in {place}; only rope_type 'default' is supported."
         )
-    refuse_values(rope, NEUTRAL_ROPE, f"{place}.")
+    # With the default type the other keys have no effect.
+    refuse_values(rope, {"partial_rotary_factor": (1.0,), "rope_dim": width, "mrope_section": ()}, f"{place}.")
     per_layer = [key for key, value in rope.items() if isinstance(value, dict)]
     if per_layer:
         raise DataError(
@@ -133,7 +139,7 @@ def read_rope_theta(raw: dict[str, Any]) -> float:
         )
     theta = {_in_range(name, value) for name, value in found.items()}
     if len(theta) > 1:
-        raise DataError(f"config.json gives two values: {found}; make them equal.")
+        raise DataError(f"config.json gives two values: {found}; use the file that was written with these weights.")
     return theta.pop()
 
 

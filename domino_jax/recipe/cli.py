@@ -32,7 +32,7 @@ HELP = {
     "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
-    "format": "serving (default: what SGLang and vLLM open), specforge (what its training continues from) or vllm",
+    "format": "serving (default: what SGLang and vLLM open), or specforge (what its training continues from)",
     "head_rank": "cut the head to this rank; a training with train.rank_scales made it fit to be cut",
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
@@ -45,7 +45,7 @@ LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
 INTEGERS = ("head_rank",)
-CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge", "vllm")}
+CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge")}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,6 @@ target's.
 """
 
 import itertools
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from domino_jax.method.config import DrafterConfig, head_of
 from domino_jax.method.head import TOKEN_TABLES
 from domino_jax.method.heads.eagle3_config import Eagle3Config
-from domino_jax.method.heads.markov_keys import is_deepspec
 from domino_jax.method.heads.medusa import MedusaConfig
 from domino_jax.method.kinds import AnyConfig, config_class
 from domino_jax.method.names import DFLASH2, DOMINO, GATED, MARKOV, RANK_KEYS, RNN
@@ -23,7 +21,7 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.eagle3 import eagle3_table, open_eagle3, vocabulary_tensors
 from domino_jax.weights.fit import check_fits, differs
-from domino_jax.weights.medusa import lm_head_copy, medusa_table, open_medusa
+from domino_jax.weights.medusa import medusa_table, open_medusa
 from domino_jax.weights.target import (
     Entry,
     Params,
@@ -37,7 +35,6 @@ from domino_jax.weights.target import (
 )
 
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
-_EMBEDDINGS = {"embed_tokens.weight", "model.embed_tokens.weight", "lm_head.weight"}
 _OLD_HEAD_PREFIX = "logit_head."  # early files keep the head's tensors under it
 
 
@@ -115,19 +112,6 @@ def _selector_table(c: DrafterConfig) -> list[Entry]:
     ]
 
 
-def refuse_other_layouts(names: Iterable[str]) -> None:
-    """Raises DataError for the drafter layouts of other projects, which look alike and mean something else.
-
-    names: the tensor names of the folder.
-    """
-    stored = sorted(_EMBEDDINGS & set(names))
-    if stored:
-        raise DataError(
-            f"this drafter stores {', '.join(stored)}, which the public Domino layout takes from the target.\n"
-            "To convert: check that they equal the target's and drop them; a drafter with its own cannot be used."
-        )
-
-
 def load_drafter(
     path: str | Path,
     target: Qwen3Config,
@@ -137,36 +121,29 @@ def load_drafter(
 ) -> tuple[AnyConfig, Params]:
     """A drafter that fits `target`, from a local folder, a hub id or a train workdir (its `export/`), in `dtype`.
 
-    target_path: the target's folder or hub id, for drafters in the layouts of speculators and DeepSpec, which store its
-        embeddings.
+    target_path: the target's folder or hub id, for drafters that store copies of its embedding or lm_head.
     """
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
-    kind = config_class(raw)
-    open_folder = {MedusaConfig: open_medusa, Eagle3Config: open_eagle3}.get(kind, _open_block_drafter)
     with hf.naming(folder):
-        config, tensors, table, skipped, aliases = open_folder(folder, raw, target, target_path)
+        tensors = hf.open_tensors(folder)
+        kind = config_class(raw, lambda: tensors)
+        if speculators.is_speculators(raw):
+            raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, target.num_hidden_layers))
+        open_folder = {MedusaConfig: open_medusa, Eagle3Config: open_eagle3}.get(kind, _open_block_drafter)
+        config, table, skipped, aliases = open_folder(tensors, raw, target, target_path)
         return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=aliases)
 
 
 def _open_block_drafter(
-    folder: Path, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None
+    tensors: hf.Tensors, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None
 ) -> Stored:
-    """A drafter with a backbone, of a folder whose config.json is `raw`; the others as for load_drafter."""
-    tensors = hf.open_tensors(folder)
-    skipped: tuple[str, ...] = ()
-    if speculators.is_speculators(raw):
-        raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, target.num_hidden_layers))
-        skipped = (*speculators.COPIES, *speculators.UNUSED)
-    elif is_deepspec(raw):
-        skipped = tuple(speculators.COPIES)
-    else:
-        refuse_other_layouts(tensors)
-    config = hf.parse_config(folder, raw, DrafterConfig.from_dict)
+    """A drafter with a backbone, of a folder whose flat config.json is `raw`; the others as for load_drafter."""
+    config = hf.parse_config(tensors.folder, raw, DrafterConfig.from_dict)
     check_fits(config, target)
-    if skipped:
-        speculators.check_copies(tensors, target_path)
-    return Stored(config, tensors, drafter_table(config), skipped, head_aliases(config))
+    speculators.check_copies(tensors, target_path)
+    skipped = (*speculators.COPIES, *speculators.UNUSED)
+    return Stored(config, drafter_table(config), skipped, head_aliases(config))
 
 
 def head_aliases(config: DrafterConfig) -> dict[str, str]:
@@ -208,19 +185,17 @@ def save_drafter(
     format: str = formats.SERVING,
     verifier: str | None = None,
 ) -> None:
-    """Writes a drafter as a public folder, for SGLang and vLLM, for SpecForge's training, or `load_drafter`.
+    """Writes a drafter as a public folder, for servers, for SpecForge's training, or `load_drafter`.
 
     Every array must be readable by this process: on several hosts, gather the parameters first and write from one.
 
     Args:
-        format, verifier: as for formats.public_config; a copy of the target's lm_head is read from `verifier`.
+        format, verifier: as for formats.public_config.
     """
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
     tensors = file_tensors(drafter_table(config), params, dtype)
     if isinstance(config, Eagle3Config):
         tensors |= vocabulary_tensors(config)
-    if isinstance(config, MedusaConfig) and format == formats.VLLM:
-        tensors |= lm_head_copy(verifier, dtype)
     hf.write_folder(folder, tensors, raw)
 
 
@@ -242,10 +217,11 @@ def parse_stored(raw: dict[str, Any]) -> AnyConfig:
 
 
 def stored_head(path: str | Path) -> str:
-    """The head (names.HEADS) of the drafter at `path`, by its config.json alone; paths as for load_drafter."""
+    """The head (names.HEADS) of the drafter at `path`, without reading its weights; paths as for load_drafter."""
     folder = hf.drafter_folder(path)
     raw = hf.read_config(folder)
-    kind = config_class(raw)
+    with hf.naming(folder):
+        kind = config_class(raw, lambda: hf.open_tensors(folder))
     if kind is not DrafterConfig:
         return kind.head
     flat = speculators.is_speculators(raw)

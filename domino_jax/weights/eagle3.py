@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.method.heads.eagle3_config import ARCHITECTURE, Eagle3Config
+from domino_jax.method.heads.eagle3_config import Eagle3Config
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.runtime.errors import DataError, quote
+from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.fit import check_fits
-from domino_jax.weights.speculators import check_copies
-from domino_jax.weights.target import EMBEDDING, Entry, Stored, linear, norm
+from domino_jax.weights.speculators import UNUSED, check_copies
+from domino_jax.weights.target import EMBEDDING, Entry, Stored, linear, norm, prefix_hint
 
-ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM")  # the second is vLLM's
 LAYER, VLLM_LAYER = "midlayer.", "layers.0."
 COPIES = {"embed_tokens.weight": EMBEDDING}
 OFFSETS, MEMBERS = VOCABULARY = ("d2t", "t2d")
@@ -25,6 +24,7 @@ def eagle3_table(config: Eagle3Config) -> list[Entry]:
     width, queries, keys = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
     return [
+        *([norm("input_norm", ("input_norm",), 3 * width)] if c.norm_before_fc else []),
         linear("fc", ("fc",), width, 3 * width),
         *(norm(f"{LAYER}{name}", (*layer, name), width) for name in norms),
         linear(f"{LAYER}self_attn.q_proj", (*attention, "q_proj"), queries, 2 * width),
@@ -39,31 +39,17 @@ def eagle3_table(config: Eagle3Config) -> list[Entry]:
     ]
 
 
-def open_eagle3(folder: Path, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None) -> Stored:
-    """The drafter of a folder whose config.json is `raw`; the others as for load_drafter."""
-    refuse_other_layouts(raw)
-    tensors = hf.open_tensors(folder)
-    config = hf.parse_config(folder, raw, lambda raw: Eagle3Config.from_dict(raw, target.num_hidden_layers))
+def open_eagle3(
+    tensors: hf.Tensors, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None
+) -> Stored:
+    """The drafter of a folder whose flat config.json is `raw`; the others as for load_drafter."""
+    config = hf.parse_config(tensors.folder, raw, lambda raw: Eagle3Config.from_dict(raw, target.num_hidden_layers))
     check_fits(config, target)
     config = config.with_draft_tokens(_draft_tokens(tensors, config))
     check_copies(tensors, target_path, COPIES)
     table = eagle3_table(config)
     aliases = {name.replace(LAYER, VLLM_LAYER): name for name in (entry.name for entry in table) if LAYER in name}
-    return Stored(config, tensors, table, (*COPIES, *VOCABULARY), aliases)
-
-
-def refuse_other_layouts(raw: dict[str, Any]) -> None:
-    """Raises DataError for EAGLE-3 drafters of other projects, which compute something else or are nested."""
-    names = raw.get("architectures")
-    if "speculators_model_type" in raw or "transformer_layer_config" in raw:
-        raise DataError(
-            "this EAGLE-3 drafter is in the speculators layout (transformer_layer_config, layer ids one higher), which"
-            f" is not supported; convert it to a flat {ARCHITECTURE} folder."
-        )
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
-        raise DataError(
-            f"this EAGLE-3 drafter has architectures {quote(names)}; only {' and '.join(ARCHITECTURES)} are supported."
-        )
+    return Stored(config, table, (*COPIES, *VOCABULARY, *UNUSED), aliases)
 
 
 def _draft_tokens(tensors: hf.Tensors, config: Eagle3Config) -> np.ndarray:
@@ -76,7 +62,7 @@ def _draft_tokens(tensors: hf.Tensors, config: Eagle3Config) -> np.ndarray:
     if missing:
         raise DataError(
             f"{tensors.folder} lacks {' and '.join(missing)}, which map its {config.draft_vocab_size} draft tokens to"
-            f" the target's {config.vocab_size}."
+            f" the target's {config.vocab_size}.{prefix_hint(tensors, VOCABULARY)}"
         )
     for name, (size, kind) in sizes.items():
         stored = tensors[name]

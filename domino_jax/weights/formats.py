@@ -1,7 +1,7 @@
 """The folders a drafter is exported as, and which released servers draft with it as it was trained.
 
-What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33, and for Markov drafters in vLLM's
-qwen3_dspark.py.
+What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33, and compared with classes of theirs
+(docs/decoding.md).
 """
 
 import re
@@ -10,11 +10,11 @@ from typing import Any
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import AnyConfig
-from domino_jax.method.names import DFLASH2, DOMINO, MARKOV, MEDUSA, NONE, VANILLA
+from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA, NONE, VANILLA
+from domino_jax.weights import speculators
 
-# serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from. vllm: Medusa heads with the
-# copy of the target's lm_head that vLLM demands; for other drafters the same as serving.
-FORMATS = (SERVING, SPECFORGE, VLLM) = ("serving", "specforge", "vllm")
+# serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from.
+FORMATS = (SERVING, SPECFORGE) = ("serving", "specforge")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -25,22 +25,32 @@ def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None
         format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
     """
     raw = config.to_dict()
-    if not config.has_backbone:
-        return raw
     if format == SPECFORGE and config.head == DOMINO:
         return {**raw, "architectures": ["DominoDraftModel"]}
-    if format != SPECFORGE and config.head == NONE and vllm_refusal(config) is None and is_hub_id(verifier):
-        raw |= speculators_keys(config, verifier)
+    if format == SERVING and config.head == NONE and vllm_refusal(config) is None and is_hub_id(verifier):
+        raw |= speculators_keys(config, raw, verifier)
     return raw
 
 
-def speculators_keys(config: DrafterConfig, verifier: str) -> dict[str, Any]:
-    """The keys with which `vllm serve FOLDER` finds the target and the number of drafts by itself."""
+def speculators_keys(config: DrafterConfig, raw: dict[str, Any], verifier: str) -> dict[str, Any]:
+    """The keys with which `vllm serve FOLDER` finds the target and the number of drafts by itself, and with which
+    speculators opens the folder. Readers of flat files read theirs beside them.
+
+    Args:
+        raw: the flat config.json.
+    """
+    # The sections do not state it: there, full layers always read the whole block.
+    if config.is_causal and "full_attention" in raw["layer_types"]:
+        return {}
     proposal = {"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}
     return {
         "speculators_model_type": "dflash",
-        # vLLM demands the key; it reads the layers' shapes from the top level, where SGLang reads them too.
-        "transformer_layer_config": {},
+        "transformer_layer_config": {name: raw[name] for name in speculators.LAYER_KEYS},
+        speculators.LAYER_IDS: [index + 1 for index in config.target_layer_ids],
+        "mask_token_id": config.mask_token_id,
+        "draft_vocab_size": config.vocab_size,
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": config.is_causal is False,
         "speculators_config": {
             "algorithm": "dflash",
             "default_proposal_method": "greedy",
@@ -57,10 +67,10 @@ def is_hub_id(path: str | None) -> bool:
 
 def sglang_refusal(config: AnyConfig) -> str | None:
     """Why SGLang does not draft with this drafter as it was trained; None when it does."""
-    if not config.has_backbone:
-        return "SGLang has no Medusa heads" if config.head == MEDUSA else None
-    if config.head == MARKOV and config.markov_head_type != VANILLA:
-        return f"SGLang has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
+    if config.head == MEDUSA:
+        return "SGLang has no Medusa heads"
+    if config.head == EAGLE3:
+        return "SGLang does not know norm_before_residual" if config.norm_before_residual else None
     if config.head == DOMINO and config.pure_draft_prefix_len != 1:
         return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {config.pure_draft_prefix_len}"
     if config.shift_label and config.head == NONE:
@@ -68,13 +78,12 @@ def sglang_refusal(config: AnyConfig) -> str | None:
     return _convolution_refusal(config)
 
 
-def vllm_refusal(config: AnyConfig, format: str = SERVING) -> str | None:
-    """Why vLLM does not draft with this drafter, exported in this format, as it was trained; None when it does."""
-    if not config.has_backbone:
-        if format == VLLM:
-            return None
-        missing = "vLLM demands a copy of the target's lm_head in the folder: export with --format=vllm"
-        return missing if config.head == MEDUSA else None
+def vllm_refusal(config: AnyConfig) -> str | None:
+    """Why vLLM does not draft with this drafter as it was trained; None when it does."""
+    if config.head == MEDUSA:
+        return "its last release with Medusa heads is 0.32, which reads a copy of the target's lm_head from the folder"
+    if config.head == EAGLE3:
+        return None
     if config.head == MARKOV and config.markov_head_type != VANILLA:
         return f"vLLM has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
     if config.head == DOMINO:
@@ -93,9 +102,9 @@ def _convolution_refusal(config: DrafterConfig) -> str | None:
     return None
 
 
-def serving_note(config: AnyConfig, format: str = SERVING) -> str | None:
+def serving_note(config: AnyConfig) -> str | None:
     """A sentence for whoever exports a drafter that no released server drafts with; None for the others."""
-    reasons = sglang_refusal(config), vllm_refusal(config, format)
+    reasons = sglang_refusal(config), vllm_refusal(config)
     if None in reasons:
         return None
     return (

@@ -26,6 +26,7 @@ from domino_jax.weights.safetensors_file import Stored, is_finite, parse_json, r
 
 FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
 SINGLE = "model.safetensors"
+FASTER_DECODING = "medusa_lm_head.safetensors"  # in place of it, in that project's folders
 INDEX = "model.safetensors.index.json"
 JSON_LIMIT = 16_000_000  # bytes; the index of a 64-layer model has 0.1 MB
 SHARD_LIMIT = 10_000
@@ -237,8 +238,9 @@ def same_matrix(tensors: Tensors, name: str, others: Tensors, other: str, dtype:
 
 def open_tensors(folder: Path) -> Tensors:
     """Opens model.safetensors, or the shards that model.safetensors.index.json names."""
-    if inside(folder, SINGLE).is_file():
-        return Tensors(folder, read_header(inside(folder, SINGLE)))
+    for name in (SINGLE, FASTER_DECODING):
+        if inside(folder, name).is_file():
+            return Tensors(folder, read_header(inside(folder, name)))
     if inside(folder, INDEX).is_file():
         return Tensors(folder, _read_shards(folder))
     found = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)

@@ -1,7 +1,7 @@
 """Medusa heads between their public folders and their parameters.
 
 The layout is that of vLLM and speculators. FasterDecoding's files, which name the same tensors otherwise, are read too.
-The lm_head is the target's: copies of it are compared and dropped, and written where they are asked for.
+The lm_head is the target's: copies of it are compared and dropped.
 """
 
 from pathlib import Path
@@ -15,11 +15,9 @@ from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 from domino_jax.weights.fit import check_fits
-from domino_jax.weights.safetensors_file import read_header
 from domino_jax.weights.speculators import check_copies
-from domino_jax.weights.target import EMBEDDING, LM_HEAD, Entry, Stored, linear
+from domino_jax.weights.target import LM_HEAD, Entry, Stored, linear
 
-FASTER_DECODING = "medusa_lm_head.safetensors"
 # {a copy's name: the target's}
 COPIES = {"lm_head.weight": LM_HEAD, "lm_heads.0.weight": LM_HEAD}
 
@@ -35,17 +33,17 @@ def medusa_table(config: MedusaConfig) -> list[Entry]:
     return table
 
 
-def open_medusa(folder: Path, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None) -> Stored:
+def open_medusa(
+    tensors: hf.Tensors, raw: dict[str, Any], target: Qwen3Config, target_path: str | Path | None
+) -> Stored:
     """The heads of a folder whose config.json is `raw`; the others as for load_drafter."""
-    named = hf.inside(folder, FASTER_DECODING)
-    tensors = hf.Tensors(folder, read_header(named)) if named.is_file() else hf.open_tensors(folder)
-    config = hf.parse_config(folder, raw, lambda raw: MedusaConfig.from_dict(_public(raw, target)))
+    config = hf.parse_config(tensors.folder, raw, lambda raw: MedusaConfig.from_dict(_public(raw, target)))
     check_fits(config, target)
     check_copies(tensors, target_path, COPIES)
     table = medusa_table(config)
     aliases = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in table}
     aliases = {".linear.".join(name.rsplit(".", 1)): entry for name, entry in aliases.items()}
-    return Stored(config, tensors, table, tuple(COPIES), aliases)
+    return Stored(config, table, tuple(COPIES), aliases)
 
 
 def _public(raw: dict[str, Any], target: Qwen3Config) -> dict[str, Any]:
@@ -65,10 +63,3 @@ def _public(raw: dict[str, Any], target: Qwen3Config) -> dict[str, Any]:
         "medusa_fc_bias": True,
         "original_lm_head": True,  # heads with separate matrices have tensors that the table does not name
     }
-
-
-def lm_head_copy(target_path: str | Path, dtype: Any) -> dict[str, np.ndarray]:
-    """The target's lm_head, or its embedding where they are tied, under the name that vLLM looks for."""
-    tensors = hf.open_tensors(hf.resolve_folder(target_path))
-    name = LM_HEAD if LM_HEAD in tensors else EMBEDDING
-    return {LM_HEAD: np.asarray(tensors.read(name), dtype)}

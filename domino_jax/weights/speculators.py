@@ -1,7 +1,8 @@
-"""Drafters in the layout of vllm-project/speculators (dflash, dflash2 and domino), read as public ones.
+"""Drafters in the layout of vllm-project/speculators, read as public ones.
 
-There the layers' shapes are nested in transformer_layer_config, without the values that equal Qwen3Config's defaults;
-layer ids are one higher; the Domino head's tensors have a prefix; and copies of the target's embeddings may be stored.
+There the layers' shapes are nested in transformer_layer_config, without the values that equal the defaults of its
+model_type; layer ids are one higher; the Domino head's tensors have a prefix; and copies of the target's embeddings may
+be stored.
 """
 
 from collections.abc import Mapping
@@ -9,30 +10,49 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.method.config_keys import boolean, integer, listed, section
-from domino_jax.method.heads import dflash2_keys
-from domino_jax.method.names import DFLASH2, DOMINO
+from domino_jax.method.heads import dflash2_keys, eagle3_config
+from domino_jax.method.heads.markov_keys import CLASS as DSPARK_CLASS
+from domino_jax.method.heads.markov_keys import KEYS as MARKOV_KEYS
+from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
 from domino_jax.weights.target import EMBEDDING, LM_HEAD
 
 HEAD_PREFIX = "logits_correction."
 LAYER_IDS = "aux_hidden_state_layer_ids"
+# Of a flat config.json, what its transformer_layer_config holds.
+LAYER_KEYS = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+LAYER_KEYS += ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "max_position_embeddings")
+LAYER_KEYS += ("layer_types", "sliding_window", "use_sliding_window", "vocab_size", "hidden_act", "attention_bias")
+LAYER_KEYS += ("tie_word_embeddings",)
 # {the copy's name: the target's}; a tied target has no lm_head and its embedding is copied.
 COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 # What only training reads, and the maps of a smaller draft vocabulary, which is refused by draft_vocab_size.
 UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")
 
-# Of transformers' Qwen3Config: what a key that transformer_layer_config leaves out means.
+# What a key that transformer_layer_config leaves out means: the defaults of transformers' configs, by model_type. In
+# Llama two keys follow from others.
 _DEFAULTS = {
-    "vocab_size": 151_936,
-    "hidden_size": 4096,
-    "intermediate_size": 22_016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32_768,
+    "qwen3": {
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32_768,
+    },
+    "llama": {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 2048,
+    },
 }
 _DEFAULT_THETA = 10_000.0
 _DOMINO_KEYS = {
@@ -40,13 +60,21 @@ _DOMINO_KEYS = {
     "gru_hidden_dim": "gru_hidden_dim",
     "pure_draft_prefix_len": "pure_draft_prefix_len",
 }
+# {speculators_model_type: {our key: theirs}}, the keys of the head, which a file must have.
+_HEADS = {
+    "dflash": {},
+    DOMINO: {"sample_from_anchor": "sample_from_anchor", **_DOMINO_KEYS},
+    "dspark": {name: name for name in ("sample_from_anchor", *MARKOV_KEYS)},
+    DFLASH2: {name: name for name in dflash2_keys.REQUIRED},
+}
+_CLASSES = {"dspark": DSPARK_CLASS, DFLASH2: dflash2_keys.CLASS}
 
 
 def is_speculators(raw: dict[str, Any]) -> bool:
     """True for the nested layout; a flat config.json with speculators' keys besides is a public one."""
-    if raw.get("dflash_config"):
+    if raw.get("dflash_config") or raw.get("eagle_config"):
         return False
-    return bool(raw.get("transformer_layer_config")) or LAYER_IDS in raw
+    return "speculators_model_type" in raw or bool(raw.get("transformer_layer_config")) or LAYER_IDS in raw
 
 
 def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
@@ -55,41 +83,29 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
     Args:
         target_layers: layers of the target, which the layout does not store.
     Raises:
-        DataError: another algorithm than dflash, dflash2 and domino, or a key that is missing.
+        DataError: another algorithm than dflash, dflash2, domino, dspark and eagle3, or a key that is missing.
     """
     algorithm = raw.get("speculators_model_type")
-    if algorithm not in ("dflash", DFLASH2, DOMINO):
+    if algorithm == EAGLE3:
+        return _flattened_eagle3(raw)
+    if not isinstance(algorithm, str) or algorithm not in _HEADS:
+        names = ", ".join(map(repr, (*_HEADS, EAGLE3)))
         raise DataError(
-            f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; only 'dflash',"
-            " 'dflash2' and 'domino' are supported."
+            f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; supported are"
+            f" {names}."
         )
-    layer = section(raw, "transformer_layer_config")
-    if layer.get("model_type", "qwen3") != "qwen3":
-        raise DataError(
-            f"this drafter's transformer_layer_config has model_type {quote(layer['model_type'])}; only 'qwen3' is"
-            " supported."
-        )
-    needed = ["block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size"]
-    needed += ["sample_from_anchor", *_DOMINO_KEYS.values()] if algorithm == DOMINO else []
-    needed += dflash2_keys.REQUIRED if algorithm == DFLASH2 else []
-    missing = [name for name in needed if raw.get(name) is None]
-    if missing:
-        raise DataError(
-            f"the drafter's config.json (speculators, {algorithm}) lacks {', '.join(missing)}; these are never guessed:"
-            " add the values it was trained with."
-        )
+    keys = _HEADS[algorithm]
+    _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *keys.values())
+    head = {name: raw[key] for name, key in keys.items()}
     if algorithm == DFLASH2:
-        options = (*dflash2_keys.REQUIRED, *dflash2_keys.TRANSFORMS)
-        head = {name: raw[name] for name in options if name in raw}
+        head |= {name: raw[name] for name in dflash2_keys.TRANSFORMS if name in raw}
     else:
-        head = {"projector_type": algorithm}
-        head |= {name: raw[key] for name, key in _DOMINO_KEYS.items()} if algorithm == DOMINO else {}
+        head["projector_type"] = algorithm
+    layer = _layer(raw, "qwen3")
     return {
-        "architectures": [dflash2_keys.CLASS if algorithm == DFLASH2 else "DFlashDraftModel"],
-        **_DEFAULTS,
-        **_rope(layer),
-        **{key: value for key, value in layer.items() if value is not None},
+        **layer,
         **{name: raw[name] for name in ("draft_vocab_size", "target_hidden_size") if name in raw},
+        "architectures": [_CLASSES.get(algorithm, "DFlashDraftModel")],
         "use_sliding_window": "sliding_attention" in listed("layer_types", layer.get("layer_types") or ()),
         "block_size": raw["block_size"],
         "num_target_layers": target_layers,
@@ -98,21 +114,53 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
         "dflash_config": {
             "mask_token_id": raw["mask_token_id"],
             "target_layer_ids": [integer(LAYER_IDS, index) - 1 for index in listed(LAYER_IDS, raw[LAYER_IDS])],
-            "shift_label": bool(boolean(raw, {}, "sample_from_anchor")),
+            "sample_from_anchor": bool(boolean(raw, {}, "sample_from_anchor")),
             **head,
         },
     }
 
 
+def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:
+    """`flattened` for EAGLE-3, whose layer ids count as at the top level of flat files."""
+    # Readers disagree on what a missing norm_before_residual means.
+    _demand(raw, "draft_vocab_size", "norm_before_residual")
+    keys = (*eagle3_config.NORMS, eagle3_config.LAYER_IDS, "fc_norm", "draft_vocab_size", "target_hidden_size")
+    return {
+        **_layer(raw, "llama"),
+        **{name: raw[name] for name in ("speculators_model_type", *keys) if raw.get(name) is not None},
+        "architectures": [eagle3_config.ARCHITECTURE],
+    }
+
+
+def _demand(raw: dict[str, Any], *names: str) -> None:
+    missing = [name for name in names if raw.get(name) is None]
+    if missing:
+        raise DataError(
+            f"the drafter's config.json (speculators, {raw['speculators_model_type']}) lacks {', '.join(missing)};"
+            " these are never guessed: add the values it was trained with."
+        )
+
+
+def _layer(raw: dict[str, Any], kind: str) -> dict[str, Any]:
+    """transformer_layer_config with the values that it leaves out."""
+    layer = {key: value for key, value in section(raw, "transformer_layer_config").items() if value is not None}
+    # Without a model_type speculators takes a layer for Qwen3's.
+    if layer.get("model_type", "qwen3") != kind:
+        raise DataError(
+            f"this drafter's transformer_layer_config has model_type {quote(layer.get('model_type'))}; only {kind!r} is"
+            f" supported in a drafter of speculators_model_type {raw['speculators_model_type']!r}."
+        )
+    layer = {**_DEFAULTS[kind], **layer}
+    if kind == "llama":
+        layer.setdefault("num_key_value_heads", layer["num_attention_heads"])
+    if "rope_theta" not in layer and "rope_theta" not in section(layer, "rope_parameters"):
+        layer["rope_theta"] = _DEFAULT_THETA
+    return layer
+
+
 def _reads_whole_blocks(raw: dict[str, Any], algorithm: str) -> bool:
     stated = boolean(raw, {}, "sliding_window_non_causal")
     return algorithm == DFLASH2 if stated is None else stated
-
-
-def _rope(layer: dict[str, Any]) -> dict[str, Any]:
-    """The default theta, where the layer's config has none."""
-    stated = "rope_theta" in layer or "rope_theta" in section(layer, "rope_parameters")
-    return {} if stated else {"rope_theta": _DEFAULT_THETA}
 
 
 def check_copies(tensors: hf.Tensors, target_path: str | Path | None, copies: Mapping[str, str] = COPIES) -> None:

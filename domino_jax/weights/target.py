@@ -7,8 +7,9 @@ of the same rows.
 """
 
 import dataclasses
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,10 +49,9 @@ class Entry:
 
 
 class Stored(NamedTuple):
-    """A checked drafter folder, before its tensors are read; the last two as in `load_table`."""
+    """What a checked drafter folder holds; the last two as in `load_table`."""
 
     config: Any
-    tensors: hf.Tensors
     table: list[Entry]
     skipped: tuple[str, ...]
     aliases: dict[str, str]
@@ -160,22 +160,35 @@ def _match(
                 wrong["misshaped"].append(f"{name}{kind} {list(stored.shape)} for {list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in found]
     if any(wrong.values()):
-        raise DataError(_describe(tensors.folder, wrong))
+        hint = prefix_hint(tensors, expected, aliases)
+        if LM_HEAD in wrong["missing"] and EMBEDDING in expected:
+            hint += " Its tie_word_embeddings is false, so it needs an lm_head."
+        raise DataError(_describe(tensors.folder, wrong, hint))
     return found
 
 
-def _describe(folder: Path, wrong: dict[str, list[str]]) -> str:
-    """At most five lines: what disagrees, and up to ten names in all."""
-    counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items() if names)
-    lines = [f"{folder}: the tensors are not those that config.json describes ({counts})."]
-    room = hf.LISTED
+def prefix_hint(names: Iterable[str], wanted: Collection[str], aliases: Mapping[str, str] | None = None) -> str:
+    """A sentence if all wanted names are there without a prefix that all names have, as of a wrapper; else ""."""
+    names, aliases = list(names), aliases or {}
+    shared = os.path.commonprefix(names)
+    for end in (place + 1 for place, letter in enumerate(shared) if letter == "."):
+        bare = [name[end:] for name in names]
+        if set(wanted) <= {aliases.get(name, name) for name in bare}:
+            return f" All names there begin with {shared[:end]!r}; without it they fit: rename the tensors."
+    return ""
+
+
+def _describe(folder: Path, wrong: dict[str, list[str]], hint: str) -> str:
+    """At most five lines: what disagrees, and up to ten names in all, some of each kind."""
+    wrong = {kind: sorted(names) for kind, names in wrong.items() if names}
+    counts = ", ".join(f"{len(names)} {kind}" for kind, names in wrong.items())
+    lines = [f"{folder}: the tensors are not those that config.json describes ({counts}).{hint}"]
+    room, shown = hf.LISTED, {}
+    for left, kind in enumerate(sorted(wrong, key=lambda kind: len(wrong[kind])), start=-len(wrong)):
+        shown[kind] = wrong[kind][: room // -left]
+        room -= len(shown[kind])
     for kind, names in wrong.items():
-        if names and room:
-            shown = sorted(names)[:room]
-            room -= len(shown)
-            lines.append(f"{kind}: {', '.join(shown)}{', …' if len(shown) < len(names) else ''}")
-    if LM_HEAD in wrong["missing"]:
-        lines[0] += " A head tied to the embedding needs tie_word_embeddings true."
+        lines.append(f"{kind}: {', '.join(shown[kind])}{', …' if len(shown[kind]) < len(names) else ''}")
     return "\n".join(lines)
 
 
@@ -242,7 +255,7 @@ def _check_tied(tensors: hf.Tensors) -> None:
     if EMBEDDING in tensors and not hf.same_matrix(tensors, LM_HEAD, tensors, EMBEDDING):
         raise DataError(
             f"{tensors.folder}: config.json has tie_word_embeddings true, but {LM_HEAD} differs from {EMBEDDING}.\n"
-            f"Set it to false to use {LM_HEAD}, or remove that tensor to use the embedding."
+            "Fetch the folder as its authors published it; which of the two the model was trained with is not in it."
         )
 
 

@@ -269,7 +269,7 @@ def test_a_damaged_report_of_an_earlier_run_is_named(tmp_path, capsys, text, mes
     prompts = write_prompts(tmp_path, GOOD)
     code, _, error = start(capsys, arguments(prompts, tmp_path / "out"))
     assert (code, "Traceback" in error) == (3, False)
-    assert f"report.json {message}" in error and "remove it" in error and len(error.strip().splitlines()) == 1
+    assert f"report.json {message}" in error and "another folder" in error and len(error.strip().splitlines()) == 1
 
 
 COMPARED = {"config__decode__compare": "('./first','./second')"}

@@ -11,6 +11,7 @@ from domino_jax.decoding import terminal
 from domino_jax.decoding.api import TextPiece
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError
+from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, write_model
 from tests.helpers.paths import ASSETS, GOLDEN
 
 PROMPT = "Laura has 46 plums. She breaks 5. She buys 9 more. How many plums does Laura have now?"
@@ -53,6 +54,13 @@ def test_a_tree_that_is_no_shape_or_has_no_drafter_is_refused():
         domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), tree={"nodes": 16})
     with pytest.raises(DominoError, match="tree is given, but no drafter"):
         domino_jax.load(str(ASSETS / "tiny_qwen3"), tree=domino_jax.TreeSettings())
+
+
+def test_answers_fit_the_model_that_knows_fewer_positions(tmp_path):
+    raw = raw_config("tied_shift", "drafter") | {"max_position_embeddings": 300}
+    drafter = write_model(tmp_path, raw, stored_tensors("tied_shift", "drafter"))
+    decoder = domino_jax.load(str(folder_of("tied_shift", "target")), str(drafter), dtype="float32")
+    assert decoder.generator.settings.max_new_tokens == 150
 
 
 def test_a_number_of_drafts_below_zero_is_refused():

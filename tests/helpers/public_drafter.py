@@ -50,6 +50,12 @@ def public_shapes(raw: dict) -> dict[str, tuple[int, ...]]:
     if nested.get("projector_type") == "dspark":
         rank, inputs = nested["markov_rank"], hidden + nested["markov_rank"] * nested["confidence_head_with_markov"]
         names |= {f"markov_head.markov_{matrix}.weight": (raw["vocab_size"], rank) for matrix in ("w1", "w2")}
+        gated, rnn = (nested["markov_head_type"] == kind for kind in ("gated", "rnn"))
+        if gated:
+            names |= {"markov_head.gate_proj.weight": (rank, hidden + rank), "markov_head.gate_proj.bias": (rank,)}
+        if rnn:
+            names |= {"markov_head.joint_proj.weight": (3 * rank, 2 * rank + hidden)}
+            names |= {"markov_head.joint_proj.bias": (3 * rank,)}
         if nested["enable_confidence_head"]:
             names |= {"confidence_head.proj.weight": (1, inputs), "confidence_head.proj.bias": (1,)}
     return names

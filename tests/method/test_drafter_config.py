@@ -47,9 +47,12 @@ def test_rope_theta_is_read_in_either_place(rope):
     assert read(**rope).rope_theta == 5e5
 
 
-@pytest.mark.parametrize("extra", [{"rope_parameters": {"rope_theta": 5e5}}, {"emb_dim": 255}])
+@pytest.mark.parametrize(
+    "extra", [{"rope_parameters": {"rope_theta": 5e5}}, {"emb_dim": 255}, {"sample_from_anchor": False}]
+)
 def test_two_places_that_disagree_are_refused(extra):
-    with pytest.raises(DataError, match="make them equal"):
+    """Which of them is right cannot be seen, so no edit is named."""
+    with pytest.raises(DataError, match="written with these weights"):
         read(**extra)
 
 
@@ -66,8 +69,7 @@ def test_two_places_that_disagree_are_refused(extra):
         ({}, {"target_layer_ids": "absent"}, "target_layer_ids"),
         ({}, {"shift_label": "absent"}, "shift_label"),
         ({}, {"projector_type": "xspark"}, "dflash_config.projector_type 'xspark'"),
-        ({}, {"causal": True}, "dflash_config.causal True"),
-        ({}, {"causal": False}, "dflash_config.causal False"),
+        ({"is_causal": False}, {"causal": True}, "is_causal False and causal True"),
         ({}, {"use_swa": True, "swa_window_size": 4}, "dflash_config.use_swa True"),
         ({}, {"attention_value_scale": 0.5}, "dflash_config.attention_value_scale 0.5"),
         ({}, {"attention_sink_bias": True}, "dflash_config.attention_sink_bias True"),
@@ -110,9 +112,51 @@ def test_sample_from_anchor_decides_whether_a_plain_drafter_is_shifted(shifted, 
     assert DrafterConfig.from_dict(again).shift_label is shifted
 
 
+SLIDING = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048, "use_sliding_window": True}
+
+
 def test_is_causal_false_is_not_an_absent_one():
-    sliding = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048, "use_sliding_window": True}
     for value, causal in ((None, True), (True, True), (False, False)):
-        config = read(**sliding, is_causal=value)
+        config = read(**SLIDING, is_causal=value)
         assert (config.is_causal, config.causal(0)) == (value, causal)
+        assert read({"causal": value}, **SLIDING) == config
     assert not read().causal(0)
+
+
+@pytest.mark.parametrize(
+    ("top", "nested"),
+    [
+        ({"hidden_act": "swish"}, {}),
+        ({"rope_scaling": {"type": "linear", "factor": 1.0}}, {}),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 1}}, {}),
+        ({"rope_parameters": {"rope_type": None, "rope_theta": 1e6, "rope_dim": 128}}, {}),
+        ({"partial_rotary_factor": 1, "query_pre_attn_scalar": 128, "attention_multiplier": 128**-0.5}, {}),
+        ({"attn_logit_softcapping": 0, "quantization_config": {}}, {}),
+        ({}, {"attention_value_scale": 1, "use_swa": False, "swa_window_size": 4096}),
+        ({"markov_rank": 0}, {"final_logit_softcapping": 0.0, "selector_rank": None}),
+    ],
+)
+def test_what_states_the_default_in_another_word_is_read(top, nested):
+    assert read(nested, **top) == read()
+
+
+@pytest.mark.parametrize(
+    ("top", "nested"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1.0}}, {}),  # turns otherwise past the trained length
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_dim": 64}}, {}),
+        ({"query_pre_attn_scalar": 256}, {}),
+        ({"attn_logit_softcapping": 50.0}, {}),
+        ({"clip_qkv": 0.0}, {}),  # clips to nothing
+        ({"hidden_act": "gelu"}, {}),
+        (SLIDING, {"swa_window_size": 1024}),
+    ],
+)
+def test_what_computes_something_else_is_refused(top, nested):
+    with pytest.raises(DataError):
+        read(nested, **top)
+
+
+def test_speculators_and_vllms_windows_may_be_stated_twice():
+    assert read({"use_swa": True, "swa_window_size": 2048}, **SLIDING) == read(**SLIDING)

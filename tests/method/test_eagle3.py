@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from domino_jax.method.heads.eagle3 import attend_passes
-from domino_jax.method.heads.eagle3_config import Eagle3Config, default_layer_ids
+from domino_jax.method.heads.eagle3_config import NORMS, Eagle3Config, default_layer_ids
+from domino_jax.method.kinds import new_drafter
+from domino_jax.method.passed import Passed
 from domino_jax.models import attention
 from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import golden_models, make_generator, random_models, texts
@@ -31,8 +33,8 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 
 @pytest.mark.parametrize("part_rows", [512, 2])
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_pass_reads_the_first_one_causally_and_its_own_row_of_the_later_ones(packed, part_rows, monkeypatch):
+@pytest.mark.parametrize(("packed", "window"), [(False, None), (True, None), (False, 2)])
+def test_a_pass_reads_the_first_one_causally_and_its_own_row_of_the_later_ones(packed, window, part_rows, monkeypatch):
     """Four passes over five rows, held against one dense mask over all keys: 1 0 0 …, then diagonals."""
     monkeypatch.setattr(attention, "PART_ROWS", part_rows)
     random = np.random.default_rng(0)
@@ -43,11 +45,13 @@ def test_a_pass_reads_the_first_one_causally_and_its_own_row_of_the_later_ones(p
     q, passes = draw(4), tuple((draw(2), draw(2)) for _ in range(4))
     documents = jnp.asarray([[1, 1, 2, 2, 2], [1, 1, 1, 1, 0]]) if packed else jnp.ones((2, 5), jnp.int32)
     causal = jnp.tril(jnp.ones((5, 5), bool)) & (documents[:, :, None] == documents[:, None, :])
+    causal &= jnp.triu(jnp.ones((5, 5), bool), 1 - (window or 5))
     own = jnp.broadcast_to(jnp.eye(5, dtype=bool), (2, 5, 5))
     mask = jnp.concatenate([causal, own, own, own], axis=2)
     k, v = (jnp.concatenate([one[part] for one in passes], axis=2) for part in (0, 1))
     expected = attention.attend(q, k, v, mask)
-    np.testing.assert_allclose(attend_passes(q, passes, documents if packed else None), expected, atol=1e-6)
+    result = attend_passes(q, passes, documents if packed else None, window)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_the_draft_of_a_row_depends_on_the_anchor_and_on_nothing_after_it():
@@ -57,6 +61,42 @@ def test_the_draft_of_a_row_depends_on_the_anchor_and_on_nothing_after_it():
     embedded = models.embed(jnp.array([3, 4]))
     logits = models.draft_step(rows, fused + 0.1, embedded, jnp.array([0, 0]))[0]
     assert np.abs(logits[0] - logits[1]).max() > 0.1
+
+
+def test_with_all_norms_a_chain_computes_what_the_passes_train():
+    """norm_output, norm_before_fc and norm_before_residual, as speculators sets them by default."""
+    models = random_models(head="eagle3")
+    config = dataclasses.replace(models.drafter.config, **dict.fromkeys(NORMS, True))
+    drafter, random = new_drafter(config), np.random.default_rng(0)
+    params = models.drafter_params | {"input_norm": {"scale": jnp.asarray(random.uniform(0.5, 2, 96), jnp.float32)}}
+    features, embedded = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in ((1, 6, 96), (1, 9, 32)))
+
+    def call(*args, method=None):
+        return drafter.apply({"params": params}, *args, method=method)
+
+    states = call(features, embedded, 3)
+    expected = call(states, method="logits")[0, 5]
+    cache = drafter.init_cache(1, 12)
+    passed = Passed(features, None, embedded[:, 1:7], jnp.array([6]))
+    rows, state = call(cache, passed, jnp.arange(6)[None], method="extend_context")
+    for depth in range(3):
+        slots = jnp.array([5 + depth])
+        logits, state, rows = call(rows, state, embedded[:, 6 + depth], slots, method="draft_step")
+        np.testing.assert_allclose(logits[0], expected[depth], atol=1e-5)
+
+
+def test_a_drafted_row_reads_the_rows_of_its_window_alone():
+    models = random_models(head="eagle3")
+    drafter = new_drafter(dataclasses.replace(models.drafter.config, sliding_window=3))
+    (keys, values), state = drafter.init_cache(1, 8)
+    state, x = state + 0.3, models.embed(jnp.array([3]))
+
+    def logits(changed):
+        noise = jnp.zeros_like(keys).at[:, :, changed].set(1.0)
+        args = (keys + noise, values + noise), state, x, jnp.array([4])
+        return drafter.apply({"params": models.drafter_params}, *args, method="draft_step")[0]
+
+    assert [bool(jnp.array_equal(logits(row), logits(0))) for row in range(4)] == [True, True, False, False]
 
 
 def test_the_layer_has_no_norms_on_queries_and_keys_and_reads_twice_the_width():
@@ -86,8 +126,9 @@ def test_layer_ids_count_outputs_in_eagle_config_and_inputs_at_the_top_level():
         ({"eagle_config": {LAYERS: [1, 2]}}, r"ids \[1, 2\] must be 3 different layers"),
         ({"eagle_config": {LAYERS: [1, 2, 2]}}, r"ids \[1, 2, 2\]"),
         ({"fc_norm": True}, "fc_norm"),
-        ({"norm_output": False}, "norm_output"),
-        ({"norm_before_residual": True}, "norm_before_residual"),
+        ({"norm_output": "yes"}, "norm_output = 'yes'"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_window None"),
+        ({"eagle_config": {"norm_output": True}}, "eagle_config.norm_output"),
         ({"eagle_config": {"norm_before_residual": True}}, "eagle_config.norm_before_residual"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         ({"num_hidden_layers": 2}, "num_hidden_layers"),

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from domino_jax.method.config import DrafterConfig
+from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.medusa import MedusaConfig
 from domino_jax.method.kinds import config_class
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf, speculators
@@ -84,6 +86,34 @@ def test_the_head_of_other_layouts_and_of_plain_drafters_is_in_their_config(tmp_
     for head, raw in raws.items():
         (tmp_path / "config.json").write_text(json.dumps(raw))
         assert stored_head(tmp_path) == head
+
+
+EAGLE1 = ("embed_tokens.weight", "fc.bias", "fc.weight", "layers.0.mlp.up_proj.weight")
+LAYOUTS = {  # {layout: (config.json, tensors, what reads it, or what its refusal names)}
+    "EAGLE-3 of SafeAILab": ({"architectures": ["LlamaForCausalLM"]}, ("d2t", "midlayer.hidden_norm.weight"), "eagle3"),
+    "EAGLE-3 of vLLM": ({"architectures": ["LlamaForCausalLM"]}, ("layers.0.hidden_norm.weight",), "eagle3"),
+    "EAGLE-3 of speculators": ({"speculators_model_type": "eagle3"}, (), "eagle3"),
+    "Medusa of FasterDecoding": ({"base_model_name_or_path": "x"}, ("0.0.linear.weight",), "medusa"),
+    "DFlash without a class": ({"model_type": "qwen3"}, ("fc.weight", "hidden_norm.weight"), "block"),
+    "DFlash of vLLM": ({"dflash_config": {"x": 1}, "eagle_aux_hidden_state_layer_ids": [1]}, (), "block"),
+    "DSpark of DeepSpec": ({"architectures": ["Qwen3DSparkModel"]}, (), "block"),
+    "MTP of speculators": ({"speculators_model_type": "mtp"}, (), "block"),  # which refuses it by this key
+    "EAGLE-1": ({"architectures": ["LlamaForCausalLM"]}, EAGLE1, ("LlamaForCausalLM", "fc.bias")),
+    "a target": ({"architectures": ["Qwen3ForCausalLM"]}, ("model.norm.weight",), ("Qwen3ForCausalLM", "model.norm")),
+    "nothing": ({"architectures": 5}, (), ("architectures 5", "none")),
+}
+READERS = {"block": DrafterConfig, "eagle3": Eagle3Config, "medusa": MedusaConfig}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_folder_is_known_by_its_keys_and_tensors_or_refused_with_both(layout):
+    raw, tensors, expected = LAYOUTS[layout]
+    if isinstance(expected, str):
+        assert config_class(raw, lambda: tensors) is READERS[expected]
+        return
+    with pytest.raises(DataError) as error:
+        config_class(raw, lambda: tensors)
+    assert all(part in str(error.value) for part in expected)
 
 
 @pytest.mark.parametrize(("name", "key"), [("markov_vanilla", "markov_rank"), ("dflash2", "selector_rank")])

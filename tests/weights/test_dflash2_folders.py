@@ -58,7 +58,7 @@ def test_a_cap_of_zero_is_none_and_sliding_layers_need_no_switch():
     config = read(**SLIDING)
     assert (config.window(0), config.causal(0)) == (2048, False)
     assert read(**SLIDING, is_causal="absent").causal(0)
-    with pytest.raises(DataError, match="sliding_window is not in use"):
+    with pytest.raises(DataError, match="sliding_window"):
         read(**{**SLIDING, "use_sliding_window": False})
 
 
@@ -76,7 +76,7 @@ def test_a_cap_of_zero_is_none_and_sliding_layers_need_no_switch():
         ({}, {"projector_type": "domino"}, "projector_type 'domino' and architectures DFlash2DraftModel"),
         ({}, {"shift_label": True}, "shift_label True and architectures DFlash2DraftModel"),
         ({"sample_from_anchor": True}, {}, "sample_from_anchor True and architectures"),
-        ({}, {"pure_draft_prefix_len": 1}, "pure_draft_prefix_len 1, but DFlash2DraftModel"),
+        ({}, {"pure_draft_prefix_len": 1}, "pure_draft_prefix_len 1"),
         ({}, {"output_multiplier": 0.0}, "output_multiplier 0.0; expected a finite number above 0"),
         ({}, {"input_embedding_scale": "1"}, "input_embedding_scale '1'; expected"),
         ({}, {"markov_rank": 4}, "markov_rank 4"),
@@ -216,7 +216,7 @@ def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
     raw = {
         "architectures": ["DFlash2DraftModel"],
         "speculators_model_type": "dflash2",
-        "transformer_layer_config": {key: public[key] for key in LAYER},
+        "transformer_layer_config": {key: public[key] for key in LAYER} | {"architectures": ["Qwen3ForCausalLM"]},
         "draft_vocab_size": public["vocab_size"],
         "aux_hidden_state_layer_ids": [index + 1 for index in nested["target_layer_ids"]],
         "sample_from_anchor": False,

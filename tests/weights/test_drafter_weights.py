@@ -16,7 +16,6 @@ from domino_jax.weights.drafter import (
     drafter_table,
     head_table,
     load_drafter,
-    refuse_other_layouts,
     save_drafter,
 )
 from domino_jax.weights.fit import check_fits
@@ -26,6 +25,7 @@ from tests.helpers.paths import GOLDEN
 from tests.helpers.public_drafter import PUBLIC_8B, public_shapes
 
 HEAD = ("prefix_gru", "embed_proj")
+TARGET = target_config("tied_shift")
 
 
 @pytest.mark.parametrize(
@@ -161,20 +161,34 @@ def test_a_train_workdir_gives_its_exported_drafter(tmp_path):
     assert config.block_size == 8
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.draft_model."])
+def test_a_prefix_of_all_names_is_named_where_the_rest_fits(tmp_path, prefix):
+    tensors = {f"{prefix}{name}": array for name, array in stored_tensors("tied_shift", "drafter").items()}
+    with pytest.raises(DataError, match=f"begin with '{prefix}'"):
+        load_drafter(write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors), TARGET, "float32")
+    del tensors[f"{prefix}fc.weight"]
+    with pytest.raises(DataError) as error:
+        load_drafter(write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors), TARGET, "float32")
+    lines = str(error.value).splitlines()
+    assert "begin with" not in lines[0] and len(lines) <= 5
+    # Some of each kind, ten names in all.
+    assert [line.partition(":")[0] for line in lines[1:]] == ["missing", "unknown"]
+    assert sum(line.count(",") for line in lines[1:]) == 10
+
+
+def test_copies_of_the_targets_embeddings_are_compared_and_left_out(tmp_path):
+    own = stored_tensors("tied_shift", "target")["model.embed_tokens.weight"]
+    raw, tensors = raw_config("tied_shift", "drafter"), stored_tensors("tied_shift", "drafter")
+    path = folder_of("tied_shift", "target")
+    folder = write_model(tmp_path / "same", raw, tensors | {"embed_tokens.weight": own, "lm_head.weight": own})
+    config, _ = load_drafter(folder, TARGET, "float32", target_path=path)
+    assert config == load_drafter(GOLDEN / "tied_shift" / "drafter", TARGET, "float32")[0]
+    folder = write_model(tmp_path / "other", raw, tensors | {"embed_tokens.weight": own + np.ones_like(own)})
+    with pytest.raises(DataError, match="embed_tokens.weight differs from the target's"):
+        load_drafter(folder, TARGET, "float32", target_path=path)
+
+
 # ---- other projects' layouts -----------------------------------------------------------------------------------------
-
-
-def test_stored_embeddings_are_refused_with_how_to_convert(tmp_path):
-    """Before a word about keys."""
-    folder = write_model(tmp_path, {}, {name: np.ones((2, 2), np.float32) for name in ("lm_head.weight", "fc.weight")})
-    with pytest.raises(DataError, match="stores lm_head.weight") as error:
-        load_drafter(folder, target_config("tied_shift"), "float32")
-    message = str(error.value)
-    assert "To convert" in message and "drop them" in message and len(message.splitlines()) <= 5
-
-
-def test_the_public_layout_is_not_taken_for_another():
-    refuse_other_layouts(["fc.weight", "logit_head.embed_proj.0.weight"])
 
 
 def deepspec_folder(tmp_path, **changes):

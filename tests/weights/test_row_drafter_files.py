@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.eagle3_config import NORMS, Eagle3Config
 from domino_jax.method.kinds import config_class
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats
-from domino_jax.weights.drafter import load_drafter, save_drafter, stored_config
+from domino_jax.weights.drafter import load_drafter, save_drafter, stored_config, stored_head
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import ROW_SETS
 
@@ -109,6 +109,16 @@ def test_vllms_names_and_copies_of_the_embedding_are_read(tmp_path):
         load("eagle3", write_model(tmp_path / "other", raw_config("eagle3", "drafter"), renamed))
 
 
+def test_a_published_folder_without_our_keys_is_read(tmp_path):
+    """SafeAILab's: the class of a target and no rope_theta, which is Llama's 10,000 then."""
+    raw = raw_config("eagle3", "drafter") | {"architectures": ["LlamaForCausalLM"]}
+    del raw["rope_theta"]
+    config, params = load("eagle3", write_model(tmp_path, raw, stored_tensors("eagle3", "drafter")))
+    ours, theirs = load("eagle3", folder_of("eagle3", "drafter"))
+    assert config == dataclasses.replace(ours, rope_theta=10_000.0)
+    assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(theirs), strict=True))
+
+
 ABSOLUTE = stored_tensors("eagle3", "drafter")["t2d"].nonzero()[0]
 
 
@@ -139,13 +149,83 @@ def test_a_draft_vocabulary_without_its_map_is_refused_and_a_whole_one_needs_non
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}, "speculators layout"),
+        ({"model_type": "qwen3"}, "model_type 'qwen3'"),
         ({"architectures": ["Qwen3Eagle3Model"]}, r"architectures \['Qwen3Eagle3Model'\]; only"),
     ],
 )
 def test_eagle3_folders_of_other_projects_are_refused_by_name(tmp_path, config, message):
     with pytest.raises(DataError, match=message):
         load("eagle3", changed("eagle3", tmp_path, config))
+
+
+def speculators_eagle3(tmp_path, name="theirs", **changes):
+    """The golden drafter as speculators 0.9.0 stores it; its training sets NORMS and a window by default."""
+    public, tensors = raw_config("eagle3", "drafter"), stored_tensors("eagle3", "drafter")
+    layer = {key: public[key] for key in LAYER if public[key] != LLAMA_DEFAULTS.get(key)}
+    layer |= {"rope_parameters": {"rope_type": "default", "rope_theta": public["rope_theta"]}}
+    layer |= {"layer_types": ["full_attention"], "sliding_window": 2048, "use_sliding_window": False}
+    raw = {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": layer | changes.pop("layer", {}),
+        "draft_vocab_size": public["draft_vocab_size"],
+        "eagle_aux_hidden_state_layer_ids": [2, 3, 5],
+        "target_hidden_size": None,
+        **dict.fromkeys((*NORMS, "fc_norm", "embed_requires_grad"), False),
+        **changes,
+    }
+    stored = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in tensors.items()}
+    stored["embed_tokens.weight"] = stored_tensors("eagle3", "target")["model.embed_tokens.weight"]
+    if raw["norm_before_fc"]:
+        stored["input_norm.weight"] = np.linspace(0.5, 1.5, 3 * 64, dtype=np.float32)
+    return write_model(tmp_path / name, {key: value for key, value in raw.items() if value != "absent"}, stored)
+
+
+LAYER = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+LAYER += ("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "vocab_size", "attention_bias")
+LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "attention_bias": False}
+
+
+def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path):
+    (config, params), (ours, theirs) = (
+        load("eagle3", folder) for folder in (speculators_eagle3(tmp_path), folder_of("eagle3", "drafter"))
+    )
+    assert config == ours and stored_head(tmp_path / "theirs") == "eagle3"
+    assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(theirs), strict=True))
+
+
+def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_folder(tmp_path):
+    sliding = {"layer_types": ["sliding_attention"], "use_sliding_window": True, "sliding_window": 6}
+    config, params = load("eagle3", speculators_eagle3(tmp_path, **dict.fromkeys(NORMS, True), layer=sliding))
+    assert all(getattr(config, name) for name in NORMS) and config.sliding_window == 6
+    save_drafter(tmp_path / "ours", config, params, "float32")
+    again, stored = load("eagle3", tmp_path / "ours")
+    assert again == config
+    assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(stored), strict=True))
+    # What SGLang has no key for.
+    assert "norm_before_residual" in formats.sglang_refusal(config) and formats.vllm_refusal(config) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm_before_residual": "absent"}, "lacks norm_before_residual"),
+        ({"fc_norm": True}, "fc_norm True"),
+        ({"layer": {"model_type": "qwen3"}}, "model_type 'qwen3'"),
+        ({"draft_vocab_size": None}, "lacks draft_vocab_size"),
+    ],
+)
+def test_a_speculators_eagle3_that_cannot_be_read_is_refused_by_name(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        load("eagle3", speculators_eagle3(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("value", [None, False, True])
+def test_norm_output_is_that_of_servers_and_true_names_both_meanings(tmp_path, value, caplog):
+    config, _ = load("eagle3", changed("eagle3", tmp_path, {"norm_output": value}))
+    assert config.norm_output is bool(value)
+    text = caplog.text
+    assert all((name in text) == bool(value) for name in ("SGLang", "vLLM", "SpecForge", "lm_head"))
 
 
 def test_norms_of_other_eagles_are_unknown_tensors(tmp_path):
@@ -193,12 +273,4 @@ def test_servers_that_draft_with_a_folder_are_named():
     assert formats.sglang_refusal(config) is None and formats.vllm_refusal(config) is None
     assert formats.serving_note(config) is None
     config = load("medusa", folder_of("medusa", "drafter"))[0]
-    assert "--format=vllm" in formats.serving_note(config)
-
-
-def test_a_copy_is_written_for_vllm_on_request(tmp_path):
-    config, params = load("medusa", folder_of("medusa", "drafter"))
-    save_drafter(tmp_path / "vllm", config, params, "float32", formats.VLLM, str(folder_of("medusa", "target")))
-    tensors = load_file(tmp_path / "vllm" / "model.safetensors")
-    assert np.array_equal(tensors["lm_head.weight"], stored_tensors("medusa", "target")["lm_head.weight"])
-    assert load("medusa", tmp_path / "vllm")[0] == config
+    assert "0.32" in formats.serving_note(config)

@@ -17,6 +17,8 @@ from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import read_target_config
 from tests.commands.test_export import RECIPE
+from tests.helpers.golden_files import folder_of
+from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN, ROOT
 from tests.helpers.public_drafter import public_shapes
 
@@ -40,21 +42,29 @@ def assert_sglang_opens(folder):
     assert set(raw["layer_types"]) == {"full_attention"} and len(raw["layer_types"]) == raw["num_hidden_layers"]
     assert raw["rope_theta"] == raw["rope_parameters"]["rope_theta"]
     if markov:  # of its keys the servers read those at the top level
-        assert raw["markov_head_type"] == "vanilla" and raw["markov_rank"] >= 1
+        assert raw["markov_head_type"] in ("vanilla", "gated", "rnn") and raw["markov_rank"] >= 1
         assert type(raw["enable_confidence_head"]) is type(raw["confidence_head_with_markov"]) is bool
     elif "projector_type" in nested:
         assert nested["projector_type"] == "domino"
         assert type(nested["shift_label"]) is bool and nested["pure_draft_prefix_len"] == 1
         assert nested["gru_hidden_dim"] >= 1 and nested["emb_dim"] >= 1
     else:  # plain DFlash is unshifted there, whatever the file says
-        assert nested["shift_label"] is False and "sample_from_anchor" not in raw
+        assert nested["shift_label"] is False and not raw.get("sample_from_anchor")
     assert shapes_of(folder) == public_shapes(raw)
 
 
 def assert_vllm_serves_alone(folder):
-    """`vllm serve FOLDER`: the keys it reads before it loads the flat config.json as a plain DFlash drafter."""
+    """`vllm serve FOLDER`: the keys it reads before it loads the flat config.json as a plain DFlash drafter, and all
+    that speculators 0.9.0 reads, whose loader knows the sections alone."""
     raw = json.loads((folder / "config.json").read_text())
-    assert raw["speculators_model_type"] == "dflash" and raw["transformer_layer_config"] == {}
+    layer, nested = raw["transformer_layer_config"], raw["dflash_config"]
+    assert raw["speculators_model_type"] == "dflash" and layer.items() <= raw.items()
+    widths = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    widths += ("head_dim", "rms_norm_eps", "rope_parameters", "layer_types", "vocab_size", "max_position_embeddings")
+    assert {"model_type", *widths} <= layer.keys()
+    assert raw["aux_hidden_state_layer_ids"] == [index + 1 for index in nested["target_layer_ids"]]
+    assert (raw["mask_token_id"], raw["draft_vocab_size"]) == (nested["mask_token_id"], raw["vocab_size"])
+    assert raw["sample_from_anchor"] is False and raw["block_size"] > 1
     stated = raw["speculators_config"]
     assert stated["proposal_methods"][0]["speculative_tokens"] == raw["block_size"] - 1
     assert stated["proposal_methods"][0]["proposal_type"] == stated["default_proposal_method"] == "greedy"
@@ -102,7 +112,8 @@ def test_an_export_opens_in_sglang_and_its_card_has_the_command(tmp_path, case, 
     fewer = f"drafts {config.block_size - 1} of a block of {config.block_size}, so a round there emits at most" in card
     assert fewer == config.shift_label  # an unshifted block drafts the same number here
     raw = json.loads((folder / "config.json").read_text())
-    if not head and target == HUB_ID:
+    # A section of speculators cannot state that full layers are causal.
+    if not head and target == HUB_ID and not config.is_causal:
         assert_vllm_serves_alone(folder)
         assert f"vllm serve {HUB_ID} --speculative-config" in card and "`vllm serve THIS_FOLDER`" in card
     else:
@@ -159,17 +170,14 @@ def test_a_plain_drafters_card_is_not_dominos():
     assert "Domino" not in cards[False] and "2605.29707" not in cards[False]
 
 
-def test_a_vanilla_markov_drafter_opens_in_both_servers_and_the_others_in_none(tmp_path):
-    target = read_target_config(GOLDEN / "tied_shift" / "target")
-    config, params = load_drafter(GOLDEN / "markov_vanilla" / "drafter", target, "float32")
+@pytest.mark.parametrize("name", MARKOV_SETS)
+def test_markov_drafters_open_in_sglang_and_the_vanilla_ones_in_vllm(tmp_path, name):
+    target = read_target_config(folder_of(name, "target"))
+    config, params = load_drafter(GOLDEN / name / "drafter", target, "float32")
     folder, card = written(tmp_path, config, params)
     assert_sglang_opens(folder)
-    assert formats.serving_note(config) is None and "speculators_config" not in json.loads(
-        (folder / "config.json").read_text()
-    )
+    assert formats.serving_note(config) is None
+    assert "speculators_config" not in json.loads((folder / "config.json").read_text())
     assert "--speculative-algorithm DSPARK --speculative-draft-model-path THIS_FOLDER\n" in card
-    assert '"method": "dspark", "model": "THIS_FOLDER", "num_speculative_tokens": 7' in card
-    config, params = load_drafter(GOLDEN / "markov_rnn" / "drafter", target, "float32")
-    _, card = written(tmp_path / "rnn", config, params)
-    assert "SGLang has the vanilla Markov head, and this drafter has the rnn one" in formats.serving_note(config)
-    assert "sglang.launch_server" not in card and "vllm serve" not in card
+    settings = '"method": "dspark", "model": "THIS_FOLDER", "num_speculative_tokens": 7'
+    assert (settings in card) == (config.markov_head_type == "vanilla")

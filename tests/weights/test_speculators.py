@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from domino_jax.method.heads.markov_keys import KEYS as MARKOV_KEYS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.golden_files import SETS, raw_config, stored_tensors, target_config, write_model
+from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN
 
 HEAD = ("prefix_gru", "embed_proj")
@@ -72,6 +74,34 @@ def test_a_speculators_folder_is_the_drafter_it_was_made_of(tmp_path, name, algo
     jax.tree.map(np.testing.assert_array_equal, original, params)
 
 
+@pytest.mark.parametrize("name", MARKOV_SETS)
+def test_a_dspark_folder_is_the_drafter_it_was_made_of(tmp_path, name):
+    """Shifted by default there; as in DFlash2's folders, the nested layer may name the class of the target."""
+    public, tensors = raw_config(name, "drafter"), stored_tensors(name, "drafter")
+    nested, target = public["dflash_config"], target_config(name)
+    raw = {
+        "architectures": ["DSparkDraftModel"],
+        "speculators_model_type": "dspark",
+        "transformer_layer_config": {
+            **{key: value for key, value in public.items() if key not in ("dflash_config", *MARKOV_KEYS)},
+            "architectures": ["Qwen3ForCausalLM"],
+        },
+        "draft_vocab_size": public["vocab_size"],
+        "block_size": public["block_size"],
+        "aux_hidden_state_layer_ids": [index + 1 for index in nested["target_layer_ids"]],
+        "mask_token_id": nested["mask_token_id"],
+        "sample_from_anchor": True,
+        **{key: nested[key] for key in MARKOV_KEYS},
+    }
+    config, params = load_drafter(write_model(tmp_path / "theirs", raw, tensors), target, "float32")
+    expected, original = load_drafter(GOLDEN / name / "drafter", target, "float32")
+    assert config.to_dict() == expected.to_dict()
+    jax.tree.map(np.testing.assert_array_equal, original, params)
+    for key, value in (("sample_from_anchor", False), ("sample_from_anchor", None), ("markov_head_type", None)):
+        with pytest.raises(DataError, match=key):
+            load_drafter(write_model(tmp_path / "other", raw | {key: value}, tensors), target, "float32")
+
+
 def changed_layer(folder: Path, **changes) -> Path:
     """The folder with other keys in transformer_layer_config; None removes one."""
     raw = json.loads((folder / "config.json").read_text())
@@ -99,7 +129,7 @@ def test_sliding_layers_are_causal_unless_the_file_sets_it(tmp_path, non_causal,
 @pytest.mark.parametrize(
     "changes, named",
     [
-        ({"speculators_model_type": "eagle3"}, "speculators_model_type 'eagle3'"),
+        ({"speculators_model_type": "mtp"}, "speculators_model_type 'mtp'"),
         ({"draft_vocab_size": 100}, "draft_vocab_size 100 and vocab_size 260"),
         ({"draft_vocab_size": "absent"}, "lacks draft_vocab_size"),
         ({"sample_from_anchor": "absent"}, "lacks sample_from_anchor"),
@@ -133,5 +163,5 @@ def test_a_flat_folder_with_speculators_keys_is_a_public_one(tmp_path):
     )
     save_drafter(tmp_path / "ours", config, params, "float32", formats.SERVING, "owner/target")
     raw = hf.read_config(tmp_path / "ours")
-    assert raw["transformer_layer_config"] == {} and raw["speculators_model_type"] == "dflash"
+    assert raw["speculators_model_type"] == "dflash"
     assert load_drafter(tmp_path / "ours", target, "float32")[0].to_dict() == config.to_dict()

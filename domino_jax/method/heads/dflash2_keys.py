@@ -6,7 +6,7 @@ Convolutions are an option of any backbone here; public files have them in DFlas
 from typing import Any
 
 from domino_jax.method.config_keys import DFLASH2 as DFLASH2_CLASS
-from domino_jax.method.config_keys import either, integer, number
+from domino_jax.method.config_keys import WRITTEN_WITH, either, integer, number
 from domino_jax.method.names import DFLASH2
 from domino_jax.runtime.errors import DataError, quote
 
@@ -30,13 +30,16 @@ def check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
     for name, only in (("projector_type", None), ("shift_label", False), ("sample_from_anchor", False)):
         value = either(raw, nested, name)
         if value is not None and value != only:
-            change = "remove the key" if only is None else f"which means {only}; remove the key or correct the class"
-            raise DataError(f"the drafter's config.json has {name} {quote(value)} and architectures {CLASS}, {change}.")
+            means = "which has none" if only is None else f"which means {only}"
+            raise DataError(
+                f"the drafter's config.json has {name} {quote(value)} and architectures {CLASS}, {means};"
+                f" {WRITTEN_WITH}"
+            )
     prefix = either(raw, nested, "pure_draft_prefix_len")
     if prefix:
         raise DataError(
-            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}, but {CLASS} corrects every"
-            " draft; remove the key."
+            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}; only a {CLASS} that corrects every"
+            " draft (0) is supported."
         )
 
 

@@ -1,8 +1,9 @@
 """EAGLE-3 (arXiv 2503.01840): one decoder layer that drafts a chain, a token for each pass through it.
 
 Row t holds a state g and the token after it, x[t+1]. At rows of text g is fused from three depths of the target. At a
-drafted row it is what the layer returned for the row before. Training imitates that (training-time test): the layer
-runs several times over all rows, each time with the states of the run before and with tokens one place later.
+drafted row it is what the layer returned for the row before, normed with norm_output. Training imitates that
+(training-time test): the layer runs several times over all rows, each time with the states of the run before and with
+tokens one place later.
 """
 
 from typing import Any
@@ -25,7 +26,10 @@ State = tuple[LayerCache, jax.Array]  # keys and values of all rows but the last
 
 
 class Eagle3Layer(nn.Module):
-    """A Llama layer whose attention reads the token's embedding and the state, and whose residual is the state."""
+    """A Llama layer whose attention reads the token's embedding and the state.
+
+    Its residual is the state, normed as attention reads it with norm_before_residual.
+    """
 
     config: Eagle3Config
     dtype: Any = jnp.float32
@@ -48,6 +52,7 @@ class Eagle3Layer(nn.Module):
     def __call__(self, x: jax.Array, g: jax.Array, angles: Angles, over: Attention) -> tuple[jax.Array, Any]:
         """Embeddings x and states g [B, T, D] → (the rows' next states, the second result of `over`)."""
         attended, extra = self.self_attn(self._inputs(x, g), angles, over)
+        g = self.hidden_norm(g) if self.config.norm_before_residual else g
         g = constrain(g + attended, "batch")
         return constrain(g + self.mlp(self.post_attention_layernorm(g)), "batch"), extra
 
@@ -63,6 +68,8 @@ class Eagle3(nn.Module):
         c = self.config
         # The attention function is no array; everything it closes over may be.
         layer = nn.remat(Eagle3Layer, static_argnums=(4,)) if self.remat else Eagle3Layer
+        if c.norm_before_fc:
+            self.input_norm = RMSNorm(c.rms_norm_eps, self.dtype)
         self.fc = Linear(c.hidden_size, dtype=self.dtype)
         self.midlayer = layer(c, self.dtype)
         self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
@@ -89,18 +96,19 @@ class Eagle3(nn.Module):
         length = features.shape[1]
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(length), features.shape[:2])
-        state = constrain(self.fc(features), "batch")
+        state = constrain(self._fused(features), "batch")
         earlier, states = [], []
         for index in range(passes):
 
             def over_passes(q, k, v, earlier=tuple(earlier)):
                 read = (*earlier, (k, v))
-                return attend_passes(q, read, documents), (k, v)
+                return attend_passes(q, read, documents, self.config.sliding_window), (k, v)
 
             x = embedded[:, 1 + index : 1 + index + length]
-            state, rows = self.midlayer(x, state, self._angles(positions + index), over_passes)
+            out, rows = self.midlayer(x, state, self._angles(positions + index), over_passes)
+            state = self._fed_back(out)
             earlier.append(rows)
-            states.append(state)
+            states.append(out)
         out = jnp.stack(states, axis=2)
         if self.is_initializing():
             self.logits(out)
@@ -127,7 +135,7 @@ class Eagle3(nn.Module):
 
         The row before the anchor may have another token than the anchor here: `draft_step` writes it again.
         """
-        fused = self.fc(passed.features)
+        fused = self._fused(passed.features)
         rows = self.midlayer.keys_values(passed.following, fused, self._angles(slots))
         return append(cache[0], *rows, slots), passed.last(fused, cache[1])
 
@@ -141,20 +149,36 @@ class Eagle3(nn.Module):
             x: [B, D], the embedding of the token after the row: the anchor, then the last draft.
         """
         places = slots[:, None]
-        mask = jnp.arange(rows[0].shape[2]) <= places[:, :, None]
+        keys = jnp.arange(rows[0].shape[2])
+        mask = keys <= places[:, :, None]
+        if self.config.sliding_window:
+            mask &= keys > places[:, :, None] - self.config.sliding_window
 
         def over_cache(q, k, v):
             written = append(rows, k, v, places)
             return attend_cache(q, *written, mask), written
 
-        state, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), over_cache)
-        return self.logits(state[:, 0]), state[:, 0], rows
+        out, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), over_cache)
+        return self.logits(out[:, 0]), self._fed_back(out[:, 0]), rows
+
+    def _fused(self, features: Features) -> jax.Array:
+        """Features [..., C·D] → states [..., D] of rows of text."""
+        return self.fc(self.input_norm(features) if self.config.norm_before_fc else features)
+
+    def _fed_back(self, out: jax.Array) -> jax.Array:
+        """What the layer returned → the state of the row after it."""
+        return self.norm(out) if self.config.norm_output else out
 
     def _angles(self, positions: Positions) -> Angles:
         return rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
 
 
-def attend_passes(q: jax.Array, passes: tuple[LayerCache, ...], documents: jax.Array | None = None) -> jax.Array:
+def attend_passes(
+    q: jax.Array,
+    passes: tuple[LayerCache, ...],
+    documents: jax.Array | None = None,
+    window: int | None = None,
+) -> jax.Array:
     """Attention of the last pass' queries [B, N, S, H] over keys and values [B, K, S, H] of all passes, one softmax.
 
     A query reads the first pass at its own row and before, and every later pass at its own row only: that is what a
@@ -162,6 +186,7 @@ def attend_passes(q: jax.Array, passes: tuple[LayerCache, ...], documents: jax.A
 
     Args:
         documents: int32 [B, S] of packed rows: rows of other documents are not read.
+        window: how many rows of the first pass a query reads, its own included; None: all.
 
     >>> third pass, 3 rows  →  1 0 0   1 0 0   1 0 0
                                1 1 0   0 1 0   0 1 0
@@ -175,6 +200,8 @@ def attend_passes(q: jax.Array, passes: tuple[LayerCache, ...], documents: jax.A
         own = None if documents is None else documents[:, start:end]
         before = None if documents is None else documents[:, :end]
         mask = causal_mask(jnp.arange(start, end), end, own, before)
+        if window:
+            mask &= jnp.arange(end) > jnp.arange(start, end)[:, None] - window
         first = tuple(x[:, :, :end] for x in passes[0])
         later = [tuple(x[:, :, start:end] for x in one) for one in passes[1:]]
         return jax.checkpoint(_attend_part)(q[:, :, start:end], first, later, mask)

@@ -1,14 +1,21 @@
 """The config.json of an EAGLE-3 drafter, in both public conventions of layer ids, and its draft vocabulary."""
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from domino_jax.method.config_keys import integer, listed, public_keys, section
+from domino_jax.method.config_keys import WRITTEN_WITH, boolean, integer, listed, public_keys, section
 from domino_jax.method.names import CHAIN, EAGLE3, FUSED_LAYERS, LONGEST_CHAIN
-from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields, refuse_unsupported, refuse_values
+from domino_jax.models.decoder_config import (
+    DecoderConfig,
+    read_decoder_fields,
+    read_switch,
+    refuse_unsupported,
+    refuse_values,
+)
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, quote
 
@@ -16,21 +23,30 @@ ARCHITECTURE = "LlamaForCausalLMEagle3"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 LARGEST_LAYERS = 1_024
 COUNTING = f"eagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
+# SafeAILab's folders name the class of a target.
+ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
+NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
 # Keys of other drafters with these tensors, or nearly, and the values with which they are those of this file.
 _VARIANTS = {
     "fc_norm": (False,),
-    "norm_output": (True,),
-    "norm_before_residual": (False,),
-    "norm_before_fc": (False,),
+    "use_aux_norm": (False,),
     "attention_bias": (False,),
     "num_hidden_layers": (1,),
-    "sliding_window": (),
     "use_aux_hidden_state": (True,),
     "use_input_layernorm_in_first_layer": (True,),
     "use_last_layernorm": (True,),
     "use_mtp_layernorm": (False,),
     "parallel_drafting": (False,),
 }
+# In eagle_config servers read the second of NORMS alone.
+_NESTED_VARIANTS = _VARIANTS | {"norm_output": (False,), "norm_before_residual": (False,)}
+_ROPE_THETA = 10_000.0  # what Llama means without the key, which published folders leave out
+TWO_MEANINGS = (
+    "norm_output true is read as in SGLang, vLLM and speculators: a drafted row gets the normed state of the row before"
+    " it. SpecForge means that the lm_head reads a normed state, as it always does here; if SpecForge trained this"
+    " drafter, set it to false."
+)
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +55,9 @@ class Eagle3Config(DecoderConfig):
 
     target_layer_ids: zero-based layers of the target whose outputs are fused.
     draft_vocab_size: V_d.
+    norm_output: a drafted row gets the normed state of the row before.  norm_before_fc: the features are normed before
+        they are fused.  norm_before_residual: the layer adds to the normed state.
+    sliding_window: how many rows a row reads, its own included; None: all of them.
     draft_token_bytes: `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the
         hash of bytes, while it would go through 32,000 numbers of a tuple again.
     """
@@ -46,6 +65,10 @@ class Eagle3Config(DecoderConfig):
     target_layer_ids: tuple[int, ...]
     draft_vocab_size: int
     draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
+    norm_output: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    sliding_window: int | None = None
 
     head = EAGLE3
     has_backbone = False
@@ -68,6 +91,13 @@ class Eagle3Config(DecoderConfig):
         """draft_tokens, or all tokens where these are the draft vocabulary."""
         return self.draft_tokens if len(self.draft_tokens) else np.arange(self.vocab_size, dtype=np.int32)
 
+    @staticmethod
+    def matches(raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        """True for the keys, or the tensors, of an EAGLE-3 drafter."""
+        stated = "Eagle3" in str(raw.get("architectures")) or raw.get("speculators_model_type") == EAGLE3
+        layers = any(name.startswith(("midlayer.", "layers.0.hidden_norm.")) for name in tensors)
+        return stated or "eagle_config" in raw or LAYER_IDS in raw or layers
+
     @classmethod
     def from_dict(cls, raw: dict[str, Any], target_layers: int | None = None) -> "Eagle3Config":
         """Reads a parsed config.json, without the draft vocabulary, which is in d2t; raises DataError for a wrong key.
@@ -77,15 +107,22 @@ class Eagle3Config(DecoderConfig):
                 a target is the loader's to check.
         """
         nested = section(raw, "eagle_config")
+        names = raw.get("architectures")
+        if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+            raise DataError(
+                f"the drafter's config.json ({EAGLE3}) has architectures {quote(names)}; only"
+                f" {' and '.join(ARCHITECTURES)} are supported."
+            )
         refuse_unsupported(raw)
         refuse_values(raw, _VARIANTS)
-        refuse_values(nested, _VARIANTS, "eagle_config.")
+        refuse_values(nested, _NESTED_VARIANTS, "eagle_config.")
         if raw.get("model_type") != "llama":
             raise DataError(
                 f"the drafter's config.json ({EAGLE3}) has model_type {quote(raw.get('model_type'))}; only 'llama', a"
                 " layer without norms on queries and keys, is supported."
             )
-        fields = read_decoder_fields(raw, llama=True)
+        theta = {} if "rope_theta" in raw or section(raw, "rope_parameters") else {"rope_theta": _ROPE_THETA}
+        fields = read_decoder_fields(theta | raw, llama=True)
         width = raw.get("target_hidden_size")
         if width not in (None, fields["hidden_size"]):
             raise DataError(
@@ -100,7 +137,13 @@ class Eagle3Config(DecoderConfig):
                 f" vocab_size {fields['vocab_size']}."
             )
         ids = _layer_ids(raw, nested, target_layers)
-        config = cls(**fields, qk_norm=False, target_layer_ids=ids, draft_vocab_size=draft_vocab)
+        norms = {name: read_switch(raw, name) for name in NORMS}
+        if "norm_before_fc" in nested:
+            norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
+        if norms["norm_output"] and "speculators_model_type" not in raw:
+            log.warning(TWO_MEANINGS)
+        choices = {"draft_vocab_size": draft_vocab, "sliding_window": _window(raw), **norms}
+        config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
         tokens = [integer("draft_tokens", token) for token in listed("draft_tokens", raw.get("draft_tokens") or [])]
         return config.with_draft_tokens(tokens) if tokens else config
 
@@ -157,6 +200,7 @@ class Eagle3Config(DecoderConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """The public config.json; what it lacks, the draft vocabulary, is stored as tensors."""
+        window = {"layer_types": ["sliding_attention"], "sliding_window": self.sliding_window}
         return {
             "architectures": [ARCHITECTURE],
             "model_type": "llama",
@@ -165,10 +209,26 @@ class Eagle3Config(DecoderConfig):
             "attention_bias": False,
             "mlp_bias": False,
             "draft_vocab_size": self.draft_vocab_size,
+            **{name: True for name in NORMS if getattr(self, name)},
+            **(window if self.sliding_window else {}),
             # vLLM reads the layers here, counted by their inputs, and SGLang in eagle_config, counted by their outputs.
             LAYER_IDS: [index + 1 for index in self.target_layer_ids],
             "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: list(self.target_layer_ids)},
         }
+
+
+def _window(raw: dict[str, Any]) -> int | None:
+    """The window of the layer if its type is sliding_attention; readers of these folders ask nothing else."""
+    kinds = listed("layer_types", raw.get("layer_types") or ["full_attention"])
+    if kinds == ["full_attention"] or boolean(raw, {}, "use_sliding_window") is False:
+        return None
+    window = raw.get("sliding_window")
+    if kinds != ["sliding_attention"] or type(window) is not int or window < 1:
+        raise DataError(
+            f"the drafter's config.json ({EAGLE3}) has layer_types {quote(kinds)} and sliding_window {quote(window)};"
+            " expected one full_attention, or one sliding_attention with a window of 1 or more."
+        )
+    return window
 
 
 def default_layer_ids(target_layers: int) -> tuple[int, ...]:
@@ -189,7 +249,7 @@ def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int |
     if len(set(found.values())) > 1:
         raise DataError(
             f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
-            f" {list(raw[LAYER_IDS])} at top level, where the same layers are one higher each; make them agree."
+            f" {list(raw[LAYER_IDS])} at top level, where the same layers are one higher each; {WRITTEN_WITH}"
         )
     if not found and target_layers is None:
         raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")

@@ -7,13 +7,14 @@ own files are flat and name no projector_type.
 from typing import Any
 
 from domino_jax.method.config_keys import DSPARK as CLASS
-from domino_jax.method.config_keys import boolean, either, integer
+from domino_jax.method.config_keys import WRITTEN_WITH, boolean, either, integer
 from domino_jax.method.names import MARKOV, MARKOV_KINDS
 from domino_jax.runtime.errors import DataError, quote
 
 PROJECTOR = "dspark"  # as projector_type
 _DEEPSPEC_CLASS = "Qwen3DSparkModel"
 _ATTENTION = "attention_mode"
+KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
 OWN = ("projector_type", "markov_rank", "enable_confidence_head")  # keys that other drafters must not have
 
 
@@ -46,6 +47,7 @@ def markov_fields(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]
     kind = either(raw, nested, "markov_head_type")
     if kind is None:
         raise _lacks("markov_head_type")
+    kind = kind.lower() if isinstance(kind, str) else kind  # as its public readers do
     if kind not in MARKOV_KINDS:
         raise DataError(
             f"the drafter's config.json has markov_head_type {quote(kind)}; expected one of {', '.join(MARKOV_KINDS)}."
@@ -70,22 +72,22 @@ def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
     if projector not in (None, PROJECTOR):
         raise DataError(
             f"the drafter's config.json has projector_type {quote(projector)} and architectures"
-            f" {quote(raw['architectures'])}, which is {PROJECTOR}. Correct one of them."
+            f" {quote(raw['architectures'])}, which is {PROJECTOR}; {WRITTEN_WITH}"
         )
     for name in ("shift_label", "sample_from_anchor"):
         if boolean(raw, nested, name) is False:
             raise DataError(
-                f"the drafter's config.json has {name} false, but {PROJECTOR} drafters are always shifted: slot k"
-                " predicts the token after its own. Set it to true or remove it."
+                f"the drafter's config.json has {name} false; only {PROJECTOR} drafters whose slot k predicts the token"
+                " after its own (true) are supported."
             )
     prefix = either(raw, nested, "pure_draft_prefix_len")
     if prefix:
         raise DataError(
-            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}, but a Markov head corrects every"
-            " draft. Set it to 0 or remove it."
+            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}; only Markov heads that correct every"
+            " draft (0) are supported."
         )
     mode, heads, pairs = either(raw, nested, _ATTENTION), raw.get("num_attention_heads"), raw.get("num_key_value_heads")
-    if mode is not None and mode != ("mha" if pairs == heads else "gqa"):
+    if mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"):
         raise DataError(
             f"the drafter's config.json has attention_mode {quote(mode)} with num_attention_heads {quote(heads)} and"
             f" num_key_value_heads {quote(pairs)}; gqa means fewer of the latter, mha the same number."

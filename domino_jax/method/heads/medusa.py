@@ -6,6 +6,7 @@ not depend on the anchor or on each other.
 """
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.names import LARGEST_HEADS, MEDUSA
 from domino_jax.method.passed import Passed
-from domino_jax.models.decoder_config import LIMITS, read_switch, refuse_values
+from domino_jax.models.decoder_config import LIMITS, SILU, read_switch, refuse_values
 from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.shapes import Hidden
@@ -23,7 +24,8 @@ from domino_jax.runtime.errors import DataError, quote
 
 ARCHITECTURE = "MedusaModel"
 # Keys that vLLM acts on, and the values with which the heads are those of this file.
-_VARIANTS = {"hidden_act": ("silu",), "original_lm_head": (True,)}
+_VARIANTS = {"hidden_act": SILU, "original_lm_head": (True,)}
+_FIRST_TENSOR, _FIRST_OF_FASTER_DECODING = "blocks.0.layers.0.weight", "0.0.linear.weight"
 _INTEGERS = ("hidden_size", "vocab_size", "num_heads", "num_hidden_layers")
 
 
@@ -59,6 +61,12 @@ class MedusaConfig:
     def block_size(self) -> int:
         """Rows of the pass that verifies a whole draft, the anchor's included."""
         return self.num_heads + 1
+
+    @staticmethod
+    def matches(raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        """True for the keys, or the tensors, of Medusa heads."""
+        stated = "Medusa" in str(raw.get("architectures")) or raw.get("model_type") == MEDUSA
+        return stated or "medusa_num_heads" in raw or not {_FIRST_TENSOR, _FIRST_OF_FASTER_DECODING}.isdisjoint(tensors)
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "MedusaConfig":
