@@ -204,7 +204,7 @@ def _decode() -> config_dict.ConfigDict:
     # always accepted; a larger c follows q more sharply, and inf is the greedy draft. The text stays the same.
     decode.draft_sharpness = float("inf")
     # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
-    # matrix is then read once per draft (docs/compile_decode.md).
+    # matrix is then read once per draft (docs/compilers.md).
     decode.head_candidates = 64
     decode.head_rank = 0  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.

@@ -1,4 +1,4 @@
-"""docs/compile_decode.md: what decoding costs on devices that are not present, by their compilers.
+"""docs/compilers.md: what decoding costs on devices that are not present, by their compilers.
 
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode [--what=chains,trees,contexts] [--only=8b]
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode --small     # a test of the command, on a CPU
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--what", default=",".join(WORKS), help="joined by commas")
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
     parser.add_argument("--entry", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "compile_decode.md")
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "compilers.md")
     parser.add_argument("--write", action="store_true", help="write the tables from the JSONs, compile nothing")
     parser.add_argument("--small", action="store_true", help="two programs of three layers for this CPU")
     options = parser.parse_args(arguments)

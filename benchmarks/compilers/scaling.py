@@ -1,10 +1,10 @@
-"""docs/scaling.md: what a training step costs on devices that are not present, one compilation per entry.
+"""docs/compilers.md: what a training step costs on devices that are not present, one compilation per entry.
 
     python -m benchmarks.compilers.scaling --folder=/tmp/scaling
     python -m benchmarks.compilers.scaling --folder=/tmp/scaling --small     # a test of the command
 
 Runs `train --dry_run` for every entry and keeps its dry_run.json in --folder, so that it can be stopped and started
-again. It writes the table of the entries that are there into docs/scaling.md, and a CSV file. Some 50 minutes on one
+again. It writes the table of the entries that are there into docs/compilers.md, and a CSV file. Some 50 minutes on one
 core; --only=8b compiles a part, --effort=0 compiles as a run does (some three hours).
 """
 
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--effort", type=float, default=-1.0, help="of the compiler: -1 is least, 0 as in a run")
     parser.add_argument("--only", default="", help="compile entries whose name holds this")
     parser.add_argument("--write", action="store_true", help="write the table from the JSONs, compile nothing")
-    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "scaling.md")
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "compilers.md")
     parser.add_argument("--small", action="store_true", help="one small entry")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if records:
         dates, versions = (", ".join(sorted({record[key] for _, record in records})) for key in ("date", "jax"))
         command = "```\npython -m benchmarks.compilers.scaling --folder=/tmp/scaling\n```"
-        text = f"# What a training step costs, by the compilers\n\n{command}\n\n{SAYS.format(date=dates, jax=versions)}"
+        text = f"## A training step\n\n{command}\n\n{SAYS.format(date=dates, jax=versions)}"
         rows = [row_of(entry, record) for entry, record in records]
         print(publish(options.page, "scaling", rows, COLUMNS, text), flush=True)
 

@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="cores for both sides; 0: all")
     parser.add_argument("--lookup", type=int, default=0, help="drafts of transformers' prompt lookup; 0: without it")
     parser.add_argument("--name", default="", help="the section's heading; the target's folder when absent")
-    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "against_transformers.md")
+    parser.add_argument("--page", type=pathlib.Path, default=DOCS / "benchmarks.md")
     choices = parser.parse_args()
     choices.tiny = choices.target == parser.get_default("target")
     choices.name = choices.name or pathlib.Path(choices.target).name

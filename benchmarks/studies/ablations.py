@@ -5,10 +5,11 @@
 
 A table is a list of trainings. The default table has plain DFlash, Domino trained on its final loss alone (λ = 0
 throughout) and Domino with the curriculum. The target answers the training prompts once. Each training is then a real
-run of domino_jax.train on those rows, and its τ is measured by decoding held-out prompts. The script writes a section
-of docs/ablations.md and a CSV file. After an interruption start it again: finished runs are reused, also by other
-tables in the same workdir, and an unfinished one continues from its checkpoint. --minutes=N saves and stops after that
-time with exit code 42. --only=NAME runs one training of the table. Any further --config.KEY=VALUE goes to every run.
+run of domino_jax.train on those rows, and its τ is measured by decoding held-out prompts. The script writes a table to
+WORKDIR/tables.md and a CSV file; docs/results.md shows them. After an interruption start it again: finished runs are
+reused, also by other tables in the same workdir, and an unfinished one continues from its checkpoint. --minutes=N saves
+and stops after that time with exit code 42. --only=NAME runs one training of the table. Any further
+--config.KEY=VALUE goes to every run.
 """
 
 import math
@@ -81,7 +82,7 @@ COLUMNS |= {"tau_backbone": "τ of its backbone", "base_loss": "base loss", "fin
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = parser_of(__doc__, steps=400, page="ablations.md")
+    parser = parser_of(__doc__, steps=400)
     parser.add_argument("--table", choices=list(TABLES), default="head", help="which comparison")
     options, overrides = parse(parser, arguments, lambda options: TABLES[options.table][1])
     title, names = TABLES[options.table]

@@ -16,7 +16,8 @@ All training rows are the target's own answers. Every training and decoding is a
 command again to continue it. Times are measured last and need a machine with nothing else to do; τ does not.
 --minutes=N saves and stops after that time with exit code 42. --only=NAME runs one training, in transfer after the
 source and the backbone. Tables in one workdir share their stages, and multiscale those of ablations.py. Any further
---config.KEY=VALUE goes to every command. Writes a section of docs/beyond.md and a CSV file.
+--config.KEY=VALUE goes to every command. Writes a table to WORKDIR/tables.md and a CSV file;
+docs/results.md shows them.
 """
 
 import argparse
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = parser_of(__doc__, steps=400, page="beyond.md")
+    parser = parser_of(__doc__, steps=400)
     parser.add_argument("--table", choices=list(TABLES), default="multiscale", help="which comparison")
     parser.add_argument("--head", choices=list(HEADS), default=DOMINO, help="multiscale: of which head")
     parser.add_argument("--target_minutes", type=float, default=20.0, help="transfer: to train the smaller target")

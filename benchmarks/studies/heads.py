@@ -8,7 +8,8 @@ trained for equal time; d, everything trained for equal supervised predictions. 
 answers, in the same order, and block drafters of one seed the same anchors. Each trained drafter is decoded on held-out
 prompts at temperature 0 and 1 with the same verify width, as a chain and as a tree, and at its published number of
 drafts; plain decoding runs beside each. At the end all drafters of the first seed are timed in one process; delete
-WORKDIR/timings_*.json to time them again. Writes a section of docs/results.md and a CSV file.
+WORKDIR/timings_*.json to time them again. Writes a table to WORKDIR/tables.md and a CSV
+file; docs/results.md shows them.
 
 Every training and decoding is a stage of a study (study.py): start the command again to continue it. --minutes=N saves
 and stops after that time with exit code 42, --only=NAME runs one drafter. Arms in one workdir share their stages. Any
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    parser = parser_of(__doc__, steps=250, page="results.md")
+    parser = parser_of(__doc__, steps=250)
     parser.add_argument("--arm", choices=list(ARMS), default="b")
     parser.add_argument("--width", type=int, default=16, help="rows of the verifying pass; blocks have as many slots")
     parser.add_argument("--prompts", type=int, default=32, help="held-out prompts to decode")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.tables import DOCS, ROOT, conditions, publish
+from benchmarks.tables import ROOT, conditions, publish
 from domino_jax.method.settings import BASELINE, DRAFT, TREE
 from domino_jax.recipe.checks import load_recipe, portable, value_at
 from domino_jax.runtime.errors import DominoError
@@ -248,7 +248,7 @@ def refuse_other_flags(record: pathlib.Path, stored: Mapping[str, str], flags: M
 # ---------------------------------------------------------------------------------------------- command line
 
 
-def parser_of(description: str, steps: int, page: str) -> argparse.ArgumentParser:
+def parser_of(description: str, steps: int) -> argparse.ArgumentParser:
     """The flags that all studies have."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -258,7 +258,7 @@ def parser_of(description: str, steps: int, page: str) -> argparse.ArgumentParse
     parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; a run of each kind for each")
     parser.add_argument("--only", default="", help="names joined by commas: run these alone and write no table")
     parser.add_argument("--minutes", type=float, default=0.0, help="save and stop after this time; 0: no limit")
-    parser.add_argument("--page", type=pathlib.Path, default=DOCS / page, help="the page that gets the table")
+    parser.add_argument("--page", type=pathlib.Path, help="the page that gets the table; default: WORKDIR/tables.md")
     parser.add_argument("--small", action="store_true", help="a random target and a few steps: a test of the command")
     return parser
 
@@ -275,6 +275,7 @@ def parse(
     if wrong:
         parser.error(f"{wrong[0]} is no flag; besides those above only --config.KEY=VALUE is passed on")
     options.only = [name for name in options.only.split(",") if name]
+    options.page = options.page or options.workdir / "tables.md"
     unknown = [name for name in options.only if name not in names(options)]
     if unknown:
         parser.error(f"--only={unknown[0]}: choose among {', '.join(names(options))}")

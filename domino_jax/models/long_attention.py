@@ -2,7 +2,7 @@
 
 XLA writes the scores of a pass to main memory and reads them back several times once they no longer fit in a chip's
 fast memory. For 17 rows of Qwen3-8B the float32 scores have half the bytes of a layer's keys and values, and moving
-them four times made a round move two to three times the bytes that it must (docs/compile_decode.md). A kernel processes
+them four times made a round move two to three times the bytes that it must (docs/compilers.md). A kernel processes
 the slots in parts and combines them with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867).
 
 Letters beside those of the shapes module: P rows of one key/value head (R·T, with padding), C slots of a part, W words

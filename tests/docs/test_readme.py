@@ -12,8 +12,8 @@ from domino_jax.recipe import checks, cli
 from tests.helpers.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = {
     "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
     "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
@@ -45,7 +45,7 @@ def commands() -> list[str]:
 def test_the_readme_is_short():
     lines = README.splitlines()
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL).splitlines()
-    assert len(lines) <= 160
+    assert len(lines) <= 150
     assert max(len(line) for line in prose if not line.startswith("|")) <= 120
 
 
