@@ -17,14 +17,15 @@ import collections
 import contextlib
 import json
 import pathlib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from domino_jax.data.bad_rows import kind_of
 from domino_jax.data.messages import read_chat
-from domino_jax.data.prompts import parse_row, read_lines
+from domino_jax.data.prompts import check_text, parse_row, read_lines
 from domino_jax.decoding.conversations import split_turns
-from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.errors import DataError, DominoError
 
 # Longer prompts fill data.max_length of the Qwen3 recipes, 3,072 tokens, and leave nothing to train on.
 MAX_CHARACTERS = 10_000
@@ -43,14 +44,19 @@ def prompt_of(row: Mapping[str, Any] | bytes, place: int, max_characters: int) -
         raise DataError(f"{where}: a message has no text")
     if sum(map(len, texts)) > max_characters:
         raise DataError(f"{where}: the messages have more than --max-characters")
-    return {**chat.as_row({"id": str(place)}), "messages": messages}
+    prompt = {**chat.as_row({"id": str(place)}), "messages": messages}
+    check_text(prompt, where)
+    return prompt
 
 
 def dataset_rows(name: str) -> Iterable[Mapping[str, Any] | bytes]:
     """The lines of a JSONL file, or the rows of the split train of a data set of the hub."""
-    if pathlib.Path(name).is_file():
+    if name.startswith(("/", ".", "~")) or pathlib.Path(name).exists():
         return (line for _, line in read_lines(name))
-    import datasets  # large, and needed for the hub alone
+    try:
+        import datasets  # large, and needed for the hub alone
+    except ImportError:
+        raise DominoError(f"{name} is no file here, and a data set of the hub needs pip install datasets.") from None
 
     return datasets.load_dataset(name, split="train", streaming=True)
 
@@ -87,4 +93,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DominoError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -25,11 +25,12 @@ from pathlib import Path
 import jax
 from etils import epath
 
+from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.evals.compare import COMPARISON, ComparedDrafter, compare_drafters, console_comparison, drafter_names
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
-from domino_jax.evals.prompts import TextCodec, prepare_prompts
+from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_room
 from domino_jax.evals.report import REPORT, console_table, read_report, refuse_obstacles
 from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
 from domino_jax.evals.run_info import RunInfo
@@ -89,11 +90,14 @@ def main(flags: cli.Flags) -> None:
 
         # 5. Target and prompts.
         loaded = loader.target()
-        prompts = prepare_prompts(read_rows(flags, loaded), TextCodec(loaded.tokenizer, settings.thinking))
+        codec = TextCodec(loaded.tokenizer, settings.thinking)
+        prompts = prepare_prompts(read_rows(flags, loaded), codec)
+        fitting = functools.partial(prompts_with_room, codec=codec, skip_bad=config.data.skip_bad_rows)
 
         # 6. Drafters, decoding and the report.
         if folders:
             drafters = load_compared(flags, folders, loader, loaded, info)
+            prompts = fitting([new_generator(one.models, one.settings) for one in drafters.values()], prompts)
             console_comparison(compare_drafters(loaded, drafters, prompts, info, output))
         else:
             models = loader.models(loaded, config.drafter.path, settings.modes)
@@ -102,6 +106,7 @@ def main(flags: cli.Flags) -> None:
                 settings, notes = fit_to_drafter(settings, drafter, flags.given)
                 for note in notes:
                     say(note)
+            prompts = fitting([new_generator(models, settings)], prompts)
             info = info.loaded(settings, loaded, prompts, drafter)
             report = decode_prompts(models, loaded, prompts, info, output)
             if distributed.is_primary():

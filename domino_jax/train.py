@@ -33,7 +33,7 @@ from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli
 from domino_jax.recipe import checks as recipes
-from domino_jax.recipe.decoding import decode_trained
+from domino_jax.recipe.decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, primary_first, refuse_differences, refuse_own_folder
 from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
@@ -136,6 +136,7 @@ def main(flags: cli.Flags) -> int | None:
             layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh)
         if config.eval.every:
             evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
+        check_final(config, loaded, drafter)
         optimizer = builders.optimizer_of(config.train)
         make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
         step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)

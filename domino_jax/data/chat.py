@@ -9,6 +9,7 @@ A template may write an earlier turn in another way than it asked for it. Such a
     0 0 0 0 0 ...                                                                      1 1 1 ...        0
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -206,10 +207,11 @@ def closing_token(tokenizer: Any) -> tuple[str, int] | None:
     if tokenizer is None or not tokenizer.chat_template:
         return None
     probe = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
-    try:
-        rest = _Template(tokenizer, False, "the target's chat template").render(probe, ask=False).rpartition(PROBE)[2]
-    except DataError:  # a row of messages is refused with its line
-        return None
+    template, rest = _Template(tokenizer, False, "the target's chat template"), ""
+    for start in ([], [{"role": "system", "content": "?"}]):  # some templates demand a system message
+        with contextlib.suppress(DataError):  # a row of messages is refused with its line
+            text = template.render(start + probe, ask=False)
+            rest = rest or (text.rpartition(PROBE)[2] if PROBE in text else "")
     added = {token: str(entry) for token, entry in tokenizer.added_tokens_decoder.items() if str(entry).strip()}
     return next(((added[token], token) for token in _encode(tokenizer, rest, "") if token in added), None)
 

@@ -2,7 +2,7 @@
 
 A row has {"messages": [...]} or ShareGPT {"conversations": [...]}. Keys that change what the model reads are rendered
 (system, tools, chat_template_kwargs) or refused by name; other columns (id, source, scores, ...) change nothing. A null
-value is an absent one, in a row and in a message.
+value is an absent one, in a row and in a message, and so is an empty column of these keys.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ REFUSED = {
     "chat_template": "put the template into the target's folder",
     "loss_mask": "flag messages with train, or give token_ids",
 }
+EMPTY = ("", [], {})  # a table of many rows has a column for all if one row uses it
 # Arguments of the tokenizer's call, no variables of a template.
 RESERVED = ("chat_template", "messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
 FLAGS = ("weight", "loss_mask", "train", "trainable")  # of a message: 0 or false makes an answer context
@@ -72,10 +73,10 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
     if len(forms) != 1:
         raise DataError(f"{where}: the row has {quote_names(row)}; it needs either messages or conversations.")
     for key, remedy in REFUSED.items():
-        if key in row:
+        if key in row and row[key] not in EMPTY:
             raise DataError(
                 f"{where}: the row has {key}, which changes what the model reads or learns and is not supported beside "
-                f"{forms[0]}; {remedy}, or remove it."
+                f"{forms[0]}; {remedy} instead."
             )
     turns = row[forms[0]]
     if not isinstance(turns, list) or not turns:
@@ -91,8 +92,13 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
         messages.append(message)
         learned.append(all(flags.values()))
     system = row["system"] if "system" in row else ""
-    if not isinstance(system, str) or (system and messages[0]["role"] == "system"):
-        raise DataError(f"{where}: system is {quote(system)}; give one text, there or as the first message.")
+    if not isinstance(system, str):
+        raise DataError(f"{where}: system is {quote(system)}, expected a text.")
+    if system and messages[0]["role"] == "system":
+        raise DataError(
+            f"{where}: system is {quote(system)}, and the first message is the system's too,"
+            f" {quote(messages[0]['content'])}; give one of them."
+        )
     if system:
         messages.insert(0, {"role": "system", "content": system})
         learned.insert(0, True)
@@ -111,7 +117,7 @@ def _message(turn: Any, form: str, name: str) -> dict[str, Any]:
             "tool_calls may have no text."
         )
     if keys[0] == "role":
-        return fields
+        return {**fields, "role": SPEAKERS[role] if role in ("human", "gpt") else role}
     if role not in SPEAKERS:
         raise DataError(f"{name} is from {quote(role)}, expected one of {', '.join(SPEAKERS)}.")
     return {"role": SPEAKERS[role], "content": content} | {key: fields[key] for key in fields if key not in keys}
@@ -136,7 +142,7 @@ def _json_column(row: Mapping[str, Any], key: str, where: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: {key} is {quote(value)}, which is no JSON text.") from error
+        raise DataError(f"{where}: {key} is {quote(value)}, which is no JSON; give its JSON text.") from error
 
 
 def quote_names(row: Mapping[str, Any]) -> str:

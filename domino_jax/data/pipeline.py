@@ -99,6 +99,8 @@ def _usable_rows(found: tuple[Source, ...], index: Index, encoder: RowEncoder, h
                 f"evaluation.\nLower --config.data.held_out (now {held_out}), or set it to 0 and name "
                 "--config.eval.prompts."
             )
+        if not rows.num_read_of[place]:
+            raise DataError(f"{source.pattern}: its files hold no rows; name files with rows.")
         if not len(rows.by_source[place]):
             cut = int((rows.lengths_of(place) == encoder.max_length).sum())
             remedy = "Train on rows with answers; prompts alone are answered first with config.data.regenerate=True."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from domino_jax.data.bad_rows import BadRows
-from domino_jax.data.messages import FORMS, READ, REFUSED, present, quote_names, read_chat
+from domino_jax.data.messages import EMPTY, FORMS, READ, REFUSED, present, quote_names, read_chat
 from domino_jax.data.references import reference_of
 from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
@@ -109,12 +109,12 @@ def read_prompts(
 
 def read_prompt(line: bytes, where: str, place: str) -> dict:
     """The prompt row of one line; `place` is its id if it has none."""
-    row = present(parse_row(line, where))
-    row = {**row, "id": str(row["id"]) if "id" in row else place}
+    columns = present(parse_row(line, where))
+    row = {**columns, "id": str(columns["id"]) if "id" in columns else place}
     if len(row["id"]) > ID_LIMIT or not row["id"].isprintable():
         raise DataError(f"{where}: the id is {quote(row['id'])}; an id has at most {ID_LIMIT} printable characters.")
     where = f"{where} (id {row['id']})"
-    check_prompt(row, where)
+    check_prompt(columns, where)
     check_text(row, where)
     reference_of(row, where)
     return read_chat(row, where).as_row(row) if any(form in row for form in FORMS) else row
@@ -143,7 +143,7 @@ def check_prompt(row: dict, where: str) -> None:
     elif keys == ["prompt"]:
         if not isinstance(row["prompt"], str) or not row["prompt"]:
             raise DataError(f"{where}: prompt is {quote(row['prompt'])}, expected a text that is not empty.")
-        ignored = [key for key in (*READ, *REFUSED) if key in row]
+        ignored = [key for key in (*READ, *REFUSED) if key in row and row[key] not in EMPTY]
         if ignored:
             raise DataError(
                 f"{where}: the row has {ignored[0]} beside prompt, which is read as it is; give messages instead."

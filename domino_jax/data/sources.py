@@ -178,7 +178,9 @@ def open_plain(name: str) -> Iterator[BinaryIO]:
         refuse_other_kind(name, head, rows=not name.endswith(COMPRESSED))
         if name.endswith(COMPRESSED):
             pieces = _gzip_pieces(raw, name) if name.endswith(".gz") else _zstd_pieces(raw, name)
-            yield io.BufferedReader(_PieceReader(pieces), PIECE_BYTES)
+            plain = io.BufferedReader(_PieceReader(pieces), PIECE_BYTES)
+            refuse_other_kind(name, plain.peek(HEAD_BYTES)[:HEAD_BYTES], rows=True)
+            yield plain
         else:
             yield raw
 

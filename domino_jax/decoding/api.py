@@ -191,7 +191,9 @@ def prompt_row(prompt: Prompt, tokenizer) -> dict:
     prompt = list(prompt)
     if prompt and isinstance(prompt[0], Mapping):
         return {"messages": [dict(message) for message in prompt]}
-    return {"token_ids": [int(token) for token in prompt]}
+    # Integers of numpy and jax are ids too; what is none is refused by name.
+    whole = (hasattr(token, "__index__") and not isinstance(token, bool) for token in prompt)
+    return {"token_ids": [int(token) if fits else token for token, fits in zip(prompt, whole, strict=True)]}
 
 
 def _request(

@@ -12,7 +12,7 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.measure import report_lanes
-from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
+from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.report import FORMAT, print_table, write_json
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
@@ -61,7 +61,6 @@ def compare_drafters(
     settings = info.requested
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = drafter_lanes(drafters, target.stop_ids)
-    check_prompts([lane.generator for lane in lanes], prompts, codec)
     infos = {
         name: info.loaded(one.settings, target, prompts, one.models.drafter.config, drafter=one.path, drafter_name=name)
         for name, one in drafters.items()

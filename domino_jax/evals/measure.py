@@ -11,7 +11,7 @@ import jax
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.examples import collect_examples
 from domino_jax.evals.lanes import Lane, ModeRun, record_rounds
-from domino_jax.evals.prompts import Prompt, TextCodec, check_prompts
+from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.report import build_report, write_report
 from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, timings
 from domino_jax.evals.run_files import RunFiles
@@ -44,6 +44,7 @@ def decode_prompts(
     """Decodes prompts in every mode into the folder `output`, and returns the report.
 
     Args:
+        prompts: for which there is room (prompts_with_room).
         target: for its tokenizer and stop ids; the weights that run are those of `models`.
         info: with the settings in effect (`RunInfo.loaded`).
         restart: begin from scratch where `output` holds an unfinished run of something else, instead of refusing it.
@@ -51,7 +52,6 @@ def decode_prompts(
     settings = info.settings
     codec = TextCodec(target.tokenizer, settings.thinking)
     lanes = mode_lanes(models, target, settings, settings.batch_size)
-    check_prompts([lanes[0].generator], prompts, codec)
 
     def lanes_of(batch_size: int) -> list[Lane]:
         same = batch_size == settings.batch_size  # then nothing has to be compiled again

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_text
 from domino_jax.data.references import Reference, reference_of
@@ -103,30 +104,43 @@ def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list
     return prompts
 
 
-def check_prompts(generators: Sequence[Generator], prompts: Sequence[Prompt], codec: TextCodec) -> None:
-    """Raises DataError for the first prompt that a generator has no room for.
+def prompts_with_room(
+    generators: Sequence[Generator], prompts: Sequence[Prompt], codec: TextCodec, skip_bad: bool
+) -> list[Prompt]:
+    """The prompts that all generators have room for; others are refused together, or with skip_bad left out.
 
     The longest possible conversation has to fit: every answer has max_new_tokens.
     """
+    fitting, bad = [], BadRows()
     for prompt in prompts:
-        where = f"prompt {prompt.id}"
-        for generator in generators:
-            generator.check_prompt(prompt.token_ids, where, prompt.request)
-        if not prompt.later_turns:
-            continue
-        answers, last = prompt.turns_left, prompt
-        while last.later_turns:
-            last = last.next_turn("", codec)
-        tokens = len(last.token_ids)
-        for limits in (generator.limits for generator in generators):
-            most, slots = limits.settings.max_new_tokens, limits.settings.cache_length
-            limits.check_positions(tokens, answers * most, f"{where}, of {answers} turns,")
-            longest = tokens + answers * most + limits.block_rows
-            if longest > slots:
-                raise DataError(
-                    f"{where} has {answers} turns, which may need {longest} cache rows with {most} new tokens each, but"
-                    f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
-                )
+        try:
+            _check_prompt(generators, prompt, codec)
+            fitting.append(prompt)
+        except DataError as error:
+            bad.add("prompt", prompt.id, error)
+    bad.settle("the prompts", len(prompts), skip_bad)
+    return fitting
+
+
+def _check_prompt(generators: Sequence[Generator], prompt: Prompt, codec: TextCodec) -> None:
+    where = f"prompt {prompt.id}"
+    for generator in generators:
+        generator.check_prompt(prompt.token_ids, where, prompt.request)
+    if not prompt.later_turns:
+        return
+    answers, last = prompt.turns_left, prompt
+    while last.later_turns:
+        last = last.next_turn("", codec)
+    tokens = len(last.token_ids)
+    for limits in (generator.limits for generator in generators):
+        most, slots = limits.settings.max_new_tokens, limits.settings.cache_length
+        limits.check_positions(tokens, answers * most, f"{where}, of {answers} turns,")
+        longest = tokens + answers * most + limits.block_rows
+        if longest > slots:
+            raise DataError(
+                f"{where} has {answers} turns, which may need {longest} cache rows with {most} new tokens each, but"
+                f" decode.cache_length is {slots}; raise it, or lower max_new_tokens."
+            )
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:

@@ -1,5 +1,6 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from domino_jax.data.chat import encode_prompt
+from domino_jax.data.chat import encode_row
 from domino_jax.data.held_out import SHARE
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import TrainingRows
@@ -258,18 +259,22 @@ def evaluation_of(config, loaded: LoadedTarget, layout: EvaluationLayout, rows: 
     """
     models = Models(loaded.model, loaded.params, layout.drafter)
     generator = evaluation_generator(config, models, loaded.stop_ids)
-    found = evaluation_rows(config, rows)
-    prompts = [encode_prompt(loaded.tokenizer, row, config.decode.thinking, f"prompt {row['id']}") for row in found]
-    for row, prompt in zip(found, prompts, strict=True):
-        # Now, and not at the first evaluation after hours of training.
-        generator.check_prompt(prompt, f"prompt {row['id']}")
+    encode = functools.partial(encode_row, loaded.tokenizer, config.decode.thinking)
+
+    def check(row: dict) -> None:  # now, and not at the first evaluation after hours of training
+        generator.check_prompt(encode(row), f"prompt {row['id']}")
+
+    prompts = [encode(row) for row in evaluation_rows(config, rows, check)]
     return DecodedEvaluation(models, generator, prompts, layout)
 
 
-def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
-    """The first eval.num_prompts rows of eval.prompts, or of the prompts held out of the data if it is not set."""
+def evaluation_rows(config, rows: TrainingRows, check: Callable[[dict], None]) -> list[dict]:
+    """The first eval.num_prompts rows of eval.prompts, or of the prompts held out of the data if it is not set.
+
+    check: raises DataError for a row that cannot be used.
+    """
     if config.eval.prompts:
-        return read_prompts(config.eval.prompts, config.eval.num_prompts, config.data.skip_bad_rows)
+        return read_prompts(config.eval.prompts, config.eval.num_prompts, config.data.skip_bad_rows, check)
     found = rows.held_out_prompts()[: config.eval.num_prompts]
     if not found:
         raise DataError(
@@ -277,6 +282,8 @@ def evaluation_rows(config, rows: TrainingRows) -> list[dict]:
             f"{SHARE}, of at most half of data.max_length {config.data.max_length}).\n"
             "Name prompts with --config.eval.prompts=PROMPTS.jsonl, or set --config.eval.every=0."
         )
+    for row in found:
+        check(row)
     return found
 
 

@@ -22,11 +22,11 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
-from domino_jax.evals.prompts import TextCodec, prepare_prompts
+from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts, prompts_with_room
 from domino_jax.evals.report import copy_folder
 from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafter import rows_together
-from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import cut_head
 from domino_jax.method.settings import DecodeSettings, supported_modes
@@ -208,6 +208,30 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
 # --------------------------------------------------------------------------------------- a finished training
 
 
+def final_settings(config, head: str) -> DecodeSettings:
+    """The recipe's decode settings that a training run of a drafter with this head ends with."""
+    requested = decode_settings(config.decode, head)
+    modes = supported_modes(requested.modes, head)
+    return requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
+
+
+def final_prompts(config, loaded: LoadedTarget, models: Models, settings: DecodeSettings) -> list[Prompt]:
+    """The prompts of `decode_trained`; those that cannot be used are refused together, or left out."""
+    codec, skip_bad = TextCodec(loaded.tokenizer, settings.thinking), config.data.skip_bad_rows
+    encode = functools.partial(encode_row, loaded.tokenizer, settings.thinking)
+    rows = read_file_rows(config.eval.prompts, config.decode.num_prompts, skip_bad, encode)
+    return prompts_with_room([new_generator(models, settings)], prepare_prompts(rows, codec), codec, skip_bad)
+
+
+def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> None:
+    """Refuses prompts that `decode_trained` could not use, before hours of training."""
+    if not config.eval.final or jax.process_count() > 1:
+        return
+    settings, _ = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config, ())
+    models = Models(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
+    final_prompts(config, loaded, models, settings)
+
+
 def decode_trained(
     config, loaded: LoadedTarget, drafter_config: AnyConfig, drafter_params: dict, output: os.PathLike
 ) -> dict[str, Any]:
@@ -215,13 +239,8 @@ def decode_trained(
 
     Returns the report.
     """
-    requested = decode_settings(config.decode, drafter_config.head)
-    modes = supported_modes(requested.modes, drafter_config.head)
-    requested = requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
-    source = config.eval.prompts
+    requested = final_settings(config, drafter_config.head)
     target = cast_target(loaded, requested.dtype)
-    rows = read_file_rows(source, config.decode.num_prompts, config.data.skip_bad_rows)
-    prompts = prepare_prompts(rows, TextCodec(target.tokenizer, requested.thinking))
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):
         rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
@@ -231,7 +250,8 @@ def decode_trained(
         settings, notes = fit_to_drafter(requested, drafter_config, ())
         print(*notes, sep="\n", end="\n" * bool(notes))
         path = f"{os.fspath(output).rpartition('/')[0]}/export"
-    prompt_file = PromptSource(recipes.portable(source), limit=config.decode.num_prompts)
+    prompts = final_prompts(config, target, models, settings)
+    prompt_file = PromptSource(recipes.portable(config.eval.prompts), limit=config.decode.num_prompts)
     info = RunInfo(requested, recipes.portable(config.target.path), path, prompt_file)
     info = info.loaded(settings, target, prompts, drafter_config if models.drafter else None)
     with kept_to(settings.cores):

@@ -30,6 +30,7 @@ ROW_KINDS = (
         "an Arrow file",
         "Convert it to JSONL: datasets.Dataset.from_file(FILE).to_json(FILE.jsonl) with pip install datasets.",
     ),
+    (rb"\xff\xfe|\xfe\xff", "text in UTF-16", "Write it in UTF-8."),
     (rb"\x1f\x8b", "a gzip archive", "Let its name end in .gz."),
     (rb"\x28\xb5\x2f\xfd", "a Zstandard archive", "Let its name end in .zst."),
     (rb"\s*\[", "a JSON array", "Write one row on each line: jq -c '.[]' FILE > FILE.jsonl."),
@@ -44,5 +45,5 @@ def refuse_other_kind(name: str, head: bytes, rows: bool = False) -> None:
         DataError: what the file is, and how to get the right one.
     """
     for pattern, kind, remedy in (*KINDS, *(ROW_KINDS if rows else ())):
-        if re.match(pattern, head, re.IGNORECASE | re.DOTALL):
+        if re.match(pattern, head.removeprefix(b"\xef\xbb\xbf"), re.IGNORECASE | re.DOTALL):
             raise DataError(f"{name} is {kind}.\n{remedy}")

@@ -85,7 +85,9 @@ def describe(facts: dict[str, Any], stop_tokens: Sequence[str], thinking: bool) 
         f"answers of {total} rows: {trained} are trained on, {context} are context",
     ]
     if against is not None:
-        lines.append(f"data.thinking is {thinking}; it disagrees with {against} of {total} rows")
+        thoughts, expected = (total - against, "thoughts") if thinking else (against, "none")
+        lines.append(f"{thoughts} of {total} rows have thoughts, {total - thoughts} have none")
+        lines.append(f"data.thinking is {thinking}, which expects {expected}")
         if against > total // 10:
             lines.append(f"warning: set --config.data.thinking={not thinking} --config.decode.thinking={not thinking}")
     if share is not None:

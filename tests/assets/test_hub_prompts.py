@@ -42,6 +42,7 @@ BAD_ROWS = [
     ({"text": "a"}, "messages or conversations"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}, "message"),
     ({"messages": [{"from": "human", "value": "Hi"}]}, "message"),
+    (asked(("human", "\ud800")), "surrogate"),
 ]
 
 
@@ -51,9 +52,9 @@ def test_rows_that_cannot_be_answered_are_left_out_and_counted(tmp_path, monkeyp
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     made(tmp_path, monkeypatch, f"--dataset={tmp_path / 'rows.jsonl'}", "--max-characters=10")
     [row] = read_prompts(tmp_path / "prompts.jsonl")
-    assert row == {"id": "9", "messages": [{"role": "user", "content": "Q"}]}
+    assert row == {"id": "10", "messages": [{"role": "user", "content": "Q"}]}
     shown = capsys.readouterr().out
-    assert "1 prompts" in shown and sum(int(line.split()[2]) for line in shown.splitlines()[1:]) == 9
+    assert "1 prompts" in shown and sum(int(line.split()[2]) for line in shown.splitlines()[1:]) == 10
 
 
 @pytest.mark.parametrize(("row", "named"), BAD_ROWS)

@@ -126,7 +126,7 @@ def test_without_named_prompts_the_run_is_judged_by_prompts_held_out_of_its_rows
     measured = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "eval_tau" in row]
     assert [row["step"] for row in measured] == [2] and measured[0]["eval_seconds"] > 0
     with pytest.raises(DataError, match="too few to hold prompts out"):
-        builders.evaluation_rows(cli.parse(argv, ("config", "workdir"), ("distributed",)).config, NoRows())
+        builders.evaluation_rows(cli.parse(argv, ("config", "workdir"), ("distributed",)).config, NoRows(), print)
 
 
 class NoRows:
@@ -274,6 +274,17 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(files, tmp_path, capsy
     assert start(arguments(files, tmp_path / "run", **changes)) == code
     message = capsys.readouterr().err
     assert expected in message and "Traceback" not in message and len(message.splitlines()) <= 5
+
+
+@pytest.mark.parametrize("when", [{"config__eval__every": 1}, {"config__eval__final": True}])
+def test_prompts_that_an_evaluation_cannot_use_are_listed_before_training(files, tmp_path, capsys, when):
+    bad = [{"id": "text", "prompt": "a"}, {"id": "other", "prompt": "b"}]  # the target has no tokenizer
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"token_ids": [40, 41]}, *bad])
+    argv = arguments((files[0], prompts), tmp_path / "run", config__eval__num_prompts=8, **when)
+    assert start(argv) == 3
+    message = capsys.readouterr().err
+    assert "prompt text: " in message and "2 of 3 rows" in message and "Traceback" not in message
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("name", ["run", "run/plots", "run/report", "run/report/plots"])

@@ -221,6 +221,14 @@ def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_
     assert (row.answers, row.context_answers) == (1, 1)
 
 
+def test_the_closing_token_is_known_for_templates_that_demand_a_system_message_and_unknown_for_changed_texts():
+    demand = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    strict = make_tokenizer(demand + TEMPLATE)
+    assert closing_token(strict) == ("<|im_end|>", strict.convert_tokens_to_ids("<|im_end|>"))
+    shout = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | upper }}<|im_end|>{% endfor %}"
+    assert closing_token(make_tokenizer(shout)) is None
+
+
 def test_a_line_end_before_the_closing_token_is_part_of_the_answer():
     spaced = make_tokenizer("{% for m in messages %}{{ m.content + '\n<|im_end|>' }}{% endfor %}")
     row = encode_training_row(spaced, {"messages": turns("a b", "c d")}, thinking=False)

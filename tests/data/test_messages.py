@@ -19,6 +19,8 @@ TOOLS = [{"type": "function", "function": {"name": "add"}}]
         {"messages": [USER | {"name": None, "weight": None}, ANSWER | {"tool_calls": None}]},
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
         {"conversations": [USER, ANSWER], "tools": "", "system": "", "chat_template_kwargs": {}},
+        {"messages": [USER, ANSWER], "functions": [], "documents": {}, "system_prompt": ""},
+        {"messages": [USER | {"role": "human"}, ANSWER | {"role": "gpt"}]},
     ],
 )
 def test_every_form_of_a_conversation_reads_the_same(row):
@@ -73,6 +75,7 @@ BAD_ROWS = [
     ({"messages": [ANSWER | {"weight": 0.5}]}, "weight 0.5"),
     ({"messages": [ANSWER | {"train": "no"}]}, "train 'no'"),
     ({"messages": [{"role": "system", "content": "s"}, USER], "system": "t"}, "system is 't'"),
+    ({"messages": [USER], "system": 3}, "system is 3"),
     ({"messages": [USER], "tools": "no json"}, "tools"),
     ({"messages": [USER], "tools": {"name": "add"}}, "tools"),
     ({"messages": [USER], "tools": ["add"]}, "tools"),
@@ -80,7 +83,7 @@ BAD_ROWS = [
     ({"messages": [USER], "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
     ({"conversations": [USER], "functions": [{}]}, "functions"),
     ({"messages": [USER], "system_prompt": "s"}, "system_prompt"),
-    ({"messages": [USER], "documents": []}, "documents"),
+    ({"messages": [USER], "documents": ["d"]}, "documents"),
     ({"messages": [USER], "enable_thinking": False}, "enable_thinking"),
     ({"messages": [USER], "chat_template": "t"}, "chat_template"),
     ({"messages": [USER], "loss_mask": [0]}, "loss_mask"),

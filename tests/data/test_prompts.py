@@ -91,8 +91,8 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
         (['{"prompt": 3}'], "prompt is 3"),
         (['{"messages": [{"role": "user", "content": [1]}]}'], "message 0 of messages"),
         (['{"conversations": []}'], "conversations must be a list"),
-        (['{"prompt": "a", "tools": []}'], "tools beside prompt"),
-        (['{"messages": null, "prompt": null}'], "the row has id;"),
+        (['{"prompt": "a", "tools": [{}]}'], "tools beside prompt"),
+        (['{"messages": null, "prompt": null}'], "the row has nothing;"),
         (['{"token_ids": []}'], "at least one id"),
         (['{"token_ids": [1, -1]}'], "token_ids is"),
         (['{"token_ids": [1, true]}'], "token_ids is"),
@@ -109,7 +109,7 @@ def test_prompts_keep_their_other_keys_and_get_an_id(tmp_path):
         (['{"prompt": "a", "id": "a\\nb"}'], r"rows.jsonl:1: the id is 'a\\nb'; an id has"),
         (['{"prompt": "a", "id": "%s"}' % ("x" * 201)], "the id is 'xxxx"),
         (['{"prompt": [%s]}' % ("1, " * 100_000 + "1")], r"prompt is \[1, 1.*\.\.\., expected a text"),
-        (['{"%s": 1}' % ("k" * 100_000)], r"the row has id, kkk.*; a prompt row"),
+        (['{"%s": 1}' % ("k" * 100_000)], r"the row has kkk.*; a prompt row"),
     ],
 )
 def test_a_row_that_is_no_prompt_is_refused(tmp_path, lines, message):

@@ -212,7 +212,8 @@ OTHER_KINDS = {
     "a ZIP archive": b"PK\x03\x04",
     "a gzip archive": gzip.compress(b"{}"),
     "a Zstandard archive": zstandard.ZstdCompressor().compress(b"{}"),
-    "a JSON array": b'[\n  {"prompt": "a"}\n]',
+    "text in UTF-16": '{"prompt": "a"}'.encode("utf-16"),
+    "a JSON array": b'\xef\xbb\xbf[\n  {"prompt": "a"}\n]',
     "an object on several lines": b'{\n  "prompt": "a"\n}',
 }
 
@@ -224,9 +225,10 @@ def test_a_file_of_another_kind_is_named_with_what_to_do(tmp_path, kind, data):
         with pytest.raises(DataError, match=kind) as refused:
             read(tmp_path / "rows.jsonl")
         assert "rows.jsonl" in str(refused.value) and len(str(refused.value).splitlines()) == 2
-    (tmp_path / "rows.jsonl.gz").write_bytes(OTHER_KINDS["Git LFS"])
-    with pytest.raises(DataError, match="Git LFS"):
-        batches_of(tmp_path / "rows.jsonl.gz")
+    for packed, name in ((OTHER_KINDS["Git LFS"], "Git LFS"), (gzip.compress(data), kind)):
+        (tmp_path / "rows.jsonl.gz").write_bytes(packed)
+        with pytest.raises(DataError, match=name):
+            batches_of(tmp_path / "rows.jsonl.gz")
 
 
 # ---------------------------------------------------------------- gs://

@@ -129,7 +129,7 @@ def test_a_setting_that_cannot_be_is_refused_before_anything_is_loaded(changes):
         domino_jax.load("no folder", **changes)
 
 
-@pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}]])
+@pytest.mark.parametrize("prompt", ["", [], [{"role": "user"}], [1.5], [True], ["a"]])
 def test_a_prompt_that_is_none_is_refused(prompt):
     with pytest.raises(DataError, match="prompt 0"):
         decoder().generate([prompt])

@@ -11,7 +11,7 @@ from domino_jax.decoding.limits import Limits
 from domino_jax.evals import run as decode_run
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.near_ties import Divergence
-from domino_jax.evals.prompts import TextCodec, check_prompts, fingerprint, prepare_prompts
+from domino_jax.evals.prompts import TextCodec, fingerprint, prepare_prompts, prompts_with_room
 from domino_jax.evals.run import plan_groups, run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
 from domino_jax.method.settings import DecodeSettings
@@ -213,10 +213,12 @@ def test_a_divergence_names_its_row_and_turn(tmp_path, monkeypatch):
 # --------------------------------------------------------------------------------------------------- refusals
 
 
-def test_a_row_that_does_not_fit_is_refused_before_anything_runs():
+def test_rows_that_do_not_fit_are_refused_together_or_left_out_before_anything_runs():
     generator = Answering()
-    with pytest.raises(DataError, match="prompt far needs"):
-        check_prompts([generator], prompts_of([row("near"), row("far", "x" * 300)]), CODEC)
+    prompts = prompts_of([row("far", "x" * 300), row("near"), row("farther", "x" * 400)])
+    with pytest.raises(DataError, match="prompt far needs(.|\n)*2 of 3 rows"):
+        prompts_with_room([generator], prompts, CODEC, skip_bad=False)
+    assert prompts_with_room([generator], prompts, CODEC, skip_bad=True) == prompts[1:2]
     assert generator.asked == []
 
 
@@ -248,7 +250,7 @@ def test_the_first_answer_is_judged_where_a_row_has_a_reference_and_there_is_tex
 
 def test_a_conversation_has_to_fit_at_its_longest():
     def check(generator, turns):
-        check_prompts([generator], prompts_of([row("talk", next_turns=["More"] * turns)]), CODEC)
+        prompts_with_room([generator], prompts_of([row("talk", next_turns=["More"] * turns)]), CODEC, False)
 
     check(Answering(), 9)
     with pytest.raises(

@@ -151,7 +151,8 @@ def test_rows_that_disagree_with_the_thinking_switch_are_warned_of(
     shown = capsys.readouterr().out
     disagreeing = 10 - sum(thoughts) if thinking else sum(thoughts)
     assert (facts["rows_against_thinking"], facts["rows_searched"]) == (disagreeing, 10)
-    assert f"{disagreeing} of 10" in shown and ("warning" in shown) == bool(change)
+    counts = f"{sum(thoughts)} of 10 rows have thoughts, {10 - sum(thoughts)} have none"
+    assert counts in shown and ("warning" in shown) == bool(change)
     assert change is None or f"--config.data.thinking={change}" in shown
 
 
