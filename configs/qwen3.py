@@ -209,7 +209,7 @@ def _decode() -> config_dict.ConfigDict:
     decode.head_rank = 0  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
     decode.confidence = 0.0
-    decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/trees.md)
+    decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/decoding.md)
     # Where all of these are as they are here, tune's measurement replaces them.
     tree.nodes = 64  # rows of the verifying pass, the anchor included
     tree.depth = 0  # drafts of its longest path; 0: num_drafts, else all that the block gives

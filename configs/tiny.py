@@ -11,7 +11,7 @@ and 4.89), which comes from about three times the training:
         --config.regenerate.num_prompts=1600 --config.regenerate.max_new_tokens=160 --config.data.layout=pad \\
         --config.train.steps=900 --config.train.batch_size=8 --config.train.num_anchors=48
 
-Mode tree in decode.modes raises τ further, but not the speed on a CPU (docs/trees.md).
+Mode tree in decode.modes raises τ further, but not the speed on a CPU (docs/decoding.md).
 """
 
 import pathlib

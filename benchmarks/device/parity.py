@@ -1,7 +1,7 @@
 """The golden sets on the device at hand: what the public PyTorch modules computed against what this device computes.
 
 Float32 meets the tolerances of tests/golden/README.md. bfloat16 has none there: its logits may differ by LOGITS_BF16 of
-their size, and the texts of Domino and plain decoding only at near ties (docs/equality.md).
+their size, and the texts of Domino and plain decoding only at near ties (docs/method.md).
 """
 
 import json

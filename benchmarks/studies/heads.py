@@ -15,7 +15,7 @@ Every training and decoding is a stage of a study (study.py): start the command 
 and stops after that time with exit code 42, --only=NAME runs one drafter. Arms in one workdir share their stages. Any
 further --config.KEY=VALUE goes to every command.
 
-Temperature 1 draws from the target's own distribution by noise that drafts and target share (docs/equality.md); the
+Temperature 1 draws from the target's own distribution by noise that drafts and target share (docs/method.md); the
 training seed is the decoding seed.
 """
 

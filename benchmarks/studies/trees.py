@@ -1,4 +1,4 @@
-"""τ of trees by nodes, candidates, lanes and beta beside the chain's, over the same answers (docs/trees.md).
+"""τ of trees by nodes, candidates, lanes and beta beside the chain's, over the same answers (docs/decoding.md).
 
     python -m benchmarks.studies.trees --config=configs/tiny.py --config.decode.num_drafts=0
     python -m benchmarks.studies.trees --config=configs/tiny.py --config.decode.num_prompts=1 \\

@@ -61,7 +61,7 @@ class TextPiece:
 class Decoder:
     """A target with its drafter (or without), ready for any number of calls; programs are compiled once.
 
-    The text is the target's own in every mode, token for token (docs/equality.md).
+    The text is the target's own in every mode, token for token (docs/method.md).
 
     Args:
         generator: of these models.

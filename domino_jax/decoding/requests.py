@@ -13,7 +13,7 @@ from domino_jax.runtime.errors import DataError
 class Request:
     """What one prompt asks for besides its tokens; None: the generator's own value.
 
-    noise: keys the noise together with the seed, whatever the place in a batch (docs/equality.md).
+    noise: keys the noise together with the seed, whatever the place in a batch (docs/method.md).
     """
 
     noise: int

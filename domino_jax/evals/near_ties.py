@@ -1,4 +1,4 @@
-"""Whether two texts of one prompt differ only at near ties (docs/equality.md)."""
+"""Whether two texts of one prompt differ only at near ties (docs/method.md)."""
 
 import dataclasses
 from collections.abc import Sequence

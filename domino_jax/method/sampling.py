@@ -1,4 +1,4 @@
-"""From logits to the target's choice: temperature, top-k, top-p, min-p, then noise (docs/equality.md).
+"""From logits to the target's choice: temperature, top-k, top-p, min-p, then noise (docs/method.md).
 
 The choice after a prefix is argmax(log p + g). It depends on prefix, seed, request and absolute position alone, never
 on the drafter, the round or the batch slot; so decoding with and without speculation gives the same text.

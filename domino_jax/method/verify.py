@@ -1,4 +1,4 @@
-"""The target's pass over a draft block, and which of its tokens are accepted (docs/equality.md).
+"""The target's pass over a draft block, and which of its tokens are accepted (docs/method.md).
 
 A block is a tree in general: tokens, depths and an ancestor table; a chain is the lower triangle.
 """

@@ -1,4 +1,4 @@
-"""Tokens per round (τ) of the tiny recipe's chain and trees with the shipped drafter, as docs/trees.md states them."""
+"""τ of the tiny recipe's chain and trees with the shipped drafter, as docs/decoding.md states it."""
 
 import dataclasses
 
