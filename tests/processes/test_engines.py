@@ -1,6 +1,6 @@
 """An engine that opens our exported drafters emits the same texts in the same rounds as our own decode loop.
 
-VLLM_PYTHON names the Python of an environment with vLLM's CPU build (docs/contributing.md); without it, the Python of
+VLLM_PYTHON names the Python of an environment with vLLM's CPU build (CONTRIBUTING.md); without it, the Python of
 the tests is looked at.
 """
 
