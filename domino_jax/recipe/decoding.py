@@ -19,6 +19,7 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.requests import request_of
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
@@ -115,8 +116,14 @@ def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
     path = flags.prompts or flags.config.eval.prompts
     if not path:
         return made_up_prompts(decode.num_prompts or 1, loaded.model.config.vocab_size)
-    encode = functools.partial(encode_row, loaded.tokenizer, decode.thinking)
-    return read_file_rows(path, decode.num_prompts, flags.config.data.skip_bad_rows, encode)
+    check = functools.partial(check_row, loaded.tokenizer, decode.thinking)
+    return read_file_rows(path, decode.num_prompts, flags.config.data.skip_bad_rows, check)
+
+
+def check_row(tokenizer: Any, thinking: bool, row: dict[str, Any]) -> None:
+    """Refuses a prompt row that cannot be encoded or whose sampling values are out of range."""
+    encode_row(tokenizer, thinking, row)
+    request_of(row, 0)
 
 
 def read_file_rows(
@@ -218,8 +225,8 @@ def final_settings(config, head: str) -> DecodeSettings:
 def final_prompts(config, loaded: LoadedTarget, models: Models, settings: DecodeSettings) -> list[Prompt]:
     """The prompts of `decode_trained`; those that cannot be used are refused together, or left out."""
     codec, skip_bad = TextCodec(loaded.tokenizer, settings.thinking), config.data.skip_bad_rows
-    encode = functools.partial(encode_row, loaded.tokenizer, settings.thinking)
-    rows = read_file_rows(config.eval.prompts, config.decode.num_prompts, skip_bad, encode)
+    check = functools.partial(check_row, loaded.tokenizer, settings.thinking)
+    rows = read_file_rows(config.eval.prompts, config.decode.num_prompts, skip_bad, check)
     return prompts_with_room([new_generator(models, settings)], prepare_prompts(rows, codec), codec, skip_bad)
 
 

@@ -160,7 +160,7 @@ def _match(
                 wrong["misshaped"].append(f"{name}{kind} {list(stored.shape)} for {list(wanted)}")
     wrong["missing"] = [name for name in expected if name not in found]
     if any(wrong.values()):
-        hint = prefix_hint(tensors, expected, aliases)
+        hint = prefix_hint(wrong["unknown"], wrong["missing"], aliases)
         if LM_HEAD in wrong["missing"] and EMBEDDING in expected:
             hint += " Its tie_word_embeddings is false, so it needs an lm_head."
         raise DataError(_describe(tensors.folder, wrong, hint))
@@ -168,13 +168,13 @@ def _match(
 
 
 def prefix_hint(names: Iterable[str], wanted: Collection[str], aliases: Mapping[str, str] | None = None) -> str:
-    """A sentence if all wanted names are there without a prefix that all names have, as of a wrapper; else ""."""
+    """A sentence if all wanted names are among `names` without a prefix that these share, as of a wrapper; else ""."""
     names, aliases = list(names), aliases or {}
     shared = os.path.commonprefix(names)
     for end in (place + 1 for place, letter in enumerate(shared) if letter == "."):
         bare = [name[end:] for name in names]
-        if set(wanted) <= {aliases.get(name, name) for name in bare}:
-            return f" All names there begin with {shared[:end]!r}; without it they fit: rename the tensors."
+        if wanted and set(wanted) <= {aliases.get(name, name) for name in bare}:
+            return f" Unknown names begin with {shared[:end]!r}; without it they fit: rename the tensors."
     return ""
 
 

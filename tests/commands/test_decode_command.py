@@ -233,6 +233,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         ([{"id": "p", "text": "x"}], {}, 3, "a prompt row has exactly one of messages,"),
         ([{"id": "p", "messages": [{"role": "user", "content": "x"}]}], {}, 3, "holds no tokenizer"),
         ([{"id": "far", "token_ids": [1] * 120}], {}, 3, "prompt far needs 153 cache rows"),
+        ([{"token_ids": [32], "temperature": value} for value in (-1, "hot")], {}, 3, "2 of 2 rows"),
         ([{"id": "odd", "token_ids": [99_999]}], {}, 3, "prompt odd holds token id 99999"),
         (None, {"prompts": None, "prompt": "Hello"}, 3, "holds no tokenizer"),
         (None, {"prompts": "nowhere.jsonl"}, 2, "there is no such file"),

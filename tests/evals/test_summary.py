@@ -51,7 +51,7 @@ def test_a_round_verifies_the_drafts_of_a_chain_and_the_nodes_of_a_tree_without_
     tree = TreeSettings(nodes=8, lanes=4, candidates=8)
     info = info_with(modes=("domino", "tree"), num_drafts=2, tree=tree, widths=((1, 1), (2, 0)))
     assert info.drafts_per_round == {"domino": 1, "tree": 7}
-    assert info.round_widths == {"domino": 2, "tree": 4}
+    assert info.round_widths == {"domino": 2, "tree": 3}  # of num_drafts, as tree.depth is 0
 
 
 def test_histogram_and_acceptance_by_position():

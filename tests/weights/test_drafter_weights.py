@@ -162,10 +162,18 @@ def test_a_train_workdir_gives_its_exported_drafter(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.draft_model."])
-def test_a_prefix_of_all_names_is_named_where_the_rest_fits(tmp_path, prefix):
+def test_a_prefix_of_all_unknown_names_is_named_where_the_rest_fits(tmp_path, prefix):
     tensors = {f"{prefix}{name}": array for name, array in stored_tensors("tied_shift", "drafter").items()}
     with pytest.raises(DataError, match=f"begin with '{prefix}'"):
         load_drafter(write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors), TARGET, "float32")
+    # A copy of the target's embedding beside them changes nothing.
+    copy = {"embed_tokens.weight": stored_tensors("tied_shift", "target")["model.embed_tokens.weight"]}
+    folder, path = (
+        write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors | copy),
+        folder_of("tied_shift", "target"),
+    )
+    with pytest.raises(DataError, match=f"begin with '{prefix}'"):
+        load_drafter(folder, TARGET, "float32", target_path=path)
     del tensors[f"{prefix}fc.weight"]
     with pytest.raises(DataError) as error:
         load_drafter(write_model(tmp_path, raw_config("tied_shift", "drafter"), tensors), TARGET, "float32")
