@@ -3,31 +3,29 @@
     python -m domino_jax.train --config=configs/tiny.py --workdir=/tmp/domino
     python -m domino_jax.train --config=configs/qwen3_8b.py --workdir=DIR --dry_run --topology=v5e:4x4
 
-Reads top to bottom: recipe, devices, target, data, state, steps, export, decoding. The same command runs in every
+main has seven stages: recipe, devices, target and rows, drafter, state, steps, export. The same command runs in every
 process of a pod. A workdir that holds a run is continued; a finished one is shown. docs/commands.md lists
 the files of a workdir. Exit code 42: stopped by SIGTERM with everything saved; start it again.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
-import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 from etils import epath
 
 from domino_jax import export, regenerate
-from domino_jax.data.order import Layout
-from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
-from domino_jax.data.rows import RowEncoder
+from domino_jax.data.pipeline import Batches
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
 from domino_jax.forecast import dry_run
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.kinds import AnyConfig, AnyDrafter
 from domino_jax.method.names import BLOCK_HEADS, EAGLE3
 from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.models import sharding
@@ -35,19 +33,19 @@ from domino_jax.recipe import builders, cli
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe.decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment
-from domino_jax.runtime.agreement import from_primary, primary_first, refuse_differences, refuse_own_folder
-from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
+from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
+from domino_jax.runtime.errors import DataError, refuse_read_only
 from domino_jax.runtime.files import is_remote, write_whole
-from domino_jax.runtime.journal import locked
 from domino_jax.runtime.made_with import flatten
 from domino_jax.runtime.preemption import Preemption
-from domino_jax.runtime.remote import access, cache_folder, open_path
+from domino_jax.runtime.remote import access, open_path
 from domino_jax.runtime.watchdog import Watchdog
-from domino_jax.training import console, estimates
-from domino_jax.training.checkpoints import Checkpoints, refuse_changes, refuse_unknown
+from domino_jax.training import console, estimates, hooks
+from domino_jax.training.checkpoints import Checkpoints, Restored, refuse_changes, refuse_unknown
+from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.training.finished import mark_finished, read_marker
-from domino_jax.training.loop import Intervals, TrainingLoop
+from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import Profile
@@ -59,192 +57,127 @@ from domino_jax.weights.loading import (
     keep_compiled,
     load_target,
     read_target_config,
-    read_target_identity,
 )
-
-WINDOW = 4_096  # rows that are packed or sorted into buckets together
-
-# A restart by a launcher waits for the lock: on a shared disk a machine that was lost holds it until its lease ends,
-# 90 seconds by default on an NFS server.
-LEASE_SECONDS = 120.0
 
 
 def main(flags: cli.Flags) -> int | None:
-    # ---------------------------------------------------------------- recipe
+    # 1. The recipe, and its workdir. A finished run is shown.
     config = flags.config
     recipes.check(config, "dry_run" if flags.dry_run else "train", flags.given)
     if flags.dry_run:
         return dry_run.main(flags)
-    require_wandb(config.train.wandb)
-    workdir = open_path(flags.workdir).expanduser()
-    recipe = recipes.resolved(config)
-    with access(workdir):
-        if not (workdir / "config.json").exists():  # else the keys of the run before count too
-            refuse_unknown(flags.allow_config_change, flatten(recipe))
-    refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
+    train, target, recipe = config.train, config.target, recipes.resolved(config)
+    require_wandb(train.wandb)
+    workdir = usable_workdir(flags, recipe)
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
     refuse_read_only(workdir)
     started = time.monotonic()
 
-    # ---------------------------------------------------------------- devices
+    # 2. The devices. From here on no other run writes the workdir.
     distributed.initialize(flags.distributed)
     with contextlib.ExitStack() as stack:
-        workdir.mkdir(parents=True, exist_ok=True)
-        local = None if is_remote(workdir) else pathlib.Path(workdir)
-        if local:
-            refuse_own_folder(workdir)
+        stack.enter_context(only_run(workdir))
         refuse_differences({"the recipe": json.dumps(recipe), "the code": environment.code_digest()})
-        if local and distributed.is_primary():
-            stack.enter_context(only_run(local))
         say(builders.describe_run(config))
-        keep_compiled(local and local / ".xla_cache")
+        keep_compiled(None if is_remote(workdir) else pathlib.Path(workdir, ".xla_cache"))
         mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-        sharding.check_rows(mesh, config.train.batch_size, config.train.accumulate)
-        rows = sharding.process_rows(mesh, config.train.batch_size)
-        target_shape = read_target_config(config.target.path)
+        sharding.check_rows(mesh, train.batch_size, train.accumulate)
+        target_shape = read_target_config(target.path)
         builders.drafter_config_of(config, target_shape)  # refuses what does not fit before the target answers
 
-        # -------------------------------------------------------- data
-        source = config.data.train
-        if config.data.regenerate:
-            source = str(workdir / "regenerated.jsonl")
-            regenerate.answer_prompts(config, config.data.train, source)
+        # 3. The target and the training rows.
+        source = training_source(config, workdir)
         stack.enter_context(jax.set_mesh(mesh))
+        loaded = load_target(target.path, target.dtype, sharding.placement(mesh, target_shape.num_key_value_heads))
+        batches = builders.batches_of(config, source, loaded, workdir, mesh, say)
 
-        # -------------------------------------------------------- target and drafter
-        place = sharding.placement(mesh, target_shape.num_key_value_heads)
-        loaded = load_target(config.target.path, config.target.dtype, place)
-        blocks = config.drafter.head in BLOCK_HEADS  # which need a token for the slots of a block
-        mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
-        drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
-        share = ProcessShare(
-            local / "data" if local else cache_folder() / "data",
-            rows,
-            bucket=None if local else f"{workdir}/data",
-            primary_first=primary_first,
-            report=say,
-            progress=distributed.is_primary(),
-        )
-        batches = batches_of(config, source, loaded, share)
-        identity = read_target_identity(config.target.path, config.target.dtype)
-        refuse_differences({"the training data": batches.fingerprint, "the target": identity})
-        drafter_config = builders.with_draft_vocabulary(drafter_config, batches.rows)
+        # 4. The drafter, its evaluation and its training step.
+        drafter_config = final_drafter_config(config, loaded, batches)
         drafter = builders.drafter_of(drafter_config, config)
-        layout = evaluate = None
-        if config.eval.every or config.eval.final:
-            layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh)
-        if config.eval.every:
-            evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
-        check_final(config, loaded, drafter)
-        optimizer = builders.optimizer_of(config.train)
-        make_state, state_shapes = builders.state_maker(config.train, drafter, optimizer, mesh)
-        step = builders.train_step_of(config.train, loaded.model, drafter, optimizer, mesh, state_shapes)
-
-        # -------------------------------------------------------- state: new, or the newest intact checkpoint
-        meta = {"config": recipe, "data": batches.fingerprint}
+        layout, evaluate = evaluation_of(config, loaded, drafter, batches, mesh)
+        optimizer = builders.optimizer_of(train)
+        make_state, shapes = builders.state_maker(train, drafter, optimizer, mesh)
+        step = builders.train_step_of(train, loaded.model, drafter, optimizer, mesh, shapes)
         run_key = jax.random.key(config.seed)
-        watchdog = stack.enter_context(Watchdog(config.train.hang_seconds, config.train.abort_on_hang))
-        checkpoints = Checkpoints(workdir, config.checkpoint.keep, say)
-        stack.enter_context(checkpoints)
-        restored = checkpoints.restore_latest(
-            state_shapes, lambda saved: refuse_other_run(saved, meta, flags.allow_config_change)
-        )
+
+        # 5. The state. A start resumes in this order:
+        #    1. The newest intact checkpoint is restored. It is refused if its recipe, data or vocabulary are others.
+        #    2. Without a checkpoint the state is new, with the weights that the recipe takes from other drafters.
+        #    3. The recipe is written to the workdir: a refused one must not replace that of the checkpoint.
+        #    4. The pre-flight looks at the rows, unless there was a checkpoint.
+        #    5. The data go on after the checkpoint's batches, and rows of metrics.jsonl after its step are dropped.
+        #    6. An evaluation that is due at the checkpoint's step and has no row is made. Then the next step is taken.
+        meta = {"config": recipe, "data": batches.fingerprint}
+        watchdog = stack.enter_context(Watchdog(train.hang_seconds, train.abort_on_hang))
+        checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint.keep, say))
+        check = functools.partial(refuse_other_run, meta=meta, allowed=flags.allow_config_change)
+        restored = checkpoints.restore_latest(shapes, check)
         if restored:
-            first, state, position = restored.step, restored.state, restored.data_state
-            say(f"continues from step {first}")
             refuse_other_vocabulary(workdir, drafter_config)
+            done, state, position, _ = restored
         else:
-            first, state, position = 0, make_state(run_key), None
-            state = builders.with_stored_weights(state, drafter_config, config.train, loaded)
-            lost = read_rows(workdir / "metrics.jsonl")
-            if lost:
-                say(f"starts from step 0: step {lost[-1]['step']} was reached before without a checkpoint")
-        for line in console.start_up_lines(recipe, state.params, loaded.params, mesh):
-            say(line)
-        # Only now: a recipe that the checkpoint refuses must not replace the one it was made with.
-        if distributed.is_primary():
-            write_json(workdir / "config.json", recipe)
-            write_json(workdir / "drafter_config.json", stored_config(drafter_config))
-            environment.write_environment(workdir)
-            if batches.rows.num_held_out_prompts:
-                write_jsonl(workdir / "held_out.jsonl", batches.rows.held_out_prompts())
+            done, position = 0, None
+            state = builders.with_stored_weights(make_state(run_key), drafter_config, train, loaded)
+        report_start(restored, workdir, console.start_up_lines(recipe, state.params, loaded.params, mesh))
+        write_run_files(workdir, recipe, drafter_config, batches)
         if not restored:
-            run_preflight(
-                workdir,
-                batches.rows,
-                loaded,
-                drafter_config,
-                mesh,
-                fingerprint=batches.fingerprint,
-                scored_rows=config.preflight.rows,
-                seed=config.seed,
-                thinking=config.data.thinking,
-            )
-        data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
+            check_data(config, workdir, batches, loaded, drafter_config, mesh)
 
-        def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
-            """Into <workdir>/export; every process calls it."""
-            folder = workdir / "export"
-            facts = {"report": report, "data": data, "tau": tau}
-            # A licence that somebody adds there must not end the run.
-            export.write_export(folder, drafter_config, params, recipe, step, **facts, keep_others=True)
-
-        # ------------------------------------------------------------ steps
-        train = config.train
-        profile = Profile(workdir / "profile", train.profile_steps)
-        writer = MetricsWriter(
-            workdir,
-            train.steps,
-            start_step=first,
-            primary=distributed.is_primary(),
-            wandb=train.wandb,
-            recipe=recipe,
-        )
-        evaluated = from_primary(lambda: writer.has(first, "eval_tau"))
-        with writer as metrics, batches.start(position) as stream, profile, Preemption(say) as preemption:
+        # 6. The steps, and what happens between them.
+        export_drafter = exporter(workdir, drafter_config, recipe)
+        metrics = writer_of(workdir, config, recipe, done)
+        profile = Profile(workdir / "profile", train.profile_steps, done)
+        with metrics, batches.start(position) as stream, profile, Preemption(say) as preemption:
             loop = TrainingLoop(
-                Intervals(train.steps, train.log_every, config.checkpoint.every, config.eval.every),
-                step=lambda state, batch: step(state, loaded.params, sharding.global_batch(mesh, batch), run_key),
-                evaluate=evaluate,
-                export=export_drafter,
-                checkpoints=checkpoints,
-                preemption=preemption,
-                watchdog=watchdog,
-                metrics=metrics,
-                clock=clock_of(
-                    metrics, config, mesh, lambda shapes: step.trace(state_shapes, loaded.params, shapes, run_key)
-                ),
-                guard=NonFiniteGuard(train.non_finite == "stop", int(state.skipped), batches.rows.where),
-                profile=profile,
+                train.steps,
+                done,
+                state,
+                step=step,
+                inputs=lambda batch: (loaded.params, sharding.global_batch(mesh, batch), run_key),
                 stream=stream,
                 batch_size=train.batch_size,
-                meta=meta,
-                state=state,
-                done=first,
-                evaluated=first if evaluated else None,
+                store=hooks.store_in(checkpoints, metrics, meta),
+                guard=NonFiniteGuard(train.non_finite == "stop", int(state.skipped), batches.rows.where),
+                clock=clock_of(metrics, config, mesh, lambda rows: step.trace(shapes, loaded.params, rows, run_key)),
+                watchdog=watchdog,
+                preemption=preemption,
+                say=metrics.say,
             )
             del state  # the loop donates it
-            state = loop.run()
+            evaluation = hooks.evaluate_with(evaluate, checkpoints, metrics, export_drafter)
+            loop.every(1, lambda loop: metrics.advance(loop.done))
+            loop.every(train.log_every, hooks.log_to(metrics))
+            loop.every(config.checkpoint.every, hooks.save)
+            loop.every(1, hooks.leave_on_sigterm)
+            loop.every(config.eval.every, evaluation)
+            loop.every(1, profile)
+            with hooks.log_hangs(loop, metrics):
+                if loop.is_due(config.eval.every):
+                    evaluation(loop)
+                state = loop.run()
 
-        # ------------------------------------------------------------ export, final decoding
+        # 7. The export, and the final decoding.
         with watchdog.slow("the export"):
             best = best_drafter(checkpoints, drafter_config, state, loop.done)
             export_drafter(*best)
-        say(f"exported the drafter of step {best.step} to {workdir / 'export'}")
-        if note := formats.serving_note(drafter_config):
-            say(f"note: {note}")
-        if distributed.is_primary():
-            plot_run(workdir)
+        report_export(workdir, drafter_config, best.step)
         with watchdog.paused():
-            report = decode_finally(config, loaded, drafter_config, best.params, layout, workdir)
-            if report is not None:
-                export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
-                console_table(report)
+            decode_finally(config, loaded, drafter_config, best, layout, workdir, export_drafter)
         if distributed.is_primary():
             mark_finished(workdir, loop.done, jax.process_count(), best.step)
     say(f"done in {(time.monotonic() - started) / 60:.1f} minutes")
     return None
+
+
+def usable_workdir(flags: cli.Flags, recipe: dict) -> epath.Path:
+    """The flag's folder; a DominoError if it cannot be written or --allow_config_change names a key that is none."""
+    workdir = open_path(flags.workdir).expanduser()
+    with access(workdir):
+        if not (workdir / "config.json").exists():  # else the keys of the run before count too
+            refuse_unknown(flags.allow_config_change, flatten(recipe))
+    refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
+    return workdir
 
 
 def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, ...]) -> bool:
@@ -267,35 +200,91 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     return True
 
 
-@contextlib.contextmanager
-def only_run(workdir: pathlib.Path) -> Iterator[None]:
-    """Holds the lock of a local workdir; a DominoError while another run holds it."""
-    busy = f"another run is writing {workdir}; wait for it, or choose another --workdir."
-    until = time.monotonic() + (LEASE_SECONDS if os.environ.get("DOMINO_RESTARTED") else 0.0)
-    with contextlib.ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(workdir / "run.lock", busy))
-                break
-            except DominoError:
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(0.5)
-        yield
-
-
 def say(text: str) -> None:
     """A line of the run, from one process."""
     if distributed.is_primary():
         print(text, flush=True)
 
 
-def batches_of(config, source: str, loaded: LoadedTarget, share: ProcessShare) -> Batches:
-    data = config.data
-    encoder = RowEncoder(loaded.tokenizer, data.max_length, data.thinking, loaded.model.config.vocab_size)
-    layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
-    choices = {"seed": config.seed, "held_out": data.held_out, "skip_bad": data.skip_bad_rows}
-    return make_batches(source, encoder, layout, share, **choices)
+def training_source(config, workdir: epath.Path) -> str:
+    """Where the training rows are: data.train, or the target's answers to it, which are made if they do not exist."""
+    if not config.data.regenerate:
+        return config.data.train
+    source = str(workdir / "regenerated.jsonl")
+    regenerate.answer_prompts(config, config.data.train, source)
+    return source
+
+
+def final_drafter_config(config, loaded: LoadedTarget, batches: Batches) -> AnyConfig:
+    """The drafter's config with what it takes from the target (the mask token) and the rows (EAGLE-3's vocabulary)."""
+    blocks = config.drafter.head in BLOCK_HEADS  # which need a token for the slots of a block
+    mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
+    drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
+    return builders.with_draft_vocabulary(drafter_config, batches.rows)
+
+
+def evaluation_of(
+    config, loaded: LoadedTarget, drafter: AnyDrafter, batches: Batches, mesh: jax.sharding.Mesh
+) -> tuple[EvaluationLayout | None, DecodedEvaluation | None]:
+    """The layout of the weights in evaluations and the final decoding, and the evaluation; None where there is none."""
+    layout = evaluate = None
+    if config.eval.every or config.eval.final:
+        layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh)
+    if config.eval.every:
+        evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
+    check_final(config, loaded, drafter)
+    return layout, evaluate
+
+
+def report_start(restored: Restored | None, workdir: epath.Path, lines: Sequence[str]) -> None:
+    """Prints where the run starts, and the lines about its parameters."""
+    if restored:
+        say(f"continues from step {restored.step}")
+    elif rows := read_rows(workdir / "metrics.jsonl"):
+        say(f"starts from step 0: step {rows[-1]['step']} was reached before without a checkpoint")
+    for line in lines:
+        say(line)
+
+
+def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig, batches: Batches) -> None:
+    if not distributed.is_primary():
+        return
+    write_json(workdir / "config.json", recipe)
+    write_json(workdir / "drafter_config.json", stored_config(drafter_config))
+    environment.write_environment(workdir)
+    if batches.rows.num_held_out_prompts:
+        rows = batches.rows.held_out_prompts()
+        write_whole(workdir / "held_out.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
+
+
+def check_data(config, workdir, batches: Batches, loaded: LoadedTarget, drafter: AnyConfig, mesh) -> None:
+    choices = {"scored_rows": config.preflight.rows, "seed": config.seed, "thinking": config.data.thinking}
+    run_preflight(workdir, batches.rows, loaded, drafter, mesh, fingerprint=batches.fingerprint, **choices)
+
+
+def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[..., None]:
+    """(parameters, step, τ, report) → None: writes the drafter to <workdir>/export; every process calls it."""
+    data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
+
+    def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
+        facts = {"report": report, "data": data, "tau": tau}
+        # A licence that somebody adds there must not end the run.
+        export.write_export(workdir / "export", drafter, params, recipe, step, **facts, keep_others=True)
+
+    return export_drafter
+
+
+def writer_of(workdir: epath.Path, config, recipe: dict, done: int) -> MetricsWriter:
+    choices = {"primary": distributed.is_primary(), "wandb": config.train.wandb, "recipe": recipe}
+    return MetricsWriter(workdir, config.train.steps, start_step=done, **choices)
+
+
+def report_export(workdir: epath.Path, drafter: AnyConfig, step: int) -> None:
+    say(f"exported the drafter of step {step} to {workdir / 'export'}")
+    if note := formats.serving_note(drafter):
+        say(f"note: {note}")
+    if distributed.is_primary():
+        plot_run(workdir)
 
 
 def clock_of(metrics: MetricsWriter, config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages.Traced]):
@@ -363,33 +352,32 @@ def decode_finally(
     config,
     loaded: LoadedTarget,
     drafter: AnyConfig,
-    params: dict,
+    best: BestDrafter,
     layout: EvaluationLayout | None,
     workdir: epath.Path,
-) -> dict | None:
-    """The report of held-out prompts decoded with the exported drafter, in <workdir>/report, or None.
+    export_drafter: Callable[..., None],
+) -> None:
+    """Decodes held-out prompts with the exported drafter, if the recipe asks for it; the report is in <workdir>/report.
 
     layout: None without eval.final.
     """
     if not config.eval.final:
-        return None
+        return
     if jax.process_count() > 1:
         say(
             "decode in one process: python -m domino_jax.decode --config=RECIPE"
             f" --config.drafter.path={workdir} --output=DIR"
         )
-        return None
+        return
     with jax.set_mesh(layout.mesh):
         placed = dataclasses.replace(loaded, params=layout.target_params(loaded.params))
-        return decode_trained(config, placed, drafter, layout.drafter_params(params), workdir / "report")
+        report = decode_trained(config, placed, drafter, layout.drafter_params(best.params), workdir / "report")
+    export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
+    console_table(report)
 
 
 def write_json(path: epath.Path, value: dict) -> None:
     write_whole(path, f"{json.dumps(value, indent=2)}\n".encode())
-
-
-def write_jsonl(path: epath.Path, rows: list[dict]) -> None:
-    write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows).encode())
 
 
 if __name__ == "__main__":

@@ -245,10 +245,9 @@ def sliced_loss(
         return total(scan_sum(functools.partial(row_losses, params), parts(inputs)))
 
     def with_gradients(params, inputs):
-        def of_slice(inputs, *frozen):
-            losses, pull_back, sums = jax.vjp(
-                lambda params, inputs: row_losses(params, inputs, *frozen), params, inputs, has_aux=True
-            )
+        def of_slice(inputs, labels, states):
+            losses_of = functools.partial(row_losses, labels=labels, states=states)
+            losses, pull_back, sums = jax.vjp(losses_of, params, inputs, has_aux=True)
             of_params, of_inputs = pull_back(jnp.ones_like(losses))
             return (losses, sums, of_params), of_inputs
 

@@ -190,23 +190,20 @@ def batch_gradients(
     any forward pass, so the gradients of the parts add up to that of the whole.
     """
 
-    def gradients_of_part(part, drawn):
-        taps = models.drafter.config.target_layer_ids
-        reads_target = objective.settings.reads_target
-        features, hidden = target_pass(models.target, models.target_params, part, taps, reads_target)
-        part_loss = drafter_loss if models.drafter.config.has_backbone else row_loss
+    if accumulate > 1:
+        # Every accumulate-th row, so that each device has its share of every micro-batch.
+        parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, drawn))
+        return scan_sum(lambda part, drawn: batch_gradients(models, part, drawn, objective, 1), parts)
+    config = models.drafter.config
+    reads_target = objective.settings.reads_target
+    features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, reads_target)
+    batch_loss = drafter_loss if config.has_backbone else row_loss
 
-        def loss_of(params):
-            return part_loss(models.replace(drafter_params=params), features, part, drawn, objective, hidden)
+    def loss_of(params):
+        return batch_loss(models.replace(drafter_params=params), features, batch, drawn, objective, hidden)
 
-        (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
-        return sums, gradients
-
-    if accumulate == 1:
-        return gradients_of_part(batch, drawn)
-    # Every accumulate-th row, so that each device has its share of every micro-batch.
-    parts = jax.tree.map(lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), (batch, drawn))
-    return scan_sum(gradients_of_part, parts)
+    (_, sums), gradients = jax.value_and_grad(loss_of, has_aux=True)(models.drafter_params)
+    return sums, gradients
 
 
 def make_train_step(

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pathlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from etils import epath
 from jax.sharding import Mesh
 
 from domino_jax.data.chat import encode_row
 from domino_jax.data.held_out import SHARE
+from domino_jax.data.order import Layout
+from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
 from domino_jax.data.prompts import read_prompts
-from domino_jax.data.rows import TrainingRows
+from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.method.config import DrafterConfig
@@ -37,14 +41,44 @@ from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.decode_checks import modes_of
 from domino_jax.recipe.values import confidence_head, convolution_taps, has_own_loss, shifts_labels
+from domino_jax.runtime.agreement import primary_first, refuse_differences
+from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.remote import cache_folder
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
 from domino_jax.weights.drafter import load_drafter, load_token_tables
 from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
-from domino_jax.weights.loading import LoadedTarget
+from domino_jax.weights.loading import LoadedTarget, read_target_identity
 
 MASK_TOKEN = "<|mask|>"
+WINDOW = 4_096  # rows that are packed or sorted into buckets together
+
+
+def batches_of(
+    config, source: str, loaded: LoadedTarget, workdir: epath.Path, mesh: Mesh, report: Callable[[str], None]
+) -> Batches:
+    """The rows of `source` in the recipe's order; a DominoError if the processes have other rows or other targets.
+
+    report: takes the lines about the rows, from each process.
+    """
+    data, remote = config.data, is_remote(workdir)
+    share = ProcessShare(
+        cache_folder() / "data" if remote else pathlib.Path(workdir, "data"),
+        sharding.process_rows(mesh, config.train.batch_size),
+        bucket=f"{workdir}/data" if remote else None,
+        primary_first=primary_first,
+        report=report,
+        progress=is_primary(),
+    )
+    encoder = RowEncoder(loaded.tokenizer, data.max_length, data.thinking, loaded.model.config.vocab_size)
+    layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)
+    choices = {"seed": config.seed, "held_out": data.held_out, "skip_bad": data.skip_bad_rows}
+    batches = make_batches(source, encoder, layout, share, **choices)
+    identity = read_target_identity(config.target.path, config.target.dtype)
+    refuse_differences({"the training data": batches.fingerprint, "the target": identity})
+    return batches
 
 
 def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = None) -> AnyConfig:

@@ -7,9 +7,11 @@ collective (`barrier`, a broadcast) has a time limit.
 import contextlib
 import hashlib
 import itertools
+import os
+import pathlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,9 +20,14 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.journal import locked
 
 LONGEST_WAIT = 24 * 3_600  # seconds that process 0 may work while the others wait
 SHARED_SECONDS = 10.0  # until a file of one machine shows on the others, at most
+# A restart by a launcher waits for the lock: on a shared disk a machine that was lost holds it until its lease ends,
+# 90 seconds by default on an NFS server.
+LEASE_SECONDS = 120.0
 _BARRIERS = itertools.count()  # each wait has a separate name
 
 
@@ -118,6 +125,28 @@ def refuse_own_folder(folder: epath.Path) -> None:
             f"{folder} is not the same folder on every machine: process {_list(blind)} does not see what process 0"
             " writes there. Name a folder on a shared disk or in a bucket (gs://)."
         )
+
+
+@contextlib.contextmanager
+def only_run(workdir: epath.Path) -> Iterator[None]:
+    """Creates the workdir and, on a disk, holds its lock; a DominoError while another run holds it."""
+    workdir.mkdir(parents=True, exist_ok=True)
+    if is_remote(workdir):
+        yield
+        return
+    refuse_own_folder(workdir)
+    busy = f"another run is writing {workdir}; wait for it, or choose another --workdir."
+    until = time.monotonic() + (LEASE_SECONDS if os.environ.get("DOMINO_RESTARTED") else 0.0)
+    with contextlib.ExitStack() as stack:
+        while jax.process_index() == 0:
+            try:
+                stack.enter_context(locked(pathlib.Path(workdir, "run.lock"), busy))
+                break
+            except DominoError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.5)
+        yield
 
 
 def _list(processes: Sequence[bool]) -> str:

@@ -1,8 +1,7 @@
-"""The steps of a run and what happens between them: logs, checkpoints, evaluations, and the end on SIGTERM.
+"""The steps of a run, and hooks after every n of them: loop.every(n, function). hooks.py has those of a training run.
 
-What takes long and cannot be interrupted (a compilation, most of an evaluation) begins after a checkpoint, so that a
-signal, a crash or a hang in it costs nothing. An evaluation ends with its row in metrics.jsonl: a start that does not
-find the row evaluates again.
+A compilation cannot be interrupted and may take long, so it begins after a checkpoint: a signal, a crash or a hang in
+it loses nothing.
 """
 
 import contextlib
@@ -14,210 +13,123 @@ import jax
 
 from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.preemption import Preempted, Preemption
-from domino_jax.runtime.progress import duration
+from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.watchdog import Watchdog
-from domino_jax.training.checkpoints import Checkpoints
-from domino_jax.training.metrics import MetricsWriter
-from domino_jax.training.step_clock import Profile, StepClock
+from domino_jax.training.step_clock import StepClock
 
 NO_MEMORY = (
     "the training step does not fit the memory of these devices. --dry_run prints how much it needs.\n"
     "Widen --config.mesh.fsdp, raise train.accumulate, or set train.remat=True."
 )
 
-
-@dataclasses.dataclass(frozen=True)
-class Intervals:
-    """How many steps there are, and after how many of them something is due. evaluate: 0 is never."""
-
-    steps: int
-    log: int
-    save: int
-    evaluate: int
-
-    def is_due(self, every: int, done: int) -> bool:
-        """Whether something is due after `done` steps; the last step is always one of them, the start never."""
-        return every > 0 and done > 0 and (done == self.steps or done % every == 0)
+Hook = Callable[["TrainingLoop"], None]
 
 
 @dataclasses.dataclass
 class TrainingLoop:
-    """All steps of a run from `state` on.
+    """The steps from `state` to the last one. Hooks read `done`, `state` and `values()`.
 
-    step: (state, the process' batch) → (state, metrics).
-    evaluate: (drafter parameters, what to call every few rounds, MetricsWriter.progress) → metrics with "eval_tau".
-    None: no evaluations.  export: (drafter parameters, step, τ) writes the drafter.
+    steps: T.  done: steps that `state` has taken.
+    step: (state, *inputs(batch)) → (state, metrics).  inputs: the process' batch → the step's other arguments.
     stream: the data, an iterator with state().  batch_size: rows of a step, over all processes.
-    meta: JSON values that a later start compares.
-    done: steps that `state` has taken.  evaluated: the last step with an evaluation, if it is known.
-    announced: whether the time that the run takes was printed.
+    store: (steps done, state, position in the data, finish) writes a checkpoint; with `finish` it returns once the
+    checkpoint is complete.
+    measured: metrics of the last step, still on the devices; None before the first step of a start.
     """
 
-    intervals: Intervals
-    step: Callable[[TrainState, Mapping], tuple[TrainState, dict[str, jax.Array]]]
-    evaluate: Callable[[dict, Callable[[], None], Callable], dict] | None
-    export: Callable[[dict, int, float], None]
-    checkpoints: Checkpoints
-    preemption: Preemption
-    watchdog: Watchdog
-    metrics: MetricsWriter
-    clock: StepClock
-    guard: NonFiniteGuard
-    profile: Profile
+    steps: int
+    done: int
+    state: TrainState
+    step: Callable[..., tuple[TrainState, dict[str, jax.Array]]]
+    inputs: Callable[[Mapping], tuple]
     stream: Any
     batch_size: int
-    meta: Mapping[str, Any]
-    state: TrainState
-    done: int
-    evaluated: int | None = None
-    announced: bool = False
+    store: Callable[[int, TrainState, Mapping, bool], None]
+    guard: NonFiniteGuard
+    clock: StepClock
+    watchdog: Watchdog
+    preemption: Preemption
+    say: Callable[[str], None]
+    measured: dict[str, jax.Array] | None = None
+    hooks: list[tuple[int, Hook]] = dataclasses.field(default_factory=list)
+
+    def every(self, steps: int, function: Hook) -> None:
+        """Calls function(loop) after every `steps` steps and after the last one, never if `steps` is 0.
+
+        Hooks that are due after the same step run in the order in which they were added.
+        """
+        self.hooks.append((steps, function))
+
+    def is_due(self, every: int) -> bool:
+        return every > 0 and self.done > 0 and (self.done == self.steps or self.done % every == 0)
 
     def run(self) -> TrainState:
-        """The state after the last step, saved.
+        """The state after the last step.
+
+        The devices always have one step to do while the host prepares the next. If the host ran further ahead, it
+        would see SIGTERM only after the devices had caught up.
+        """
+        shapes = set()
+        while self.done < self.steps:
+            position = self.stream.state()
+            with self.clock.waiting_for_data():
+                batch = next(self.stream)
+            self.guard.remember(self.done + 1, batch["row_ids"])
+            before, shape = self.measured, batch["tokens"].shape
+            compiles = shape not in shapes  # jit compiles once for each shape of a batch
+            if before is None:
+                self.say("compiling the training step")
+            elif compiles:
+                self.save(finish=True, position=position)
+            with self._compiling() if compiles else contextlib.nullcontext():
+                self.state, self.measured = self.step(self.state, *self.inputs(batch))
+                jax.block_until_ready(self.measured if compiles else before)
+            shapes.add(shape)
+            self.done += 1
+            if before is None or not compiles:  # the clock leaves the first step of a start out by itself
+                self.clock.step_done(self.batch_size, self.batch_size * shape[1], self.measured["anchors"])
+            if before is None:
+                self.say(f"first step, with its compilation: {self.clock.first_step_seconds:.1f} s")
+            for steps, function in self.hooks:
+                if self.is_due(steps):
+                    function(self)
+            self.watchdog.beat()
+        return self.state
+
+    def values(self) -> dict[str, float]:
+        """The last step's metrics on the host, which waits for the devices.
 
         Raises:
-            Preempted: SIGTERM ended the steps before, or an evaluation; what was done is saved as well.
+            NonFiniteError: a loss or gradient was not finite, and the run is to stop there.
         """
-        intervals, measured, shapes = self.intervals, None, set()
-        self.watchdog.on_hang = self._log_hang
-        try:
-            while True:
-                if intervals.is_due(intervals.evaluate, self.done) and self.done != self.evaluated:
-                    self._evaluate()
-                if self.done >= intervals.steps:
-                    return self.state
-                self.profile.before(self.done + 1)
-                position = self.stream.state()
-                with self.clock.waiting_for_data():
-                    batch = next(self.stream)
-                self.guard.remember(self.done + 1, batch["row_ids"])
-                if batch["tokens"].shape in shapes:
-                    measured = self._step(batch, measured)
-                else:
-                    shapes.add(batch["tokens"].shape)
-                    measured = self._first_step_of_shape(batch, position, measured)
-                self._after_step(measured)
-                self.watchdog.beat()
-        finally:
-            self.watchdog.on_hang = None
-
-    def _step(self, batch: Mapping, before: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """A step whose program is compiled: its metrics, still on the devices.
-
-        The devices always have one step to do while the host prepares the next. Further ahead the host would find out
-        about SIGTERM only when they have caught up.
-        """
-        self.state, measured = self.step(self.state, batch)
-        jax.block_until_ready(before)
-        self.done += 1
-        self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
-        self.profile.after(self.done, measured)
-        return measured
-
-    def _first_step_of_shape(
-        self, batch: Mapping, position: Mapping, before: Mapping[str, jax.Array] | None
-    ) -> dict[str, jax.Array]:
-        """A step that compiles, since jit compiles once for each shape of a batch; what was done before is saved.
-
-        Args:
-            position: of the data before the batch.  before: metrics of the step before; None at a start.
-        """
-        if before is None:
-            self.metrics.say("compiling the training step")
-        else:
-            self._read(before)
-            self._save(finish=True, position=position)
-        # The clock leaves the first step of a start out by itself.
-        aside = contextlib.nullcontext() if before is None else self.clock.aside()
-        with self._compiling(), aside:
-            self.state, measured = self.step(self.state, batch)
-            jax.block_until_ready(measured)
-        self.done += 1
-        if before is None:
-            self.clock.step_done(self.batch_size, self.batch_size * batch["tokens"].shape[1], measured["anchors"])
-            self.metrics.say(f"first step, with its compilation: {self.clock.first_step_seconds:.1f} s")
-        self.profile.after(self.done, measured)
-        return measured
-
-    def _read(self, measured: Mapping[str, jax.Array]) -> dict[str, float]:
-        """A step's metrics on the host; a NonFiniteError before anything that is not finite is saved."""
-        values = {name: float(value) for name, value in jax.device_get(measured).items()}
+        values = {name: float(value) for name, value in jax.device_get(self.measured).items()}
         self.guard.check(values)
         return values
 
-    def _after_step(self, measured: Mapping[str, jax.Array]) -> None:
-        """What is due after a step, and its end where SIGTERM was agreed on."""
-        intervals, last = self.intervals, self.done == self.intervals.steps
-        log = intervals.is_due(intervals.log, self.done)
-        save = intervals.is_due(intervals.save, self.done) or intervals.is_due(intervals.evaluate, self.done)
-        stop = self.preemption.reached(self.done)
-        if log or save or stop:  # besides compilations the only host reads of the loop
-            values = self._read(measured)
-        if log:
-            rates = self.clock.rates()
-            self.metrics.write(self.done, {**values, **rates})
-            self._announce(rates)
-        self.metrics.advance(self.done)
-        if save or stop:
-            self._save(finish=last or stop)
-        if stop:
-            raise Preempted
-
-    def _announce(self, rates: Mapping[str, float]) -> None:
-        """How long the run takes on this machine, once: at the first rows that measured steps without compilation."""
-        if self.announced or "rows_per_second" not in rates:
-            return
-        self.announced = True
-        each, left = self.batch_size / rates["rows_per_second"], self.intervals.steps - self.done
-        text = f"{each:.2f} s per step on this machine: {duration(each * left)} for the {left:,} steps that are left"
-        self.metrics.say(text + (", evaluations not included" if self.intervals.evaluate else ""))
-
-    def _save(self, finish: bool, position: Mapping | None = None) -> None:
-        """A checkpoint of the state as it is.
+    def save(self, finish: bool = False, position: Mapping | None = None) -> None:
+        """A checkpoint of the state, unless a step before it was not finite.
 
         Args:
-            finish: return only when it counts.
+            finish: return once the checkpoint is complete.
             position: of the data after the batches that `state` was trained on; None: where the stream is.
         """
-        position = self.stream.state() if position is None else position
+        if self.measured is not None:
+            self.values()
         with self.clock.aside(), self.watchdog.slow("a checkpoint"):
-            self.checkpoints.save(self.done, self.state, position, self.meta)
-            self.metrics.flush()
-            if finish:
-                self.checkpoints.wait()  # the process may leave at once from here on
+            self.store(self.done, self.state, self.stream.state() if position is None else position, finish)
 
-    def _evaluate(self) -> None:
-        """Decode held-out prompts, and export the drafter where it is the best so far.
-
-        Its checkpoint comes first, and its row in metrics.jsonl last: cut off anywhere, the next start does it again.
-        """
-        self._save(finish=True)
-        done = self.done
-
-        def between() -> None:
-            self.watchdog.renew()
-            if self.preemption.reached(done):
-                raise Preempted
-
-        with self.clock.aside(), self.preemption.nothing_to_lose(), self.watchdog.slow("an evaluation"):
-            found = self.evaluate(self.state.best_params, between, self.metrics.progress)
-            self.checkpoints.mark_tau(done, found["eval_tau"])
-            if self.checkpoints.best() == (done, found["eval_tau"]):
-                self.export(self.state.best_params, done, found["eval_tau"])
-            self.metrics.write(done, found)
-        self.evaluated = done
+    @contextlib.contextmanager
+    def long_task(self, name: str) -> Iterator[None]:
+        """For work between steps that begins after a checkpoint: SIGTERM may end a lone process in it at once."""
+        with self.clock.aside(), self.preemption.nothing_to_lose(), self.watchdog.slow(name):
+            yield
 
     @contextlib.contextmanager
     def _compiling(self) -> Iterator[None]:
-        with self.preemption.nothing_to_lose(), self.watchdog.slow("a step and its compilation"):
-            try:
+        try:
+            with self.long_task("a step and its compilation"):
                 yield
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                raise DominoError(NO_MEMORY) from error
-
-    def _log_hang(self, seconds: float) -> None:
-        self.metrics.write(self.done, {"hang": 1.0, "hang_seconds": seconds})
-        self.metrics.flush()  # the process may be ended next
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise DominoError(NO_MEMORY) from error

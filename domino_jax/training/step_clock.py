@@ -140,24 +140,25 @@ class StepClock:
 class Profile:
     """A profiler trace, for xprof or TensorBoard, of steps first..last (counted from 1); none for ().
 
-    steps: (first, last).
+    steps: (first, last).  done: steps that were taken before this start.
     """
 
-    def __init__(self, folder: str | os.PathLike, steps: Sequence[int]):
+    def __init__(self, folder: str | os.PathLike, steps: Sequence[int], done: int = 0):
         self._folder = os.fspath(folder)
         self._first, self._last = steps or (0, 0)
-        self._running = False
+        self._running, self._done = False, done
 
-    def before(self, step: int) -> None:
-        if step == self._first:
+    def __call__(self, loop: Any) -> None:
+        """A hook of the training loop, for every step. It waits for the devices after the last step of the trace."""
+        if self._running and loop.done >= self._last:
+            jax.block_until_ready(loop.measured)
+            self._stop()
+        self._start(loop.done)
+
+    def _start(self, done: int) -> None:
+        if done + 1 == self._first:
             jax.profiler.start_trace(self._folder)
             self._running = True
-
-    def after(self, step: int, result: Any) -> None:
-        """result: arrays of the step, waited for when it is the last one."""
-        if self._running and step >= self._last:
-            jax.block_until_ready(result)
-            self._stop()
 
     def _stop(self) -> None:
         if self._running:
@@ -165,6 +166,7 @@ class Profile:
             jax.profiler.stop_trace()
 
     def __enter__(self) -> "Profile":
+        self._start(self._done)
         return self
 
     def __exit__(self, *exception) -> None:

@@ -16,6 +16,7 @@ from domino_jax import train
 from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
 from domino_jax.recipe import builders, cli
+from domino_jax.runtime.agreement import only_run
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.journal import locked
 from domino_jax.training.metrics import read_rows
@@ -206,26 +207,14 @@ def test_a_second_run_on_a_workdir_is_refused_while_the_first_one_is_alive(files
 
 def test_a_restart_by_a_launcher_waits_for_the_lock_of_the_run_that_was_lost(tmp_path, monkeypatch):
     lost = contextlib.ExitStack()
-    lost.enter_context(train.only_run(tmp_path))
-    with pytest.raises(DominoError, match="another run is writing"), train.only_run(tmp_path):
+    lost.enter_context(only_run(tmp_path))
+    with pytest.raises(DominoError, match="another run is writing"), only_run(tmp_path):
         pass
     monkeypatch.setenv("DOMINO_RESTARTED", "1")
     threading.Timer(1.0, lost.close).start()
-    with train.only_run(tmp_path):
+    with only_run(tmp_path):
         assert (tmp_path / "run.lock").exists()
     assert not (tmp_path / "run.lock").exists()
-
-
-def test_the_first_line_names_the_phases_of_the_run(files):
-    config = cli.parse(arguments(files, "run", config__eval__every=4), ("config", "workdir"), ("distributed",)).config
-    assert builders.describe_run(config) == (
-        "this run: 8 steps of 2 rows, then 16 held-out prompts decoded every 4 steps, then export. "
-        "Times left are measured on this machine."
-    )
-    config.data.regenerate = config.eval.final = True
-    text = builders.describe_run(config)
-    assert text.startswith("this run: the target answers 1,000 prompts, then 8 steps of 2 rows, then ")
-    assert "then export, then 64 prompts decoded in 3 modes." in text
 
 
 def test_a_changed_recipe_is_refused_field_by_field(files, finished, capsys):

@@ -151,6 +151,7 @@ def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_i
 ):
     decoded = []
     monkeypatch.setattr(train, "decode_trained", lambda config, loaded, drafter, params, output: decoded.append(params))
+    monkeypatch.setattr(train, "console_table", lambda report: None)
     workdir = copy(whole, tmp_path)
     assert "Decoded τ 3.00 at step 4" in (workdir / "export" / "README.md").read_text()
     with Checkpoints(workdir, keep=3) as checkpoints:

@@ -1,6 +1,7 @@
 """step_clock.py on a made-up time: what counts as work, what as waiting, what a restart costs; and traces of steps."""
 
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -152,9 +153,8 @@ def calls(monkeypatch) -> list[str]:
 
 def steps(profile: Profile, numbers, calls) -> None:
     for number in numbers:
-        profile.before(number)
         calls.append(f"step {number}")
-        profile.after(number, jnp.zeros(()))
+        profile(SimpleNamespace(done=number, measured=jnp.zeros(())))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +176,5 @@ def test_a_run_that_ends_early_closes_its_trace(calls):
 
 def test_a_trace_is_a_file_that_a_viewer_opens(tmp_path):
     with Profile(tmp_path, (1, 1)) as profile:
-        profile.before(1)
-        profile.after(1, jax.jit(jnp.sin)(jnp.ones(8)))
+        profile(SimpleNamespace(done=1, measured=jax.jit(jnp.sin)(jnp.ones(8))))
     assert list(tmp_path.rglob("*.xplane.pb"))

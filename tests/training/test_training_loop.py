@@ -1,243 +1,253 @@
-"""training/loop.py with everything around it played: in which order a run saves, evaluates, logs and leaves."""
+"""The training loop and its hooks on a one-layer drafter: rows, checkpoints, resuming, SIGTERM, steps not finite."""
 
 import contextlib
+import functools
+import os
+import signal
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.state import TrainState
+from domino_jax.method.losses import LossSettings
+from domino_jax.method.optimizer import make_optimizer
+from domino_jax.method.state import NonFiniteGuard, init_state
+from domino_jax.method.step import make_train_step
 from domino_jax.runtime.errors import DominoError, NonFiniteError
-from domino_jax.runtime.preemption import Preempted
+from domino_jax.runtime.preemption import Preempted, Preemption
 from domino_jax.runtime.watchdog import Watchdog
-from domino_jax.training.loop import Intervals, TrainingLoop
-from domino_jax.training.step_clock import Profile, StepClock
+from domino_jax.training import hooks
+from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.training.loop import TrainingLoop
+from domino_jax.training.metrics import MetricsWriter, read_rows
+from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
+
+STEPS = 6
+OTHER = 20  # another length of a batch, whose program no test compiles: its step fails before
 
 
-class Played:
-    """Checkpoints, metrics, preemption, guard and data at once: writes down what the loop asks of them."""
+@functools.cache
+def model():
+    """(the jitted step, new state, the step's arguments for a batch) of a one-layer drafter."""
+    target = tiny_target(tied=False)
+    drafter = tiny_drafter(target.config, layers=1, target_layer_ids=(0,))
+    optimizer = make_optimizer("adamw")
+    choices = {"learning_rate": lambda _: jnp.float32(1e-2), "curriculum": lambda _: jnp.float32(0.5)}
+    step = make_train_step(
+        target.module, drafter.module, optimizer, num_anchors=4, settings=LossSettings(), ema_decay=0.0, **choices
+    )
+    start = jax.jit(lambda: init_state(drafter.module, optimizer, jax.random.key(0)))
+    return step, start, lambda batch: (target.params, batch, jax.random.key(1))
 
-    def __init__(self, lengths, stop_at=None, best=None, poisoned=None):
-        self.events, self.stop_at, self._poisoned = [], stop_at, poisoned
-        self._lengths, self._best, self._taken = iter(lengths), best, 0
 
-    def save(self, step, state, position, meta):
-        assert position == {"batches": step}, f"step {step} is saved with the data position {position}"
-        self.events.append(f"save {step}")
+class Stream:
+    """Batches that depend on their number alone; `lengths` are of those with another length."""
 
-    def wait(self):
-        self.events.append("wait")
-
-    def best(self):
-        return self._best
-
-    def mark_tau(self, step, tau):
-        self.events.append(f"τ {step}")
-        self._best = max(self._best or (step, tau), (step, tau), key=lambda pair: (pair[1], pair[0]))
-
-    def write(self, step, values):
-        self.events.append(f"{'evaluated' if 'eval_tau' in values else 'log'} {step}")
-
-    def flush(self):
-        pass
-
-    def advance(self, step):
-        pass
-
-    def progress(self, label, total):
-        raise AssertionError("the evaluation is played")
-
-    def say(self, text):
-        pass
-
-    @contextlib.contextmanager
-    def nothing_to_lose(self):
-        self.events.append("nothing to lose")
-        yield
-        self.events.append("something to lose")
-
-    def reached(self, step):
-        inside = self.events[-1:] == ["nothing to lose"]
-        return self.stop_at == (f"evaluation {step}" if inside else step)
-
-    def remember(self, *_):
-        pass
-
-    def check(self, values):
-        if self._poisoned is not None and values["step"] >= self._poisoned:
-            raise NonFiniteError
+    def __init__(self, number, lengths):
+        self._number, self._lengths = number, lengths
 
     def state(self):
-        return {"batches": self._taken}
+        return {"batches": self._number}
 
     def __next__(self):
-        self._taken += 1
-        return {"tokens": np.zeros((1, next(self._lengths)), np.int32), "row_ids": np.zeros(1, np.int32)}
+        self._number += 1
+        length = self._lengths.get(self._number, 16)
+        tokens = np.asarray(random_tokens((2, length), seed=self._number))
+        return {"tokens": tokens, "loss_mask": np.ones((2, length), np.float32), "row_ids": np.arange(2)}
 
 
-def loop_of(played, done=0, evaluated=None, steps=4, save=2, evaluate=0, taus=(1.0, 1.0), log=1, step=None):
-    taus = iter(taus)
-    played._taken = done
+def evaluation(tau=lambda step: 1.0 + step, during=None):
+    """Stands in for the decoding of held-out prompts: `during` happens before it calls `between`."""
 
-    def measure(params, between, progress):
+    def evaluate(params, between, progress):
+        if during:
+            during()
         between()
-        return {"eval_tau": next(taus)}
+        return {"eval_tau": tau(evaluate.step)}
 
-    def take(state, batch):
-        number = state.step + 1
-        return state.replace(step=number), {"anchors": jnp.float32(1.0), "loss": jnp.float32(1.0), "step": number}
-
-    zero = jnp.zeros((), jnp.int32)
-    return TrainingLoop(
-        Intervals(steps, log, save, evaluate),
-        step=step or take,
-        evaluate=measure,
-        export=lambda params, step, tau: played.events.append(f"export {step}"),
-        checkpoints=played,
-        preemption=played,
-        watchdog=Watchdog(0),
-        metrics=played,
-        clock=StepClock(),
-        guard=played,
-        profile=Profile("", ()),
-        stream=played,
-        batch_size=1,
-        meta={},
-        state=TrainState(zero + done, {}, (), {}, zero, zero),
-        done=done,
-        evaluated=evaluated,
-    )
+    return evaluate
 
 
-WHOLE = ["wait"]  # what was saved is in its files
-COMPILES = ["nothing to lose", "something to lose"]
+def train(workdir, *, log=1, save=2, evaluate=None, hook=None, step=None, lengths=None):
+    """One start of a run in `workdir`, as train.main makes it; returns its loop and the steps it exported.
+
+    evaluate: after every second step.  hook: called first after every step.
+    """
+    jitted, new, inputs = model()
+    exported = []
+    with Checkpoints(workdir, 99, lambda line: None) as checkpoints, contextlib.ExitStack() as stack:
+        restored = checkpoints.restore_latest(jax.eval_shape(new))
+        done, state, position = (restored.step, restored.state, restored.data_state) if restored else (0, new(), None)
+        metrics = stack.enter_context(MetricsWriter(workdir, STEPS, start_step=done))
+        loop = TrainingLoop(
+            STEPS,
+            done,
+            state,
+            step=step or jitted,
+            inputs=inputs,
+            stream=Stream(position["batches"] if position else 0, lengths or {}),
+            batch_size=2,
+            store=hooks.store_in(checkpoints, metrics, {}),
+            guard=NonFiniteGuard(True, 0, str),
+            clock=metrics.clock(),
+            watchdog=Watchdog(0),
+            preemption=stack.enter_context(Preemption(lambda line: None)),
+            say=lambda line: None,
+        )
+        if hook:
+            loop.every(1, hook)
+        loop.every(log, hooks.log_to(metrics))
+        loop.every(save, hooks.save)
+        loop.every(1, hooks.leave_on_sigterm)
+        if evaluate:
+            export = lambda params, step, tau: exported.append(step)  # noqa: E731
+            run_evaluation = hooks.evaluate_with(evaluate, checkpoints, metrics, export)
+
+            def at_step(loop):
+                evaluate.step = loop.done
+                run_evaluation(loop)
+
+            loop.every(2, at_step)
+            if loop.is_due(2):
+                at_step(loop)
+        loop.run()
+    return types.SimpleNamespace(loop=loop, exported=exported)
 
 
-def test_steps_are_logged_then_saved_and_the_last_checkpoint_is_waited_for():
-    played = Played([8] * 4)
-    loop_of(played).run()
-    assert played.events == [*COMPILES, "log 1", "log 2", "save 2", "log 3", "log 4", "save 4", *WHOLE]
+def at(step, action):
+    """A hook that acts after one step."""
+    return lambda loop: action() if loop.done == step else None
 
 
-def test_another_shape_is_compiled_after_a_checkpoint():
-    played = Played([8, 8, 8, 16])
-    loop_of(played, save=4).run()
-    assert played.events[2:] == ["log 1", "log 2", "log 3", "save 3", *WHOLE, *COMPILES, "log 4", "save 4", *WHOLE]
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_step_that_is_not_finite_is_not_saved_before_another_shape_is_compiled():
-    played = Played([8, 8, 16, 8], poisoned=2)
-    with pytest.raises(NonFiniteError):
-        loop_of(played, save=4, log=4).run()
-    assert played.events == COMPILES
+def die():
+    raise KeyboardInterrupt
 
 
-def test_the_compilation_of_another_shape_counts_in_no_rate(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    shapes, rates = set(), []
+def steps_with(workdir, key):
+    return [row["step"] for row in read_rows(workdir / "metrics.jsonl") if key in row]
 
-    def step(state, batch):
-        now[0] += 1.0 if batch["tokens"].shape in shapes else 100.0
-        shapes.add(batch["tokens"].shape)
-        return state, {"anchors": jnp.float32(1.0), "step": jnp.int32(0)}
 
-    played = Played([8, 8, 16, 8])
-    played.write = lambda number, values: rates.append(values)
-    loop_of(played, save=4, log=4, step=step).run()
-    assert rates[0]["rows_per_second"] == 1.0 and rates[0]["productive_seconds"] == 2.0
+def losses(workdir):
+    return [row["loss"] for row in read_rows(workdir / "metrics.jsonl") if "loss" in row]
+
+
+def saved(workdir):
+    return sorted(int(path.parent.name) for path in (workdir / "checkpoints").glob("*/manifest.json"))
+
+
+def content(state):
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(workdir, state) of a run that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp("whole")
+    return workdir, train(workdir).loop.state
+
+
+def test_rows_and_checkpoints_come_at_their_intervals_and_after_the_last_step(whole, tmp_path):
+    assert steps_with(whole[0], "loss") == [1, 2, 3, 4, 5, 6] and saved(whole[0]) == [2, 4, 6]
+    train(tmp_path, log=4, save=5)
+    assert steps_with(tmp_path, "loss") == [4, 6] and saved(tmp_path) == [5, 6]
+
+
+def test_a_run_that_died_continues_bit_for_bit_and_one_that_ended_takes_no_step(whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, hook=at(5, die))
+    for _ in range(2):
+        assert content(train(tmp_path).loop.state) == content(whole[1])
+        assert losses(tmp_path) == losses(whole[0]) and steps_with(tmp_path, "loss") == [1, 2, 3, 4, 5, 6]
+
+
+def test_sigterm_ends_the_run_with_its_step_logged_and_saved(whole, tmp_path):
+    with pytest.raises(Preempted):
+        train(tmp_path, hook=at(3, terminate))
+    assert saved(tmp_path) == [2, 3] and steps_with(tmp_path, "loss") == [1, 2, 3]
+    assert content(train(tmp_path).loop.state) == content(whole[1])
+    assert losses(tmp_path) == losses(whole[0])
+
+
+def test_the_best_drafter_is_exported_and_an_evaluation_is_made_once(tmp_path):
+    assert train(tmp_path, evaluate=evaluation({2: 2.0, 4: 1.5, 6: 3.0}.get)).exported == [2, 6]
+    assert steps_with(tmp_path, "eval_tau") == [2, 4, 6]
+    again = train(tmp_path, evaluate=evaluation(during=lambda: pytest.fail("evaluated again")))
+    assert not again.exported and steps_with(tmp_path, "eval_tau") == [2, 4, 6]
+
+
+@pytest.mark.parametrize("during", [terminate, die], ids=["SIGTERM", "a crash"])
+def test_an_evaluation_that_was_cut_off_is_made_by_the_next_start(tmp_path, monkeypatch, during):
+    monkeypatch.setattr(Preemption, "nothing_to_lose", contextlib.nullcontext)  # the signal would end this process
+    with pytest.raises((Preempted, KeyboardInterrupt)):
+        train(tmp_path, save=99, evaluate=evaluation(during=during))
+    assert saved(tmp_path) == [2] and not steps_with(tmp_path, "eval_tau")
+    assert train(tmp_path, evaluate=evaluation()).exported == [2, 4, 6]
+    assert steps_with(tmp_path, "eval_tau") == [2, 4, 6]
+
+
+@pytest.mark.parametrize("lengths", [{}, {5: OTHER}], ids=["at a checkpoint", "before another shape"])
+def test_a_step_that_is_not_finite_ends_the_run_and_is_not_saved(tmp_path, lengths):
+    step, _, _ = model()
+
+    def poisoned(state, params, *rest):
+        bad = int(state.step) == 3
+        return step(state, jax.tree.map(lambda leaf: leaf * np.nan, params) if bad else params, *rest)
+
+    with pytest.raises(NonFiniteError, match="step 4"):
+        train(tmp_path, log=99, save=3 if lengths else 2, step=poisoned, lengths=lengths)
+    assert saved(tmp_path) == [3 if lengths else 2]
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "message"),
-    [
-        ("RESOURCE_EXHAUSTED: out of memory", DominoError, "does not fit the memory .* raise train.accumulate"),
-        ("INTERNAL: broken", jax.errors.JaxRuntimeError, "INTERNAL: broken"),
-    ],
+    ("error", "raised"),
+    [("RESOURCE_EXHAUSTED: out of memory", DominoError), ("INTERNAL: broken", jax.errors.JaxRuntimeError)],
 )
-def test_a_step_that_does_not_fit_the_memory_is_one_message(error, raised, message):
-    def step(state, batch):
-        raise jax.errors.JaxRuntimeError(error)
+def test_what_was_done_before_another_shape_is_saved_before_its_compilation_fails(tmp_path, error, raised):
+    step, _, _ = model()
 
-    with pytest.raises(raised, match=f"(?s){message}"):
-        loop_of(Played([8]), step=step).run()
+    def fails(state, params, batch, key):
+        if batch["tokens"].shape[1] == OTHER:
+            raise jax.errors.JaxRuntimeError(error)
+        return step(state, params, batch, key)
+
+    with pytest.raises(raised):
+        train(tmp_path, save=99, step=fails, lengths={4: OTHER})
+    assert saved(tmp_path) == [3]
 
 
-def test_the_time_that_the_run_takes_is_printed_once_it_was_measured(monkeypatch):
-    now, lines = [0.0], []
+def test_the_compilation_of_another_shape_counts_in_no_rate(tmp_path, monkeypatch):
+    now, shapes, done = [0.0], set(), {"skipped": 0, "bad_step": 0, "anchors": jnp.float32(1)}
     monkeypatch.setattr("time.monotonic", lambda: now[0])
 
-    def step(state, batch):
-        now[0] += 100.0 if not lines or "compiling" in lines[-1] else 2.0
-        return state, {"anchors": jnp.float32(1.0), "step": jnp.int32(0)}
+    def timed(state, params, batch, key):
+        now[0] += 1.0 if batch["tokens"].shape in shapes else 100.0
+        shapes.add(batch["tokens"].shape)
+        return state, done
 
-    played = Played([8] * 40)
-    played.say = lines.append
-    loop_of(played, steps=40, save=40, step=step).run()
-    assert lines == [
-        "compiling the training step",
-        "first step, with its compilation: 100.0 s",
-        "2.00 s per step on this machine: 0:01:16 for the 38 steps that are left",
-    ]
+    train(tmp_path, log=99, save=99, step=timed, lengths={4: OTHER})
+    [row] = read_rows(tmp_path / "metrics.jsonl")
+    assert row["rows_per_second"] == 2.0 and row["productive_seconds"] == 4.0
 
 
-def test_the_host_is_at_most_one_step_ahead_of_the_devices_so_that_it_hears_sigterm_in_time():
+def test_the_host_is_at_most_one_step_ahead_of_the_devices_so_that_it_sees_sigterm_in_time(tmp_path):
     ahead, most = set(), []
 
-    class OnDevice:
-        def __init__(self, number):
-            self.number = number
-            ahead.add(number)
-            most.append(len(ahead))
-
+    class OnDevice(float):
         def block_until_ready(self):
-            ahead.discard(self.number)
+            ahead.discard(self)
             return self
 
-        def __float__(self):
-            return 1.0
+    def dispatched(state, params, batch, key):
+        value = OnDevice(len(most))
+        ahead.add(value)
+        most.append(len(ahead))
+        return state, {"anchors": value, "skipped": 0, "bad_step": 0}
 
-    played = Played([8] * 20)
-    numbers = iter(range(20))
-    loop_of(
-        played, steps=20, save=20, log=20, step=lambda state, batch: (state, {"anchors": OnDevice(next(numbers))})
-    ).run()
-    assert max(most) == 2  # the step before, and the one just dispatched
-
-
-def test_an_evaluation_begins_after_its_checkpoint_and_ends_with_its_row():
-    played = Played([8] * 4)
-    loop_of(played, evaluate=2, taus=(2.0, 1.0)).run()
-    first = ["save 2", "save 2", *WHOLE, "nothing to lose", "τ 2", "export 2", "evaluated 2", "something to lose"]
-    last = ["save 4", *WHOLE, "save 4", *WHOLE, "nothing to lose", "τ 4", "evaluated 4", "something to lose"]
-    assert played.events[2:] == ["log 1", "log 2", *first, "log 3", "log 4", *last]
-
-
-def test_a_start_behind_an_evaluation_without_its_row_evaluates_first_and_with_it_does_not():
-    for evaluated, begins in ((None, "save 2"), (2, "nothing to lose")):
-        played = Played([8] * 4)
-        loop_of(played, done=2, evaluated=evaluated, evaluate=2).run()
-        assert played.events[0] == begins
-        assert played.events.count("evaluated 2") == (evaluated is None)
-
-
-def test_sigterm_saves_the_step_and_ends_the_run():
-    played = Played([8] * 4, stop_at=3)
-    with pytest.raises(Preempted):
-        loop_of(played).run()
-    assert played.events[-3:] == ["log 3", "save 3", *WHOLE]
-    assert "log 4" not in played.events
-
-
-def test_sigterm_in_an_evaluation_leaves_no_trace_of_it():
-    played = Played([8] * 4, stop_at="evaluation 2")
-    with pytest.raises(Preempted):
-        loop_of(played, evaluate=2).run()
-    assert played.events[-2:] == [*WHOLE, "nothing to lose"]
-
-
-def test_a_finished_state_takes_no_step():
-    played = Played([])
-    loop_of(played, done=4, evaluated=4, evaluate=2).run()
-    assert played.events == []
+    train(tmp_path, log=99, save=99, step=dispatched)
+    assert max(most) == 2  # the step before, and the one that was just dispatched

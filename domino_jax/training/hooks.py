@@ -1,0 +1,109 @@
+"""What a training run does between its steps: logs, checkpoints, evaluations, and the end on SIGTERM."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from domino_jax.method.state import TrainState
+from domino_jax.runtime.agreement import from_primary
+from domino_jax.runtime.preemption import Preempted
+from domino_jax.runtime.progress import duration
+from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.training.loop import Hook, TrainingLoop
+from domino_jax.training.metrics import MetricsWriter
+
+
+def store_in(checkpoints: Checkpoints, metrics: MetricsWriter, meta: Mapping[str, Any]) -> Callable[..., None]:
+    """The `store` of a TrainingLoop. meta: JSON values that a later start compares."""
+
+    def store(done: int, state: TrainState, position: Mapping, finish: bool) -> None:
+        checkpoints.save(done, state, position, meta)
+        metrics.flush()
+        if finish:
+            checkpoints.wait()  # the process may leave at once from here on
+
+    return store
+
+
+def log_to(metrics: MetricsWriter) -> Hook:
+    """Writes a row of metrics and rates, and prints once how long the run takes, when steps were measured."""
+    announced = False
+
+    def log(loop: TrainingLoop) -> None:
+        nonlocal announced
+        values = loop.values()
+        rates = loop.clock.rates()
+        metrics.write(loop.done, {**values, **rates})
+        if "rows_per_second" in rates and not announced:
+            announced = True
+            each, left = loop.batch_size / rates["rows_per_second"], loop.steps - loop.done
+            metrics.say(
+                f"{each:.2f} s per step on this machine: {duration(each * left)} for the {left:,} steps that are left,"
+                " evaluations not included"
+            )
+
+    return log
+
+
+def save(loop: TrainingLoop) -> None:
+    loop.save(finish=loop.done == loop.steps)
+
+
+def leave_on_sigterm(loop: TrainingLoop) -> None:
+    """Every step asks, because all processes have to agree on the step after which they leave."""
+    if loop.preemption.reached(loop.done):
+        loop.save(finish=True)
+        raise Preempted
+
+
+def evaluate_with(
+    evaluate: Callable[[dict, Callable[[], None], Callable], dict],
+    checkpoints: Checkpoints,
+    metrics: MetricsWriter,
+    export: Callable[[dict, int, float], None],
+) -> Hook:
+    """Decodes held-out prompts, and exports the drafter if it is the best so far.
+
+    The checkpoint comes first and the row in metrics.jsonl last. A start that does not find the row evaluates again; if
+    an earlier start wrote it, nothing is done.
+
+    Args:
+        evaluate: (drafter parameters, function to call every few rounds, MetricsWriter.progress) → metrics with
+            "eval_tau".
+        export: (drafter parameters, step, τ) writes the drafter.
+    """
+
+    def hook(loop: TrainingLoop) -> None:
+        if from_primary(lambda: metrics.has(loop.done, "eval_tau")):
+            return
+        loop.save(finish=True)
+        done, params = loop.done, loop.state.best_params
+
+        def between() -> None:
+            loop.watchdog.renew()
+            if loop.preemption.reached(done):
+                raise Preempted
+
+        with loop.long_task("an evaluation"):
+            measured = evaluate(params, between, metrics.progress)
+            checkpoints.mark_tau(done, measured["eval_tau"])
+            if checkpoints.best() == (done, measured["eval_tau"]):
+                export(params, done, measured["eval_tau"])
+            metrics.write(done, measured)
+
+    return hook
+
+
+@contextlib.contextmanager
+def log_hangs(loop: TrainingLoop, metrics: MetricsWriter) -> Iterator[None]:
+    """Within it, a hang that the watchdog sees gets a row."""
+
+    def log(seconds: float) -> None:
+        metrics.write(loop.done, {"hang": 1.0, "hang_seconds": seconds})
+        metrics.flush()  # the process may be ended next
+
+    loop.watchdog.on_hang = log
+    try:
+        yield
+    finally:
+        loop.watchdog.on_hang = None

@@ -1,0 +1,88 @@
+"""README's two reading paths, and how many calls of the package a batch passes to the loss and a prompt to a round."""
+
+import pathlib
+import re
+import sys
+
+import pytest
+
+import domino_jax
+from domino_jax import decode, train
+from domino_jax.method import losses, rounds
+from domino_jax.method.drafter import Drafter
+from domino_jax.recipe import cli
+from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import CASES, GOLDEN, arguments, training_files, write_rows
+
+PACKAGE = pathlib.Path(domino_jax.__file__).parent
+
+
+class Reached(BaseException):
+    """Ends a command where its stack was read."""
+
+
+def record(monkeypatch, owner, name, stacks, last=False):
+    """Keeps the stack from `main` to the latest call of owner.name; the `last` one ends the command."""
+    function = getattr(owner, name)
+
+    def spy(*args, **named):
+        frame, calls = sys._getframe(1), [(sys.modules[function.__module__].__file__, name)]
+        while calls[-1][1] != "main":
+            if pathlib.Path(frame.f_code.co_filename).is_relative_to(PACKAGE):
+                calls.append((frame.f_code.co_filename, frame.f_code.co_name))
+            frame = frame.f_back
+        stacks[name] = calls[::-1]
+        if last:
+            raise Reached
+        return function(*args, **named)
+
+    monkeypatch.setattr(owner, name, spy)
+
+
+def files(stack):
+    """The files of a stack in the order in which they are entered."""
+    return list(dict.fromkeys(pathlib.Path(file).relative_to(ROOT).as_posix() for file, _ in stack))
+
+
+def path_of(text):
+    """The files of the path in README whose line begins with `text`."""
+    [path] = re.findall(rf"^- {text}: (.*?)(?=^- |\n\n)", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([\w/]+\.py)`", path)
+
+
+def test_a_batch_passes_the_files_of_its_path_and_at_most_11_calls_to_the_loss(tmp_path, monkeypatch):
+    stacks = {}
+    record(monkeypatch, Drafter, "__call__", stacks)
+    record(monkeypatch, losses.Objective, "block_sums", stacks, last=True)
+    with pytest.raises(Reached):
+        argv = arguments(training_files(tmp_path), tmp_path / "run", config__preflight__rows=0)
+        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
+    loss = stacks["block_sums"]
+    *path, drafter, last = path_of("a training step")
+    assert [*path, last] == files(loss)
+    assert [*path, drafter] == files(stacks["__call__"])
+    assert len(loss) - 1 <= 11, [name for _, name in loss]
+
+
+def test_a_prompt_passes_the_files_of_its_path_and_at_most_9_calls_to_a_round(tmp_path, monkeypatch):
+    stacks = {}
+    for name in ("propose", "verify"):
+        record(monkeypatch, rounds, name, stacks, last=name == "verify")
+    prompts = write_rows(tmp_path / "prompts.jsonl", [{"id": "p", "token_ids": CASES[0]["prompt"]}])
+    flags = {
+        "config": ROOT / "configs" / "tiny.py",
+        "config.target.path": GOLDEN / "target",
+        "config.drafter.path": GOLDEN / "drafter",
+        "config.decode.modes": "('domino',)",
+        "config.decode.cache_length": 128,
+        "config.decode.max_new_tokens": 16,
+        "prompts": prompts,
+        "output": tmp_path / "out",
+    }
+    with pytest.raises(Reached):
+        argv = ["decode", *(f"--{name}={value}" for name, value in flags.items())]
+        cli.run(decode.main, ("config",), ("output", "prompts"), argv)
+    *path, proposing, verifying = path_of("a decoding round")
+    assert [*path, proposing] == files(stacks["propose"]) and [*path, verifying] == files(stacks["verify"])
+    calls = [name for _, name in stacks["propose"][:-1]]
+    assert len(calls) - 1 <= 9, calls
