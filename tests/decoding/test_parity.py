@@ -75,7 +75,7 @@ def in_bfloat16(models: Models) -> Models:
 def cached_bits(made: SmallGenerator, mode: str) -> list[np.ndarray]:
     """The bits of all keys and values that four answers left in the cache, row by row."""
     asked = prompts(4)
-    state = made.start(asked, range(4), plain=mode == "autoregressive" and not made.settings.fixed_shape)
+    state = made.start(asked, range(4))
     state = made.advance(state, mode, made.settings.max_new_tokens)
     assert (state.lengths == np.array([len(prompt) for prompt in asked]) + 31).all()
     layers = [np.asarray(part).view(np.uint16) for layer in state.target_cache for part in layer]
@@ -90,13 +90,11 @@ def test_in_fixed_shape_bfloat16_texts_are_equal_to_the_last_token():
     assert plain == fast
 
 
-def test_in_fixed_shape_all_that_is_cached_is_equal_to_the_last_bit_and_else_it_is_not():
-    """Texts of a sure model are equal in any shape; the bits show that the shape makes them so."""
-    for parity, equal in (("fixed_shape", True), ("near_tie", False)):
-        made = shallow(parity)
-        plain, fast = (cached_bits(made, mode) for mode in ("autoregressive", "domino"))
-        # By chance a processor rounds some rows alike in both shapes: two of these four on an AMD EPYC, none on a Xeon.
-        assert all((one == two).all() for one, two in zip(plain, fast, strict=True)) == equal
+def test_in_fixed_shape_all_that_is_cached_is_equal_to_the_last_bit():
+    """Texts of a sure model are equal in any shape; the bits show more."""
+    made = shallow("fixed_shape")
+    plain, fast = (cached_bits(made, mode) for mode in ("autoregressive", "domino"))
+    assert all((one == two).all() for one, two in zip(plain, fast, strict=True))
 
 
 def test_by_default_bfloat16_texts_part_at_near_ties_alone():

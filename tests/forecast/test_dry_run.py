@@ -46,17 +46,8 @@ def test_the_command_needs_no_data_no_prompts_and_no_network(monkeypatch, tmp_pa
     bare.config.data.held_out = 0
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("the network was used"))
     monkeypatch.setattr(dry_run, "examine", lambda *_: figures)
-    cli.check_addresses(bare, ("workdir",))
     assert main(dataclasses.replace(bare, workdir=str(tmp_path), dry_run=True)) is None
     assert json.loads((tmp_path / "dry_run.json").read_text())["rows"] == 8
-
-
-def test_only_the_buckets_of_target_and_workdir_are_tried(monkeypatch):
-    tried = []
-    monkeypatch.setattr(cli.remote, "check", lambda *reads_and_writes: tried.append(reads_and_writes))
-    given = flags("--config.data.train=gs://none/rows.jsonl", "--config.target.path=gs://a/target")
-    cli.check_addresses(dataclasses.replace(given, dry_run=True, workdir="gs://b/run"), ("workdir",))
-    assert tried == [(["gs://a/target", "gs://b/run"], ["gs://b/run"])]
 
 
 @functools.lru_cache

@@ -76,7 +76,7 @@ def test_untied_bfloat16_texts_part_at_near_ties_alone():
 
 
 def test_untied_bfloat16_texts_are_equal_in_fixed_shape():
-    choices = {"batch_size": 4, "max_new_tokens": 8, "sampling": SamplingParams(1.0), "fixed_shape": True}
+    choices = {"batch_size": 4, "max_new_tokens": 8, "sampling": SamplingParams(1.0), "parity": "fixed_shape"}
     made = make_generator(in_bfloat16(random_models()), **choices)
     plain, fast = (texts(made.generate(random_prompts(4, longest=8), mode)) for mode in ("autoregressive", "domino"))
     assert plain == fast
