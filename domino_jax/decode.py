@@ -213,7 +213,7 @@ def load_compared(
         models = loader.models(loaded, path, (DRAFT,))  # which all drafters have
         settings = info.requested
         if flags.config.decode.modes is None:
-            settings = settings.change(modes=default_modes(models.drafter.config.head))
+            settings = settings.change(modes=default_modes(models.drafter.config))
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
         drafters[name] = ComparedDrafter(recipes.portable(path), models, settings)
         for note in notes:

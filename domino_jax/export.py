@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 from domino_jax.decoding import stored_tuning
 from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import AnyConfig, new_drafter
+from domino_jax.method.kinds import AnyConfig, new_drafter, parse_stored
 from domino_jax.method.ranks import cut_head, with_head_rank
 from domino_jax.recipe import cli
 from domino_jax.recipe.checks import located
@@ -37,7 +37,7 @@ from domino_jax.runtime.remote import open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
 from domino_jax.weights import formats, hf
-from domino_jax.weights.drafter import EXPORT_DTYPE, parse_stored, save_drafter
+from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
 DRAFTER_CONFIG = "drafter_config.json"
 WORKDIR = "the workdir of a training run"

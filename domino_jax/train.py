@@ -26,7 +26,7 @@ from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
 from domino_jax.forecast import dry_run
 from domino_jax.method.kinds import AnyConfig, AnyDrafter
-from domino_jax.method.names import BLOCK_HEADS, EAGLE3
+from domino_jax.method.names import BLOCK_HEADS
 from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli
@@ -51,7 +51,6 @@ from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats, hf
-from domino_jax.weights.drafter import stored_config
 from domino_jax.weights.loading import (
     LoadedTarget,
     keep_compiled,
@@ -250,7 +249,7 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
     if not distributed.is_primary():
         return
     write_json(workdir / "config.json", recipe)
-    write_json(workdir / "drafter_config.json", stored_config(drafter_config))
+    write_json(workdir / "drafter_config.json", drafter_config.stored())
     environment.write_environment(workdir)
     if batches.rows.num_held_out_prompts:
         rows = batches.rows.held_out_prompts()
@@ -315,11 +314,12 @@ def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
 
 def refuse_other_vocabulary(workdir: epath.Path, config: AnyConfig) -> None:
     """Refuses to continue a drafter whose draft vocabulary was counted otherwise: its lm_head rows are other tokens."""
-    if config.head != EAGLE3:
+    tokens = config.stored().get("draft_tokens")
+    if tokens is None:
         return
     name = "drafter_config.json"
     earlier = hf.read_json(workdir, name, kind="the workdir of a run that can be continued")
-    if earlier.get("draft_tokens") != stored_config(config)["draft_tokens"]:
+    if earlier.get("draft_tokens") != tokens:
         raise DataError(
             f"the draft vocabulary of {workdir}/{name} is not the one that these training rows give now: the lm_head of"
             " the checkpoint was trained for other tokens.\nBring the old rows back, or train in another workdir."

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from domino_jax.forecast import dry_run
-from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
+from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base, roll_out_head
@@ -56,12 +56,11 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
     target_config = dry_run.shapes_of(f"Qwen/Qwen3-{size.upper()}")
     if layers:
         target_config = dataclasses.replace(target_config, num_hidden_layers=layers)
-    config = DrafterConfig.for_target(
+    config = DominoConfig.for_target(
         target_config,
         num_layers=min(5, layers or 5),
         target_layer_ids=None if layers is None else (0, 1),
         block_size=BLOCK,
-        head="domino",
         shift_label=True,
         pure_draft_prefix_len=1,
         emb_dim=256,

@@ -24,6 +24,7 @@ from benchmarks.tables import ROOT, conditions, markdown
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, DraftSettings
 from domino_jax.runtime.cores import kept_to
 from domino_jax.training.estimates import device_bytes
@@ -56,13 +57,12 @@ class Shape:
         head = (
             {"pure_draft_prefix_len": 1, "emb_dim": self.head[0], "gru_hidden_dim": self.head[1]} if self.head else {}
         )
-        return DrafterConfig.for_target(
+        return KINDS["domino" if self.head else "none"].for_target(
             target,
             num_layers=self.layers,
             intermediate_size=self.hidden or target.intermediate_size,
             target_layer_ids=tuple(last * place // self.taps for place in range(1, self.taps + 1)),
             block_size=self.block,
-            head="domino" if self.head else "none",
             shift_label=True,
             **head,
         )

@@ -33,8 +33,8 @@ import numpy as np
 from benchmarks.device.train_step import LAMBDA, RATE, step_without_target
 from benchmarks.tables import DOCS, ROOT, conditions, publish, ratio
 from domino_jax.method import blocks
-from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.heads.domino import DominoConfig
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import CLIP_NORM, make_optimizer
 from domino_jax.method.state import init_state
@@ -91,7 +91,6 @@ CASES = {
             "num_layers": 2,
             "target_layer_ids": (1, 2, 3),
             "block_size": 16,
-            "head": "domino",
             "shift_label": True,
             "pure_draft_prefix_len": 1,
             "emb_dim": 128,
@@ -113,7 +112,7 @@ def write_models(case: Case, folder: pathlib.Path) -> tuple[pathlib.Path, pathli
         key = jax.random.key(SEED)
         shapes = jax.eval_shape(Qwen3(target).init, key, jnp.zeros((1, 2), jnp.int32))["params"]
         save_target(target_folder, target, random_params(shapes, "float32"), "float32")
-        config = DrafterConfig.for_target(target, **case.drafter)
+        config = DominoConfig.for_target(target, **case.drafter)
         params = jax.jit(functools.partial(init_drafter_params, Drafter(config)))(key)
     save_drafter(drafter_folder, config, jax.device_get(params), "float32", formats.SPECFORGE)
     return target_folder, drafter_folder

@@ -30,6 +30,7 @@ from typing import Any
 from benchmarks.studies.ablations import RECIPE_ROW, VARIANTS
 from benchmarks.studies.study import RECIPE, Stage, Study, parse, parser_of, run_main, write
 from benchmarks.tables import ROOT, changes_of, say_changes, with_spread
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.names import DFLASH2, DOMINO, MARKOV, RANK_KEYS
 from domino_jax.method.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.recipe.checks import load_recipe
@@ -346,7 +347,7 @@ def block_of(width: int) -> dict[str, Any]:
 
 def decoding(changes: Changes, width: int, temperature: float, seed: int) -> dict[str, Any]:
     head = changes["drafter.head"] if "drafter.head" in changes else DOMINO
-    modes = supported_modes((BASELINE, DRAFT, TREE), head)
+    modes = supported_modes((BASELINE, DRAFT, TREE), KINDS[head])
     return {
         "decode.modes": "(" + "".join(f"'{mode}'," for mode in modes) + ")",
         "decode.num_drafts": width - 1,

@@ -174,7 +174,7 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
     settings = tuned(settings, drafter)
     loaded = load_target(target, settings.dtype)
     models = load_models(loaded, drafter, head_rank=settings.drafting.head_rank)
-    if tree and (refused := refused_mode(TREE, models.drafter.config.head)):
+    if tree and (refused := refused_mode(TREE, models.drafter.config)):
         raise DominoError(f"tree is given, but {refused}.")
     modules = [module for module in (models.target, models.drafter) if module]
     positions = min(module.config.max_position_embeddings for module in modules)

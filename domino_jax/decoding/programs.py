@@ -152,7 +152,7 @@ class Programs:
             )
         if mode != BASELINE and self.drafter is None:
             raise DominoError(f"mode {mode!r} needs a drafter, and none was given; set config.drafter.path.")
-        if mode != BASELINE and (refused := refused_mode(mode, self.drafter.head)):
+        if mode != BASELINE and (refused := refused_mode(mode, self.drafter)):
             raise DominoError(f"{refused}.")
 
     def plain(self, mode: str) -> bool:

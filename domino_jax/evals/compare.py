@@ -17,7 +17,6 @@ from domino_jax.evals.report import FORMAT, print_table, write_json
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
-from domino_jax.method.names import NONE
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
 from domino_jax.runtime.errors import DominoError
@@ -85,14 +84,13 @@ def drafter_lanes(drafters: Mapping[str, ComparedDrafter], stop_ids: Sequence[in
         generator = new_generator(one.models, settings, stop_ids)
         if BASELINE in settings.modes and not lanes:
             lanes.append(Lane(BASELINE, BASELINE, one.models, generator))
-        supported = supported_modes(settings.modes, one.models.drafter.config.head)
+        supported = supported_modes(settings.modes, one.models.drafter.config)
         modes = [mode for mode in supported if mode != BASELINE]
         if not modes:
-            head = one.models.drafter.config.head
-            kind = "a plain DFlash drafter without a head" if head == NONE else f"a drafter with head {head}"
             raise DominoError(
-                f"{one.path} is {kind}, which has none of decode.modes {', '.join(settings.modes)} but plain decoding;"
-                f" add {DRAFT}, or take the drafter out of decode.compare."
+                f"{one.path} is a drafter of head {one.models.drafter.config.head}, which has none of decode.modes"
+                f" {', '.join(settings.modes)} but plain decoding; add {DRAFT}, or take the drafter out of"
+                " decode.compare."
             )
         lanes += [Lane(f"{name}/{mode}", mode, one.models, generator, name) for mode in modes]
     return lanes

@@ -10,19 +10,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from domino_jax.evals.report import versions
 from domino_jax.evals.tables import grid, say, width_note
 from domino_jax.method.kinds import AnyConfig
-from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA, NONE
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
 
-# For each head the name of its drafters, their paper, SGLang's algorithm and vLLM's method.
-KINDS = {
-    NONE: ("DFlash", "", "DFLASH", "dflash"),
-    DOMINO: ("Domino", " (arXiv 2605.29707)", "DFLASH", ""),
-    MARKOV: ("DSpark", "", "DSPARK", "dspark"),
-    DFLASH2: ("DFlash2", "", "DFLASH", "dflash"),
-    EAGLE3: ("EAGLE-3", " (arXiv 2503.01840)", "EAGLE3", "eagle3"),
-    MEDUSA: ("Medusa", " (arXiv 2401.10774)", "", ""),
-}
 TRAINING_PACKAGES = ("optax", "orbax-checkpoint", "grain")
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -39,7 +29,6 @@ def model_card(
     tau: float | None = None,
 ) -> str:
     """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
-    kind, paper, sglang, vllm = KINDS[config.head]
     path = recipe["target"]["path"]
     target = public_name(path)
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
@@ -47,37 +36,26 @@ def model_card(
         base_model=target,
         library_name="domino_jax",
         pipeline_tag="text-generation",
-        tags=["speculative-decoding", kind.lower()],
+        tags=["speculative-decoding", config.title.lower()],
         license="other",
     )
     card = ModelCard.from_template(
         front,
         template_path=str(TEMPLATE),
-        **{"kind": kind, "paper": paper, "target": target, "config": config, "weights": weights, "dtype": dtype},
+        **{"target": target, "config": config, "weights": weights, "dtype": dtype},
         **{"recipe": recipe, "step": step, "data": data, "tau": tau, "report": report},
         place="pack" if recipe["data"]["layout"] == "pack" else "row",
         sources=public_sources(recipe["data"]["train"]),
         settings={key: public_value(value) for key, value in recipe["train"].items() if value is not None},
         modes="\n".join(grid(mode_rows(report))) if report else "",
         width=width_note(report) if report and report["drafter"] else "",
-        **{"sglang": sglang, "sglang_flags": sglang_flags(config), "vllm": vllm},
-        sglang_refusal=formats.sglang_refusal(config),
-        vllm_refusal=formats.vllm_refusal(config),
+        sglang_refusal=config.sglang_refusal(),
+        vllm_refusal=config.vllm_refusal(),
         verifier_in_config="speculators_config" in formats.public_config(config, verifier=path),
-        served_drafts=config.block_size - 1 if sglang == "DFLASH" else config.num_drafts,
+        served_drafts=config.block_size - 1 if config.sglang == "DFLASH" else config.num_drafts,
         packages=", ".join(f"{name} {version}" for name, version in packages.items()),
     )
     return str(card).rstrip() + "\n"
-
-
-def sglang_flags(config: AnyConfig) -> str:
-    """The flags without which SGLang drafts otherwise than the drafter was trained."""
-    if config.head == DOMINO:
-        return " --speculative-domino-candidate-pool-size 0"
-    if config.head == EAGLE3:
-        steps = f"--speculative-num-steps {config.num_drafts} --speculative-eagle-topk 1"
-        return f" {steps} --speculative-num-draft-tokens {config.num_drafts + 1}"
-    return ""
 
 
 def public_value(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import jax
 from jax.sharding import Mesh
 
-from domino_jax.method.kinds import AnyConfig
+from domino_jax.method.kinds import KINDS, AnyConfig
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import with_head_rank
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
@@ -58,12 +58,13 @@ def named_drafter(path: str | None, modes: Sequence[str]) -> str:
 
 def check_head(head: str, modes: Sequence[str]) -> None:
     """Refuses modes that a drafter with this head does not have."""
-    supported = supported_modes(modes, head)
+    kind = KINDS[head]
+    supported = supported_modes(modes, kind)
     for mode in modes:
         if mode not in supported:
             others = tuple(dict.fromkeys((BASELINE, *supported, DRAFT)))
             raise DominoError(
-                f'decode.modes holds {mode}, but {refused_mode(mode, head)}:\n--config.decode.modes="{others}".'
+                f'decode.modes holds {mode}, but {refused_mode(mode, kind)}:\n--config.decode.modes="{others}".'
             )
 
 

@@ -90,7 +90,7 @@ def tune(
         mode: of the chain.
     """
     config = models.drafter.config
-    if settings.drafting.tree and (refused := refused_mode(TREE, config.head) or unrecorded(config)):
+    if settings.drafting.tree and (refused := refused_mode(TREE, config) or unrecorded(config)):
         print(f"no trees are measured: {refused}.")
         settings = settings.change(tree=None)
     timed = measure_shapes(models, settings, stop_ids, mode, prompts[:PROBES])

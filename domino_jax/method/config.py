@@ -1,4 +1,8 @@
-"""A drafter's config.json: read from either of the two places of a key, written in the public layout."""
+"""A drafter's config.json: read from either of the two places of a key, written in the public layout.
+
+A config also says what the package asks of a drafter's head. `DrafterConfig` has the answers of plain DFlash, a
+backbone without a head; a file in heads/ has a subclass with other ones (kinds.py collects them).
+"""
 
 import dataclasses
 from collections.abc import Collection
@@ -6,88 +10,69 @@ from typing import Any
 
 from domino_jax.method.config_keys import (
     DFLASH,
-    DOMINO_NAMES,
     WRITTEN_WITH,
     boolean,
     either,
     integer,
+    lacks,
     listed,
-    optional_integer,
+    number,
     public_keys,
     refuse_variants,
     section,
     shift_label,
     sliding_window,
 )
-from domino_jax.method.heads.dflash2_keys import CLASS as DFLASH2_CLASS
-from domino_jax.method.heads.dflash2_keys import OWN as DFLASH2_OWN
-from domino_jax.method.heads.dflash2_keys import REQUIRED as DFLASH2_REQUIRED
-from domino_jax.method.heads.dflash2_keys import check_layout, is_dflash2, option_fields, option_keys, option_problems
-from domino_jax.method.heads.markov_keys import CLASS as DSPARK_CLASS
-from domino_jax.method.heads.markov_keys import OWN as DSPARK_OWN
-from domino_jax.method.heads.markov_keys import is_dspark, markov_fields, markov_keys, markov_problems
-from domino_jax.method.names import (
-    DFLASH2,
-    DOMINO,
-    EAGLE3,
-    LARGEST_BLOCK,
-    LARGEST_RANK,
-    MARKOV,
-    NONE,
-    RANK_KEYS,
-)
+from domino_jax.method.kind import Kind
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
 
+CONVOLUTION = ("conv_kernel_size", "conv_group_size")
+TRANSFORMS = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+# What these options are where they have no effect, and so are not written.
+_NEUTRAL = {**dict.fromkeys(CONVOLUTION, 0), "input_embedding_scale": 1.0, "output_multiplier": 1.0}
+# Far above any public drafter: more slots or a larger rank are refused before anything is allocated.
+LARGEST_BLOCK, LARGEST_RANK = 4_096, 65_536
+# Early files and those of speculators keep the head's tensors under these.
+_HEAD_PREFIXES = ("logit_head.", "logits_correction.")
+# (whether it is so, what is wrong)
+Problems = list[tuple[bool, str]]
+
 
 @dataclasses.dataclass(frozen=True)
-class DrafterConfig(DecoderConfig):
-    """Shapes and conventions of one drafter. Field names are those of the public config.json."""
+class DrafterConfig(Kind, DecoderConfig):
+    """Shapes and conventions of one drafter. Field names are those of the public config.json.
+
+    architecture: the class that its files name.  needed: keys of the head that a file must have.
+    own_keys: keys that drafters of other heads must not have.
+    """
 
     num_target_layers: int
     block_size: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
-    head: str  # one of names.BLOCK_HEADS
     shift_label: bool
-    pure_draft_prefix_len: int = 0
-    emb_dim: int = 0
-    gru_hidden_dim: int = 0
-    markov_rank: int = 0
-    markov_head_type: str = ""  # one of names.MARKOV_KINDS
-    enable_confidence_head: bool = False
-    confidence_head_with_markov: bool = False
     layer_types: tuple[str, ...] = ()
     sliding_window: int | None = None
     # Whether a slot reads only slots not after its own: in all layers, in none, or (None) in the sliding ones.
     is_causal: bool | None = None
-    # DFlash2's convolutions around attention and MLP: taps (0: none), and channels that share what their input decides.
+    # Convolutions around attention and MLP: taps (0: none), and channels that share what their input decides.
     conv_kernel_size: int = 0
     conv_group_size: int = 0
-    selector_rank: int = 0
-    selector_top_k: int = 0
     # Factors and a cap on the block's embeddings and on the lm_head's logits (backbone.transformed_logits).
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
 
-    has_backbone = True  # the drafters of names.ROW_DRAFTERS have none
-
-    @property
-    def has_head(self) -> bool:
-        """False for a plain DFlash drafter."""
-        return self.head != NONE
+    architecture, has_backbone = "DFlashDraftModel", True
+    own_keys = needed = ()
+    pure_draft_prefix_len = 0  # slots that the head leaves as they are
 
     @property
     def head_rank(self) -> int:
         """E, the rank of the head's correction; 0 without a head."""
-        return getattr(self, RANK_KEYS[self.head]) if self.has_head else 0
-
-    @property
-    def reads_embeddings(self) -> bool:
-        """Whether the head reads the target's embeddings of tokens; else it reads their ids."""
-        return self.head == DOMINO
+        return getattr(self, self.rank_key) if self.has_head else 0
 
     @property
     def conv_groups(self) -> int:
@@ -115,8 +100,8 @@ class DrafterConfig(DecoderConfig):
         return self.first_slot + self.pure_draft_prefix_len
 
     def candidates(self, wanted: int) -> int:
-        """Tokens of a slot that the head corrects: `wanted`, but a selector always its own number."""
-        return self.selector_top_k or wanted
+        """Tokens of a slot that the head corrects."""
+        return wanted
 
     def is_sliding(self, layer: int) -> bool:
         """True when this draft layer uses the sliding window."""
@@ -130,41 +115,26 @@ class DrafterConfig(DecoderConfig):
         """True when a slot of this draft layer reads only the slots of its block that are not after its own."""
         return self.is_sliding(layer) if self.is_causal is None else self.is_causal
 
-    @staticmethod
-    def matches(raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        """True for the keys, or the tensors, of a drafter with a backbone, in any of the public layouts."""
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        """True for any drafter with a backbone."""
         classes = str(raw.get("architectures"))
         return (
             any(name in classes for name in ("DFlash", "Domino", "DSpark"))
-            or any(raw.get(name) for name in ("dflash_config", "target_layer_ids"))
-            or raw.get("speculators_model_type") not in (None, EAGLE3)
+            or any(raw.get(name) for name in ("dflash_config", "target_layer_ids", "speculators_model_type"))
             or {"fc.weight", "hidden_norm.weight"} <= set(tensors)
         )
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "DrafterConfig":
-        """Reads a parsed config.json; raises DataError naming a missing, doubled or impossible key."""
         dflash = section(raw, "dflash_config")
-        dspark, dflash2 = is_dspark(raw, dflash), is_dflash2(raw)
-        refuse_variants(raw, dflash, DSPARK_OWN if dspark else DFLASH2_OWN if dflash2 else ())
-        shifted, markov = shift_label(raw, dflash), {}
-        if dspark:
-            shifted, markov = True, markov_fields(raw, dflash)
-        if dflash2:
-            check_layout(raw, dflash)
-        head = head_of(raw)
-        needed = ["block_size", "mask_token_id", "target_layer_ids"]
-        needed += {DOMINO: ["emb_dim"], DFLASH2: DFLASH2_REQUIRED}.get(head, [])
-        values = {name: either(raw, dflash, name) for name in needed}
+        refuse_variants(raw, dflash, cls.own_keys)
+        names = ("block_size", "mask_token_id", "target_layer_ids", *cls.needed)
+        values = {name: either(raw, dflash, name) for name in names}
         missing = [name for name, value in values.items() if value is None]
-        missing += ["shift_label"] if head == DOMINO and shifted is None else []
         missing += [] if raw.get("num_target_layers") is not None else ["num_target_layers"]
         if missing:
-            raise DataError(
-                f"the drafter's config.json ({DFLASH if head == NONE else head}) lacks {', '.join(missing)}, at top"
-                " level and in dflash_config; these are never guessed: add the values it was trained with."
-            )
-        emb_dim = optional_integer(raw, dflash, "emb_dim", 0)
+            raise lacks(cls.head if cls.has_head else DFLASH, *missing)
         layer_ids = listed("target_layer_ids", values["target_layer_ids"])
         config = cls(
             **read_decoder_fields(raw),
@@ -172,19 +142,23 @@ class DrafterConfig(DecoderConfig):
             block_size=integer("block_size", values["block_size"]),
             mask_token_id=integer("mask_token_id", values["mask_token_id"]),
             target_layer_ids=tuple(integer("target_layer_ids", index) for index in layer_ids),
-            head=head,
-            shift_label=bool(shifted),
-            pure_draft_prefix_len=optional_integer(raw, dflash, "pure_draft_prefix_len", 0),
-            emb_dim=emb_dim,
-            gru_hidden_dim=optional_integer(raw, dflash, "gru_hidden_dim", emb_dim),
             layer_types=tuple(map(str, listed("layer_types", raw.get("layer_types") or ()))),
             sliding_window=sliding_window(raw),
             is_causal=_is_causal(raw, dflash),
-            **markov,
-            **option_fields(raw, dflash),
+            **_options(raw, dflash),
+            **cls.head_fields(raw, dflash),
         )
         config.check()
         return config
+
+    @classmethod
+    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+        """shift_label and the head's own fields of a config.json; nested: its dflash_config.
+
+        Raises:
+            DataError: a key that is missing or contradicts the head's layout.
+        """
+        return {"shift_label": bool(shift_label(raw, nested))}
 
     @classmethod
     def for_target(
@@ -211,20 +185,11 @@ class DrafterConfig(DecoderConfig):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """The public config.json."""
         layer_types = list(self.layer_types) or ["full_attention"] * self.num_hidden_layers
-        head = {}
-        if self.head == DOMINO:
-            names = ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
-            head = {"projector_type": DOMINO, **{name: getattr(self, name) for name in names}}
-        markov = markov_keys(self) if self.head == MARKOV else {}
-        # How servers spell it: vLLM refuses such a drafter by this key instead of drafting one position late.
-        shifted = {"sample_from_anchor": True} if self.shift_label and self.head == NONE else {}
-        # Public Markov drafters have no shift_label: they are shifted. Those of DFlash2 are not, and have the block
-        # size in dflash_config alone.
-        layouts = {MARKOV: {}, DFLASH2: {"block_size": self.block_size}}
+        top, nested = self.head_keys()
+        options = {name: getattr(self, name) for name in (*CONVOLUTION, *TRANSFORMS)}
         return {
-            "architectures": [{MARKOV: DSPARK_CLASS, DFLASH2: DFLASH2_CLASS}.get(self.head, "DFlashDraftModel")],
+            "architectures": [self.architecture],
             "model_type": "qwen3",
             "block_size": self.block_size,
             "num_hidden_layers": self.num_hidden_layers,
@@ -236,31 +201,32 @@ class DrafterConfig(DecoderConfig):
             "sliding_window": self.sliding_window,
             "max_window_layers": self.num_hidden_layers,
             **({} if self.is_causal is None else {"is_causal": self.is_causal}),
-            **shifted,
-            **markov,
+            **top,
             "dflash_config": {
                 "mask_token_id": self.mask_token_id,
                 "target_layer_ids": list(self.target_layer_ids),
-                **layouts.get(self.head, {"shift_label": self.shift_label}),
-                **shifted,
-                **option_keys(self),
-                **head,
-                **markov,
+                **{name: value for name, value in options.items() if value != _NEUTRAL.get(name)},
+                **nested,
             },
         }
 
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The head's keys of config.json, at the top level and in dflash_config, with the layout's shift_label."""
+        # How servers spell it: vLLM refuses such a drafter by this key instead of drafting one position late.
+        shifted = {"sample_from_anchor": True} if self.shift_label else {}
+        return shifted, {"shift_label": self.shift_label, **shifted}
+
     def check(self) -> None:
         """Raises DataError for values that contradict each other."""
-        last = self.num_target_layers - 1
+        last, taps, group = self.num_target_layers - 1, self.conv_kernel_size, self.conv_group_size
         problems = [
             (
                 self.block_size > LARGEST_BLOCK,
                 f"block_size {self.block_size} is larger than {LARGEST_BLOCK}, far beyond any public drafter's",
             ),
             (
-                max(self.emb_dim, self.gru_hidden_dim, self.markov_rank, self.selector_rank) > LARGEST_RANK,
-                f"emb_dim {self.emb_dim}, gru_hidden_dim {self.gru_hidden_dim}, markov_rank {self.markov_rank} and"
-                f" selector_rank {self.selector_rank} may be at most {LARGEST_RANK}",
+                self.head_rank > LARGEST_RANK,
+                f"{self.rank_key} {self.head_rank} is larger than {LARGEST_RANK}, far beyond any public drafter's",
             ),
             (self.block_size < 2, f"block_size {self.block_size} leaves nothing to draft; it must be at least 2"),
             (
@@ -277,15 +243,6 @@ class DrafterConfig(DecoderConfig):
                 f"mask_token_id {self.mask_token_id} is not a row of the {self.vocab_size}-row embedding",
             ),
             (
-                self.head == DOMINO and not 0 <= self.suffix_start < self.block_size,
-                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size"
-                f" {self.block_size}",
-            ),
-            (
-                self.head == DOMINO and min(self.emb_dim, self.gru_hidden_dim) < 1,
-                "emb_dim and gru_hidden_dim must be positive",
-            ),
-            (
                 bool(self.layer_types) and len(self.layer_types) != self.num_hidden_layers,
                 f"layer_types has {len(self.layer_types)} entries for num_hidden_layers {self.num_hidden_layers}",
             ),
@@ -298,10 +255,49 @@ class DrafterConfig(DecoderConfig):
                 "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a"
                 " window",
             ),
+            (
+                not 0 <= taps <= self.block_size,
+                f"conv_kernel_size {taps} is not in 0..{self.block_size}, the block_size (0: no convolutions)",
+            ),
+            (
+                taps > 0 and (group < 1 or self.hidden_size % group != 0),
+                f"conv_group_size {group} does not divide hidden_size {self.hidden_size}",
+            ),
         ]
-        for wrong, message in [*problems, *markov_problems(self), *option_problems(self)]:
+        for wrong, message in [*problems, *self.problems()]:
             if wrong:
                 raise DataError(f"drafter config: {message}.")
+
+    def problems(self) -> Problems:
+        """What is wrong with the head."""
+        return []
+
+    def aliases(self) -> dict[str, str]:
+        return {prefix + entry.name: entry.name for prefix in _HEAD_PREFIXES for entry in self.head_table()}
+
+    def sglang_refusal(self) -> str | None:
+        if self.shift_label and not self.has_head:
+            return "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
+        return self.convolution_refusal()
+
+    def vllm_refusal(self) -> str | None:
+        if self.shift_label and not self.has_head:
+            return "vLLM refuses sample_from_anchor for DFlash"
+        return self.convolution_refusal()
+
+    def convolution_refusal(self) -> str | None:
+        """Servers know a selector and convolutions together only."""
+        if self.conv_kernel_size:
+            return f"servers read convolutions of drafters with a selector only, and this one has head {self.head}"
+        return None
+
+
+def _options(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+    """The convolutions and transforms that are stated."""
+    stated = {name: value for name in (*CONVOLUTION, *TRANSFORMS) if (value := either(raw, nested, name)) is not None}
+    if stated.get("final_logit_softcapping") == 0:
+        del stated["final_logit_softcapping"]  # servers read 0 as no cap
+    return {name: number(name, value) if name in TRANSFORMS else integer(name, value) for name, value in stated.items()}
 
 
 def _is_causal(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
@@ -312,16 +308,6 @@ def _is_causal(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
             f"the drafter's config.json gives is_causal {ours} and causal {theirs}, which mean the same; {WRITTEN_WITH}"
         )
     return theirs if ours is None else ours
-
-
-def head_of(raw: dict[str, Any]) -> str:
-    """The head (names.BLOCK_HEADS) of a parsed config.json."""
-    dflash = section(raw, "dflash_config")
-    if is_dflash2(raw):
-        return DFLASH2
-    if is_dspark(raw, dflash):
-        return MARKOV if either(raw, dflash, "markov_rank") else NONE
-    return DOMINO if either(raw, dflash, "projector_type") in DOMINO_NAMES else NONE
 
 
 def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:

@@ -4,18 +4,13 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from domino_jax.method.names import DOMINO
 from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
 from domino_jax.runtime.errors import DataError, quote
 
 DFLASH = "dflash"
-DSPARK, DFLASH2 = "DSparkDraftModel", "DFlash2DraftModel"  # in architectures
-DOMINO_NAMES = (DOMINO, "causal_v5")  # the second is the name early checkpoints carry
-# {a key that some drafters alone have: the class that tells them apart}
-_CLASSES = {"markov_rank": DSPARK, "selector_rank": DFLASH2, "selector_top_k": DFLASH2}
 # Keys of other drafters of this family that SGLang, vLLM or z-lab's code acts on, and the values without effect.
 _VARIANTS = {
-    "projector_type": (*DOMINO_NAMES, DFLASH),
+    "projector_type": (DFLASH,),
     "attention_value_scale": (1.0,),
     "selector_rank": (0,),
     "selector_top_k": (0,),
@@ -49,6 +44,14 @@ def boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | No
     if value is not None and not isinstance(value, bool):
         raise DataError(f"the drafter's config.json has {name} = {quote(value)}; expected true or false.")
     return value
+
+
+def lacks(kind: str, *names: str) -> DataError:
+    """The error for keys without which a drafter of this kind is not known."""
+    return DataError(
+        f"the drafter's config.json ({kind}) lacks {', '.join(names)}, at top level and in dflash_config; these are"
+        " never guessed: add the values it was trained with."
+    )
 
 
 def integer(name: str, value: Any) -> int:
@@ -103,13 +106,6 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     slides = "sliding_attention" in listed("layer_types", raw.get("layer_types") or ())
     windows = {"swa_window_size": (raw.get("sliding_window"),)} if slides else {"use_swa": (False,)}
     refused = {name: values for name, values in (_VARIANTS | windows).items() if name not in known}
-    for part, place in ((raw, ""), (nested, "dflash_config.")):
-        for name in _CLASSES:
-            if name not in known and part.get(name) not in (None, 0):
-                raise DataError(
-                    f"the drafter's config.json has {place}{name} {quote(part[name])}, which only a {_CLASSES[name]}"
-                    f" has, and architectures {quote(raw.get('architectures'))}; {WRITTEN_WITH}"
-                )
     refuse_values(raw, refused)
     refuse_values(nested, refused, "dflash_config.")
     for part, place in ((raw, ""), (nested, "dflash_config.")):

@@ -10,18 +10,12 @@ from jax.experimental.layout import Format, Layout
 from domino_jax.method.backbone import Backbone, slots_read, training_attention
 from domino_jax.method.blocks import slot_positions
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.heads.domino import DominoHead
-from domino_jax.method.heads.markov import MarkovHead
-from domino_jax.method.heads.selector import Selector
-from domino_jax.method.names import DFLASH2, DOMINO, MARKOV
 from domino_jax.method.passed import Passed
 from domino_jax.models.attention import attend_cache
 from domino_jax.models.cache import Cache, append, block_mask, init_cache
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
 __all__ = ["Drafter", "DrafterConfig"]
-
-HEADS = {DOMINO: DominoHead, MARKOV: MarkovHead, DFLASH2: Selector}
 
 
 class Drafter(nn.Module):
@@ -36,7 +30,7 @@ class Drafter(nn.Module):
     def setup(self):
         self.backbone = Backbone(self.config, self.dtype, self.remat)
         if self.config.has_head:
-            self.head = HEADS[self.config.head](self.config, self.dtype, self.whole_head)
+            self.head = self.config.head_module(self.dtype, self.whole_head)
 
     def __call__(
         self,
@@ -142,7 +136,7 @@ class Drafter(nn.Module):
 
 def init_drafter_params(drafter: Any, key: jax.Array) -> dict:
     """Fresh float32 parameters of a drafter of any kind: normal(0, 0.02) linears, ones for norms, torch's uniform for
-    the GRU, zeros for Medusa."""
+    the GRU, zeros for the blocks of Medusa."""
     return drafter.init(key, *drafter.example())["params"]
 
 

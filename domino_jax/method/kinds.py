@@ -1,8 +1,8 @@
-"""The drafters of all kinds: what their configs and their modules have in common, and new ones of either.
+"""The drafters of all kinds: one dict of their configs, and what configs and modules have in common.
 
-A config has `head` (names.HEADS), `has_backbone`, `has_head`, `num_drafts`, `most_drafts`, `block_size` (rows of the
-pass that verifies num_drafts), `target_layer_ids`, `num_key_value_heads`, `vocab_size`, `max_position_embeddings` and
-`to_dict`. Every module has the methods below; drafting differs by kind (method/propose.py).
+A config is a `Kind` with `num_drafts`, `most_drafts`, `block_size` (rows of the pass that verifies num_drafts),
+`target_layer_ids`, `num_key_value_heads`, `vocab_size` and `max_position_embeddings`. Every module has the methods
+below; drafting differs by kind (method/propose.py).
 
     example() -> arguments of `init`
     init_cache(batch, slots) -> what it keeps of the text: a tuple of trees of arrays. Those with four axes are caches
@@ -10,18 +10,27 @@ pass that verifies num_drafts), `target_layer_ids`, `num_key_value_heads`, `voca
     extend_context(cache, Passed, slots) -> the cache with the rows that the target has read
 """
 
+import itertools
 from collections.abc import Callable, Collection
 from typing import Any
 
 import jax.numpy as jnp
 
 from domino_jax.method.config import DrafterConfig
+from domino_jax.method.config_keys import WRITTEN_WITH, section
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.heads.eagle3 import Eagle3
-from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.dflash2 import Dflash2Config
+from domino_jax.method.heads.domino import DominoConfig
+from domino_jax.method.heads.eagle3 import Eagle3Config
+from domino_jax.method.heads.eagle3_model import Eagle3
+from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.method.heads.medusa import Medusa, MedusaConfig
 from domino_jax.runtime.errors import DataError, quote
 
+# {config.drafter.head: the config of such a drafter}
+KINDS = {
+    kind.head: kind for kind in (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, Eagle3Config, MedusaConfig)
+}
 SHOWN = 6  # tensors of a folder that is no drafter
 AnyConfig = DrafterConfig | Eagle3Config | MedusaConfig
 AnyDrafter = Drafter | Eagle3 | Medusa
@@ -37,15 +46,37 @@ def config_class(raw: dict[str, Any], tensors: Callable[[], Collection[str]] = t
         DataError: no drafter of a known kind.
     """
     for keys, names in ((raw, tuple), ({}, tensors)):
-        for kind in (DrafterConfig, MedusaConfig, Eagle3Config):
+        for kind in reversed(KINDS.values()):  # the keys of plain DFlash are those of all block drafters
             if kind.matches(keys, names()):
+                _refuse_marks_of_others(raw, kind)
                 return kind
     stated = ", ".join(f"{key} {quote(raw.get(key))}" for key in ("architectures", "model_type"))
     shown = ", ".join(sorted(tensors())[:SHOWN]) or "none"
     raise DataError(
-        f"this is no drafter of a known kind (DFlash, Domino, DSpark, DFlash2, EAGLE-3, Medusa): {stated}; its first"
+        f"this is no drafter of a known kind ({', '.join(kind.title for kind in KINDS.values())}): {stated}; its first"
         f" tensors: {shown}. Name the folder of such a drafter."
     )
+
+
+def _refuse_marks_of_others(raw: dict[str, Any], kind: type[AnyConfig]) -> None:
+    for other in KINDS.values():
+        for name, place in itertools.product(() if other is kind else other.marks, ("", "dflash_config")):
+            value = (section(raw, place) if place else raw).get(name)
+            if value not in (None, 0):
+                raise DataError(
+                    f"the drafter's config.json has {place + '.' if place else ''}{name} {quote(value)}, which only a"
+                    f" {other.architecture} has, and architectures {quote(raw.get('architectures'))}; {WRITTEN_WITH}"
+                )
+
+
+def parse_config(raw: dict[str, Any]) -> AnyConfig:
+    """The config of a parsed config.json; raises DataError for a wrong key."""
+    return config_class(raw).from_dict(raw)
+
+
+def parse_stored(raw: dict[str, Any]) -> AnyConfig:
+    """The config that a workdir stores; raises DataError for a wrong key."""
+    return config_class(raw).from_stored(raw)
 
 
 def new_drafter(
@@ -56,9 +87,7 @@ def new_drafter(
     remat: bool = False,
     whole_head: bool = False,
 ) -> AnyDrafter:
-    """The module of a config; the choices are Drafter's, and the other kinds read those that they have."""
-    if isinstance(config, MedusaConfig):
-        return Medusa(config, dtype)
-    if isinstance(config, Eagle3Config):
-        return Eagle3(config, dtype, remat)
-    return Drafter(config, dtype, attention_blocks, remat, whole_head)
+    """The module of a config; the choices are Drafter's, and the other kinds read remat alone."""
+    if config.has_backbone:
+        return Drafter(config, dtype, attention_blocks, remat, whole_head)
+    return config.module(dtype, remat)

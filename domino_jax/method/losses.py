@@ -13,14 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.blocks import position_decay
-from domino_jax.method.config import DrafterConfig
-from domino_jax.models.shapes import Logits
+from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.slices import cut, joined
 
 # Guards against an empty batch, as in the public trainers: a block with a label weighs about 1, so 1e-6 moves nothing.
 EPSILON = 1e-6
-
-CROSS_ENTROPY = "cross_entropy"  # of all block drafters; the others are named as the head whose own loss they are
 
 Sums = dict[str, jax.Array]
 
@@ -50,12 +47,14 @@ class LossSettings:
     frozen_tables: bool = False
     rank_scales: tuple[float, ...] = ()
 
-    kind = CROSS_ENTROPY
-
     @property
     def reads_target(self) -> bool:
         """Whether the loss compares with the target's own logits."""
         return self.distill > 0
+
+    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> "Objective":
+        """What a step minimises; the arguments are Objective's."""
+        return Objective(self, lambda_base, weight)
 
 
 def cross_entropy(logits: Logits, labels: jax.Array) -> jax.Array:
@@ -99,7 +98,7 @@ def dpace_weights(losses: jax.Array, label_weights: jax.Array, alpha: float) -> 
     return jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)
 
 
-def slot_weights(label_weights: jax.Array, config: DrafterConfig, settings: LossSettings) -> jax.Array:
+def slot_weights(label_weights: jax.Array, config: Any, settings: LossSettings) -> jax.Array:
     """The weights [..., G] whose sum divides the losses: 1 per label, with the decay over the slots of a block.
 
     D-PACE has no decay here: it weights each loss and divides by the number of labels. The weights depend on labels and
@@ -191,6 +190,19 @@ class Objective:
     @property
     def slice_blocks(self) -> int:
         return self.settings.slice_blocks
+
+    def extra(self, models: Any, z: Hidden, before: jax.Array, kept: jax.Array | None) -> Any:
+        """What else the loss of a head reads of its blocks, a tree of float arrays [B, A, ...].
+
+        Args:
+            models: pair.Models.  z: [B, A, G, D].  before: int32 [B, A, M], the tokens before the predicting slots.
+            kept: bool [B, A, E], the ranks of the head that remain; None: all.
+        """
+        return None
+
+    def outputs(self, models: Any, unembed: Callable[[Hidden], Logits], labels: Labels, before: jax.Array):
+        """The loss' own (outputs_of, states) of `sliced_loss`; None for those of Domino. unembed: z → base logits."""
+        return None
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         """Additive sums of one row's slice, arrays [n, G, ...]."""

@@ -7,7 +7,6 @@ import flax.struct
 import jax
 
 from domino_jax.method.backbone import transformed_logits
-from domino_jax.method.kinds import AnyDrafter
 from domino_jax.method.passed import Passed
 from domino_jax.models.qwen3 import Qwen3
 
@@ -18,7 +17,7 @@ class Models:
 
     target: Qwen3 = flax.struct.field(pytree_node=False)
     target_params: dict
-    drafter: AnyDrafter | None = flax.struct.field(pytree_node=False, default=None)
+    drafter: Any = flax.struct.field(pytree_node=False, default=None)
     drafter_params: dict | None = None
 
     def run_target(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -33,7 +32,7 @@ class Models:
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
     def draft_logits(self, z: jax.Array) -> jax.Array:
-        """The backbone's z [..., D], or Medusa's → its base logits float32 [..., V]."""
+        """The backbone's z [..., D], or the like of another drafter → its base logits float32 [..., V]."""
         logits, config = self.unembed(z), self.drafter.config
         return transformed_logits(logits, config) if config.has_backbone else logits
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
-from domino_jax.method.names import EAGLE3
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import roll_out, scan_drafts, settle
 from domino_jax.method.sampling import Sampling, choose, reads_noise
@@ -26,7 +25,7 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
     With a confidence threshold a place after the last sure draft holds NO_DRAFT.
     Without drafts (num_drafts 0) no backbone runs.
     """
-    if models.drafter.config.head == EAGLE3:
+    if not models.drafter.config.draws_paths:
         return draft_chain(models, state, sampling, settings)
     if settings.num_drafts == 0:
         return jnp.zeros((len(state.anchors), 0), jnp.int32), state.draft_cache

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.names import DFLASH2, DOMINO, GATED, RANK_KEYS, RNN
 from domino_jax.runtime.errors import DominoError
 
 NO_ROW = 2**32 - 1  # folded into the key before a row's id: no row has it, so the draw is not that of the anchors
@@ -52,7 +51,7 @@ def with_head_rank(config: Any, rank: int, name: str = "decode.head_rank") -> An
         raise DominoError(
             f"{name} is {rank}, but this drafter's head has rank {own}; give at most that, or 0 for all of it."
         )
-    return dataclasses.replace(config, **{RANK_KEYS[config.head]: rank}) if rank else config
+    return dataclasses.replace(config, **{config.rank_key: rank}) if rank else config
 
 
 def cut_head(config: Any, params: dict, rank: int, name: str = "decode.head_rank") -> tuple[Any, dict]:
@@ -85,17 +84,4 @@ def rank_axes(config: DrafterConfig) -> dict[tuple[str, str], tuple[np.ndarray |
     """For each parameter of the head that has ranks, by axis the rank of each place: NO_RANK where a place belongs to
     another input, None for an axis without ranks."""
     own, width = np.arange(config.head_rank), np.full(config.hidden_size, NO_RANK)
-    axes = {("up", "kernel"): (own, None)}
-    if config.head == DOMINO:
-        return {**axes, ("down", "kernel"): (None, own)}
-    axes["predecessor", "embedding"] = (None, own)
-    if config.head == DFLASH2:
-        return {**axes, ("hidden_projection", "kernel"): (None, own)}
-    if config.markov_head_type == GATED:
-        axes |= {("gate", "kernel"): (np.concatenate([width, own]), own), ("gate", "bias"): (own,)}
-    if config.markov_head_type == RNN:
-        parts = np.tile(own, 3)
-        axes |= {("joint", "kernel"): (np.concatenate([own, own, width]), parts), ("joint", "bias"): (parts,)}
-    if config.confidence_head_with_markov:
-        axes["confidence_proj", "kernel"] = (np.concatenate([width, own]), None)
-    return axes
+    return {("up", "kernel"): (own, None), **config.head_ranks(own, width)}

@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from domino_jax.method.names import DOMINO as DOMINO_HEAD
-from domino_jax.method.names import EAGLE3, MARKOV, NONE, ROW_DRAFTERS
 from domino_jax.runtime.errors import DominoError
 
 if TYPE_CHECKING:
     from domino_jax.method.config import DrafterConfig
+    from domino_jax.method.kind import Kind
+
+    KindOf = Kind | type[Kind]  # a config or its class
 
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
 PARITIES = ("near_tie", "fixed_shape")
@@ -43,30 +44,29 @@ def first_problem(settings: Any, *rules: tuple[str, Any, str], section: str = ""
 # ---------------------------------------------------------------------------------------------------- modes
 
 
-def refused_mode(mode: str, head: str) -> str | None:
-    """Why a drafter with this head (method/names.py) does not have a mode, and what to use; None where it has it."""
-    if mode == BACKBONE and head in ROW_DRAFTERS:
+def refused_mode(mode: str, kind: "KindOf") -> str | None:
+    """Why a drafter of this kind does not have a mode, and what to use; None where it has it."""
+    head = kind.head
+    if mode == BACKBONE and not kind.has_backbone:
         return f"mode {BACKBONE!r} drafts with the backbone of a block drafter, and {head} has none; use mode {DRAFT!r}"
-    if mode == TREE and head == EAGLE3:
+    if mode == TREE and not kind.draws_paths:
         return f"mode {TREE!r} needs a drafter that scores paths, and {head} drafts chains alone; use mode {DRAFT!r}"
-    if mode == DOMINO and head == NONE:
-        return "mode 'domino' needs a drafter with a head, but this one is plain DFlash; use mode 'draft'"
-    if mode == DOMINO and head in ROW_DRAFTERS:
-        return f"mode 'domino' needs a drafter with a backbone and a head, but this one is {head}; use mode 'draft'"
+    if mode == DOMINO and not kind.has_head:
+        return f"mode {DOMINO!r} needs a head on a backbone, and this drafter is {kind.title}; use mode {DRAFT!r}"
     return None
 
 
-def supported_modes(modes: Sequence[str], head: str) -> tuple[str, ...]:
-    """The modes that a drafter with this head has."""
-    return tuple(mode for mode in modes if refused_mode(mode, head) is None)
+def supported_modes(modes: Sequence[str], kind: "KindOf") -> tuple[str, ...]:
+    """The modes that a drafter of this kind has."""
+    return tuple(mode for mode in modes if refused_mode(mode, kind) is None)
 
 
-def default_modes(head: str) -> tuple[str, ...]:
+def default_modes(kind: "KindOf") -> tuple[str, ...]:
     """What is decoded where no modes are named: plain decoding, the drafter's own chain and, if it has a head on a
     backbone, the backbone alone."""
-    if head in (NONE, *ROW_DRAFTERS):
+    if not kind.has_head:
         return (BASELINE, DRAFT)
-    return (BASELINE, BACKBONE, DOMINO if head == DOMINO_HEAD else DRAFT)
+    return (BASELINE, BACKBONE, DOMINO if kind.head == DOMINO else DRAFT)
 
 
 def canonical_mode(mode: str) -> str:
@@ -299,7 +299,7 @@ class DecodeSettings:
 
     def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
         """How each mode drafts; modes that the drafter does not have are left out."""
-        modes = [mode for mode in supported_modes(self.modes, config.head) if mode != BASELINE]
+        modes = [mode for mode in supported_modes(self.modes, config) if mode != BASELINE]
         chain = dataclasses.replace(self.drafting, tree=None)
         return {mode: self.drafting if mode == TREE else chain for mode in modes}
 
@@ -372,7 +372,7 @@ class DecodeSettings:
             if drafting.tree and drafting.tree.candidates > vocab:
                 change = f"but the vocabulary has {vocab} tokens; lower it"
                 problems.append(Problem("tree.candidates", drafting.tree.candidates, change))
-            if drafting.confidence and not (drafter.head == MARKOV and drafter.enable_confidence_head):
+            if drafting.confidence and not drafter.has_confidence:
                 change = "but this drafter has no confidence head; set it to 0"
                 problems.append(Problem("confidence", drafting.confidence, change))
         for problem in filter(None, problems):

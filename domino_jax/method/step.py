@@ -16,11 +16,8 @@ from domino_jax.method.backbone import transformed_logits
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.head import TOKEN_TABLES
-from domino_jax.method.heads.markov_loss import MarkovObjective
-from domino_jax.method.heads.selector_loss import SelectorObjective, Teacher, selector_outputs
 from domino_jax.method.kinds import AnyDrafter
 from domino_jax.method.losses import (
-    CROSS_ENTROPY,
     Labels,
     LossSettings,
     Objective,
@@ -30,17 +27,13 @@ from domino_jax.method.losses import (
     sliced_loss,
     slot_weights,
 )
-from domino_jax.method.names import DFLASH2, MARKOV
 from domino_jax.method.own_drafts import greedy_tokens
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import kept_ranks, sample_ranks
-from domino_jax.method.row_losses import RowSettings, row_labels, row_loss, row_objective
+from domino_jax.method.row_losses import RowSettings, row_loss
 from domino_jax.method.state import TrainState
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
-
-# The losses, by LossSettings.kind.
-OBJECTIVES = {CROSS_ENTROPY: Objective, MARKOV: MarkovObjective, DFLASH2: SelectorObjective}
 
 # "tokens" int32 [B, S], "loss_mask" float32 [B, S], "row_ids" int32 [B]; packed rows also "positions" and "documents"
 # int32 [B, S].
@@ -136,21 +129,18 @@ def drafter_loss(
         )
         codes = models.block_codes(z, before)
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
-    confidence = None
-    if settings.kind == MARKOV and config.enable_confidence_head:
-        confidence = models.confidence(z, before, None if ranks_left is None else ranks_left[:, :, None])
+    extra = objective.extra(models, z, before, ranks_left)
     # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
     head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
 
-    def outputs_of(params, z, codes, confidence, states):
+    def outputs_of(params, z, codes, extra, states):
         base = base_logits(z)
         final = corrected(drafter, {"head": params}, base, codes)
-        return Outputs(base, final, None if states is None else unembed(states), confidence)
+        return Outputs(base, final, None if states is None else unembed(states), extra)
 
-    if settings.kind == DFLASH2:
-        states = Teacher(labels.ids[:, :, config.first_slot :], jnp.take_along_axis(tokens, anchors, axis=1))
-        outputs_of = selector_outputs(models, base_logits)
-    return sliced_loss(outputs_of, head, (z, codes, confidence), (labels, states), objective)
+    # The loss of another head may have its own outputs.
+    outputs_of, states = objective.outputs(models, base_logits, labels, before) or (outputs_of, states)
+    return sliced_loss(outputs_of, head, (z, codes, extra), (labels, states), objective)
 
 
 def _frozen(params: dict, settings: LossSettings) -> dict:
@@ -243,11 +233,11 @@ def make_train_step(
                 ranks = tuple(round(scale * drafter.config.head_rank) for scale in settings.rank_scales)
                 blocks_of_row = drawn.anchors.shape[1]
                 drawn = drawn._replace(ranks=sample_ranks(step_key, batch["row_ids"], blocks_of_row, ranks))
-            objective = OBJECTIVES[settings.kind](settings, curriculum(state.step), drawn.labels.weight)
+            objective = settings.objective(curriculum(state.step), drawn.labels.weight)
             count = drawn.keep.sum()
         else:
-            drawn = row_labels(drafter.config, batch, settings)
-            objective = row_objective(drafter.config, drawn, settings)
+            drawn = settings.labels(drafter.config, batch)
+            objective = settings.objective(drafter.config, drawn)
             count = drawn.label_weights.max(axis=-1).sum()
         models = Models(target, target_params, drafter, state.params)
         sums, gradients = batch_gradients(models, batch, drawn, objective, accumulate)

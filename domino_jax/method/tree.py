@@ -17,7 +17,6 @@ import jax.numpy as jnp
 
 from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
-from domino_jax.method.names import DFLASH2
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base, draft_positions
 from domino_jax.method.rollout import scan_drafts
@@ -81,7 +80,7 @@ def roll_out_lanes(
     divisor = _divisor(sampling)
     candidates = candidates._replace(logits=candidates.logits / divisor)
     rest = log_rest(base / divisor, candidates.logits)
-    if settings.use_head and config.head == DFLASH2:
+    if settings.use_head and config.only_candidates:
         rest = jnp.full_like(rest, -jnp.inf)  # a selector gives the other tokens no probability
     return grow_lanes(models, state.anchors, z, candidates, rest, sampling, settings)
 

@@ -21,19 +21,19 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens
 from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.method.config import DrafterConfig
 from domino_jax.method.curriculum import lambda_base, selector_alpha
 from domino_jax.method.head import TOKEN_TABLES
-from domino_jax.method.heads.eagle3_config import Eagle3Config
-from domino_jax.method.heads.markov_loss import MarkovSettings
-from domino_jax.method.heads.medusa import MedusaConfig
-from domino_jax.method.heads.selector_loss import SelectorSettings
-from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.heads.dflash2 import SelectorSettings
+from domino_jax.method.heads.eagle3 import Eagle3Config
+from domino_jax.method.heads.eagle3_model import Eagle3Settings
+from domino_jax.method.heads.markov import MarkovSettings
+from domino_jax.method.heads.medusa import MedusaConfig, MedusaSettings
+from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
-from domino_jax.method.row_losses import Eagle3Settings, MedusaSettings, RowSettings
+from domino_jax.method.row_losses import RowSettings
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
@@ -109,14 +109,13 @@ def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> A
         shape = {"target_layer_ids": choices.target_layer_ids, "intermediate_size": choices.intermediate_size}
         return Eagle3Config.for_target(target, **shape, **choices.eagle3)
     taps = convolution_taps(choices)
-    return DrafterConfig.for_target(
+    return KINDS[choices.head].for_target(
         target,
         num_layers=choices.num_layers,
         intermediate_size=choices.intermediate_size or target.intermediate_size,
         target_layer_ids=choices.target_layer_ids,
         block_size=choices.block_size,
         mask_token_id=choices.mask_token_id if mask_token_id is None else mask_token_id,
-        head=choices.head,
         shift_label=shifts_labels(choices),
         conv_kernel_size=taps,
         conv_group_size=choices.conv_group_size if taps else 0,
@@ -252,7 +251,7 @@ def train_step_of(train, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Me
         optimizer,
         num_anchors=train.num_anchors,
         learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
-        curriculum=curriculum_of(train, settings.kind),
+        curriculum=curriculum_of(train, drafter.config.head),
         settings=settings,
         accumulate=train.accumulate,
         ema_decay=train.ema_decay,
@@ -260,9 +259,9 @@ def train_step_of(train, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Me
     )
 
 
-def curriculum_of(train, kind: str) -> Callable[[jax.Array], jax.Array]:
-    """step → the weight in this kind of loss that changes over the run: α of the selector, λ otherwise."""
-    if kind == DFLASH2:
+def curriculum_of(train, head: str) -> Callable[[jax.Array], jax.Array]:
+    """step → the weight in the loss of this head that changes over the run: α of the selector, λ otherwise."""
+    if head == DFLASH2 and has_own_loss(head, train):
         ratios = train.selector_warmup_ratio, train.selector_ramp_ratio
         return lambda step: selector_alpha(step, train.steps, train.selector_alpha, *ratios)
     return lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio)

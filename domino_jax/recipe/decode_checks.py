@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.names import CHAIN, EAGLE3, LONGEST_CHAIN, MARKOV, ROW_DRAFTERS
 from domino_jax.method.settings import (
     BASELINE,
@@ -21,7 +22,7 @@ COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode sect
 
 def modes_of(decode, head: str) -> tuple[str, ...]:
     """decode.modes, or where they are left open those of a drafter with this head."""
-    return default_modes(head) if decode.modes is None else tuple(decode.modes)
+    return default_modes(KINDS[head]) if decode.modes is None else tuple(decode.modes)
 
 
 def decode_settings(decode, head: str) -> DecodeSettings:
@@ -67,7 +68,7 @@ def check_final_decoding(config) -> None:
     """Refuses before the training what the final decoding would refuse after it."""
     drafter, decode, modes = config.drafter, config.decode, modes_of(config.decode, config.drafter.head)
     for mode in modes:
-        refused = refused_mode(mode, drafter.head)
+        refused = refused_mode(mode, KINDS[drafter.head])
         change = f"of decode.modes, which eval.final decodes in, {refused}"
         require(refused is None, "drafter.head", drafter.head, change)
     if not set(modes) - {BASELINE}:

@@ -27,7 +27,7 @@ from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts, prompts
 from domino_jax.evals.report import copy_folder
 from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafter import rows_together
-from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import cut_head
 from domino_jax.method.settings import DecodeSettings, supported_modes
@@ -218,7 +218,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
 def final_settings(config, head: str) -> DecodeSettings:
     """The recipe's decode settings that a training run of a drafter with this head ends with."""
     requested = decode_settings(config.decode, head)
-    modes = supported_modes(requested.modes, head)
+    modes = supported_modes(requested.modes, KINDS[head])
     return requested.change(simulate_tau=0.0, concurrency=(), modes=modes)
 
 

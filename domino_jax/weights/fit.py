@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.heads.eagle3_config import COUNTING
 from domino_jax.method.kinds import AnyConfig
-from domino_jax.method.names import EAGLE3
 from domino_jax.models.decoder_config import DecoderConfig
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
@@ -38,10 +36,9 @@ def check_fits(config: AnyConfig, target: Qwen3Config) -> None:
     last = target.num_hidden_layers - 1
     beyond = [index for index in config.target_layer_ids if not 0 <= index < last]
     if beyond:
-        hint = f"\n{COUNTING}" if config.head == EAGLE3 else ""
         raise DataError(
             f"the drafter's target_layer_ids hold {beyond}, but the target has layers 0..{last}, and the last one's"
-            f" public hidden state is already normed, so it cannot be tapped.{hint}"
+            f" public hidden state is already normed, so it cannot be tapped.{config.layer_ids_hint}"
         )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import AnyConfig
-from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA, NONE, VANILLA
 from domino_jax.weights import speculators
 
 # serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from.
@@ -25,9 +24,10 @@ def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None
         format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
     """
     raw = config.to_dict()
-    if format == SPECFORGE and config.head == DOMINO:
-        return {**raw, "architectures": ["DominoDraftModel"]}
-    if format == SERVING and config.head == NONE and vllm_refusal(config) is None and is_hub_id(verifier):
+    if format == SPECFORGE and config.specforge_class:
+        return {**raw, "architectures": [config.specforge_class]}
+    plain = config.has_backbone and not config.has_head
+    if format == SERVING and plain and config.vllm_refusal() is None and is_hub_id(verifier):
         raw |= speculators_keys(config, raw, verifier)
     return raw
 
@@ -65,46 +65,9 @@ def is_hub_id(path: str | None) -> bool:
     return path is not None and _HUB_ID.fullmatch(path) is not None and not Path(path).exists()
 
 
-def sglang_refusal(config: AnyConfig) -> str | None:
-    """Why SGLang does not draft with this drafter as it was trained; None when it does."""
-    if config.head == MEDUSA:
-        return "SGLang has no Medusa heads"
-    if config.head == EAGLE3:
-        return "SGLang does not know norm_before_residual" if config.norm_before_residual else None
-    if config.head == DOMINO and config.pure_draft_prefix_len != 1:
-        return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {config.pure_draft_prefix_len}"
-    if config.shift_label and config.head == NONE:
-        return "SGLang reads a plain DFlash drafter as unshifted and would draft one position late"
-    return _convolution_refusal(config)
-
-
-def vllm_refusal(config: AnyConfig) -> str | None:
-    """Why vLLM does not draft with this drafter as it was trained; None when it does."""
-    if config.head == MEDUSA:
-        return "its last release with Medusa heads is 0.32, which reads a copy of the target's lm_head from the folder"
-    if config.head == EAGLE3:
-        return None
-    if config.head == MARKOV and config.markov_head_type != VANILLA:
-        return f"vLLM has the vanilla Markov head, and this drafter has the {config.markov_head_type} one"
-    if config.head == DOMINO:
-        return "vLLM has no Domino head"
-    if config.head == NONE and config.shift_label:
-        return "vLLM refuses sample_from_anchor for DFlash"
-    return _convolution_refusal(config)
-
-
-def _convolution_refusal(config: DrafterConfig) -> str | None:
-    """Servers know a selector and convolutions together only."""
-    if config.head == DFLASH2 and not config.conv_kernel_size:
-        return "servers read DFlash2 drafters with convolutions only, and this one has conv_kernel_size 0"
-    if config.head != DFLASH2 and config.conv_kernel_size:
-        return f"servers read convolutions of DFlash2 drafters only, and this one has head {config.head}"
-    return None
-
-
 def serving_note(config: AnyConfig) -> str | None:
     """A sentence for whoever exports a drafter that no released server drafts with; None for the others."""
-    reasons = sglang_refusal(config), vllm_refusal(config)
+    reasons = config.sglang_refusal(), config.vllm_refusal()
     if None in reasons:
         return None
     return (

@@ -9,24 +9,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from domino_jax.method.config import TRANSFORMS
 from domino_jax.method.config_keys import boolean, integer, listed, section
-from domino_jax.method.heads import dflash2_keys, eagle3_config
-from domino_jax.method.heads.markov_keys import CLASS as DSPARK_CLASS
-from domino_jax.method.heads.markov_keys import KEYS as MARKOV_KEYS
-from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3
+from domino_jax.method.heads import eagle3
+from domino_jax.method.heads.dflash2 import Dflash2Config
+from domino_jax.method.heads.markov import KEYS as MARKOV_KEYS
+from domino_jax.method.heads.markov import MarkovConfig
+from domino_jax.models.tables import EMBEDDING
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
-from domino_jax.weights.target import EMBEDDING, LM_HEAD
 
-HEAD_PREFIX = "logits_correction."
 LAYER_IDS = "aux_hidden_state_layer_ids"
 # Of a flat config.json, what its transformer_layer_config holds.
 LAYER_KEYS = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 LAYER_KEYS += ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "max_position_embeddings")
 LAYER_KEYS += ("layer_types", "sliding_window", "use_sliding_window", "vocab_size", "hidden_act", "attention_bias")
 LAYER_KEYS += ("tie_word_embeddings",)
-# {the copy's name: the target's}; a tied target has no lm_head and its embedding is copied.
-COPIES = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 # What only training reads, and the maps of a smaller draft vocabulary, which is refused by draft_vocab_size.
 UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "t2d", "d2t")
 
@@ -63,11 +61,11 @@ _DOMINO_KEYS = {
 # {speculators_model_type: {our key: theirs}}, the keys of the head, which a file must have.
 _HEADS = {
     "dflash": {},
-    DOMINO: {"sample_from_anchor": "sample_from_anchor", **_DOMINO_KEYS},
+    "domino": {"sample_from_anchor": "sample_from_anchor", **_DOMINO_KEYS},
     "dspark": {name: name for name in ("sample_from_anchor", *MARKOV_KEYS)},
-    DFLASH2: {name: name for name in dflash2_keys.REQUIRED},
+    "dflash2": {name: name for name in Dflash2Config.needed},
 }
-_CLASSES = {"dspark": DSPARK_CLASS, DFLASH2: dflash2_keys.CLASS}
+_CLASSES = {"dspark": MarkovConfig.architecture, "dflash2": Dflash2Config.architecture}
 
 
 def is_speculators(raw: dict[str, Any]) -> bool:
@@ -86,10 +84,10 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
         DataError: another algorithm than dflash, dflash2, domino, dspark and eagle3, or a key that is missing.
     """
     algorithm = raw.get("speculators_model_type")
-    if algorithm == EAGLE3:
+    if algorithm == "eagle3":
         return _flattened_eagle3(raw)
     if not isinstance(algorithm, str) or algorithm not in _HEADS:
-        names = ", ".join(map(repr, (*_HEADS, EAGLE3)))
+        names = ", ".join(map(repr, (*_HEADS, "eagle3")))
         raise DataError(
             f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; supported are"
             f" {names}."
@@ -97,8 +95,8 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
     keys = _HEADS[algorithm]
     _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *keys.values())
     head = {name: raw[key] for name, key in keys.items()}
-    if algorithm == DFLASH2:
-        head |= {name: raw[name] for name in dflash2_keys.TRANSFORMS if name in raw}
+    if algorithm == "dflash2":
+        head |= {name: raw[name] for name in TRANSFORMS if name in raw}
     else:
         head["projector_type"] = algorithm
     layer = _layer(raw, "qwen3")
@@ -124,11 +122,11 @@ def _flattened_eagle3(raw: dict[str, Any]) -> dict[str, Any]:
     """`flattened` for EAGLE-3, whose layer ids count as at the top level of flat files."""
     # Readers disagree on what a missing norm_before_residual means.
     _demand(raw, "draft_vocab_size", "norm_before_residual")
-    keys = (*eagle3_config.NORMS, eagle3_config.LAYER_IDS, "fc_norm", "draft_vocab_size", "target_hidden_size")
+    keys = (*eagle3.NORMS, eagle3.LAYER_IDS, "fc_norm", "draft_vocab_size", "target_hidden_size")
     return {
         **_layer(raw, "llama"),
         **{name: raw[name] for name in ("speculators_model_type", *keys) if raw.get(name) is not None},
-        "architectures": [eagle3_config.ARCHITECTURE],
+        "architectures": [eagle3.ARCHITECTURE],
     }
 
 
@@ -160,10 +158,10 @@ def _layer(raw: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def _reads_whole_blocks(raw: dict[str, Any], algorithm: str) -> bool:
     stated = boolean(raw, {}, "sliding_window_non_causal")
-    return algorithm == DFLASH2 if stated is None else stated
+    return algorithm == "dflash2" if stated is None else stated
 
 
-def check_copies(tensors: hf.Tensors, target_path: str | Path | None, copies: Mapping[str, str] = COPIES) -> None:
+def check_copies(tensors: hf.Tensors, target_path: str | Path | None, copies: Mapping[str, str]) -> None:
     """Raises DataError unless the embeddings that a drafter stores are those of the target's folder or hub id.
 
     Compared in bfloat16: one of the two files may be in float32.

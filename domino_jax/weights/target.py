@@ -7,17 +7,17 @@ of the same rows.
 """
 
 import dataclasses
-import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import rich.console
 
 from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, linear, norm, prefix_hint
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import PATIENCE, Progress
@@ -28,42 +28,8 @@ Params = dict[str, Any]
 # Where leaves go: None (the default device), one sharding for all of them, or (path, shape) → sharding.
 Sharding = None | jax.sharding.Sharding | Callable[[tuple[str, ...], tuple[int, ...]], Any]
 
-EMBEDDING = "model.embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
 # Buffers that older writers saved with the weights; they follow from rope_theta.
 _IGNORED = re.compile(r"(.*\.)?rotary_emb\.inv_freq")
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """One row of the table. `shape` is the stored one; with `transpose` the leaf has it the other way round."""
-
-    name: str
-    path: tuple[str, ...]
-    shape: tuple[int, ...]
-    transpose: bool = False
-
-    @property
-    def leaf_shape(self) -> tuple[int, ...]:
-        return self.shape[::-1] if self.transpose else self.shape
-
-
-class Stored(NamedTuple):
-    """What a checked drafter folder holds; the last two as in `load_table`."""
-
-    config: Any
-    table: list[Entry]
-    skipped: tuple[str, ...]
-    aliases: dict[str, str]
-
-
-def linear(name: str, path: tuple[str, ...], out_width: int, in_width: int, leaf: str = "kernel") -> Entry:
-    """A matrix stored [out, in] that becomes `path`/`leaf` [in, out]."""
-    return Entry(f"{name}.weight", (*path, leaf), (out_width, in_width), transpose=True)
-
-
-def norm(name: str, path: tuple[str, ...], width: int) -> Entry:
-    return Entry(f"{name}.weight", (*path, "scale"), (width,))
 
 
 def decoder_layers(config: Any, name_prefix: str, path_prefix: tuple[str, ...]) -> list[Entry]:
@@ -165,17 +131,6 @@ def _match(
             hint += " Its tie_word_embeddings is false, so it needs an lm_head."
         raise DataError(_describe(tensors.folder, wrong, hint))
     return found
-
-
-def prefix_hint(names: Iterable[str], wanted: Collection[str], aliases: Mapping[str, str] | None = None) -> str:
-    """A sentence if all wanted names are among `names` without a prefix that these share, as of a wrapper; else ""."""
-    names, aliases = list(names), aliases or {}
-    shared = os.path.commonprefix(names)
-    for end in (place + 1 for place, letter in enumerate(shared) if letter == "."):
-        bare = [name[end:] for name in names]
-        if wanted and set(wanted) <= {aliases.get(name, name) for name in bare}:
-            return f" Unknown names begin with {shared[:end]!r}; without it they fit: rename the tensors."
-    return ""
 
 
 def _describe(folder: Path, wrong: dict[str, list[str]], hint: str) -> str:

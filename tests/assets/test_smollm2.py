@@ -11,7 +11,7 @@ import domino_jax
 from assets import make_smollm2
 from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.decoding.generate import new_generator
-from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import parse_config
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.recipe import checks as recipes
@@ -173,7 +173,7 @@ def test_the_real_model_answers_in_english(smollm2):
 def test_the_shipped_drafter_has_the_recipes_shape_and_a_card_with_its_figures():
     recipe = recipes.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
     folder = pathlib.Path(recipe.drafter.path)
-    config = DrafterConfig.from_dict(json.loads((folder / "config.json").read_text()))
+    config = parse_config(json.loads((folder / "config.json").read_text()))
     names = ("intermediate_size", "block_size", "gru_hidden_dim", "emb_dim", "mask_token_id")
     assert {name: getattr(config, name) for name in names} == {name: recipe.drafter[name] for name in names}
     assert config.num_hidden_layers == recipe.drafter.num_layers

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import parse_config
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.golden_files import target_config
@@ -52,7 +52,7 @@ def test_the_export_is_a_dflash2_folder(finished):
     config, _ = load_drafter(finished, target_config("tied_shift"), "float32")
     assert (config.head, config.conv_kernel_size, config.selector_top_k) == ("dflash2", 2, 4)
     raw = json.loads((finished / "export" / "config.json").read_text())
-    assert raw["architectures"] == ["DFlash2DraftModel"] and DrafterConfig.from_dict(raw) == config
+    assert raw["architectures"] == ["DFlash2DraftModel"] and parse_config(raw) == config
     card = (finished / "export" / "README.md").read_text()
     assert "# DFlash2 drafter" in card and "--speculative-algorithm DFLASH" in card and '"method": "dflash"' in card
     assert "\nselector_alpha = 1.0\n" in card

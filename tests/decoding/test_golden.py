@@ -13,20 +13,15 @@ import pytest
 from domino_jax.method import blocks
 from domino_jax.method.candidates import pick_candidates
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.heads.markov_loss import MarkovSettings
-from domino_jax.method.heads.selector_loss import SelectorSettings, Teacher, pair_scores, selector_outputs
+from domino_jax.method.heads.dflash2 import SelectorSettings, Teacher, pair_scores, selector_outputs
+from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_states
+from domino_jax.method.heads.markov import MarkovSettings
+from domino_jax.method.heads.medusa import MedusaSettings
 from domino_jax.method.losses import Labels, LossSettings
 from domino_jax.method.propose import draft_base, propose
-from domino_jax.method.row_losses import (
-    Eagle3Settings,
-    MedusaSettings,
-    eagle3_states,
-    row_labels,
-    row_objective,
-    shifted,
-)
+from domino_jax.method.row_losses import shifted
 from domino_jax.method.settings import DraftSettings, SamplingParams
-from domino_jax.method.step import OBJECTIVES, batch_gradients, corrected, label_blocks, target_pass
+from domino_jax.method.step import batch_gradients, corrected, label_blocks, target_pass
 from tests.helpers.decoding_models import golden_models, make_generator
 from tests.helpers.models import (
     GOLDEN_SETS,
@@ -235,14 +230,12 @@ def program(name: str, settings):
         config = models.drafter.config
         if config.has_backbone:
             drawn = label_blocks(batch, *drawn_blocks(name), config, settings)
-            labels, objective = drawn.labels, OBJECTIVES[settings.kind](settings, share, drawn.labels.weight)
+            labels, objective = drawn.labels, settings.objective(share, drawn.labels.weight)
         else:
             labels = drawn = (
-                eagle3_reference_labels(batch, settings.passes)
-                if name == "eagle3"
-                else row_labels(config, batch, settings)
+                eagle3_reference_labels(batch, settings.passes) if name == "eagle3" else settings.labels(config, batch)
             )
-            objective = row_objective(config, labels, settings)
+            objective = settings.objective(config, labels)
         sums, gradients = batch_gradients(models, batch, drawn, objective, 1)
         return objective.metrics(sums), gradients, labels.label_weights
 

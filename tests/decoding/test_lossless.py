@@ -17,6 +17,7 @@ import pytest
 from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.requests import Request
 from domino_jax.method import rounds
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.names import HEADS
 from domino_jax.method.settings import SamplingParams, TreeSettings, refused_mode
 from tests.helpers.decoding_models import SmallGenerator, make_generator, planted_drafts, random_models, random_prompts
@@ -76,7 +77,7 @@ def valid(drafter, mode, drafts, width, **_) -> bool:
         return (drafter, drafts, width) == ("domino", "own", "all")
     if mode == "backbone":
         return drafter in ("domino", "markov rnn", "dflash2") and drafts == "own"
-    return not refused_mode(mode, head_of(drafter)) and not (mode == "tree" and width == "by rows")
+    return not refused_mode(mode, KINDS[head_of(drafter)]) and not (mode == "tree" and width == "by rows")
 
 
 CASES = pairwise(AXES, valid)

@@ -104,9 +104,8 @@ def as_wide_as_qwen3_8b(vocab: int = 1_024) -> Models:
     )
     target = Qwen3(config)
     params = jax.eval_shape(target.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
-    head = {"head": "none", "shift_label": False, "pure_draft_prefix_len": 0, "emb_dim": 0, "gru_hidden_dim": 0}
-    block = {"num_layers": 1, "target_layer_ids": (0,), "block_size": 16, "mask_token_id": 1}
-    drafter = Drafter(DrafterConfig.for_target(config, **block, **head))
+    block = {"shift_label": False, "num_layers": 1, "target_layer_ids": (0,), "block_size": 16, "mask_token_id": 1}
+    drafter = Drafter(DrafterConfig.for_target(config, **block))
     drafter_params = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     return Models(target, shapes_of(params), drafter, shapes_of(drafter_params))
 

@@ -42,7 +42,7 @@ def test_a_drafter_without_a_head_is_measured_by_its_backbone():
     lanes = drafter_lanes({"plain": ComparedDrafter("P", models, SETTINGS)}, ())
     assert [lane.mode for lane in lanes] == ["autoregressive", "backbone"]
     headed = dataclasses.replace(SETTINGS, modes=("domino",))
-    with pytest.raises(DominoError, match="P is a plain DFlash drafter without a head, .* none of decode.modes domino"):
+    with pytest.raises(DominoError, match="P is a drafter of head none, .* none of decode.modes domino"):
         drafter_lanes({"plain": ComparedDrafter("P", models, headed)}, ())
 
 

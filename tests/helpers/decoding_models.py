@@ -15,11 +15,10 @@ from domino_jax.decoding.generate import Generation, Generator, new_generator
 from domino_jax.decoding.requests import Request
 from domino_jax.evals.near_ties import divergences
 from domino_jax.method import rounds
-from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
-from domino_jax.method.heads.eagle3_config import Eagle3Config
+from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.heads.medusa import MedusaConfig
-from domino_jax.method.kinds import AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.names import EAGLE3, MEDUSA, ROW_DRAFTERS
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
@@ -108,7 +107,7 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
         **choices,
     }
     fields = HEAD_SIZES[fields["head"]] | fields
-    drafter = Drafter(DrafterConfig.for_target(target.config, **fields))
+    drafter = Drafter(KINDS[fields.pop("head")].for_target(target.config, **fields))
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
     return drafter, random_params(shapes, seed)
 

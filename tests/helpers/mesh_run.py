@@ -13,13 +13,14 @@ import jax
 import numpy as np
 
 from domino_jax.method.curriculum import lambda_base
-from domino_jax.method.heads.markov_loss import MarkovSettings
-from domino_jax.method.heads.selector_loss import SelectorSettings
+from domino_jax.method.heads.dflash2 import SelectorSettings
+from domino_jax.method.heads.eagle3_model import Eagle3Settings
+from domino_jax.method.heads.markov import MarkovSettings
+from domino_jax.method.heads.medusa import MedusaSettings
 from domino_jax.method.kinds import new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.names import DFLASH2, EAGLE3, MARKOV, MEDUSA, ROW_DRAFTERS
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.row_losses import Eagle3Settings, MedusaSettings
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding

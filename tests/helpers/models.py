@@ -12,10 +12,10 @@ from safetensors.numpy import load_file
 from domino_jax.method import blocks
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
-from domino_jax.method.kinds import new_drafter
+from domino_jax.method.kinds import KINDS, new_drafter
 from domino_jax.method.losses import LossSettings, Objective, loss_metrics
 from domino_jax.method.pair import Models
-from domino_jax.method.row_losses import RowSettings, row_labels, row_loss, row_objective
+from domino_jax.method.row_losses import RowSettings, row_loss
 from domino_jax.method.step import DrawnBlocks, corrected, drafter_loss, target_pass
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights.drafter import drafter_table, load_drafter
@@ -98,12 +98,11 @@ def tiny_drafter(
         "markov": {"markov_rank": 6, "markov_head_type": "vanilla"},
         "dflash2": {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
     }
-    config = DrafterConfig.for_target(
+    config = KINDS[head].for_target(
         target_config,
         num_layers=layers,
         mask_token_id=target_config.vocab_size - 1,
         shift_label=shift_label,
-        head=head,
         **{"target_layer_ids": (0, 1), "block_size": 4, **sizes[head], **choices},
     )
     module = Drafter(config)
@@ -195,8 +194,8 @@ def row_gradients(models: Models, batch, settings: RowSettings):
 
     @jax.jit
     def run(params):
-        labels = row_labels(config, batch, settings)
-        objective = row_objective(config, labels, settings)
+        labels = settings.labels(config, batch)
+        objective = settings.objective(config, labels)
         features, hidden = target_pass(models.target, models.target_params, batch, config.target_layer_ids, True)
 
         def loss_of(params):

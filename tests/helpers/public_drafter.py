@@ -1,5 +1,9 @@
 """The config.json of the public 8B Domino drafter, and the tensors that servers look for in a drafter's file."""
 
+import dataclasses
+
+from domino_jax.method.config import DrafterConfig
+
 PUBLIC_8B = {
     "architectures": ["DFlashDraftModel"],
     "model_type": "qwen3",
@@ -59,3 +63,8 @@ def public_shapes(raw: dict) -> dict[str, tuple[int, ...]]:
         if nested["enable_confidence_head"]:
             names |= {"confidence_head.proj.weight": (1, inputs), "confidence_head.proj.bias": (1,)}
     return names
+
+
+def without_head(config: DrafterConfig) -> DrafterConfig:
+    """The plain DFlash drafter with the same backbone."""
+    return DrafterConfig(**{field.name: getattr(config, field.name) for field in dataclasses.fields(DrafterConfig)})

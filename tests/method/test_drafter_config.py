@@ -3,6 +3,7 @@
 import pytest
 
 from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
 from tests.helpers.public_drafter import PUBLIC_8B
 
@@ -11,7 +12,7 @@ def read(nested: dict | None = None, **top) -> DrafterConfig:
     """The public config with other keys at the top level and in dflash_config; "absent" removes one."""
     raw = {**PUBLIC_8B, **top, "dflash_config": {**PUBLIC_8B["dflash_config"], **(nested or {})}}
     raw["dflash_config"] = {key: value for key, value in raw["dflash_config"].items() if value != "absent"}
-    return DrafterConfig.from_dict({key: value for key, value in raw.items() if value != "absent"})
+    return parse_config({key: value for key, value in raw.items() if value != "absent"})
 
 
 PLAIN = {key: "absent" for key in PUBLIC_8B["dflash_config"] if key not in ("mask_token_id", "target_layer_ids")}
@@ -109,7 +110,7 @@ def test_sample_from_anchor_decides_whether_a_plain_drafter_is_shifted(shifted, 
     again = config.to_dict()
     stated = [raw.get("sample_from_anchor") for raw in (again, again["dflash_config"])]
     assert stated == ([True, True] if shifted else [None, None])
-    assert DrafterConfig.from_dict(again).shift_label is shifted
+    assert parse_config(again).shift_label is shifted
 
 
 SLIDING = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048, "use_sliding_window": True}

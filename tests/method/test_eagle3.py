@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.heads.eagle3 import attend_passes
-from domino_jax.method.heads.eagle3_config import NORMS, Eagle3Config, default_layer_ids
+from domino_jax.method.heads.eagle3 import NORMS, Eagle3Config, default_layer_ids
+from domino_jax.method.heads.eagle3_model import attend_passes
 from domino_jax.method.kinds import new_drafter
 from domino_jax.method.passed import Passed
 from domino_jax.models import attention

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.heads.markov import MarkovHead
-from domino_jax.method.names import MARKOV_KINDS
+from domino_jax.method.heads.markov import MARKOV_KINDS, MarkovHead
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 CONFIDENT = {"enable_confidence_head": True, "confidence_head_with_markov": True}

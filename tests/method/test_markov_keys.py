@@ -3,6 +3,7 @@
 import pytest
 
 from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
 from tests.helpers.public_drafter import PUBLIC_8B
 
@@ -22,9 +23,7 @@ FIELDS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confiden
 def read(nested: dict | None = None, **top) -> DrafterConfig:
     """SpecForge's layout with other keys at the top level and in dflash_config; None removes one."""
     nested = {**IDS, "projector_type": "dspark", "attention_mode": "gqa", **MARKOV, **(nested or {})}
-    return DrafterConfig.from_dict(
-        {**PUBLIC, **top, "dflash_config": {k: v for k, v in nested.items() if v is not None}}
-    )
+    return parse_config({**PUBLIC, **top, "dflash_config": {k: v for k, v in nested.items() if v is not None}})
 
 
 def markov_of(config: DrafterConfig) -> dict:
@@ -43,9 +42,7 @@ def test_the_keys_are_read_in_either_place(place):
 
 
 def test_deepspecs_flat_files_are_read():
-    config = DrafterConfig.from_dict(
-        {**BACKBONE, "architectures": ["Qwen3DSparkModel"], "block_size": 7, **IDS, **MARKOV}
-    )
+    config = parse_config({**BACKBONE, "architectures": ["Qwen3DSparkModel"], "block_size": 7, **IDS, **MARKOV})
     assert markov_of(config) == EXPECTED and config.shift_label and config.target_layer_ids == (1, 9, 17, 25, 33)
 
 
@@ -58,7 +55,7 @@ def test_both_places_are_written_and_read_back(kind):
         assert (place["attention_mode"], place["confidence_head_alpha"]) == ("gqa", 1.0)
         assert "shift_label" not in place and "sample_from_anchor" not in place
     assert raw["architectures"] == ["DSparkDraftModel"]
-    assert DrafterConfig.from_dict(raw).to_dict() == raw
+    assert parse_config(raw).to_dict() == raw
 
 
 def test_a_missing_switch_of_the_confidence_head_follows_its_weight():

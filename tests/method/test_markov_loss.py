@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method.blocks import labels_and_weights
-from domino_jax.method.heads.markov_loss import MarkovObjective, MarkovSettings
+from domino_jax.method.heads.markov import MarkovObjective, MarkovSettings
 from domino_jax.method.losses import Labels, Outputs, sliced_loss
 from domino_jax.method.optimizer import make_optimizer
 from domino_jax.method.state import init_state

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.heads.markov_loss import MarkovSettings
-from domino_jax.method.heads.selector_loss import SelectorSettings
+from domino_jax.method.heads.dflash2 import SelectorSettings
+from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.kinds import new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import make_optimizer
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import cut_head, sample_ranks, with_head_rank
 from domino_jax.method.state import init_state
-from domino_jax.method.step import OBJECTIVES, batch_gradients, label_blocks, make_train_step
+from domino_jax.method.step import batch_gradients, label_blocks, make_train_step
 from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 
 ROWS, LENGTH = 2, 16
@@ -50,7 +50,7 @@ def compiled(kind, cut=0):
     @jax.jit
     def compute(params, ranks):
         drawn = label_blocks(batch(), ANCHORS, jnp.ones(ANCHORS.shape, bool), config, settings)
-        objective = OBJECTIVES[settings.kind](settings, jnp.float32(0.25), drawn.labels.weight)
+        objective = settings.objective(jnp.float32(0.25), drawn.labels.weight)
         models = Models(target.module, target.params, new_drafter(config), params)
         sums, found = batch_gradients(models, batch(), drawn._replace(ranks=ranks), objective, 1)
         return objective.loss(sums), found

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.drafter import HEADS, init_drafter_params
+from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.kinds import new_drafter
 from domino_jax.method.ranks import cut_head, kept_ranks, rank_axes, sample_ranks, with_head_rank
 from domino_jax.runtime.errors import DominoError
@@ -32,7 +32,7 @@ def drafter(kind):
 
 
 def apply(config, params, method, *inputs):
-    head = HEADS[config.head](config)
+    head = config.head_module(jnp.float32, whole=False)
     return head.apply({"params": params["head"]}, *inputs, method=method)
 
 

@@ -8,17 +8,10 @@ import numpy as np
 import pytest
 
 from domino_jax.method import row_losses
+from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_labels
+from domino_jax.method.heads.medusa import MedusaSettings, medusa_labels
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.row_losses import (
-    Eagle3Settings,
-    MedusaSettings,
-    eagle3_labels,
-    medusa_labels,
-    row_labels,
-    row_loss,
-    row_objective,
-    shifted,
-)
+from domino_jax.method.row_losses import row_loss, shifted
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step, target_pass
 from tests.helpers.decoding_models import random_models
@@ -150,8 +143,8 @@ def test_slices_of_the_logits_change_nothing(head, monkeypatch):
 def test_a_head_without_labels_gives_zero_and_no_nan():
     models = random_models(head="medusa")
     batch = {"tokens": jnp.ones((1, 4), jnp.int32), "loss_mask": jnp.zeros((1, 4)).at[0, 2].set(1.0)}
-    labels = row_labels(models.drafter.config, batch, MedusaSettings())
-    objective = row_objective(models.drafter.config, labels, MedusaSettings())
+    labels = MedusaSettings().labels(models.drafter.config, batch)
+    objective = MedusaSettings().objective(models.drafter.config, labels)
     _, hidden = target_pass(models.target, models.target_params, batch, (), True)
     loss, sums = row_loss(models, None, batch, labels, objective, hidden)
     metrics = objective.metrics(sums)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from domino_jax.method.curriculum import selector_alpha
-from domino_jax.method.heads.selector_loss import (
+from domino_jax.method.heads.dflash2 import (
     Choices,
     SelectorObjective,
     SelectorSettings,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import parse_config
 from domino_jax.method.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError
@@ -250,5 +250,5 @@ def test_a_drafter_of_a_llama_target_is_in_the_public_qwen3_layout(tmp_path):
     raw = hf.read_config(tmp_path)
     assert raw["model_type"] == "qwen3" and "qk_norm" not in raw
     config, params = load_drafter(tmp_path, target.config, "float32")
-    assert config == DrafterConfig.from_dict(raw)
+    assert config == parse_config(raw)
     jax.tree.map(np.testing.assert_array_equal, drafter.params, params)

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.names import HEADS, ROW_DRAFTERS
 from domino_jax.method.settings import canonical_mode, supported_modes
 from domino_jax.recipe import checks as recipes
@@ -16,7 +17,7 @@ def test_a_drafter_without_a_head_has_no_domino_mode():
     config = recipe()
     config.drafter.head, config.decode.modes = "none", ("autoregressive", "domino")
     config.eval.final, config.eval.prompts = True, "p.jsonl"
-    with pytest.raises(DominoError, match="drafter.head is 'none': .* needs a drafter with a head"):
+    with pytest.raises(DominoError, match="drafter.head is 'none': .* needs a head"):
         recipes.check(config, "train")
     config.decode.modes = ("autoregressive", "backbone")
     recipes.check(config, "train")
@@ -105,7 +106,7 @@ def test_modes_that_are_left_open_are_those_of_the_drafter(head):
     recipes.check(config, "train")
     modes = modes_of(config.decode, head)
     assert modes == tuple(recipes.resolved(config)["decode"]["modes"]) == decode_settings(config.decode, head).modes
-    assert supported_modes(modes, head) == modes and modes[0] == "autoregressive"
+    assert supported_modes(modes, KINDS[head]) == modes and modes[0] == "autoregressive"
     assert ("backbone" in modes) == (head in ("domino", "markov", "dflash2"))
     assert canonical_mode(modes[-1]) == "draft"
 

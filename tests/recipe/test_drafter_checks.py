@@ -5,6 +5,9 @@ import re
 
 import pytest
 
+from domino_jax.method.heads.dflash2 import SelectorSettings
+from domino_jax.method.heads.markov import MarkovSettings
+from domino_jax.method.losses import LossSettings
 from domino_jax.method.names import ROW_DRAFTERS
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import checks as recipes
@@ -78,15 +81,15 @@ def test_the_recipes_markov_values_reach_the_drafter_and_its_loss():
     target = Qwen3Config.from_dict(json.loads((ROOT / "assets/qwen3_configs/8b/config.json").read_text()))
     made = drafter_config_of(config, target, 151_669)
     assert (made.head, made.markov_head_type, made.markov_rank, made.shift_label) == ("markov", "gated", 12, True)
-    assert made.enable_confidence_head and made.confidence_head_with_markov and made.emb_dim == 0
+    assert made.enable_confidence_head and made.confidence_head_with_markov
     config.drafter.enable_confidence_head = False
     made = drafter_config_of(config, target, 151_669)
     assert not made.enable_confidence_head and not made.confidence_head_with_markov
     settings = loss_settings(config.train, "markov")
-    assert (settings.kind, settings.weights, settings.contiguous) == ("markov", (0.1, 0.9, 1.0), True)
+    assert (type(settings), settings.weights, settings.contiguous) == (MarkovSettings, (0.1, 0.9, 1.0), True)
     assert settings.reads_target and not loss_settings(config.train, "domino").reads_target
     config.train.loss = "cross_entropy"
-    assert loss_settings(config.train, "markov").kind == loss_settings(config.train, "domino").kind == "cross_entropy"
+    assert loss_settings(config.train, "markov") == loss_settings(config.train, "domino") == LossSettings()
 
 
 @pytest.mark.parametrize(("key", "value"), [("train.distill", 0.1), ("drafter.shift_label", True)])
@@ -109,11 +112,11 @@ def test_the_recipes_selector_and_convolutions_reach_the_drafter_and_its_loss():
     assert (made.conv_kernel_size, made.conv_group_size, made.suffix_start) == (2, 16, 1)
     assert recipes.resolved(config)["drafter"]["conv_kernel_size"] == 2
     settings = loss_settings(config.train, "dflash2")
-    assert settings.kind == "dflash2"
+    assert type(settings) is SelectorSettings
     assert not settings.contiguous and not settings.reads_target
     half = config.train.steps // 2
     assert float(curriculum_of(config.train, "dflash2")(half)) == pytest.approx(1.0, rel=1e-4)
-    assert float(curriculum_of(config.train, "cross_entropy")(half)) == pytest.approx(0.5, rel=1e-4)
+    assert float(curriculum_of(config.train, "domino")(half)) == pytest.approx(0.5, rel=1e-4)
     config.train.loss = "cross_entropy"
     plain = loss_settings(config.train, "dflash2")
     assert plain.contiguous

@@ -10,7 +10,7 @@ import pytest
 
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.head import TOKEN_TABLES
-from domino_jax.method.heads.markov_loss import MarkovSettings
+from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.optimizer import make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from domino_jax import export, train
-from domino_jax.method.config import DrafterConfig
+from domino_jax.method.kinds import parse_config
 from domino_jax.recipe import builders
 from domino_jax.runtime.errors import DataError
 from domino_jax.training import step_folders
@@ -155,7 +155,7 @@ def test_the_export_at_the_end_is_the_best_by_tau_and_the_final_decoding_is_of_i
     workdir = copy(whole, tmp_path)
     assert "Decoded τ 3.00 at step 4" in (workdir / "export" / "README.md").read_text()
     with Checkpoints(workdir, keep=3) as checkpoints:
-        drafter = DrafterConfig.from_dict(json.loads((workdir / "drafter_config.json").read_text()))
+        drafter = parse_config(json.loads((workdir / "drafter_config.json").read_text()))
         first = {step: jax.tree.leaves(export.restore_params(checkpoints, drafter, step))[0] for step in (4, 8)}
     assert (first[4] != first[8]).any()
 

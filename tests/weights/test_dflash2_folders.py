@@ -10,6 +10,7 @@ import pytest
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
+from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter
@@ -30,7 +31,7 @@ def read(nested: dict | None = None, **top) -> DrafterConfig:
     for part in parts:
         for key in [key for key, value in part.items() if isinstance(value, str) and value == "absent"]:
             del part[key]
-    return DrafterConfig.from_dict(raw)
+    return parse_config(raw)
 
 
 def load(folder):
@@ -185,13 +186,13 @@ def test_tensors_other_than_the_configs_are_refused_by_name(tmp_path, change, na
 
 def test_servers_draft_with_a_dflash2_drafter_and_not_with_half_of_one():
     config = read()
-    assert formats.sglang_refusal(config) is None and formats.vllm_refusal(config) is None
+    assert config.sglang_refusal() is None and config.vllm_refusal() is None
     assert formats.serving_note(config) is None
     bare = dataclasses.replace(config, conv_kernel_size=0, conv_group_size=0)
     domino, _ = load(GOLDEN / TARGET / "drafter")
     convolved = dataclasses.replace(domino, conv_kernel_size=2, conv_group_size=16)
     assert "conv_kernel_size 0" in formats.serving_note(bare)
-    assert "head domino" in formats.sglang_refusal(convolved)
+    assert "head domino" in convolved.sglang_refusal()
     # The keys that vLLM finds a target by are those of a plain DFlash drafter.
     assert "speculators_config" not in formats.public_config(config, verifier="owner/target")
     assert formats.public_config(config, formats.SPECFORGE)["architectures"] == ["DFlash2DraftModel"]

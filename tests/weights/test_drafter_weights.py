@@ -7,14 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params
-from domino_jax.method.names import MARKOV_KINDS
+from domino_jax.method.heads.markov import MARKOV_KINDS, MarkovConfig
+from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import (
     drafter_table,
-    head_table,
     load_drafter,
     save_drafter,
 )
@@ -22,7 +21,7 @@ from domino_jax.weights.fit import check_fits
 from tests.helpers.golden_files import SETS, folder_of, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN
-from tests.helpers.public_drafter import PUBLIC_8B, public_shapes
+from tests.helpers.public_drafter import PUBLIC_8B, public_shapes, without_head
 
 HEAD = ("prefix_gru", "embed_proj")
 TARGET = target_config("tied_shift")
@@ -33,17 +32,17 @@ TARGET = target_config("tied_shift")
 )
 def test_public_drafters_have_exactly_these_62_tensors_and_58_without_a_head(hidden, intermediate, parameters):
     raw = {**PUBLIC_8B, "hidden_size": hidden, "intermediate_size": intermediate}
-    table = {entry.name: entry.shape for entry in drafter_table(DrafterConfig.from_dict(raw))}
+    table = {entry.name: entry.shape for entry in drafter_table(parse_config(raw))}
     assert len(table) == 62 and table == public_shapes(raw)
     assert sum(int(np.prod(shape)) for shape in table.values()) == pytest.approx(parameters, abs=1e5)
     plain = {key: raw["dflash_config"][key] for key in ("mask_token_id", "target_layer_ids")}
-    backbone = {entry.name for entry in drafter_table(DrafterConfig.from_dict({**raw, "dflash_config": plain}))}
+    backbone = {entry.name for entry in drafter_table(parse_config({**raw, "dflash_config": plain}))}
     assert len(backbone) == 58 and backbone == {name for name in table if not name.startswith(HEAD)}
 
 
 @pytest.mark.parametrize("name", (*SETS, *MARKOV_SETS))
 def test_the_table_lists_exactly_the_modules_parameters(name):
-    config = DrafterConfig.from_dict(raw_config(name, "drafter"))
+    config = parse_config(raw_config(name, "drafter"))
     tree = jax.eval_shape(lambda: init_drafter_params(Drafter(config), jax.random.key(0)))
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
@@ -64,7 +63,7 @@ def test_export_import_export_is_byte_identical_in_bfloat16(tmp_path, name, head
     config, params = load_drafter(GOLDEN / name / "drafter", target_config(name), "float32")
     if head == "dflash":
         del params["head"]
-        config = dataclasses.replace(config, head="none", emb_dim=0, gru_hidden_dim=0, pure_draft_prefix_len=0)
+        config = without_head(config)
     save_drafter(tmp_path / "first", config, params)
     again, params = load_drafter(tmp_path / "first", target_config(name), through)
     save_drafter(tmp_path / "second", again, params)
@@ -130,7 +129,7 @@ def test_a_dflash_config_over_a_domino_file_is_refused(tmp_path):
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_with_both_values(drafter, target, values):
-    config = DrafterConfig.from_dict(raw_config("tied_shift", "drafter"))
+    config = parse_config(raw_config("tied_shift", "drafter"))
     with pytest.raises(DataError, match=values):
         check_fits(dataclasses.replace(config, **drafter), dataclasses.replace(target_config("tied_shift"), **target))
     check_fits(dataclasses.replace(config, target_layer_ids=(0, 4)), target_config("tied_shift"))
@@ -265,8 +264,7 @@ def test_a_markov_folder_whose_tensors_are_those_of_another_head_is_refused_by_n
     ids=["8B", "4B", "0.6B"],
 )
 def test_the_published_markov_heads_have_this_many_weights(hidden, millions):
-    config = DrafterConfig.from_dict({**PUBLIC_8B, "hidden_size": hidden})
+    plain = without_head(parse_config({**PUBLIC_8B, "hidden_size": hidden}))
     for kind, expected in zip(MARKOV_KINDS, millions, strict=True):
-        shape = {"head": "markov", "markov_rank": 256, "markov_head_type": kind, "pure_draft_prefix_len": 0}
-        table = head_table(dataclasses.replace(config, **shape))
+        table = MarkovConfig(**vars(plain), markov_rank=256, markov_head_type=kind).head_table()
         assert sum(int(np.prod(entry.shape)) for entry in table) / 1e6 == pytest.approx(expected, abs=0.006)

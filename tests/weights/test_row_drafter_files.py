@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from domino_jax.method.heads.eagle3_config import NORMS, Eagle3Config
+from domino_jax.method.heads.eagle3 import NORMS, Eagle3Config
 from domino_jax.method.kinds import config_class
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats
-from domino_jax.weights.drafter import load_drafter, save_drafter, stored_config, stored_head
+from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import ROW_SETS
 
@@ -203,7 +203,7 @@ def test_the_norms_and_the_window_of_speculators_training_are_kept_in_a_flat_fol
     assert again == config
     assert all(np.array_equal(one, other) for one, other in zip(flat(params), flat(stored), strict=True))
     # What SGLang has no key for.
-    assert "norm_before_residual" in formats.sglang_refusal(config) and formats.vllm_refusal(config) is None
+    assert "norm_before_residual" in config.sglang_refusal() and config.vllm_refusal() is None
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_norms_of_other_eagles_are_unknown_tensors(tmp_path):
 def test_a_workdirs_config_holds_the_draft_vocabulary():
     """A checkpoint has no d2t: without the tokens an export could not write them."""
     config, _ = load("eagle3", folder_of("eagle3", "drafter"))
-    raw = stored_config(config)
+    raw = config.stored()
     assert config_class(raw) is Eagle3Config and Eagle3Config.from_dict(raw) == config
 
 
@@ -270,7 +270,7 @@ def test_a_copy_of_the_lm_head_must_be_the_targets(tmp_path, name):
 
 def test_servers_that_draft_with_a_folder_are_named():
     config = load("eagle3", folder_of("eagle3", "drafter"))[0]
-    assert formats.sglang_refusal(config) is None and formats.vllm_refusal(config) is None
+    assert config.sglang_refusal() is None and config.vllm_refusal() is None
     assert formats.serving_note(config) is None
     config = load("medusa", folder_of("medusa", "drafter"))[0]
     assert "0.32" in formats.serving_note(config)

@@ -20,7 +20,7 @@ from tests.commands.test_export import RECIPE
 from tests.helpers.golden_files import folder_of
 from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN, ROOT
-from tests.helpers.public_drafter import public_shapes
+from tests.helpers.public_drafter import public_shapes, without_head
 
 HUB_ID = "owner/target"
 
@@ -76,8 +76,7 @@ def assert_vllm_serves_alone(folder):
 def drafter(name, head, **changes):
     config, params = load_drafter(GOLDEN / name / "drafter", read_target_config(GOLDEN / name / "target"), "float32")
     if not head:
-        params = {"backbone": params["backbone"]}
-        changes = {"head": "none", "emb_dim": 0, "gru_hidden_dim": 0, "pure_draft_prefix_len": 0, **changes}
+        config, params = without_head(config), {"backbone": params["backbone"]}
     return dataclasses.replace(config, **changes), params
 
 
@@ -126,7 +125,7 @@ def test_a_drafter_that_no_server_drafts_with_has_a_note_and_in_its_card(tmp_pat
     config, params = drafter(name, head, **changes)
     folder, card = written(tmp_path, config, params)
     assert reason in formats.serving_note(config)
-    assert f"SGLang does not serve this drafter: {formats.sglang_refusal(config)}." in card
+    assert f"SGLang does not serve this drafter: {config.sglang_refusal()}." in card
     assert "sglang.launch_server" not in card and "vLLM does not serve" in card
     with pytest.raises(AssertionError):
         assert_sglang_opens(folder)

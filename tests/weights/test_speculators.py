@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from domino_jax.method.heads.markov_keys import KEYS as MARKOV_KEYS
+from domino_jax.method.heads.markov import KEYS as MARKOV_KEYS
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf
 from domino_jax.weights.drafter import load_drafter, save_drafter

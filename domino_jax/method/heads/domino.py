@@ -1,15 +1,97 @@
 """The Domino head: a GRU over the chosen tokens and a low-rank residual on the logits."""
 
+import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
+from domino_jax.method.config_keys import either, lacks, optional_integer, section, shift_label
 from domino_jax.method.head import Head, SplitLinear, cut_ranks
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import gathered
+from domino_jax.models.tables import Entry, linear
+
+PROJECTORS = ("domino", "causal_v5")  # as projector_type; the second is the name early checkpoints carry
+
+
+@dataclasses.dataclass(frozen=True)
+class DominoConfig(DrafterConfig):
+    """emb_dim: E.  gru_hidden_dim: U."""
+
+    pure_draft_prefix_len: int = 0
+    emb_dim: int = 0
+    gru_hidden_dim: int = 0
+
+    head, title, paper = "domino", "Domino", " (arXiv 2605.29707)"
+    specforge_class = "DominoDraftModel"
+    # Without the flag SGLang drafts otherwise than the drafter was trained.
+    vllm, sglang_flags = "", " --speculative-domino-candidate-pool-size 0"
+    has_head, reads_embeddings = True, True
+    rank_key, needed = "emb_dim", ("emb_dim",)
+    own_keys = ("projector_type",)
+
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        return either(raw, section(raw, "dflash_config"), "projector_type") in PROJECTORS
+
+    @classmethod
+    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+        shifted = shift_label(raw, nested)
+        if shifted is None:
+            raise lacks(cls.head, "shift_label")
+        rank = optional_integer(raw, nested, "emb_dim", 0)
+        return {
+            "shift_label": shifted,
+            "emb_dim": rank,
+            "gru_hidden_dim": optional_integer(raw, nested, "gru_hidden_dim", rank),
+            "pure_draft_prefix_len": optional_integer(raw, nested, "pure_draft_prefix_len", 0),
+        }
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        names = ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
+        head = {"projector_type": self.head, **{name: getattr(self, name) for name in names}}
+        return {}, {"shift_label": self.shift_label, **head}
+
+    def problems(self) -> Problems:
+        return [
+            (
+                not 0 <= self.suffix_start < self.block_size,
+                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size"
+                f" {self.block_size}",
+            ),
+            (
+                min(self.emb_dim, self.gru_hidden_dim) < 1 or self.gru_hidden_dim > LARGEST_RANK,
+                f"emb_dim {self.emb_dim} and gru_hidden_dim {self.gru_hidden_dim} must be in 1..{LARGEST_RANK}",
+            ),
+        ]
+
+    def head_module(self, dtype: Any, whole: bool) -> Head:
+        return DominoHead(self, dtype, whole)
+
+    def head_table(self) -> list[Entry]:
+        gates, state, gru = 3 * self.gru_hidden_dim, self.gru_hidden_dim, ("head", "gru")
+        return [
+            Entry("prefix_gru.weight_ih_l0", (*gru, "weight_ih"), (gates, self.hidden_size), transpose=True),
+            Entry("prefix_gru.weight_hh_l0", (*gru, "weight_hh"), (gates, state), transpose=True),
+            linear("embed_proj.0", ("head", "down"), self.emb_dim, self.hidden_size + state),
+            linear("embed_proj.2", ("head", "up"), self.vocab_size, self.emb_dim),
+        ]
+
+    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, str], tuple]:
+        return {("down", "kernel"): (None, own)}
+
+    def sglang_refusal(self) -> str | None:
+        if self.pure_draft_prefix_len != 1:
+            return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {self.pure_draft_prefix_len}"
+        return self.convolution_refusal()
+
+    def vllm_refusal(self) -> str | None:
+        return "vLLM has no Domino head"
 
 
 class GRU(nn.Module):

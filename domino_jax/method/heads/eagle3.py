@@ -1,226 +1,369 @@
-"""EAGLE-3 (arXiv 2503.01840): one decoder layer that drafts a chain, a token for each pass through it.
+"""The config.json of an EAGLE-3 drafter, in both public conventions of layer ids, and its draft vocabulary."""
 
-Row t holds a state g and the token after it, x[t+1]. At rows of text g is fused from three depths of the target. At a
-drafted row it is what the layer returned for the row before, normed with norm_output. Training imitates that
-(training-time test): the layer runs several times over all rows, each time with the states of the run before and with
-tokens one place later.
-"""
-
+import dataclasses
+import logging
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
+import numpy as np
 
-from domino_jax.method.heads.eagle3_config import Eagle3Config
-from domino_jax.method.passed import Passed
-from domino_jax.models import attention
-from domino_jax.models.attention import attend_cache, causal_mask
-from domino_jax.models.cache import LayerCache, append, init_cache
-from domino_jax.models.decoder_layer import Angles, Attention, SelfAttention
-from domino_jax.models.layers import Linear, RMSNorm, SwiGLU, rotary_angles
-from domino_jax.models.shapes import MASKED, Features, Lengths, Logits, Positions
-from domino_jax.models.sharding import constrain
+from domino_jax.method.config_keys import WRITTEN_WITH, boolean, integer, listed, public_keys, section
+from domino_jax.method.heads.eagle3_model import Eagle3
+from domino_jax.method.kind import Kind
+from domino_jax.models.decoder_config import (
+    DecoderConfig,
+    read_decoder_fields,
+    read_switch,
+    refuse_unsupported,
+    refuse_values,
+)
+from domino_jax.models.qwen3 import Qwen3Config
+from domino_jax.models.tables import EMBEDDING, Entry, linear, norm, prefix_hint
+from domino_jax.runtime.errors import DataError, quote
 
-State = tuple[LayerCache, jax.Array]  # keys and values of all rows but the last; the last row's fused features [B, D]
+EAGLE3 = "eagle3"
+# The default and the largest length of a chain; the default is the public number of training passes.
+CHAIN, LONGEST_CHAIN = 7, 64
+FUSED_LAYERS = 3  # layers of the target whose outputs are fused
+LAYER, VLLM_LAYER = "midlayer.", "layers.0."
+OFFSETS, MEMBERS = VOCABULARY = ("d2t", "t2d")
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+LARGEST_LAYERS = 1_024
+COUNTING = f"eagle_config.{LAYER_IDS} counts them from 0; at top level the ids are one higher."
+# SafeAILab's folders name the class of a target.
+ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
+NORMS = ("norm_output", "norm_before_fc", "norm_before_residual")
+# Keys of other drafters with these tensors, or nearly, and the values with which they are those of this file.
+_VARIANTS = {
+    "fc_norm": (False,),
+    "use_aux_norm": (False,),
+    "attention_bias": (False,),
+    "num_hidden_layers": (1,),
+    "use_aux_hidden_state": (True,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+    "parallel_drafting": (False,),
+}
+# In eagle_config servers read the second of NORMS alone.
+_NESTED_VARIANTS = _VARIANTS | {"norm_output": (False,), "norm_before_residual": (False,)}
+_ROPE_THETA = 10_000.0  # what Llama means without the key, which published folders leave out
+TWO_MEANINGS = (
+    "norm_output true is read as in SGLang, vLLM and speculators: a drafted row gets the normed state of the row before"
+    " it. SpecForge means that the lm_head reads a normed state, as it always does here; if SpecForge trained this"
+    " drafter, set it to false."
+)
+log = logging.getLogger(__name__)
 
 
-class Eagle3Layer(nn.Module):
-    """A Llama layer whose attention reads the token's embedding and the state.
+@dataclasses.dataclass(frozen=True)
+class Eagle3Config(Kind, DecoderConfig):
+    """Shapes of one drafter; vocab_size is the target's.
 
-    Its residual is the state, normed as attention reads it with norm_before_residual.
+    target_layer_ids: zero-based layers of the target whose outputs are fused.
+    draft_vocab_size: V_d.
+    norm_output: a drafted row gets the normed state of the row before.  norm_before_fc: the features are normed before
+        they are fused.  norm_before_residual: the layer adds to the normed state.
+    sliding_window: how many rows a row reads, its own included; None: all of them.
+    draft_token_bytes: `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the
+        hash of bytes, while it would go through 32,000 numbers of a tuple again.
     """
 
-    config: Eagle3Config
-    dtype: Any = jnp.float32
+    target_layer_ids: tuple[int, ...]
+    draft_vocab_size: int
+    draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
+    norm_output: bool = False
+    norm_before_fc: bool = False
+    norm_before_residual: bool = False
+    sliding_window: int | None = None
 
-    def setup(self):
-        c = self.config
-        self.input_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
-        self.hidden_norm = RMSNorm(c.rms_norm_eps, self.dtype)
-        heads = (c.num_attention_heads, c.num_key_value_heads, c.head_dim)
-        self.self_attn = SelfAttention(c.hidden_size, *heads, c.rms_norm_eps, dtype=self.dtype, qk_norm=False)
-        self.post_attention_layernorm = RMSNorm(c.rms_norm_eps, self.dtype)
-        self.mlp = SwiGLU(c.hidden_size, c.intermediate_size, self.dtype)
+    head, title, paper = EAGLE3, "EAGLE-3", " (arXiv 2503.01840)"
+    sglang, vllm = "EAGLE3", "eagle3"
+    draws_paths = False
+    copies, layer_ids_hint = {"embed_tokens.weight": EMBEDDING}, f"\n{COUNTING}"
+    num_drafts = CHAIN
+    most_drafts = LONGEST_CHAIN
 
-    def _inputs(self, x: jax.Array, g: jax.Array) -> jax.Array:
-        return jnp.concatenate([self.input_layernorm(x), self.hidden_norm(g)], axis=-1)
+    @property
+    def block_size(self) -> int:
+        """Rows of the pass that verifies a chain of the usual length, the anchor's included."""
+        return self.num_drafts + 1
 
-    def keys_values(self, x: jax.Array, g: jax.Array, angles: Angles) -> LayerCache:
-        return self.self_attn.keys_values(self._inputs(x, g), angles)
+    @property
+    def draft_tokens(self) -> np.ndarray:
+        """The target's ids of the draft vocabulary, int32 [V_d], ascending; empty for all tokens."""
+        return np.frombuffer(self.draft_token_bytes, np.int32)
 
-    def __call__(self, x: jax.Array, g: jax.Array, angles: Angles, over: Attention) -> tuple[jax.Array, Any]:
-        """Embeddings x and states g [B, T, D] → (the rows' next states, the second result of `over`)."""
-        attended, extra = self.self_attn(self._inputs(x, g), angles, over)
-        g = self.hidden_norm(g) if self.config.norm_before_residual else g
-        g = constrain(g + attended, "batch")
-        return constrain(g + self.mlp(self.post_attention_layernorm(g)), "batch"), extra
+    @property
+    def target_ids(self) -> np.ndarray:
+        """draft_tokens, or all tokens where these are the draft vocabulary."""
+        return self.draft_tokens if len(self.draft_tokens) else np.arange(self.vocab_size, dtype=np.int32)
 
+    @property
+    def sglang_flags(self) -> str:
+        """The flags without which SGLang drafts otherwise than the drafter was trained."""
+        steps = f"--speculative-num-steps {self.num_drafts} --speculative-eagle-topk 1"
+        return f" {steps} --speculative-num-draft-tokens {self.num_drafts + 1}"
 
-class Eagle3(nn.Module):
-    """fc fuses the tapped features; one layer; a norm and an lm_head over the draft vocabulary."""
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        """True for the keys, or the tensors, of an EAGLE-3 drafter."""
+        stated = "Eagle3" in str(raw.get("architectures")) or raw.get("speculators_model_type") == EAGLE3
+        layers = any(name.startswith(("midlayer.", "layers.0.hidden_norm.")) for name in tensors)
+        return stated or "eagle_config" in raw or (LAYER_IDS in raw and "dflash_config" not in raw) or layers
 
-    config: Eagle3Config
-    dtype: Any = jnp.float32
-    remat: bool = False  # training: a pass through the layer is computed again in the backward pass
+    @classmethod
+    def read(cls, raw: dict[str, Any], target: Qwen3Config) -> "Eagle3Config":
+        """from_dict for a file that may leave the layer ids to the public rule."""
+        return cls.from_dict(raw, target.num_hidden_layers)
 
-    def setup(self):
-        c = self.config
-        # The attention function is no array; everything it closes over may be.
-        layer = nn.remat(Eagle3Layer, static_argnums=(4,)) if self.remat else Eagle3Layer
-        if c.norm_before_fc:
-            self.input_norm = RMSNorm(c.rms_norm_eps, self.dtype)
-        self.fc = Linear(c.hidden_size, dtype=self.dtype)
-        self.midlayer = layer(c, self.dtype)
-        self.norm = RMSNorm(c.rms_norm_eps, self.dtype)
-        self.lm_head = Linear(c.draft_vocab_size, dtype=self.dtype, logits=True)
-
-    # ------------------------------------------------------------------------------------------------ training
-
-    def __call__(
-        self,
-        features: Features,
-        embedded: jax.Array,
-        passes: int,
-        positions: Positions | None = None,
-        documents: jax.Array | None = None,
-    ) -> jax.Array:
-        """The states [B, S, J, D] of J passes over all rows; `logits` makes their predictions.
-
-        In pass j row t reads the token at t+1+j, and predicts the one after that.
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any], target_layers: int | None = None) -> "Eagle3Config":
+        """Reads a parsed config.json, without the draft vocabulary, which is in d2t; raises DataError for a wrong key.
 
         Args:
-            features: [B, S, C·D].  embedded: of the row's tokens and of `passes` more, [B, S+J, D].
-            positions, documents: int32 [B, S] of packed rows.
+            target_layers: L, for a file without layer ids; None: such a file is refused. Whether the ids of a file fit
+                a target is the loader's to check.
         """
-        length = features.shape[1]
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(length), features.shape[:2])
-        state = constrain(self._fused(features), "batch")
-        earlier, states = [], []
-        for index in range(passes):
+        nested = section(raw, "eagle_config")
+        names = raw.get("architectures")
+        if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+            raise DataError(
+                f"the drafter's config.json ({EAGLE3}) has architectures {quote(names)}; only"
+                f" {' and '.join(ARCHITECTURES)} are supported."
+            )
+        refuse_unsupported(raw)
+        refuse_values(raw, _VARIANTS)
+        refuse_values(nested, _NESTED_VARIANTS, "eagle_config.")
+        if raw.get("model_type") != "llama":
+            raise DataError(
+                f"the drafter's config.json ({EAGLE3}) has model_type {quote(raw.get('model_type'))}; only 'llama', a"
+                " layer without norms on queries and keys, is supported."
+            )
+        theta = {} if "rope_theta" in raw or section(raw, "rope_parameters") else {"rope_theta": _ROPE_THETA}
+        fields = read_decoder_fields(theta | raw, llama=True)
+        width = raw.get("target_hidden_size")
+        if width not in (None, fields["hidden_size"]):
+            raise DataError(
+                f"the drafter's config.json has target_hidden_size {quote(width)} and hidden_size"
+                f" {fields['hidden_size']}; a drafter of another width than its target is not supported."
+            )
+        draft_vocab = raw.get("draft_vocab_size")
+        draft_vocab = fields["vocab_size"] if draft_vocab is None else draft_vocab
+        if type(draft_vocab) is not int or not 0 < draft_vocab <= fields["vocab_size"]:
+            raise DataError(
+                f"the drafter's config.json has draft_vocab_size {quote(draft_vocab)}; expected an integer from 1 to"
+                f" vocab_size {fields['vocab_size']}."
+            )
+        ids = _layer_ids(raw, nested, target_layers)
+        norms = {name: read_switch(raw, name) for name in NORMS}
+        if "norm_before_fc" in nested:
+            norms["norm_before_fc"] = read_switch(nested, "norm_before_fc")
+        if norms["norm_output"] and "speculators_model_type" not in raw:
+            log.warning(TWO_MEANINGS)
+        choices = {"draft_vocab_size": draft_vocab, "sliding_window": _window(raw), **norms}
+        config = cls(**fields, **choices, qk_norm=False, target_layer_ids=ids)
+        tokens = [integer("draft_tokens", token) for token in listed("draft_tokens", raw.get("draft_tokens") or [])]
+        return config.with_draft_tokens(tokens) if tokens else config
 
-            def over_passes(q, k, v, earlier=tuple(earlier)):
-                read = (*earlier, (k, v))
-                return attend_passes(q, read, documents, self.config.sliding_window), (k, v)
-
-            x = embedded[:, 1 + index : 1 + index + length]
-            out, rows = self.midlayer(x, state, self._angles(positions + index), over_passes)
-            state = self._fed_back(out)
-            earlier.append(rows)
-            states.append(out)
-        out = jnp.stack(states, axis=2)
-        if self.is_initializing():
-            self.logits(out)
-        return out
-
-    def logits(self, states: jax.Array) -> Logits:
-        """States [..., D] → float32 logits [..., V_d] over the draft vocabulary."""
-        return self.lm_head(self.norm(states))
-
-    def example(self) -> tuple:
-        """What `init` traces."""
-        c = self.config
-        return jnp.zeros((1, 2, 3 * c.hidden_size)), jnp.zeros((1, 3, c.hidden_size)), 1
-
-    # ------------------------------------------------------------------------------------------------ decoding
-
-    def init_cache(self, batch: int, slots: int) -> State:
-        c = self.config
-        [rows] = init_cache(1, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
-        return rows, jnp.zeros((batch, c.hidden_size), self.dtype)
-
-    def extend_context(self, cache: State, passed: Passed, slots: jax.Array) -> State:
-        """Writes the rows' keys and values at cache slots (= absolute positions) int32 [B, T].
-
-        The row before the anchor may have another token than the anchor here: `draft_step` writes it again.
-        """
-        fused = self._fused(passed.features)
-        rows = self.midlayer.keys_values(passed.following, fused, self._angles(slots))
-        return append(cache[0], *rows, slots), passed.last(fused, cache[1])
-
-    def draft_step(
-        self, rows: LayerCache, state: jax.Array, x: jax.Array, slots: Lengths
-    ) -> tuple[Logits, jax.Array, LayerCache]:
-        """One row after those before `slots` int32 [B] (= its position) → (float32 logits [B, V_d], next state, rows).
+    @classmethod
+    def for_target(
+        cls,
+        target: Qwen3Config,
+        *,
+        draft_vocab_size: int | None = None,
+        target_layer_ids: Sequence[int] | None = None,
+        intermediate_size: int | None = None,
+        draft_tokens: Sequence[int] = (),
+    ) -> "Eagle3Config":
+        """A new drafter with the target's widths, of which intermediate_size may be another.
 
         Args:
-            state: [B, D], fused features for the row before the anchor, then what the step before returned.
-            x: [B, D], the embedding of the token after the row: the anchor, then the last draft.
+            draft_vocab_size: None for all tokens.  target_layer_ids: None for the public rule.
+            draft_tokens: () where only shapes and speed matter: the first tokens.
         """
-        places = slots[:, None]
-        keys = jnp.arange(rows[0].shape[2])
-        mask = keys <= places[:, :, None]
-        if self.config.sliding_window:
-            mask &= keys > places[:, :, None] - self.config.sliding_window
+        ids = tuple(target_layer_ids) if target_layer_ids else default_layer_ids(target.num_hidden_layers)
+        _check_ids(ids, target.num_hidden_layers)
+        shared = dataclasses.asdict(target)
+        del shared["tie_word_embeddings"]
+        shared["intermediate_size"] = intermediate_size or target.intermediate_size
+        size = min(draft_vocab_size or target.vocab_size, target.vocab_size)
+        config = cls(
+            **{**shared, "num_hidden_layers": 1, "attention_bias": False, "qk_norm": False},
+            target_layer_ids=ids,
+            draft_vocab_size=size,
+        )
+        return config.with_draft_tokens(draft_tokens if len(draft_tokens) else range(size))
 
-        def over_cache(q, k, v):
-            written = append(rows, k, v, places)
-            return attend_cache(q, *written, mask), written
+    def with_draft_tokens(self, tokens: Sequence[int]) -> "Eagle3Config":
+        """The config with these tokens of the target as its draft vocabulary.
 
-        out, rows = self.midlayer(x[:, None], state[:, None], self._angles(places), over_cache)
-        return self.logits(out[:, 0]), self._fed_back(out[:, 0]), rows
+        Raises:
+            DataError: they do not fit draft_vocab_size or the target's vocabulary.
+        """
+        ids = np.asarray(tokens, np.int64)
+        if ids.shape != (self.draft_vocab_size,):
+            raise DataError(
+                f"the draft vocabulary has {len(ids)} tokens, but draft_vocab_size is {self.draft_vocab_size}."
+            )
+        outside = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if len(outside):
+            raise DataError(
+                f"the draft vocabulary names the target's token {outside[0]}, but vocab_size is {self.vocab_size}. d2t"
+                " holds offsets: draft token i is the target's token i + d2t[i]."
+            )
+        if (np.diff(ids) <= 0).any():
+            raise DataError("the draft vocabulary names the target's tokens twice or out of order; d2t is damaged.")
+        whole = self.draft_vocab_size == self.vocab_size
+        return dataclasses.replace(self, draft_token_bytes=b"" if whole else ids.astype(np.int32).tobytes())
 
-    def _fused(self, features: Features) -> jax.Array:
-        """Features [..., C·D] → states [..., D] of rows of text."""
-        return self.fc(self.input_norm(features) if self.config.norm_before_fc else features)
+    def to_dict(self) -> dict[str, Any]:
+        """The public config.json; what it lacks, the draft vocabulary, is stored as tensors."""
+        window = {"layer_types": ["sliding_attention"], "sliding_window": self.sliding_window}
+        return {
+            "architectures": [ARCHITECTURE],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            **public_keys(self),
+            "attention_bias": False,
+            "mlp_bias": False,
+            "draft_vocab_size": self.draft_vocab_size,
+            **{name: True for name in NORMS if getattr(self, name)},
+            **(window if self.sliding_window else {}),
+            # vLLM reads the layers here, counted by their inputs, and SGLang in eagle_config, counted by their outputs.
+            LAYER_IDS: [index + 1 for index in self.target_layer_ids],
+            "eagle_config": {"use_aux_hidden_state": True, LAYER_IDS: list(self.target_layer_ids)},
+        }
 
-    def _fed_back(self, out: jax.Array) -> jax.Array:
-        """What the layer returned → the state of the row after it."""
-        return self.norm(out) if self.config.norm_output else out
+    @classmethod
+    def from_stored(cls, raw: dict[str, Any]) -> "Eagle3Config":
+        config = cls.from_dict(raw)
+        if len(config.target_ids) != config.draft_vocab_size:
+            raise DataError(
+                f"the drafter's config.json has draft_vocab_size {config.draft_vocab_size} and lacks draft_tokens, the"
+                " target's ids of these tokens; restore the file as the run wrote it."
+            )
+        return config
 
-    def _angles(self, positions: Positions) -> Angles:
-        return rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+    def stored(self) -> dict[str, Any]:
+        """The config.json of a workdir: with the draft vocabulary, which a folder stores as tensors."""
+        return {**self.to_dict(), "draft_tokens": self.draft_tokens.tolist()}
+
+    def module(self, dtype: Any, remat: bool = False) -> Eagle3:
+        """The drafter. remat: a pass through the layer is computed again in the backward pass."""
+        return Eagle3(self, dtype, remat)
+
+    def table(self) -> list[Entry]:
+        """Every tensor of floats."""
+        c, layer, attention = self, ("midlayer",), ("midlayer", "self_attn")
+        width, queries, keys = c.hidden_size, c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+        return [
+            *([norm("input_norm", ("input_norm",), 3 * width)] if c.norm_before_fc else []),
+            linear("fc", ("fc",), width, 3 * width),
+            *(norm(f"{LAYER}{name}", (*layer, name), width) for name in norms),
+            linear(f"{LAYER}self_attn.q_proj", (*attention, "q_proj"), queries, 2 * width),
+            linear(f"{LAYER}self_attn.k_proj", (*attention, "k_proj"), keys, 2 * width),
+            linear(f"{LAYER}self_attn.v_proj", (*attention, "v_proj"), keys, 2 * width),
+            linear(f"{LAYER}self_attn.o_proj", (*attention, "o_proj"), width, queries),
+            linear(f"{LAYER}mlp.gate_proj", (*layer, "mlp", "gate_proj"), c.intermediate_size, width),
+            linear(f"{LAYER}mlp.up_proj", (*layer, "mlp", "up_proj"), c.intermediate_size, width),
+            linear(f"{LAYER}mlp.down_proj", (*layer, "mlp", "down_proj"), width, c.intermediate_size),
+            norm("norm", ("norm",), width),
+            linear("lm_head", ("lm_head",), c.draft_vocab_size, width),
+        ]
+
+    def aliases(self) -> dict[str, str]:
+        """vLLM's names."""
+        return {entry.name.replace(LAYER, VLLM_LAYER): entry.name for entry in self.table() if LAYER in entry.name}
+
+    def with_tensors(self, tensors: Any) -> "Eagle3Config":
+        """The config with the draft vocabulary of a folder (weights/hf.py)."""
+        return self.with_draft_tokens(_draft_tokens(tensors, self))
+
+    def extra_tensors(self) -> dict[str, np.ndarray]:
+        """d2t and t2d as they are stored."""
+        tokens = np.asarray(self.target_ids, np.int64)
+        members = np.zeros(self.vocab_size, bool)
+        members[tokens] = True
+        return {OFFSETS: tokens - np.arange(len(tokens)), MEMBERS: members}
+
+    def sglang_refusal(self) -> str | None:
+        return "SGLang does not know norm_before_residual" if self.norm_before_residual else None
 
 
-def attend_passes(
-    q: jax.Array,
-    passes: tuple[LayerCache, ...],
-    documents: jax.Array | None = None,
-    window: int | None = None,
-) -> jax.Array:
-    """Attention of the last pass' queries [B, N, S, H] over keys and values [B, K, S, H] of all passes, one softmax.
+def _draft_tokens(tensors: Any, config: Eagle3Config) -> np.ndarray:
+    """The target's ids of the draft vocabulary, from d2t, against which t2d is checked."""
+    sizes = {OFFSETS: (config.draft_vocab_size, "I64"), MEMBERS: (config.vocab_size, "BOOL")}
+    whole = config.draft_vocab_size == config.vocab_size
+    if whole and not set(VOCABULARY) & set(tensors):
+        return np.arange(config.vocab_size)
+    missing = [name for name in VOCABULARY if name not in tensors]
+    if missing:
+        raise DataError(
+            f"{tensors.folder} lacks {' and '.join(missing)}, which map its {config.draft_vocab_size} draft tokens to"
+            f" the target's {config.vocab_size}.{prefix_hint(tensors, VOCABULARY)}"
+        )
+    for name, (size, kind) in sizes.items():
+        stored = tensors[name]
+        if stored.shape != (size,) or stored.dtype != kind:
+            raise DataError(
+                f"{tensors.folder}: {name} is {stored.dtype} {list(stored.shape)}, but config.json describes {kind}"
+                f" {[size]} (draft_vocab_size {config.draft_vocab_size}, vocab_size {config.vocab_size})."
+            )
+    tokens = np.arange(config.draft_vocab_size) + tensors.read(OFFSETS)
+    config.with_draft_tokens(tokens)  # refuses ids that do not fit
+    if not np.array_equal(np.flatnonzero(tensors.read(MEMBERS)), tokens):
+        raise DataError(f"{tensors.folder}: {OFFSETS} and {MEMBERS} name different tokens; d2t holds offsets.")
+    return tokens
 
-    A query reads the first pass at its own row and before, and every later pass at its own row only: that is what a
-    chain reads that begins at this row. Queries go through in parts, whose scores are made again in the backward pass.
 
-    Args:
-        documents: int32 [B, S] of packed rows: rows of other documents are not read.
-        window: how many rows of the first pass a query reads, its own included; None: all.
+def _window(raw: dict[str, Any]) -> int | None:
+    """The window of the layer if its type is sliding_attention; readers of these folders ask nothing else."""
+    kinds = listed("layer_types", raw.get("layer_types") or ["full_attention"])
+    if kinds == ["full_attention"] or boolean(raw, {}, "use_sliding_window") is False:
+        return None
+    window = raw.get("sliding_window")
+    if kinds != ["sliding_attention"] or type(window) is not int or window < 1:
+        raise DataError(
+            f"the drafter's config.json ({EAGLE3}) has layer_types {quote(kinds)} and sliding_window {quote(window)};"
+            " expected one full_attention, or one sliding_attention with a window of 1 or more."
+        )
+    return window
 
-    >>> third pass, 3 rows  →  1 0 0   1 0 0   1 0 0
-                               1 1 0   0 1 0   0 1 0
-                               1 1 1   0 0 1   0 0 1
+
+def default_layer_ids(target_layers: int) -> tuple[int, ...]:
+    """The public rule: the outputs of layers 1, L//2 - 1 and L - 4."""
+    return (1, target_layers // 2 - 1, target_layers - 4)
+
+
+def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int | None) -> tuple[int, ...]:
+    """Zero-based layers whose outputs are fused, from eagle_config, or from the top level, where ids are one higher.
+
+    target_layers: for the public rule, where neither place has them.
     """
-    length = q.shape[2]
-    size = attention.PART_ROWS * -(-length // (attention.PART_ROWS * attention.ROW_PARTS))
+    found = {}
+    places = ((f"eagle_config.{LAYER_IDS}", nested.get(LAYER_IDS), 0), (LAYER_IDS, raw.get(LAYER_IDS), 1))
+    for place, ids, shift in places:
+        if ids is not None:
+            found[place] = tuple(integer(place, index) - shift for index in listed(place, ids))
+    if len(set(found.values())) > 1:
+        raise DataError(
+            f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
+            f" {list(raw[LAYER_IDS])} at top level, where the same layers are one higher each; {WRITTEN_WITH}"
+        )
+    if not found and target_layers is None:
+        raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")
+    ids = next(iter(found.values())) if found else default_layer_ids(target_layers)
+    _check_ids(ids, LARGEST_LAYERS, f"\n{COUNTING}")
+    return ids
 
-    def part(start: int) -> jax.Array:
-        end = min(start + size, length)
-        own = None if documents is None else documents[:, start:end]
-        before = None if documents is None else documents[:, :end]
-        mask = causal_mask(jnp.arange(start, end), end, own, before)
-        if window:
-            mask &= jnp.arange(end) > jnp.arange(start, end)[:, None] - window
-        first = tuple(x[:, :, :end] for x in passes[0])
-        later = [tuple(x[:, :, start:end] for x in one) for one in passes[1:]]
-        return jax.checkpoint(_attend_part)(q[:, :, start:end], first, later, mask)
 
-    return jnp.concatenate([part(start) for start in range(0, length, size)], axis=2)
-
-
-def _attend_part(q: jax.Array, first: LayerCache, later: list[LayerCache], mask: jax.Array) -> jax.Array:
-    """Queries [B, N, T, H] over `first` [B, K, S, H] with mask bool [1 or B, T, S], and row by row over `later`."""
-    batch, heads, rows, width = q.shape
-    kv = first[0].shape[1]
-    q = q.reshape(batch, kv, heads // kv, rows, width)
-    f32 = {"preferred_element_type": jnp.float32}
-    scores = jnp.einsum("bkrth,bksh->bkrts", q, first[0], **f32)
-    scores = [jnp.where(mask[:, None, None], scores, MASKED)]
-    scores += [jnp.einsum("bkrth,bkth->bkrt", q, k, **f32)[..., None] for k, _ in later]
-    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1) * width**-0.5, axis=-1).astype(q.dtype)
-    keys = first[0].shape[2]
-    out = jnp.einsum("bkrts,bksh->bkrth", weights[..., :keys], first[1], **f32)
-    for index, (_, v) in enumerate(later):
-        out += weights[..., keys + index, None].astype(jnp.float32) * v[:, :, None]
-    return out.astype(q.dtype).reshape(batch, heads, rows, width)
+def _check_ids(ids: tuple[int, ...], target_layers: int, hint: str = "") -> None:
+    fine = all(0 <= index < target_layers - 1 for index in ids)
+    if not fine or len(set(ids)) != FUSED_LAYERS or len(ids) != FUSED_LAYERS:
+        raise DataError(
+            f"target_layer_ids {list(ids)} must be {FUSED_LAYERS} different layers of the target from 0 to"
+            f" {target_layers - 2}, whose outputs the drafter fuses.{hint}"
+        )

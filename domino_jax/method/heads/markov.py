@@ -1,18 +1,207 @@
 """The Markov heads of DSpark: a correction that follows from the token before a slot, and a confidence in each slot.
 
 A token's row v of a table [V, E] is the code itself (vanilla), or is gated by the slot's z (gated), or goes through a
-small recurrence over the block (rnn). Source of the formulas: DSpark as SpecForge and DeepSpec publish it.
+small recurrence over the block (rnn). The loss is a cross-entropy, the distance to the target's distribution, and the
+cross-entropy of the confidence. Source of the formulas: DSpark as SpecForge and DeepSpec publish it.
 """
 
+import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 
+from domino_jax.method.config import DrafterConfig, Problems
+from domino_jax.method.config_keys import WRITTEN_WITH, boolean, either, integer, lacks, section
 from domino_jax.method.head import Head, SplitLinear, cut_ranks
-from domino_jax.method.names import GATED, RNN, VANILLA
+from domino_jax.method.losses import (
+    EPSILON,
+    Labels,
+    LossSettings,
+    Objective,
+    Outputs,
+    Sums,
+    loss_metrics,
+    total_variation,
+)
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
+from domino_jax.models.tables import Entry, biased, linear
+from domino_jax.runtime.errors import DataError, quote
+
+MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
+PROJECTOR = "dspark"  # as projector_type
+_DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of flat files, which name no projector_type
+_ATTENTION = "attention_mode"
+KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
+
+
+# ------------------------------------------------------------------------------------------------------- config.json
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovConfig(DrafterConfig):
+    """markov_rank: E.  markov_head_type: one of MARKOV_KINDS.  confidence_head_with_markov: the confidence head reads
+    the token before the slot as well.
+
+    SGLang reads the keys at the top level, SpecForge in dflash_config; both places are written, and either is read.
+    """
+
+    markov_rank: int = 0
+    markov_head_type: str = VANILLA
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = False
+
+    head, title, architecture = "markov", "DSpark", "DSparkDraftModel"
+    sglang, vllm = "DSPARK", "dspark"
+    has_head, rank_key, table_fields = True, "markov_rank", ("markov_head_type", "markov_rank")
+    own_keys, marks = ("projector_type", "markov_rank", "enable_confidence_head"), ("markov_rank",)
+
+    @property
+    def has_confidence(self) -> bool:
+        return self.enable_confidence_head
+
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        classes = str(raw.get("architectures"))
+        projector = either(raw, section(raw, "dflash_config"), "projector_type")
+        return projector == PROJECTOR or cls.architecture in classes or _DEEPSPEC_CLASS in classes
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> DrafterConfig:
+        """As of DrafterConfig; a file of rank 0 has no head and is that of plain DFlash, shifted as all of these."""
+        nested = section(raw, "dflash_config")
+        if either(raw, nested, "markov_rank") != 0:
+            return super().from_dict(raw)
+        _check_layout(raw, nested)
+        if _confidence(raw, nested)[0]:
+            raise DataError(
+                "the drafter's config.json has markov_rank 0 and enable_confidence_head true; a confidence head"
+                " without a Markov head is not supported."
+            )
+        raw, nested = ({name: part[name] for name in part if name not in cls.own_keys} for part in (raw, nested))
+        return DrafterConfig.from_dict({**raw, "dflash_config": {**nested, "shift_label": True}})
+
+    @classmethod
+    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+        rank, kind = (either(raw, nested, name) for name in ("markov_rank", "markov_head_type"))
+        if rank is None:
+            raise lacks(PROJECTOR, "markov_rank")
+        _check_layout(raw, nested)
+        confident, with_markov = _confidence(raw, nested)
+        if kind is None:
+            raise lacks(PROJECTOR, "markov_head_type")
+        kind = kind.lower() if isinstance(kind, str) else kind  # as its public readers do
+        if kind not in MARKOV_KINDS:
+            raise DataError(
+                f"the drafter's config.json has markov_head_type {quote(kind)}; expected one of"
+                f" {', '.join(MARKOV_KINDS)}."
+            )
+        return {
+            "shift_label": True,
+            "markov_rank": integer("markov_rank", rank),
+            "markov_head_type": kind,
+            "enable_confidence_head": confident,
+            "confidence_head_with_markov": with_markov,
+        }
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        # Public files have no shift_label: they are shifted.
+        keys = {
+            "projector_type": PROJECTOR,
+            **{name: getattr(self, name) for name in KEYS},
+            "confidence_head_alpha": 1.0 if self.enable_confidence_head else 0.0,
+            _ATTENTION: "gqa" if self.num_key_value_heads < self.num_attention_heads else "mha",
+        }
+        return keys, keys
+
+    def problems(self) -> Problems:
+        return [
+            (
+                self.markov_rank < 1 or self.markov_head_type not in MARKOV_KINDS,
+                f"markov_rank {self.markov_rank} must be positive and markov_head_type {self.markov_head_type!r} one of"
+                f" {', '.join(MARKOV_KINDS)}",
+            ),
+            (not self.shift_label, "head markov has shift_label False, but its drafters are always shifted"),
+        ]
+
+    def head_module(self, dtype: Any, whole: bool) -> Head:
+        return MarkovHead(self, dtype, whole)
+
+    def head_table(self) -> list[Entry]:
+        rank, width = self.markov_rank, self.hidden_size
+        table = [
+            Entry("markov_head.markov_w1.weight", ("head", "predecessor", "embedding"), (self.vocab_size, rank)),
+            linear("markov_head.markov_w2", ("head", "up"), self.vocab_size, rank),
+        ]
+        if self.markov_head_type == GATED:
+            table += biased("markov_head.gate_proj", ("head", "gate"), rank, width + rank)
+        if self.markov_head_type == RNN:
+            table += biased("markov_head.joint_proj", ("head", "joint"), 3 * rank, 2 * rank + width)
+        if self.enable_confidence_head:
+            inputs = width + (rank if self.confidence_head_with_markov else 0)
+            table += biased("confidence_head.proj", ("head", "confidence_proj"), 1, inputs)
+        return table
+
+    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, str], tuple]:
+        axes = {("predecessor", "embedding"): (None, own)}
+        if self.markov_head_type == GATED:
+            axes |= {("gate", "kernel"): (np.concatenate([width, own]), own), ("gate", "bias"): (own,)}
+        if self.markov_head_type == RNN:
+            parts = np.tile(own, 3)
+            axes |= {("joint", "kernel"): (np.concatenate([own, own, width]), parts), ("joint", "bias"): (parts,)}
+        if self.confidence_head_with_markov:
+            axes["confidence_proj", "kernel"] = (np.concatenate([width, own]), None)
+        return axes
+
+    def vllm_refusal(self) -> str | None:
+        if self.markov_head_type != VANILLA:
+            return f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
+        return self.convolution_refusal()
+
+
+def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
+    projector = either(raw, nested, "projector_type")
+    if projector not in (None, PROJECTOR):
+        raise DataError(
+            f"the drafter's config.json has projector_type {quote(projector)} and architectures"
+            f" {quote(raw['architectures'])}, which is {PROJECTOR}; {WRITTEN_WITH}"
+        )
+    for name in ("shift_label", "sample_from_anchor"):
+        if boolean(raw, nested, name) is False:
+            raise DataError(
+                f"the drafter's config.json has {name} false; only {PROJECTOR} drafters whose slot k predicts the token"
+                " after its own (true) are supported."
+            )
+    prefix = either(raw, nested, "pure_draft_prefix_len")
+    if prefix:
+        raise DataError(
+            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}; only Markov heads that correct every"
+            " draft (0) are supported."
+        )
+    mode, heads, pairs = either(raw, nested, _ATTENTION), raw.get("num_attention_heads"), raw.get("num_key_value_heads")
+    if mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"):
+        raise DataError(
+            f"the drafter's config.json has attention_mode {quote(mode)} with num_attention_heads {quote(heads)} and"
+            f" num_key_value_heads {quote(pairs)}; gqa means fewer of the latter, mha the same number."
+        )
+
+
+def _confidence(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[bool, bool]:
+    """(enable_confidence_head, which is by default whether its loss has a weight; confidence_head_with_markov)."""
+    stated = boolean(raw, nested, "enable_confidence_head")
+    weight = either(raw, nested, "confidence_head_alpha") or 0
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise DataError(f"the drafter's config.json has confidence_head_alpha {quote(weight)}; expected a number.")
+    confident = weight > 0 if stated is None else stated
+    with_markov = bool(boolean(raw, nested, "confidence_head_with_markov"))
+    return confident, confident and with_markov
+
+
+# --------------------------------------------------------------------------------------------------------------- module
 
 
 class MarkovHead(Head):
@@ -93,3 +282,85 @@ class MarkovHead(Head):
         keep, new, out = jnp.split(joined.astype(jnp.float32), 3, axis=-1)
         keep = jax.nn.sigmoid(keep)
         return keep * state + (1.0 - keep) * jnp.tanh(new), jnp.tanh(out).astype(self.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------- loss
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkovSettings(LossSettings):
+    """Choices of this loss, which reads neither dpace_alpha nor distill.
+
+    weights: of the cross-entropy, the L1 distance and the confidence.
+    """
+
+    weights: tuple[float, float, float] = (0.1, 0.9, 1.0)
+
+    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
+        return MarkovObjective(self, lambda_base, weight)
+
+    @property
+    def reads_target(self) -> bool:
+        return any(self.weights[1:])
+
+
+class MarkovObjective(Objective):
+    """(a·Σ w·CE + b·Σ w·L1 + c·Σ w·BCE) / Σ w, with a, b, c of settings.weights and no λ.
+
+    L1 = Σ_v |q - p| of the final logits' q and the target's p. BCE is the binary cross-entropy of the confidence logits
+    against the chance 1 - L1/2 that the draft is accepted, through which no gradient flows.
+
+    Outputs: target where settings.reads_target; extra: confidence logits [n, G], or None without a confidence head.
+    """
+
+    def extra(self, models: Any, z: Hidden, before: jax.Array, kept: jax.Array | None) -> jax.Array | None:
+        if not models.drafter.config.has_confidence:
+            return None
+        return models.confidence(z, before, None if kept is None else kept[:, :, None])
+
+    def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
+        sums = super().block_sums(outputs, labels)
+        if outputs.target is None:
+            return sums
+        q, p = jax.nn.softmax(outputs.final), jax.nn.softmax(outputs.target)
+        valid, weights = labels.label_weights, labels.loss_weights
+        distance = 2.0 * total_variation(outputs.final, outputs.target)
+        accepted = jax.lax.stop_gradient(jnp.clip(1.0 - distance / 2.0, 0.0, 1.0))
+        agrees = jnp.argmax(outputs.final, axis=-1) == jnp.argmax(outputs.target, axis=-1)
+        emitted = valid.max(-1) + jnp.cumprod(accepted * valid, axis=-1).sum(-1)
+        sums |= {
+            "l1": jnp.sum(weights * distance),
+            "expected": emitted.sum(),
+            "agrees": jnp.sum(valid * agrees),
+            "target_top1": jnp.sum(valid * p.max(-1)),
+            "draft_top1": jnp.sum(valid * q.max(-1)),
+        }
+        if outputs.extra is not None:
+            confidence = outputs.extra
+            sums["bce"] = jnp.sum(weights * optax.sigmoid_binary_cross_entropy(confidence, accepted))
+            sums["confidence_error"] = jnp.sum(weights * jnp.abs(jax.nn.sigmoid(confidence) - accepted))
+        return sums
+
+    def loss(self, sums: Sums) -> jax.Array:
+        weighted = zip(self.settings.weights, ("final_loss", "l1", "bce"), strict=True)
+        return sum(share * sums[name] for share, name in weighted if name in sums) / (self.weight + EPSILON)
+
+    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
+        """Those of loss_metrics without λ; with a target l1_loss, tau_probabilistic (the expected tokens of a round, a
+        mean over blocks with a label), and of all slots with a label teacher_agreement, teacher_top1_prob and
+        draft_top1_prob; with a confidence head confidence_loss and confidence_abs_error."""
+        metrics = loss_metrics(sums, jnp.float32(0.0))
+        del metrics["lambda_base"]
+        weight = self.weight + EPSILON
+        labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
+        divisors = {
+            "l1_loss": ("l1", weight),
+            "confidence_loss": ("bce", weight),
+            "confidence_abs_error": ("confidence_error", weight),
+            "tau_probabilistic": ("expected", blocks),
+            "teacher_agreement": ("agrees", labels),
+            "teacher_top1_prob": ("target_top1", labels),
+            "draft_top1_prob": ("draft_top1", labels),
+        }
+        metrics |= {name: sums[key] / divisor for name, (key, divisor) in divisors.items() if key in sums}
+        return {**metrics, "loss": self.loss(sums)}

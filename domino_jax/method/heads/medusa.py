@@ -12,17 +12,23 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from domino_jax.method.names import LARGEST_HEADS, MEDUSA
+from domino_jax.method.kind import Kind
+from domino_jax.method.losses import Labels, Outputs, Sums, accepted_lengths, cross_entropy
+from domino_jax.method.pair import Models
 from domino_jax.method.passed import Passed
+from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowOutputs, RowSettings, numbered, shifted
 from domino_jax.models.decoder_config import LIMITS, SILU, read_switch, refuse_values
 from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain
+from domino_jax.models.tables import LM_HEAD, Entry, biased
 from domino_jax.runtime.errors import DataError, quote
 
-ARCHITECTURE = "MedusaModel"
+MEDUSA, ARCHITECTURE = "medusa", "MedusaModel"
+LARGEST_HEADS = 1_024  # far above any public drafter: more are refused before anything is allocated
 # Keys that vLLM acts on, and the values with which the heads are those of this file.
 _VARIANTS = {"hidden_act": SILU, "original_lm_head": (True,)}
 _FIRST_TENSOR, _FIRST_OF_FASTER_DECODING = "blocks.0.layers.0.weight", "0.0.linear.weight"
@@ -30,7 +36,7 @@ _INTEGERS = ("hidden_size", "vocab_size", "num_heads", "num_hidden_layers")
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaConfig:
+class MedusaConfig(Kind):
     """The heads of one target.
 
     num_heads: K, tokens drafted per round.  num_hidden_layers: residual blocks of a head.  bias: of these blocks.
@@ -42,9 +48,10 @@ class MedusaConfig:
     num_hidden_layers: int = 1
     bias: bool = False
 
-    head = MEDUSA
-    has_backbone = False
-    has_head = False  # no correction of base logits
+    head, title, paper = MEDUSA, "Medusa", " (arXiv 2401.10774)"
+    sglang = vllm = ""
+    # Of the target's lm_head, under the names of vLLM and of FasterDecoding.
+    copies = {"lm_head.weight": LM_HEAD, "lm_heads.0.weight": LM_HEAD}
     target_layer_ids = ()  # it reads the last hidden state alone
     num_key_value_heads = 0  # and keeps no cache of keys and values
     max_position_embeddings = LIMITS["max_position_embeddings"]  # nor does it know positions
@@ -62,8 +69,8 @@ class MedusaConfig:
         """Rows of the pass that verifies a whole draft, the anchor's included."""
         return self.num_heads + 1
 
-    @staticmethod
-    def matches(raw: dict[str, Any], tensors: Collection[str]) -> bool:
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
         """True for the keys, or the tensors, of Medusa heads."""
         stated = "Medusa" in str(raw.get("architectures")) or raw.get("model_type") == MEDUSA
         return stated or "medusa_num_heads" in raw or not {_FIRST_TENSOR, _FIRST_OF_FASTER_DECODING}.isdisjoint(tensors)
@@ -93,6 +100,27 @@ class MedusaConfig:
         return cls(*(raw[name] for name in _INTEGERS), bias=read_switch(raw, "medusa_fc_bias"))
 
     @classmethod
+    def read(cls, raw: dict[str, Any], target: Qwen3Config) -> "MedusaConfig":
+        """from_dict, also of FasterDecoding's files, which name no widths and always have biases."""
+        if "medusa_num_heads" not in raw:
+            names = raw.get("architectures") or [ARCHITECTURE]
+            if names != [ARCHITECTURE]:
+                raise DataError(
+                    f"this Medusa drafter has architectures {quote(names)}; only {ARCHITECTURE} is supported."
+                )
+            return cls.from_dict(raw)
+        implied = {
+            "model_type": MEDUSA,
+            "hidden_size": target.hidden_size,
+            "vocab_size": target.vocab_size,
+            "num_heads": raw["medusa_num_heads"],
+            "num_hidden_layers": raw.get("medusa_num_layers", 1),
+            "medusa_fc_bias": True,
+            "original_lm_head": True,  # heads with separate matrices have tensors that the table does not name
+        }
+        return cls.from_dict(raw | implied)
+
+    @classmethod
     def for_target(cls, target: Qwen3Config, *, num_heads: int, num_layers: int, bias: bool) -> "MedusaConfig":
         """New heads for a target."""
         return cls(target.hidden_size, target.vocab_size, num_heads, num_layers, bias)
@@ -108,6 +136,30 @@ class MedusaConfig:
             "original_lm_head": True,
             "dtype": "bfloat16",
         }
+
+    def module(self, dtype: Any, remat: bool = False) -> "Medusa":
+        """The drafter; no layer of it is computed again."""
+        return Medusa(self, dtype)
+
+    def table(self) -> list[Entry]:
+        """Every tensor of the heads."""
+        table = []
+        for head, layer in np.ndindex(self.num_heads, self.num_hidden_layers):
+            name, path = f"blocks.{head}.layers.{layer}", (f"heads_{head}", f"layers_{layer}", "linear")
+            block = biased(name, path, self.hidden_size, self.hidden_size)
+            table += block if self.bias else block[:1]
+        return table
+
+    def aliases(self) -> dict[str, str]:
+        """FasterDecoding's names."""
+        names = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in self.table()}
+        return {".linear.".join(name.rsplit(".", 1)): entry for name, entry in names.items()}
+
+    def sglang_refusal(self) -> str | None:
+        return "SGLang has no Medusa heads"
+
+    def vllm_refusal(self) -> str | None:
+        return "its last release with Medusa heads is 0.32, which reads a copy of the target's lm_head from the folder"
 
 
 class ResidualBlock(nn.Module):
@@ -166,3 +218,71 @@ class Medusa(nn.Module):
     def draft_hidden(self, cache: tuple[jax.Array]) -> Hidden:
         """[B, K, D], the states whose logits are the drafts'."""
         return constrain(self(cache[0]), "batch")
+
+
+# ----------------------------------------------------------------------------------------------------------------- loss
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaSettings(RowSettings):
+    """decay: head i counts decay^i (speculators: 0.8; FasterDecoding's trainer: 1)."""
+
+    decay: float = 0.8
+
+    def labels(self, config: MedusaConfig, batch: dict[str, jax.Array]) -> Labels:
+        ids, weights = medusa_labels(batch, config.num_heads)
+        return Labels(ids, weights, weights)
+
+    def objective(self, config: MedusaConfig, labels: Labels) -> "MedusaObjective":
+        decay = self.decay ** jnp.arange(config.num_heads, dtype=jnp.float32)
+        scale = decay / jnp.maximum(labels.label_weights.sum((0, 1)), 1.0)
+        return MedusaObjective(self, scale, max(SLICE_LOGITS // config.num_heads, 1))
+
+
+def medusa_labels(batch: dict[str, jax.Array], heads: int) -> tuple[jax.Array, jax.Array]:
+    """ids int32 and weights float32, [B, S, K]: head i at row t is labelled by the token at t+2+i.
+
+    In packed rows no label is taken from another document than the row's.
+    """
+    tokens = batch["tokens"]
+    documents = batch["documents"] if "documents" in batch else jnp.ones_like(tokens)
+    mask = (batch["loss_mask"] > 0.5).astype(jnp.float32)
+
+    def inside(place: int) -> jax.Array:
+        return (shifted(documents, -place) == documents) & (documents > 0)
+
+    ids = jnp.stack([shifted(tokens, -2 - head) for head in range(heads)], axis=2)
+    weights = jnp.stack([shifted(mask, -2 - head) * inside(2 + head) for head in range(heads)], axis=2)
+    return ids, weights
+
+
+class MedusaObjective(RowObjective):
+    """Per head the mean cross-entropy over its labels; heads added up with their weights."""
+
+    def outputs(self, models: Models, unembed: Any, features: None, batch: dict, hidden: Hidden) -> RowOutputs:
+        z = models.drafter.apply({"params": models.drafter_params}, hidden)
+        return RowOutputs(lambda _, z, states: Outputs(unembed(z), None), {}, z, None)
+
+    def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
+        weights = labels.label_weights
+        correct = jnp.argmax(outputs.base, axis=-1) == labels.ids
+        has_label = weights.max(-1) > 0
+        return {
+            "losses": (weights * cross_entropy(outputs.base, labels.ids)).sum(0),
+            "correct": (weights * correct).sum(0),
+            "labels": weights.sum(0),
+            "rows": has_label.sum().astype(jnp.float32),
+            "accepted": jnp.sum(accepted_lengths(correct, weights) * has_label),
+        }
+
+    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
+        """The metrics of the step: "loss", "accuracy" over all labels, "accept_len" as of blocks (losses.py), and for
+        each head "loss_1", … (its mean) and "accuracy_1", …."""
+        counts = jnp.maximum(sums["labels"], 1.0)
+        return {
+            "loss": self.loss(sums),
+            "accuracy": sums["correct"].sum() / jnp.maximum(sums["labels"].sum(), 1.0),
+            "accept_len": sums["accepted"] / jnp.maximum(sums["rows"], 1.0),
+            **numbered("loss", sums["losses"] / counts),
+            **numbered("accuracy", sums["correct"] / counts),
+        }

@@ -1,17 +1,22 @@
-"""DFlash2's loss: the cross-entropy of the backbone's logits, and that of the selector's scores of few candidates.
+"""DFlash2's candidate selector: how well each of a slot's likeliest tokens follows the token before it.
 
-A slot whose label is not among its candidates has nothing that the selector could choose. The selector's term leaves it
-out, as in SpecForge. The formulas are in docs/heads.md.
+The loss is the cross-entropy of the backbone's logits and that of the selector's scores of few candidates. A slot whose
+label is not among its candidates has nothing that the selector could choose. The selector's term leaves it out, as in
+SpecForge. The formulas are in docs/heads.md. The convolutions of public DFlash2 drafters are in conv.py.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 
 from domino_jax.method.candidates import Candidates, largest
+from domino_jax.method.config import CONVOLUTION, TRANSFORMS, DrafterConfig, Problems
+from domino_jax.method.config_keys import WRITTEN_WITH, either, integer
+from domino_jax.method.head import Head, cut_ranks
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -23,18 +28,142 @@ from domino_jax.method.losses import (
     cross_entropy,
     dpace_weights,
 )
-from domino_jax.method.names import DFLASH2
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import roll_out_blocks
+from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
+from domino_jax.models.tables import Entry, linear
+from domino_jax.runtime.errors import DataError, quote
+
+SELECTOR = ("selector_rank", "selector_top_k")
+CLASS = "DFlash2DraftModel"  # all that tells these folders from DFlash's
+
+
+@dataclasses.dataclass(frozen=True)
+class Dflash2Config(DrafterConfig):
+    """selector_rank: E, the width of the two codebooks.  selector_top_k: K, candidates of a slot."""
+
+    selector_rank: int = 0
+    selector_top_k: int = 0
+
+    head, title, architecture = "dflash2", "DFlash2", CLASS
+    has_head, only_candidates, rank_key, table_fields = True, True, "selector_rank", ("selector_rank",)
+    own_keys, needed, marks = ("projector_type", *SELECTOR, *TRANSFORMS), (*CONVOLUTION, *SELECTOR), SELECTOR
+
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        return CLASS in str(raw.get("architectures"))
+
+    @classmethod
+    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+        _check_layout(raw, nested)
+        return {"shift_label": False, **{name: integer(name, either(raw, nested, name)) for name in SELECTOR}}
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        # Public files have no shift_label, they are not shifted, and readers need the keys of convolutions too.
+        return {}, {name: getattr(self, name) for name in ("block_size", *self.needed)}
+
+    def candidates(self, wanted: int) -> int:
+        return self.selector_top_k
+
+    def problems(self) -> Problems:
+        return [
+            (self.shift_label, "head dflash2 has shift_label True, but its drafters are never shifted"),
+            (self.selector_rank < 1, f"selector_rank {self.selector_rank} must be at least 1"),
+            (
+                not 1 <= self.selector_top_k <= self.vocab_size,
+                f"selector_top_k {self.selector_top_k} is not in 1..{self.vocab_size}, the vocab_size",
+            ),
+        ]
+
+    def head_module(self, dtype: Any, whole: bool) -> Head:
+        return Selector(self, dtype, whole)
+
+    def head_table(self) -> list[Entry]:
+        name, codebook = "candidate_selector", (self.vocab_size, self.selector_rank)
+        return [
+            Entry(f"{name}.predecessor_codebook", ("head", "predecessor", "embedding"), codebook),
+            Entry(f"{name}.successor_codebook", ("head", "up", "kernel"), codebook, transpose=True),
+            linear(f"{name}.hidden_projection", ("head", "hidden_projection"), self.selector_rank, self.hidden_size),
+        ]
+
+    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, str], tuple]:
+        return {("predecessor", "embedding"): (None, own), ("hidden_projection", "kernel"): (None, own)}
+
+    def aliases(self) -> dict[str, str]:
+        # As modules of embeddings in z-lab's loader and in a branch of speculators.
+        codebooks = [entry.name for entry in self.head_table() if entry.name.endswith("_codebook")]
+        return super().aliases() | {f"{name}.weight": name for name in codebooks}
+
+    def convolution_refusal(self) -> str | None:
+        if self.conv_kernel_size:
+            return None
+        return "servers read DFlash2 drafters with convolutions only, and this one has conv_kernel_size 0"
+
+
+def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
+    """Raises DataError for a key that contradicts the class DFlash2DraftModel.
+
+    Its drafters have no projector, are never shifted, and correct every draft.
+    """
+    for name, only in (("projector_type", None), ("shift_label", False), ("sample_from_anchor", False)):
+        value = either(raw, nested, name)
+        if value is not None and value != only:
+            means = "which has none" if only is None else f"which means {only}"
+            raise DataError(
+                f"the drafter's config.json has {name} {quote(value)} and architectures {CLASS}, {means};"
+                f" {WRITTEN_WITH}"
+            )
+    prefix = either(raw, nested, "pure_draft_prefix_len")
+    if prefix:
+        raise DataError(
+            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}; only a {CLASS} that corrects every"
+            " draft (0) is supported."
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- module
+
+
+class Selector(Head):
+    """Code A[y] ⊙ W_h z of the token y before the slot; it reads token ids and has no state.
+
+    A is the predecessor codebook, the last matrix is the successor codebook, which starts as zeros, so that a new
+    drafter begins as plain DFlash. Drafting and the selector's loss score `selector_top_k` candidates of a slot only,
+    those with the largest base logits.
+    """
+
+    def setup(self):
+        c = self.config
+        self.predecessor = self.token_table(c.selector_rank)
+        self.hidden_projection = Linear(c.selector_rank, dtype=self.dtype)
+        self.up = self.last_matrix(kernel_init=nn.initializers.zeros)
+
+    def initial_state(self, *batch: int) -> tuple:
+        return ()
+
+    def hidden_half(self, z: Hidden) -> jax.Array:
+        """z [..., D] → W_h z [..., E]."""
+        return self.hidden_projection(z)
+
+    def step(self, state: tuple, x: jax.Array, half: jax.Array) -> tuple[tuple, jax.Array]:
+        return (), self.look_up(x) * half
+
+    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        return cut_ranks(self.step((), x, self.hidden_half(z))[1], kept)
+
+
+# ----------------------------------------------------------------------------------------------------------------- loss
 
 
 @dataclasses.dataclass(frozen=True)
 class SelectorSettings(LossSettings):
     """Choices of this loss, which does not read distill."""
 
-    kind = DFLASH2
     reads_target = False
+
+    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
+        return SelectorObjective(self, lambda_base, weight)
 
 
 class Choices(NamedTuple):
@@ -67,6 +196,10 @@ class SelectorObjective(Objective):
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         return selector_sums(outputs.base, outputs.extra, labels, self.settings)
+
+    def outputs(self, models: Models, unembed: Callable[[Hidden], Logits], labels: Labels, before: jax.Array):
+        first = models.drafter.config.first_slot
+        return selector_outputs(models, unembed), Teacher(labels.ids[:, :, first:], before[:, :, 0])
 
     def loss(self, sums: Sums) -> jax.Array:
         return (sums["base_loss"] + self.lambda_base * sums["selector_loss"]) / (self.weight + EPSILON)
