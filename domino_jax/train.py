@@ -25,8 +25,7 @@ from domino_jax.data.pipeline import Batches
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_obstacles
 from domino_jax.forecast import dry_run
-from domino_jax.method.kinds import AnyConfig, AnyDrafter
-from domino_jax.method.names import BLOCK_HEADS
+from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
 from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.models import sharding
 from domino_jax.recipe import builders, cli
@@ -216,7 +215,7 @@ def training_source(config, workdir: epath.Path) -> str:
 
 def final_drafter_config(config, loaded: LoadedTarget, batches: Batches) -> AnyConfig:
     """The drafter's config with what it takes from the target (the mask token) and the rows (EAGLE-3's vocabulary)."""
-    blocks = config.drafter.head in BLOCK_HEADS  # which need a token for the slots of a block
+    blocks = KINDS[config.drafter.head].has_backbone  # which need a token for the slots of a block
     mask_token_id = builders.find_mask_token(config.drafter.mask_token_id, loaded) if blocks else None
     drafter_config = builders.drafter_config_of(config, loaded.model.config, mask_token_id)
     return builders.with_draft_vocabulary(drafter_config, batches.rows)

@@ -31,7 +31,6 @@ from benchmarks.studies.ablations import RECIPE_ROW, VARIANTS
 from benchmarks.studies.study import RECIPE, Stage, Study, parse, parser_of, run_main, write
 from benchmarks.tables import ROOT, changes_of, say_changes, with_spread
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.names import DFLASH2, DOMINO, MARKOV, RANK_KEYS
 from domino_jax.method.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.recipe.checks import load_recipe
 from domino_jax.recipe.cli import check_key
@@ -40,9 +39,9 @@ from domino_jax.training.metrics import read_rows
 
 RANK = 64  # of the recipe's heads
 SCALES = (0.25, 0.5, 1.0)
-VANILLA = {"drafter.head": MARKOV, "drafter.markov_head_type": "vanilla"}
+VANILLA = {"drafter.head": "markov", "drafter.markov_head_type": "vanilla"}
 AT_THE_END = {"eval.every": 0}  # the table shows its end alone; the ablation's trainings are evaluated on the way
-HEADS = {DOMINO: {}, MARKOV: VANILLA | AT_THE_END, DFLASH2: {"drafter.head": DFLASH2, **AT_THE_END}}
+HEADS = {"domino": {}, "markov": VANILLA | AT_THE_END, "dflash2": {"drafter.head": "dflash2", **AT_THE_END}}
 CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')"}
 POINTS = 10  # of a curve of τ over the steps
 # The target that takes the tables over: its shape, and the layers that its drafters tap.
@@ -76,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = parser_of(__doc__, steps=400)
     parser.add_argument("--table", choices=list(TABLES), default="multiscale", help="which comparison")
-    parser.add_argument("--head", choices=list(HEADS), default=DOMINO, help="multiscale: of which head")
+    parser.add_argument("--head", choices=list(HEADS), default="domino", help="multiscale: of which head")
     parser.add_argument("--target_minutes", type=float, default=20.0, help="transfer: to train the smaller target")
     parser.add_argument("--width", type=int, default=16, help="best: slots of a block, rows of the verifying pass")
     parser.add_argument("--variant", action="append", default=[], help="best: 'NAME KEY=VALUE ...'")
@@ -103,10 +102,10 @@ def names_of(options: argparse.Namespace) -> list[str]:
 
 def nested_and_alone(head: str) -> tuple[tuple[str, Changes], dict[int, tuple[str, Changes]]]:
     """(name, changes) of the nested training, and of the training at each rank alone."""
-    key, changes = f"drafter.{RANK_KEYS[head]}", HEADS[head]
+    key, changes = f"drafter.{KINDS[head].rank_key}", HEADS[head]
     ranks = [round(scale * RANK) for scale in SCALES]
     alone = {rank: (f"{head}_rank{rank}", {**changes, key: rank}) for rank in ranks}
-    if head == DOMINO:  # as the ablation's table of ranks has them
+    if head == "domino":  # as the ablation's table of ranks has them
         names = {rank: RECIPE_ROW if rank == RANK else f"rank{rank}" for rank in ranks}
         alone = {rank: (name, VARIANTS[name][1]) for rank, name in names.items()}
     nested = {**alone[RANK][1], **AT_THE_END, "train.rank_scales": f"({','.join(map(str, SCALES))})"}
@@ -241,7 +240,7 @@ def small_target(study: Study, minutes: float) -> pathlib.Path:
 
 def common_markov() -> dict[str, Any]:
     """The vanilla head with the cross-entropy that needs no curriculum and no confidence head."""
-    rank = {f"drafter.{RANK_KEYS[MARKOV]}": RANK, "drafter.enable_confidence_head": False}
+    rank = {"drafter.markov_rank": RANK, "drafter.enable_confidence_head": False}
     return {**VANILLA, **rank, "train.loss": "cross_entropy", "train.lambda_start": 0.0}
 
 
@@ -305,19 +304,19 @@ def best_row(
 ) -> dict[str, Any]:
     """One drafter beside Domino, seed by seed. timings: of each seed, at temperature 0 and 1."""
     kinds = (f"{DRAFT}0", f"{DRAFT}1")
-    change = [changes_of(taus[name, kind], taus[DOMINO, kind]) for kind in kinds]
+    change = [changes_of(taus[name, kind], taus["domino", kind]) for kind in kinds]
     rates = [
-        [[pair[at][one][DRAFT]["tokens_per_second"] for pair in timings] for one in (name, DOMINO)] for at in (0, 1)
+        [[pair[at][one][DRAFT]["tokens_per_second"] for pair in timings] for one in (name, "domino")] for at in (0, 1)
     ]
     speed = [changes_of(*each) for each in rates]
-    rounds = [[pair[0][one][DRAFT]["time_split"]["round"] for pair in timings] for one in (name, DOMINO)]
+    rounds = [[pair[0][one][DRAFT]["time_split"]["round"] for pair in timings] for one in (name, "domino")]
     cost = median(one / other for one, other in zip(*rounds, strict=True))
     row = {"drafter": name, "changes": ", ".join(f"{key} {value}" for key, value in sorted(changed.items())) or "none"}
     for mode, words in ((DRAFT, "tau"), (TREE, "tree")):
         for at in ("0", "1"):
             row[f"{words}, T = {at}"] = with_spread(taus.get((name, f"{mode}{at}"), ()))
     row |= {"change": "; ".join(map(say_changes, change)), "cost": cost, "speed": "; ".join(map(say_changes, speed))}
-    row["wins"] = "–" if name == DOMINO else "yes" if wins(change, speed, cost) else "no"
+    row["wins"] = "–" if name == "domino" else "yes" if wins(change, speed, cost) else "no"
     chains = [pair[0][name][DRAFT] for pair in timings]
     row |= {"head_ms": median(one["time_split"]["head"] for one in chains)}
     return row | {"break_even": median(one["break_even_tau"] for one in chains), "tokens_s": median(rates[0][0])}
@@ -332,12 +331,12 @@ def best_variants(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """By name what each drafter changes in the recipe; Domino as the recipe has it comes first."""
     block, variants = block_of(options.width), {}
     for name, *changes in map(shlex.split, options.variant):
-        if name in (DOMINO, *variants):
+        if name in ("domino", *variants):
             raise DominoError(f"two drafters are named {name}; domino is the recipe's. Name each --variant differently")
         if not changes or any("=" not in change for change in changes):
             raise DominoError(f"--variant={name!r} needs KEY=VALUE after its name, as in 'deep drafter.num_layers=5'")
         variants[name] = block | dict(change.split("=", 1) for change in changes)
-    return {DOMINO: block, **variants}
+    return {"domino": block, **variants}
 
 
 def block_of(width: int) -> dict[str, Any]:
@@ -346,7 +345,7 @@ def block_of(width: int) -> dict[str, Any]:
 
 
 def decoding(changes: Changes, width: int, temperature: float, seed: int) -> dict[str, Any]:
-    head = changes["drafter.head"] if "drafter.head" in changes else DOMINO
+    head = changes["drafter.head"] if "drafter.head" in changes else "domino"
     modes = supported_modes((BASELINE, DRAFT, TREE), KINDS[head])
     return {
         "decode.modes": "(" + "".join(f"'{mode}'," for mode in modes) + ")",

@@ -24,6 +24,7 @@ from domino_jax.method.config_keys import (
     sliding_window,
 )
 from domino_jax.method.kind import Kind
+from domino_jax.method.losses import LossSettings
 from domino_jax.models.decoder_config import DecoderConfig, read_decoder_fields
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError
@@ -67,6 +68,7 @@ class DrafterConfig(Kind, DecoderConfig):
 
     architecture, has_backbone = "DFlashDraftModel", True
     own_keys = needed = ()
+    reads = ("shift_label", "target_layer_ids")
     pure_draft_prefix_len = 0  # slots that the head leaves as they are
 
     @property
@@ -256,6 +258,10 @@ class DrafterConfig(Kind, DecoderConfig):
                 " window",
             ),
             (
+                self.only_shift not in (None, self.shift_label),
+                f"head {self.head} has shift_label {self.shift_label}, but its drafters always have {self.only_shift}",
+            ),
+            (
                 not 0 <= taps <= self.block_size,
                 f"conv_kernel_size {taps} is not in 0..{self.block_size}, the block_size (0: no convolutions)",
             ),
@@ -274,6 +280,10 @@ class DrafterConfig(Kind, DecoderConfig):
 
     def aliases(self) -> dict[str, str]:
         return {prefix + entry.name: entry.name for prefix in _HEAD_PREFIXES for entry in self.head_table()}
+
+    @classmethod
+    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> LossSettings:
+        return LossSettings(**shared, dpace_alpha=train.dpace_alpha, distill=train.distill)
 
     def sglang_refusal(self) -> str | None:
         if self.shift_label and not self.has_head:

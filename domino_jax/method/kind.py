@@ -1,9 +1,15 @@
 """What the package asks of a kind of drafter: a config is an instance of it, and a file in heads/ gives the answers."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
+import jax
+
+from domino_jax.method.curriculum import lambda_base
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry
+
+# (whether it is fine, the recipe's key, its value, what to change)
+Rule = tuple[bool, str, Any, str]
 
 
 class Kind:
@@ -99,6 +105,68 @@ class Kind:
             own: [E], 0, 1, …, the ranks.  width: [D], that of places which belong to z: ranks.NO_RANK.
         """
         raise NotImplementedError
+
+    # ------------------------------------------------------------------------------------------------------ recipe
+
+    # What the recipe's drafter.shift_label and conv_kernel_size mean where they are absent: as in public checkpoints.
+    shifts_labels, conv_taps = False, 0
+    # The only shift_label that the head's drafters have.
+    only_shift = None
+    # Whether train.loss=own is another loss than Domino's, and whether that one reads D-PACE weights; whether
+    # train.head_tokens may be the head's drafts.
+    own_loss, own_dpace, reads_drafts = False, False, False
+    # Keys of the drafter section: those of the head alone, which become fields of these names, and of the shared ones
+    # those that drafters of this kind read.
+    head_keys_of_recipe, reads = (), ()
+    # Of a recipe's keys that only this kind has: {key: (least, most)} with None for no limit, {key: its values}, and
+    # those that decide the shapes of the arrays.
+    ranges, choices, shape_keys = {}, {}, ()
+    # The draft vocabulary is counted in the training rows.
+    counts_tokens = False
+
+    @classmethod
+    def for_recipe(cls, recipe: Any, target: Any, shared: dict[str, Any]) -> Any:
+        """The config of a recipe's drafter for a target; shared: fields of any drafter with a backbone."""
+        return cls.for_target(target, **shared, **cls.recipe_fields(recipe))
+
+    @classmethod
+    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
+        """The fields of the head."""
+        return {name: recipe.drafter[name] for name in cls.head_keys_of_recipe}
+
+    @classmethod
+    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> Any:
+        """The loss of a recipe's train section; shared: choices of all losses of blocks."""
+        raise NotImplementedError
+
+    @classmethod
+    def curriculum(cls, train: Any) -> Callable[[jax.Array], jax.Array]:
+        """step → the weight in the loss that changes over the run, λ if not another."""
+        return lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio)
+
+    @classmethod
+    def has_confidence_in(cls, recipe: Any) -> bool:
+        """Whether the recipe's drafter gets a confidence head."""
+        return False
+
+    @classmethod
+    def rules(cls, recipe: Any) -> list[Rule]:
+        """What a training of such a drafter demands of the recipe."""
+        return []
+
+    @classmethod
+    def value_rules(cls, recipe: Any) -> list[Rule]:
+        """What any training demands of single values of this kind, where `ranges` cannot say it."""
+        return []
+
+    @classmethod
+    def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, int | None]:
+        """(rows of the verifying pass, drafts, the most drafts that may be asked for, if not these) of a recipe's
+        drafter.
+
+        block_drafts: those of a block.
+        """
+        return drafter.block_size, block_drafts, None
 
     # ----------------------------------------------------------------------------------------------------- servers
 

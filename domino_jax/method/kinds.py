@@ -31,6 +31,8 @@ from domino_jax.runtime.errors import DataError, quote
 KINDS = {
     kind.head: kind for kind in (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, Eagle3Config, MedusaConfig)
 }
+HEADS = tuple(KINDS)
+ROW_DRAFTERS = tuple(head for head, kind in KINDS.items() if not kind.has_backbone)
 SHOWN = 6  # tensors of a folder that is no drafter
 AnyConfig = DrafterConfig | Eagle3Config | MedusaConfig
 AnyDrafter = Drafter | Eagle3 | Medusa

@@ -48,7 +48,7 @@ def draft_base(
     """One backbone pass → (z [B, M, D] of the predicting slots, base logits float32 [B, M, V], the cache).
 
     Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
-    first `num_drafts`. The heads of Medusa take the place of a backbone and its slots.
+    first `num_drafts`. The heads of a drafter without one take the place of a backbone and its slots.
     """
     config = models.drafter.config
     if config.has_backbone:

@@ -21,16 +21,9 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens
 from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.method.curriculum import lambda_base, selector_alpha
 from domino_jax.method.head import TOKEN_TABLES
-from domino_jax.method.heads.dflash2 import SelectorSettings
-from domino_jax.method.heads.eagle3 import Eagle3Config
-from domino_jax.method.heads.eagle3_model import Eagle3Settings
-from domino_jax.method.heads.markov import MarkovSettings
-from domino_jax.method.heads.medusa import MedusaConfig, MedusaSettings
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
-from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, MEDUSA
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
 from domino_jax.method.row_losses import RowSettings
@@ -40,7 +33,7 @@ from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.decode_checks import modes_of
-from domino_jax.recipe.values import confidence_head, convolution_taps, has_own_loss, shifts_labels
+from domino_jax.recipe.values import convolution_taps, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, DominoError
@@ -84,7 +77,7 @@ def batches_of(
 def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = None) -> AnyConfig:
     """A drafter of the recipe with the target's widths.
 
-    The draft vocabulary of EAGLE-3 is not chosen here, because it depends on the data: `with_draft_vocabulary`.
+    A draft vocabulary is not chosen here, because it depends on the data: `with_draft_vocabulary`.
 
     mask_token_id: from find_mask_token for a drafter that is trained. None where only shapes and speed matter: the
     recipe's, else DrafterConfig.for_target's default.
@@ -103,42 +96,23 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
 
 def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:
     choices = config.drafter
-    if choices.head == MEDUSA:
-        return MedusaConfig.for_target(target, **choices.medusa)
-    if choices.head == EAGLE3:
-        shape = {"target_layer_ids": choices.target_layer_ids, "intermediate_size": choices.intermediate_size}
-        return Eagle3Config.for_target(target, **shape, **choices.eagle3)
     taps = convolution_taps(choices)
-    return KINDS[choices.head].for_target(
-        target,
-        num_layers=choices.num_layers,
-        intermediate_size=choices.intermediate_size or target.intermediate_size,
-        target_layer_ids=choices.target_layer_ids,
-        block_size=choices.block_size,
-        mask_token_id=choices.mask_token_id if mask_token_id is None else mask_token_id,
-        shift_label=shifts_labels(choices),
-        conv_kernel_size=taps,
-        conv_group_size=choices.conv_group_size if taps else 0,
-        **_head_fields(choices, confidence_head(config)),
-    )
-
-
-def _head_fields(choices, confident: bool) -> dict[str, Any]:
-    names = {
-        DOMINO: ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim"),
-        MARKOV: ("markov_rank", "markov_head_type"),
-        DFLASH2: ("selector_rank", "selector_top_k"),
+    shared = {
+        "num_layers": choices.num_layers,
+        "intermediate_size": choices.intermediate_size or target.intermediate_size,
+        "target_layer_ids": choices.target_layer_ids,
+        "block_size": choices.block_size,
+        "mask_token_id": choices.mask_token_id if mask_token_id is None else mask_token_id,
+        "shift_label": shifts_labels(choices),
+        "conv_kernel_size": taps,
+        "conv_group_size": choices.conv_group_size if taps else 0,
     }
-    fields = {name: choices[name] for name in names.get(choices.head, ())}
-    if choices.head == MARKOV:
-        fields["enable_confidence_head"] = confident
-        fields["confidence_head_with_markov"] = confident and choices.confidence_head_with_markov
-    return fields
+    return KINDS[choices.head].for_recipe(config, target, shared)
 
 
 def with_draft_vocabulary(config: AnyConfig, rows: TrainingRows) -> AnyConfig:
-    """For EAGLE-3, the config with the draft vocabulary that the training rows suggest; other configs as they are."""
-    if config.head != EAGLE3 or config.draft_vocab_size == config.vocab_size:
+    """The config with the draft vocabulary that the training rows suggest, where a drafter has one."""
+    if not config.counts_tokens or config.draft_vocab_size == config.vocab_size:
         return config
     return config.with_draft_tokens(frequent_tokens(rows, config.vocab_size, config.draft_vocab_size))
 
@@ -182,10 +156,6 @@ def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformat
 
 def loss_settings(train, head: str) -> LossSettings | RowSettings:
     """The loss of the recipe's train section for a drafter with this head."""
-    if head == MEDUSA:
-        return MedusaSettings()
-    if head == EAGLE3:
-        return Eagle3Settings(**train.eagle3)
     shared = {
         "gamma": None if math.isinf(train.gamma) else train.gamma,
         "drafted_tokens": train.head_tokens == "drafts",
@@ -193,13 +163,7 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
         "frozen_tables": train.frozen_tables,
         "rank_scales": tuple(train.rank_scales),
     }
-    if head == MARKOV and has_own_loss(head, train):
-        return MarkovSettings(**shared, weights=tuple(train.markov_weights))
-    shared["dpace_alpha"] = train.dpace_alpha
-    if head == DFLASH2 and has_own_loss(head, train):
-        # A block of DFlash2 may run on into the next turn, as in its public trainers.
-        return SelectorSettings(**shared, contiguous=False)
-    return LossSettings(**shared, distill=train.distill)
+    return KINDS[head].loss_settings(train, shared)
 
 
 def optimizer_of(train) -> optax.GradientTransformation:
@@ -251,20 +215,12 @@ def train_step_of(train, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Me
         optimizer,
         num_anchors=train.num_anchors,
         learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
-        curriculum=curriculum_of(train, drafter.config.head),
+        curriculum=drafter.config.curriculum(train),
         settings=settings,
         accumulate=train.accumulate,
         ema_decay=train.ema_decay,
         shardings=(places, sharding.replicated(mesh)),
     )
-
-
-def curriculum_of(train, head: str) -> Callable[[jax.Array], jax.Array]:
-    """step → the weight in the loss of this head that changes over the run: α of the selector, λ otherwise."""
-    if head == DFLASH2 and has_own_loss(head, train):
-        ratios = train.selector_warmup_ratio, train.selector_ramp_ratio
-        return lambda step: selector_alpha(step, train.steps, train.selector_alpha, *ratios)
-    return lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio)
 
 
 def evaluation_layout_of(config, target: Qwen3Config, drafter: AnyDrafter, mesh: Mesh) -> EvaluationLayout:

@@ -15,19 +15,13 @@ from collections.abc import Collection
 
 from ml_collections import config_dict
 
-from domino_jax.method.names import (
-    HEADS,
-    LARGEST_BLOCK,
-    LARGEST_HEADS,
-    LARGEST_RANK,
-    MARKOV_KINDS,
-    ROW_DRAFTERS,
-)
+from domino_jax.method.config import LARGEST_BLOCK
+from domino_jax.method.kinds import HEADS, KINDS, ROW_DRAFTERS
 from domino_jax.method.settings import DTYPES, LARGEST
 from domino_jax.models.decoder_config import LIMITS
 from domino_jax.recipe.decode_checks import check_decode, check_final_decoding, check_mesh, check_sampling, modes_of
 from domino_jax.recipe.drafter_checks import check_drafter, check_training
-from domino_jax.recipe.values import confidence_head, convolution_taps, require, shifts_labels
+from domino_jax.recipe.values import convolution_taps, require, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -45,10 +39,9 @@ FREE_TO_CHANGE = (
 
 # What decides the shapes of a checkpoint's arrays: a run with other values cannot continue it, allowed or not.
 FIXED = (
-    *("drafter.head", "drafter.num_layers", "drafter.intermediate_size", "drafter.gru_hidden_dim", "drafter.emb_dim"),
-    *("drafter.markov_head_type", "drafter.markov_rank", "drafter.enable_confidence_head"),
-    *("drafter.confidence_head_with_markov", "drafter.selector_rank", "drafter.conv_kernel_size"),
-    *("drafter.conv_group_size", "drafter.eagle3", "drafter.medusa", "train.optimizer"),
+    *("drafter.head", "drafter.num_layers", "drafter.intermediate_size"),
+    *("drafter.conv_kernel_size", "drafter.conv_group_size", "train.optimizer"),
+    *(key for kind in KINDS.values() for key in kind.shape_keys),
     "data.layout",  # the position in the data counts its items
 )
 
@@ -91,7 +84,7 @@ def resolved(config: config_dict.ConfigDict) -> dict:
     plain = _plain(config.to_dict())
     plain["drafter"]["shift_label"] = shifts_labels(config.drafter)
     plain["drafter"]["conv_kernel_size"] = convolution_taps(config.drafter)
-    plain["drafter"]["enable_confidence_head"] = confidence_head(config)
+    plain["drafter"]["enable_confidence_head"] = KINDS[config.drafter.head].has_confidence_in(config)
     plain["decode"]["modes"] = list(modes_of(config.decode, config.drafter.head))
     return plain
 
@@ -154,16 +147,14 @@ def _check_integers(config, above: str = "") -> None:
 # The rules of single values; a value that is absent (None) has none.
 LEAST = {
     0: (
-        *("seed", "drafter.pure_draft_prefix_len", "drafter.mask_token_id", "drafter.conv_kernel_size"),
-        *("data.held_out", "preflight.rows", "train.selector_alpha"),
+        *("seed", "drafter.mask_token_id", "drafter.conv_kernel_size"),
+        *("data.held_out", "preflight.rows"),
         *("eval.every", "regenerate.num_prompts", "decode.num_prompts"),
         *("train.lambda_decay_ratio", "train.hang_seconds"),
     ),
     1: (
-        *("drafter.num_layers", "drafter.intermediate_size", "drafter.gru_hidden_dim", "drafter.emb_dim"),
-        *("drafter.markov_rank", "drafter.conv_group_size", "drafter.selector_rank", "drafter.selector_top_k"),
-        *("drafter.eagle3.draft_vocab_size", "drafter.medusa.num_heads", "drafter.medusa.num_layers"),
-        *("train.steps", "train.batch_size", "train.log_every", "train.num_anchors", "train.eagle3.passes"),
+        *("drafter.num_layers", "drafter.intermediate_size"),
+        *("drafter.conv_group_size", "train.steps", "train.batch_size", "train.log_every", "train.num_anchors"),
         *("checkpoint.every", "checkpoint.keep"),
         *("eval.batch_size", "eval.num_prompts"),
         *("regenerate.batch_size", "regenerate.max_new_tokens"),
@@ -171,16 +162,13 @@ LEAST = {
     2: ("drafter.block_size", "data.max_length"),  # an anchor and a draft
 }
 MOST = (
-    (LIMITS["num_hidden_layers"], ("drafter.num_layers", "drafter.medusa.num_layers")),
+    (LIMITS["num_hidden_layers"], ("drafter.num_layers",)),
     (LIMITS["intermediate_size"], ("drafter.intermediate_size",)),
     (LARGEST_BLOCK, ("drafter.block_size",)),
-    (LARGEST_RANK, ("drafter.gru_hidden_dim", "drafter.emb_dim", "drafter.markov_rank", "drafter.selector_rank")),
-    (LARGEST_HEADS, ("drafter.medusa.num_heads",)),
 )
 CHOICES = (
     ("target.dtype", DTYPES),
     ("drafter.head", HEADS),
-    ("drafter.markov_head_type", MARKOV_KINDS),
     ("data.layout", ("pad", "pack", "buckets")),
     ("train.loss", ("own", "cross_entropy")),
     ("train.head_tokens", ("text", "drafts")),
@@ -188,7 +176,6 @@ CHOICES = (
     ("train.non_finite", ("stop", "skip")),
 )
 SHARES = ("train.lambda_start", "train.dpace_alpha", "train.distill")  # 0 to 1
-SHARES += ("train.selector_warmup_ratio", "train.selector_ramp_ratio")
 SHARES_BELOW_ONE = ("train.warmup_ratio", "train.ema_decay")
 
 
@@ -200,7 +187,8 @@ def value_at(config, key: str):
 
 
 def _check_values(config) -> None:
-    for key, allowed in CHOICES:
+    of_heads = [pair for kind in KINDS.values() for pair in kind.choices.items()]
+    for key, allowed in (*CHOICES, *of_heads):
         value = value_at(config, key)
         require(value in allowed, key, value, f"set --config.{key} to one of {', '.join(allowed)}")
     for least, keys in LEAST.items():
@@ -211,6 +199,10 @@ def _check_values(config) -> None:
         for key in keys:
             value = value_at(config, key)
             require(value is None or value <= most, key, value, f"set --config.{key} to {most} or less")
+    for key, (least, most) in (pair for kind in KINDS.values() for pair in kind.ranges.items()):
+        value, limit = value_at(config, key), "or more" if most is None else f"to {most}"
+        fine = value is None or (value >= least and (most is None or value <= most))
+        require(fine, key, value, f"set --config.{key} to {least} {limit}")
     rate = config.train.learning_rate
     require(0 < rate < math.inf, "train.learning_rate", rate, "set it to a finite number above 0")
     for key in (*SHARES, *SHARES_BELOW_ONE):

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.names import CHAIN, EAGLE3, LONGEST_CHAIN, MARKOV, ROW_DRAFTERS
 from domino_jax.method.settings import (
     BASELINE,
     MODES,
@@ -15,7 +14,7 @@ from domino_jax.method.settings import (
     refused_mode,
 )
 from domino_jax.recipe.head_rules import decoded_rank_rule
-from domino_jax.recipe.values import confidence_head, refuse, require, shifts_labels
+from domino_jax.recipe.values import refuse, require, shifts_labels
 
 COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode section, for the command alone
 
@@ -73,15 +72,11 @@ def check_final_decoding(config) -> None:
         require(refused is None, "drafter.head", drafter.head, change)
     if not set(modes) - {BASELINE}:
         return
-    sure = drafter.head == MARKOV and confidence_head(config)
-    change = f"a drafter of drafter.head {drafter.head} has no confidence head; set it to 0"
-    if drafter.head == MARKOV:
-        change = "this drafter gets no confidence head (drafter.enable_confidence_head, train.loss); set it to 0"
+    sure = KINDS[drafter.head].has_confidence_in(config)
+    change = f"a drafter of drafter.head {drafter.head} has no confidence head, or nothing trains it; set it to 0"
     require(sure or decode.confidence == 0, "decode.confidence", decode.confidence, change)
     require(*decoded_rank_rule(drafter, decode))
     drafting = decode_settings(decode, drafter.head).drafting
-    drafts, most = drafter.block_size - (0 if shifts_labels(drafter) else 1), None
-    if drafter.head in ROW_DRAFTERS:
-        drafts, most = (CHAIN, LONGEST_CHAIN) if drafter.head == EAGLE3 else (drafter.medusa.num_heads, None)
-    size = drafts + 1 if drafter.head in ROW_DRAFTERS else drafter.block_size
+    block_drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
+    size, drafts, most = KINDS[drafter.head].widths(drafter, block_drafts)
     refuse("decode", drafting.width_problem(size, drafts, most))

@@ -1,12 +1,11 @@
 """The rules of a recipe about its head: what it reads in training, what it starts from, and its rank."""
 
-from domino_jax.method.names import DFLASH2, DOMINO, EAGLE3, MARKOV, RANK_KEYS
+from domino_jax.method.kind import Rule
+from domino_jax.method.kinds import KINDS
 
-HEADED = tuple(RANK_KEYS)  # block drafters with a head
-WITH_TABLES = (MARKOV, DFLASH2)  # whose codes come from a table of tokens
-
-# (whether it is so, the key, its value, what to change)
-Rule = tuple[bool, str, object, str]
+HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
+WITH_TABLES = tuple(head for head in HEADED if KINDS[head].table_fields)  # whose codes come from a table of tokens
+READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
 
 
 def head_rules(drafter, train) -> list[Rule]:
@@ -15,17 +14,17 @@ def head_rules(drafter, train) -> list[Rule]:
     parts = [f"train.{key}" for key in ("frozen_backbone", "head_from") if train[key]]
     return [
         (
-            reads == "text" or head in (DOMINO, MARKOV),
+            reads == "text" or head in READERS,
             "train.head_tokens",
             reads,
-            f"drafter.head is {head}, and only {DOMINO} and {MARKOV} read their drafts; leave it out",
+            f"drafter.head is {head}, and only {' and '.join(READERS)} read their drafts; leave it out",
         ),
         (
-            train.start_from is None or (bool(train.start_from) and head != EAGLE3),
+            train.start_from is None or (bool(train.start_from) and not KINDS[head].counts_tokens),
             "train.start_from",
             train.start_from,
-            f"name a drafter's folder for a drafter.head other than {EAGLE3}, whose draft vocabulary each run counts in"
-            f" its own rows (it is {head}), or leave it out",
+            f"name a drafter's folder, or leave it out; the draft vocabulary of drafter.head {head} is counted in the"
+            " rows of each run, so it takes no weights",
         ),
         (
             train.start_from is None or not parts,
@@ -73,8 +72,8 @@ def _scale_rules(drafter, train) -> list[Rule]:
             not broken,
             key,
             scales,
-            f"{', '.join(map(str, broken))} of drafter.{RANK_KEYS[drafter.head]} {rank} is no whole number; change one"
-            " of the two",
+            f"{', '.join(map(str, broken))} of drafter.{KINDS[drafter.head].rank_key} {rank} is no whole number; change"
+            " one of the two",
         ),
         (
             train.head_tokens == "text",
@@ -87,7 +86,7 @@ def _scale_rules(drafter, train) -> list[Rule]:
 
 def head_rank(drafter) -> int:
     """The rank of the recipe's head; 0 without one."""
-    return drafter[RANK_KEYS[drafter.head]] if drafter.head in HEADED else 0
+    return drafter[KINDS[drafter.head].rank_key] if drafter.head in HEADED else 0
 
 
 def decoded_rank_rule(drafter, decode) -> Rule:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.studies import ablations, beyond
 from benchmarks.studies.head_variants import ARMS, variants
 from configs import tiny
-from domino_jax.method.names import HEADS, NONE
+from domino_jax.method.kinds import HEADS
 from domino_jax.recipe import checks as recipes
 
 TRAININGS = {
@@ -45,5 +45,5 @@ def test_a_frozen_backbone_has_the_layout_of_its_heads():
         if one.backbone:
             backbone = drafters[one.backbone].changes
             shifted = one.changes["drafter.head"] != "dflash2"
-            assert backbone["drafter.head"] == NONE and backbone.get("drafter.shift_label", False) is shifted
+            assert backbone["drafter.head"] == "none" and backbone.get("drafter.shift_label", False) is shifted
             assert backbone["drafter.block_size"] == one.changes["drafter.block_size"]

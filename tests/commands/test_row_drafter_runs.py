@@ -9,7 +9,7 @@ import pytest
 from domino_jax import export
 from domino_jax.evals import measure
 from domino_jax.evals.round_times import StepBounds
-from domino_jax.method.names import EAGLE3, ROW_DRAFTERS
+from domino_jax.method.kinds import ROW_DRAFTERS
 from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import load_drafter
@@ -42,7 +42,7 @@ def run(head, files, workdir) -> int:
         "config__eval__final": True,
         "config__preflight__rows": 0,
     }
-    if head == EAGLE3:
+    if head == "eagle3":
         drafter["config.drafter.target_layer_ids"] = "(1,2,4)"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(measure, "timings", lambda *_: {"split": {}, "step": StepBounds(1e-3, 10**6, 1e9)})

@@ -17,8 +17,7 @@ import pytest
 from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.requests import Request
 from domino_jax.method import rounds
-from domino_jax.method.kinds import KINDS
-from domino_jax.method.names import HEADS
+from domino_jax.method.kinds import HEADS, KINDS
 from domino_jax.method.settings import SamplingParams, TreeSettings, refused_mode
 from tests.helpers.decoding_models import SmallGenerator, make_generator, planted_drafts, random_models, random_prompts
 from tests.helpers.pairwise import pairwise

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from domino_jax.evals import round_times
-from domino_jax.method.names import ROW_DRAFTERS
+from domino_jax.method.kinds import ROW_DRAFTERS
 from domino_jax.weights.loading import load_models, load_target
 from tests.helpers.decoding_models import make_generator, random_models
 from tests.helpers.paths import ASSETS

@@ -18,8 +18,7 @@ from domino_jax.method import rounds
 from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.heads.medusa import MedusaConfig
-from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
-from domino_jax.method.names import EAGLE3, MEDUSA, ROW_DRAFTERS
+from domino_jax.method.kinds import KINDS, ROW_DRAFTERS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import DecodeSettings
@@ -85,7 +84,7 @@ HEAD_SIZES = {
 def row_config(target: Qwen3Config, head: str, **choices) -> AnyConfig:
     """A drafter without blocks; the draft vocabulary of EAGLE-3 leaves some tokens out everywhere."""
     fields = HEAD_SIZES[head] | choices
-    if head == MEDUSA:
+    if head == "medusa":
         return MedusaConfig.for_target(target, **fields)
     tokens = np.linspace(0, target.vocab_size - 1, fields["draft_vocab_size"]).astype(int)
     return Eagle3Config.for_target(target, **fields, draft_tokens=tokens)
@@ -114,7 +113,7 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
 
 @functools.lru_cache
 def random_models(block_size: int = 4, vocab: int = VOCAB, tied: bool = False, **choices) -> Models:
-    target, params = random_target(vocab, tied, layers=4 if choices.get("head") == EAGLE3 else 2)
+    target, params = random_target(vocab, tied, layers=4 if choices.get("head") == "eagle3" else 2)
     return Models(target, params, *random_drafter(target, block_size, **choices))
 
 

@@ -17,9 +17,8 @@ from domino_jax.method.heads.dflash2 import SelectorSettings
 from domino_jax.method.heads.eagle3_model import Eagle3Settings
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.medusa import MedusaSettings
-from domino_jax.method.kinds import new_drafter
+from domino_jax.method.kinds import ROW_DRAFTERS, new_drafter
 from domino_jax.method.losses import LossSettings
-from domino_jax.method.names import DFLASH2, EAGLE3, MARKOV, MEDUSA, ROW_DRAFTERS
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
@@ -48,8 +47,8 @@ def models(head: str, **choices):
     return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,), **choices)
 
 
-OWN_LOSSES = {MARKOV: MarkovSettings, DFLASH2: SelectorSettings}
-ROW_SETTINGS = {EAGLE3: Eagle3Settings(passes=3), MEDUSA: MedusaSettings()}
+OWN_LOSSES = {"markov": MarkovSettings, "dflash2": SelectorSettings}
+ROW_SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
 
 
 def run(mesh, steps=TOTAL, accumulate=1, remat=False, attention_blocks=None, slice_blocks=100, drafter=None, **losses):

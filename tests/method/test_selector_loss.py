@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.curriculum import selector_alpha
 from domino_jax.method.heads.dflash2 import (
     Choices,
     SelectorObjective,
     SelectorSettings,
     leading_run,
+    selector_alpha,
     selector_sums,
 )
 from domino_jax.method.losses import Labels, slot_weights

@@ -4,8 +4,7 @@ import contextlib
 
 import pytest
 
-from domino_jax.method.kinds import KINDS
-from domino_jax.method.names import HEADS, ROW_DRAFTERS
+from domino_jax.method.kinds import HEADS, KINDS, ROW_DRAFTERS
 from domino_jax.method.settings import canonical_mode, supported_modes
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe.decode_checks import decode_settings, modes_of

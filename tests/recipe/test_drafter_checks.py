@@ -7,12 +7,12 @@ import pytest
 
 from domino_jax.method.heads.dflash2 import SelectorSettings
 from domino_jax.method.heads.markov import MarkovSettings
+from domino_jax.method.kinds import KINDS, ROW_DRAFTERS
 from domino_jax.method.losses import LossSettings
-from domino_jax.method.names import ROW_DRAFTERS
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import checks as recipes
 from domino_jax.recipe import cli
-from domino_jax.recipe.builders import curriculum_of, drafter_config_of, loss_settings
+from domino_jax.recipe.builders import drafter_config_of, loss_settings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
 from tests.helpers.recipes import recipe, set_value
@@ -115,8 +115,8 @@ def test_the_recipes_selector_and_convolutions_reach_the_drafter_and_its_loss():
     assert type(settings) is SelectorSettings
     assert not settings.contiguous and not settings.reads_target
     half = config.train.steps // 2
-    assert float(curriculum_of(config.train, "dflash2")(half)) == pytest.approx(1.0, rel=1e-4)
-    assert float(curriculum_of(config.train, "domino")(half)) == pytest.approx(0.5, rel=1e-4)
+    assert float(KINDS["dflash2"].curriculum(config.train)(half)) == pytest.approx(1.0, rel=1e-4)
+    assert float(KINDS["domino"].curriculum(config.train)(half)) == pytest.approx(0.5, rel=1e-4)
     config.train.loss = "cross_entropy"
     plain = loss_settings(config.train, "dflash2")
     assert plain.contiguous
@@ -245,7 +245,7 @@ def test_tables_of_tokens_can_come_from_another_drafter_and_be_left_as_they_are(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"drafter.head": "eagle3"}, "other than eagle3"),
+        ({"drafter.head": "eagle3"}, "draft vocabulary of drafter.head eagle3"),
         ({"train.frozen_backbone": "OTHER"}, "train.frozen_backbone would replace some of them"),
         (
             {"drafter.head": "markov", "train.frozen_backbone": "OTHER", "train.head_from": "OTHER"},

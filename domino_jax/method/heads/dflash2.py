@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from domino_jax.method.candidates import Candidates, largest
-from domino_jax.method.config import CONVOLUTION, TRANSFORMS, DrafterConfig, Problems
+from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, either, integer
 from domino_jax.method.head import Head, cut_ranks
 from domino_jax.method.losses import (
@@ -50,6 +50,17 @@ class Dflash2Config(DrafterConfig):
     has_head, only_candidates, rank_key, table_fields = True, True, "selector_rank", ("selector_rank",)
     own_keys, needed, marks = ("projector_type", *SELECTOR, *TRANSFORMS), (*CONVOLUTION, *SELECTOR), SELECTOR
 
+    only_shift, conv_taps, own_loss, own_dpace = False, 2, True, True
+    head_keys_of_recipe = SELECTOR
+    ranges = {
+        "drafter.selector_rank": (1, LARGEST_RANK),
+        "drafter.selector_top_k": (1, None),
+        "train.selector_alpha": (0, 1e6),
+        "train.selector_warmup_ratio": (0, 1),
+        "train.selector_ramp_ratio": (0, 1),
+    }
+    shape_keys = ("drafter.selector_rank",)
+
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
         return CLASS in str(raw.get("architectures"))
@@ -68,7 +79,6 @@ class Dflash2Config(DrafterConfig):
 
     def problems(self) -> Problems:
         return [
-            (self.shift_label, "head dflash2 has shift_label True, but its drafters are never shifted"),
             (self.selector_rank < 1, f"selector_rank {self.selector_rank} must be at least 1"),
             (
                 not 1 <= self.selector_top_k <= self.vocab_size,
@@ -94,6 +104,21 @@ class Dflash2Config(DrafterConfig):
         # As modules of embeddings in z-lab's loader and in a branch of speculators.
         codebooks = [entry.name for entry in self.head_table() if entry.name.endswith("_codebook")]
         return super().aliases() | {f"{name}.weight": name for name in codebooks}
+
+    @classmethod
+    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> LossSettings:
+        if train.loss != "own":
+            return super().loss_settings(train, shared)
+        # A block of DFlash2 may run on into the next turn, as in its public trainers.
+        return SelectorSettings(**shared, dpace_alpha=train.dpace_alpha, contiguous=False)
+
+    @classmethod
+    def curriculum(cls, train: Any) -> Callable[[jax.Array], jax.Array]:
+        """α of the selector."""
+        if train.loss != "own":
+            return super().curriculum(train)
+        ratios = train.selector_warmup_ratio, train.selector_ramp_ratio
+        return lambda step: selector_alpha(step, train.steps, train.selector_alpha, *ratios)
 
     def convolution_refusal(self) -> str | None:
         if self.conv_kernel_size:
@@ -301,3 +326,21 @@ def selector_metrics(sums: Sums, loss: jax.Array, alpha: jax.Array) -> dict[str,
         "oracle_accept_len": sums["served_by_oracle"] / blocks,
         "selector_alpha": jnp.asarray(alpha, jnp.float32),
     }
+
+
+def selector_alpha(
+    step: jax.Array, total_steps: int, alpha: float, warmup_ratio: float, ramp_ratio: float
+) -> jax.Array:
+    """α(s) = α · clip((s - ⌊wT⌋) / max(1, ⌊rT⌋), 0, 1), float32; without a ramp α from step ⌊wT⌋ on.
+
+    Args:
+        step: completed optimizer steps, 0-based.  total_steps: T.
+        warmup_ratio: w, the share of the run in which only the backbone's logits are trained.
+        ramp_ratio: r, the share over which α then rises.
+
+    >>> T = 1000, α 1, w .1, r .2: s = 99, 100, 200, 300 → 0, 0, .5, 1    w .1, r 0: s = 99, 100 → 0, 1
+    """
+    since = jnp.asarray(step, jnp.float32) - int(warmup_ratio * total_steps)
+    if ramp_ratio == 0.0:
+        return jnp.where(since >= 0, alpha, 0.0)
+    return alpha * jnp.clip(since / max(1, int(ramp_ratio * total_steps)), 0.0, 1.0)

@@ -34,6 +34,15 @@ class DominoConfig(DrafterConfig):
     has_head, reads_embeddings = True, True
     rank_key, needed = "emb_dim", ("emb_dim",)
     own_keys = ("projector_type",)
+    shifts_labels, reads_drafts = True, True
+    head_keys_of_recipe = ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
+    ranges = {
+        "drafter.pure_draft_prefix_len": (0, None),
+        "drafter.emb_dim": (1, LARGEST_RANK),
+        "drafter.gru_hidden_dim": (1, LARGEST_RANK),
+    }
+    shape_keys = ("drafter.emb_dim", "drafter.gru_hidden_dim")
+    reads = (*DrafterConfig.reads, "pure_draft_prefix_len")
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:

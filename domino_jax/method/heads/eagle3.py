@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from domino_jax.method.config_keys import WRITTEN_WITH, boolean, integer, listed, public_keys, section
-from domino_jax.method.heads.eagle3_model import Eagle3
-from domino_jax.method.kind import Kind
+from domino_jax.method.heads.eagle3_model import Eagle3, Eagle3Settings
+from domino_jax.method.kind import Kind, Rule
 from domino_jax.models.decoder_config import (
     DecoderConfig,
     read_decoder_fields,
@@ -80,7 +80,14 @@ class Eagle3Config(Kind, DecoderConfig):
 
     head, title, paper = EAGLE3, "EAGLE-3", " (arXiv 2503.01840)"
     sglang, vllm = "EAGLE3", "eagle3"
-    draws_paths = False
+    draws_paths, counts_tokens = False, True
+    reads = ("target_layer_ids",)
+    ranges = {
+        "drafter.eagle3.draft_vocab_size": (1, None),
+        "train.eagle3.passes": (1, None),
+        "train.eagle3.decay": (1e-6, 1),
+    }
+    shape_keys = ("drafter.eagle3",)
     copies, layer_ids_hint = {"embed_tokens.weight": EMBEDDING}, f"\n{COUNTING}"
     num_drafts = CHAIN
     most_drafts = LONGEST_CHAIN
@@ -288,6 +295,26 @@ class Eagle3Config(Kind, DecoderConfig):
         members = np.zeros(self.vocab_size, bool)
         members[tokens] = True
         return {OFFSETS: tokens - np.arange(len(tokens)), MEMBERS: members}
+
+    @classmethod
+    def for_recipe(cls, recipe: Any, target: Qwen3Config, shared: dict[str, Any]) -> "Eagle3Config":
+        drafter = recipe.drafter
+        shape = {"target_layer_ids": drafter.target_layer_ids, "intermediate_size": drafter.intermediate_size}
+        return cls.for_target(target, **shape, **drafter.eagle3)
+
+    @classmethod
+    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> Eagle3Settings:
+        return Eagle3Settings(**train.eagle3)
+
+    @classmethod
+    def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, int]:
+        return CHAIN + 1, CHAIN, LONGEST_CHAIN
+
+    @classmethod
+    def rules(cls, recipe: Any) -> list[Rule]:
+        ids, change = recipe.drafter.target_layer_ids, f"drafter.head {EAGLE3} fuses {FUSED_LAYERS} layers"
+        fine = ids is None or len(ids) == FUSED_LAYERS
+        return [(fine, "drafter.target_layer_ids", ids, f"{change}; list {FUSED_LAYERS}, or leave it out")]
 
     def sglang_refusal(self) -> str | None:
         return "SGLang does not know norm_before_residual" if self.norm_before_residual else None

@@ -6,6 +6,7 @@ cross-entropy of the confidence. Source of the formulas: DSpark as SpecForge and
 """
 
 import dataclasses
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -14,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from domino_jax.method.config import DrafterConfig, Problems
+from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, boolean, either, integer, lacks, section
 from domino_jax.method.head import Head, SplitLinear, cut_ranks
+from domino_jax.method.kind import Rule
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -34,12 +36,9 @@ from domino_jax.runtime.errors import DataError, quote
 
 MARKOV_KINDS = (VANILLA, GATED, RNN) = ("vanilla", "gated", "rnn")
 PROJECTOR = "dspark"  # as projector_type
-_DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of flat files, which name no projector_type
+CLASSES = ("DSparkDraftModel", "Qwen3DSparkModel")  # the second is DeepSpec's, of flat files without projector_type
 _ATTENTION = "attention_mode"
 KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
-
-
-# ------------------------------------------------------------------------------------------------------- config.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +54,15 @@ class MarkovConfig(DrafterConfig):
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = False
 
-    head, title, architecture = "markov", "DSpark", "DSparkDraftModel"
+    head, title, architecture = "markov", "DSpark", CLASSES[0]
     sglang, vllm = "DSPARK", "dspark"
-    has_head, rank_key, table_fields = True, "markov_rank", ("markov_head_type", "markov_rank")
-    own_keys, marks = ("projector_type", "markov_rank", "enable_confidence_head"), ("markov_rank",)
+    has_head, rank_key, table_fields, marks = True, "markov_rank", ("markov_head_type", "markov_rank"), ("markov_rank",)
+    own_keys = ("projector_type", "markov_rank", "enable_confidence_head")
+
+    shifts_labels, only_shift, own_loss, reads_drafts = True, True, True, True
+    head_keys_of_recipe = ("markov_rank", "markov_head_type")
+    ranges, choices = {"drafter.markov_rank": (1, LARGEST_RANK)}, {"drafter.markov_head_type": MARKOV_KINDS}
+    shape_keys = tuple(f"drafter.{name}" for name in KEYS)
 
     @property
     def has_confidence(self) -> bool:
@@ -66,9 +70,8 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
-        classes = str(raw.get("architectures"))
-        projector = either(raw, section(raw, "dflash_config"), "projector_type")
-        return projector == PROJECTOR or cls.architecture in classes or _DEEPSPEC_CLASS in classes
+        stated = any(name in str(raw.get("architectures")) for name in CLASSES)
+        return stated or either(raw, section(raw, "dflash_config"), "projector_type") == PROJECTOR
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> DrafterConfig:
@@ -87,26 +90,20 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-        rank, kind = (either(raw, nested, name) for name in ("markov_rank", "markov_head_type"))
-        if rank is None:
-            raise lacks(PROJECTOR, "markov_rank")
+        values = {name: either(raw, nested, name) for name in ("markov_rank", "markov_head_type")}
+        missing = [name for name, value in values.items() if value is None]
+        if missing:
+            raise lacks(PROJECTOR, *missing)
         _check_layout(raw, nested)
-        confident, with_markov = _confidence(raw, nested)
-        if kind is None:
-            raise lacks(PROJECTOR, "markov_head_type")
+        rank, kind = values.values()
         kind = kind.lower() if isinstance(kind, str) else kind  # as its public readers do
         if kind not in MARKOV_KINDS:
             raise DataError(
                 f"the drafter's config.json has markov_head_type {quote(kind)}; expected one of"
                 f" {', '.join(MARKOV_KINDS)}."
             )
-        return {
-            "shift_label": True,
-            "markov_rank": integer("markov_rank", rank),
-            "markov_head_type": kind,
-            "enable_confidence_head": confident,
-            "confidence_head_with_markov": with_markov,
-        }
+        values = (integer("markov_rank", rank), kind, *_confidence(raw, nested))
+        return {"shift_label": True, **dict(zip(KEYS, values, strict=True))}
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # Public files have no shift_label: they are shifted.
@@ -125,7 +122,6 @@ class MarkovConfig(DrafterConfig):
                 f"markov_rank {self.markov_rank} must be positive and markov_head_type {self.markov_head_type!r} one of"
                 f" {', '.join(MARKOV_KINDS)}",
             ),
-            (not self.shift_label, "head markov has shift_label False, but its drafters are always shifted"),
         ]
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
@@ -157,10 +153,52 @@ class MarkovConfig(DrafterConfig):
             axes["confidence_proj", "kernel"] = (np.concatenate([width, own]), None)
         return axes
 
+    @classmethod
+    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
+        confident = cls.has_confidence_in(recipe)
+        with_markov = confident and recipe.drafter.confidence_head_with_markov
+        return super().recipe_fields(recipe) | dict(zip(KEYS[2:], (confident, with_markov), strict=True))
+
+    @classmethod
+    def has_confidence_in(cls, recipe: Any) -> bool:
+        """drafter.enable_confidence_head, or whether the loss trains one."""
+        stated = recipe.drafter.enable_confidence_head
+        return _trains_confidence(recipe.train) if stated is None else stated
+
+    @classmethod
+    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> LossSettings:
+        if train.loss != "own":
+            return super().loss_settings(train, shared)
+        return MarkovSettings(**shared, weights=tuple(train.markov_weights))
+
+    @classmethod
+    def value_rules(cls, recipe: Any) -> list[Rule]:
+        weights = recipe.train.markov_weights
+        numbers = [weight for weight in weights if isinstance(weight, int | float) and 0 <= weight < math.inf]
+        # The third weight trains the confidence head alone.
+        fine = len(numbers) == len(weights) == 3 and any(numbers[:2])
+        change = "give three weights, 0 or above and the first two not both 0, as"
+        example = '--config.train.markov_weights="(0.1,0.9,1.0)"'
+        return [(fine, "train.markov_weights", weights, f"{change} {example}")]
+
+    @classmethod
+    def rules(cls, recipe: Any) -> list[Rule]:
+        # An untrained confidence head would be exported as a trained one.
+        train, key = recipe.train, "enable_confidence_head"
+        fine = not cls.has_confidence_in(recipe) or _trains_confidence(train)
+        change = (
+            f"with train.loss {train.loss} and train.markov_weights {tuple(train.markov_weights)} nothing trains it"
+        )
+        return [(fine, f"drafter.{key}", recipe.drafter[key], f"{change}; leave it out")]
+
     def vllm_refusal(self) -> str | None:
         if self.markov_head_type != VANILLA:
             return f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
         return self.convolution_refusal()
+
+
+def _trains_confidence(train: Any) -> bool:
+    return train.loss == "own" and train.markov_weights[2] > 0
 
 
 def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
@@ -199,9 +237,6 @@ def _confidence(raw: dict[str, Any], nested: dict[str, Any]) -> tuple[bool, bool
     confident = weight > 0 if stated is None else stated
     with_markov = bool(boolean(raw, nested, "confidence_head_with_markov"))
     return confident, confident and with_markov
-
-
-# --------------------------------------------------------------------------------------------------------------- module
 
 
 class MarkovHead(Head):
@@ -282,9 +317,6 @@ class MarkovHead(Head):
         keep, new, out = jnp.split(joined.astype(jnp.float32), 3, axis=-1)
         keep = jax.nn.sigmoid(keep)
         return keep * state + (1.0 - keep) * jnp.tanh(new), jnp.tanh(out).astype(self.dtype)
-
-
-# ----------------------------------------------------------------------------------------------------------------- loss
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,6 +56,12 @@ class MedusaConfig(Kind):
     num_key_value_heads = 0  # and keeps no cache of keys and values
     max_position_embeddings = LIMITS["max_position_embeddings"]  # nor does it know positions
 
+    ranges = {
+        "drafter.medusa.num_heads": (1, LARGEST_HEADS),
+        "drafter.medusa.num_layers": (1, LIMITS["num_hidden_layers"]),
+    }
+    shape_keys = ("drafter.medusa",)
+
     @property
     def num_drafts(self) -> int:
         return self.num_heads
@@ -154,6 +160,18 @@ class MedusaConfig(Kind):
         """FasterDecoding's names."""
         names = {entry.name.removeprefix("blocks.").replace(".layers.", "."): entry.name for entry in self.table()}
         return {".linear.".join(name.rsplit(".", 1)): entry for name, entry in names.items()}
+
+    @classmethod
+    def for_recipe(cls, recipe: Any, target: Qwen3Config, shared: dict[str, Any]) -> "MedusaConfig":
+        return cls.for_target(target, **recipe.drafter.medusa)
+
+    @classmethod
+    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> "MedusaSettings":
+        return MedusaSettings()
+
+    @classmethod
+    def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, None]:
+        return drafter.medusa.num_heads + 1, drafter.medusa.num_heads, None
 
     def sglang_refusal(self) -> str | None:
         return "SGLang has no Medusa heads"
