@@ -1,5 +1,8 @@
-"""Stand-ins for the commands that the studies of benchmarks/ run."""
+"""Benchmark scripts at --small, and stand-ins for the commands that the studies of benchmarks/ run."""
 
+import csv
+import importlib
+import pathlib
 from collections.abc import Callable
 
 import pytest
@@ -11,3 +14,18 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, execute: Callable) -> Callable:
     """Puts `execute(study, command, name)` in the place of a study's commands."""
     monkeypatch.setattr(Study, "execute", lambda study, *stage: execute(study, *stage))
     return execute
+
+
+def run(module: str, *flags: str) -> None:
+    importlib.import_module(f"benchmarks.{module}").main(["--small", *flags])
+
+
+def rows(tmp_path: pathlib.Path, name: str) -> list[dict[str, str]]:
+    """The data file of a section, whose marks the page has."""
+    assert f"<!-- {name}: begin -->" in (tmp_path / "page.md").read_text()
+    with (tmp_path / "data" / f"{name.replace(' ', '_')}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def places(tmp_path: pathlib.Path) -> list[str]:
+    return [f"--workdir={tmp_path / 'work'}", f"--page={tmp_path / 'page.md'}"]

@@ -1,0 +1,37 @@
+"""The studies of heads, ablations and trees once at --small: the table that each writes."""
+
+import pytest
+
+from benchmarks.studies import trees
+from domino_jax.recipe import cli
+from tests.helpers.paths import ROOT
+from tests.helpers.studies import places, rows, run
+
+
+@pytest.mark.slow(minutes=2)
+def test_ablations(tmp_path):
+    run("studies.ablations", *places(tmp_path))
+    table = rows(tmp_path, "ablation head")
+    assert len(table) == 3 and all(float(row["tau"]) >= 1 and float(row["base_loss"]) > 0 for row in table)
+    assert all(float(row["identical"]) == 1.0 for row in table)
+
+
+@pytest.mark.slow(minutes=6)
+def test_heads(tmp_path):
+    run("studies.heads", *places(tmp_path))
+    table = rows(tmp_path, "heads b")
+    assert [row["drafter"] for row in table] == ["DFlash (no head)", "Domino", "EAGLE-3"]
+    for row in table:
+        assert 1 <= float(row["tau_t0"]) <= 4 and float(row["tflops"]) > 0 and float(row["trained_m"]) > 0
+        assert float(row["tokens_s"]) > 0 and float(row["round_ms"]) > 0
+    assert " 0 differ by more than a near tie" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.slow(minutes=2)
+def test_trees(capsys):
+    flags = ["--config.decode.num_prompts=1", "--config.decode.max_new_tokens=8", "--config.decode.tree.nodes=16"]
+    with pytest.raises(SystemExit) as left:
+        cli.run(trees.main, ("config",), argv=["trees", f"--config={ROOT / 'configs' / 'tiny.py'}", *flags])
+    assert left.value.code == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("chain: τ ") and printed[1].startswith("| nodes |")
