@@ -15,7 +15,6 @@ DRAFTER = {
     "num_layers": 1,
     "target_layer_ids": (0, 1),
     "block_size": 4,
-    "head": "domino",
     "shift_label": True,
     "pure_draft_prefix_len": 1,
     "emb_dim": 6,

@@ -65,7 +65,7 @@ def test_a_prompt_that_cannot_be_is_refused(prompt, message):
         ("domino", "forest", "'forest'"),
         ("domino", "tree", "TreeSettings"),
         ("medusa", "backbone", "medusa .*'draft'"),
-        ("medusa", "domino", "medusa.*'draft'"),
+        ("medusa", "domino", "'domino'.*'draft'"),
         ("eagle3", "backbone", "eagle3 .*'draft'"),
         ("eagle3", "tree", "TreeSettings|eagle3 .*'draft'"),
     ],
