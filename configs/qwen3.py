@@ -30,8 +30,8 @@ def get_config(hub_id: str) -> config_dict.ConfigDict:
 def _target(hub_id: str) -> config_dict.ConfigDict:
     target = config_dict.ConfigDict()
     target.path = hub_id
-    # Of the target's weights and of all computation in train and regenerate; the drafter's master weights and moments
-    # are float32.
+    # The type of the target's weights and of all computation in train and regenerate. The drafter's master weights and
+    # moments are float32.
     target.dtype = "bfloat16"
     return target
 
@@ -48,12 +48,12 @@ def _drafter() -> config_dict.ConfigDict:
     drafter.gru_hidden_dim = 1024
     drafter.emb_dim = 256
     drafter.pure_draft_prefix_len = 1
-    # Of the head markov: vanilla, gated or rnn, its rank, and a head that estimates each draft's chance.
+    # The head markov: vanilla, gated or rnn, its rank, and a head that estimates each draft's chance.
     drafter.markov_head_type = "vanilla"
     drafter.markov_rank = 256
     drafter.enable_confidence_head = config_dict.placeholder(bool)  # absent: where the loss trains it
     drafter.confidence_head_with_markov = True  # it reads the token before the slot as well
-    # Of the head dflash2: the width of its two codebooks, and the candidates of a slot.
+    # The head dflash2: the width of its two codebooks, and the candidates of a slot.
     drafter.selector_rank = 256
     drafter.selector_top_k = 16
     # Convolutions inside a block, with any head: taps (0: none), and channels that share a dynamic filter. Absent: 2

@@ -38,7 +38,7 @@ SMALL = {
 
 
 def target_config(size: str) -> Qwen3Config:
-    """Of a public size ("0.6b" to "32b"), of assets/tiny_qwen3 ("tiny"), or three narrow layers ("small")."""
+    """A public size ("0.6b" to "32b"), of assets/tiny_qwen3 ("tiny"), or three narrow layers ("small")."""
     if size == "small":
         return Qwen3Config.from_dict(SMALL)
     return loading.read_target_config(ASSETS / ("tiny_qwen3" if size == "tiny" else f"qwen3_configs/{size}"))

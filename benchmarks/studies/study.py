@@ -130,7 +130,7 @@ class Study:
 
     @property
     def nodes(self) -> int:
-        """Of the recipe's tree."""
+        """Nodes of the recipe's tree."""
         return int(self.of_recipe("decode.tree.nodes"))
 
     def timings(

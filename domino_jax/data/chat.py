@@ -3,7 +3,7 @@
 The mask follows from two renderings. The text before an answer is the rendering of the messages before it with the
 generation prompt: exactly the prompt of the model. The answer runs from there to the token that closes the turn, which
 is supervised too. Pieces are tokenised separately, as in decoding, so that no token straddles the start of an answer.
-A template may write an earlier turn in another way than it asked for it. Such an answer is context.
+A template may rewrite an earlier turn once later ones follow. The start of such an answer is unknown, so it is context.
 
     <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n|Hello<|im_end|>|\\n
     0 0 0 0 0 ...                                                                      1 1 1 ...        0

@@ -91,7 +91,7 @@ def read_chat(row: Mapping[str, Any], where: str) -> Chat:
                 raise DataError(f"{name} has {key} {quote(flag)}, expected 0, 1, true or false.")
         messages.append(message)
         learned.append(all(flags.values()))
-    system = row["system"] if "system" in row else ""
+    system = row["system"] if "system" in row and row["system"] not in EMPTY else ""
     if not isinstance(system, str):
         raise DataError(f"{where}: system is {quote(system)}, expected a text.")
     if system and messages[0]["role"] == "system":

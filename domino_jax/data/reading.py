@@ -36,7 +36,7 @@ class Plans:
 
     def __getitem__(self, number: int) -> Plan:
         items, position = self.items.batch(number)
-        # Of the whole batch: all processes have to agree on its length.
+        # The longest row of the whole batch decides: all processes have to agree on its length.
         longest = max(int(self.lengths[ids].sum()) for ids in items)
         return Plan(items[self.process_rows], self.layout.padded_length(longest), position)
 

@@ -253,9 +253,9 @@ class DrafterConfig(Kind, DecoderConfig):
                 f"layer_types {sorted(set(self.layer_types))} may hold full_attention and sliding_attention only",
             ),
             (
-                "sliding_attention" in self.layer_types and not self.sliding_window,
+                "sliding_attention" in self.layer_types and (self.sliding_window or 0) < 1,
                 "layer_types holds sliding_attention, but sliding_window and use_sliding_window leave it without a"
-                " window",
+                " window of at least 1",
             ),
             (
                 self.only_shift not in (None, self.shift_label),

@@ -13,7 +13,7 @@ Rule = tuple[bool, str, Any, str]
 
 
 class Kind:
-    """The answers of a drafter without a head; all are about the class but for those that need the shapes of a config.
+    """The answers of a drafter without a head. Most belong to the class; methods that need shapes take a config.
 
     head: its name in a recipe.  title: its drafters' name.  paper: where they are described.
     specforge_class: the class for SpecForge's training, if it is not that of `to_dict`.
@@ -115,11 +115,11 @@ class Kind:
     # Whether train.loss=own is another loss than Domino's, and whether that one reads D-PACE weights; whether
     # train.head_tokens may be the head's drafts.
     own_loss, own_dpace, reads_drafts = False, False, False
-    # Keys of the drafter section: those of the head alone, which become fields of these names, and of the shared ones
-    # those that drafters of this kind read.
+    # head_keys_of_recipe: keys of the drafter section that only this head has; they become fields of the same names.
+    # reads: shared keys that this kind also reads.
     head_keys_of_recipe, reads = (), ()
-    # Of a recipe's keys that only this kind has: {key: (least, most)} with None for no limit, {key: its values}, and
-    # those that decide the shapes of the arrays.
+    # Rules for the recipe's keys that only this kind has: {key: (least, most)} with None for no limit, {key: its
+    # values}, and the keys that decide the shapes of the arrays.
     ranges, choices, shape_keys = {}, {}, ()
     # The draft vocabulary is counted in the training rows.
     counts_tokens = False

@@ -4,7 +4,8 @@ The environment, all of it optional:
 
     JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID   the place of this process, where JAX detects no cluster
     DOMINO_NUM_PROCESSES                                         how many must have come up, or the start is refused
-    DOMINO_INIT_SECONDS (50), DOMINO_HEARTBEAT_SECONDS (100)     patience at the start, and with a silent process later
+    DOMINO_INIT_SECONDS (50)                                     how long the start waits for the other processes
+    DOMINO_HEARTBEAT_SECONDS (100)                               silence after which a process counts as lost
 """
 
 import os
@@ -72,12 +73,10 @@ def _place() -> dict:
 
 
 def _connect(**place) -> None:
+    patience = {"initialization_timeout": _seconds("DOMINO_INIT_SECONDS", 50)}
+    patience["heartbeat_timeout_seconds"] = _seconds("DOMINO_HEARTBEAT_SECONDS", 100)
     try:
-        jax.distributed.initialize(
-            **place,
-            initialization_timeout=int(os.environ.get("DOMINO_INIT_SECONDS", 50)),
-            heartbeat_timeout_seconds=int(os.environ.get("DOMINO_HEARTBEAT_SECONDS", 100)),
-        )
+        jax.distributed.initialize(**place, **patience)
     except (ValueError, RuntimeError) as error:
         if isinstance(error, ValueError) and not place and not os.environ.get("JAX_COORDINATOR_ADDRESS"):
             return  # JAX detects no cluster
@@ -85,6 +84,14 @@ def _connect(**place) -> None:
             f"jax.distributed cannot start ({first_line(error, with_class=False)}). Correct {', '.join(PLACE)}, or pass"
             " --distributed=off."
         ) from error
+
+
+def _seconds(name: str, default: int) -> int:
+    """The environment variable `name`, a whole number of seconds; `default` when it is not set."""
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise DominoError(f"{name} is {value!r}: set it to a whole number of seconds.")
+    return int(value)
 
 
 def _devices() -> list[jax.Device]:

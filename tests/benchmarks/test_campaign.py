@@ -29,7 +29,7 @@ def unwanted(choices, name, left):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of a whole small campaign."""
+    """The folder of a whole small campaign."""
     folder = tmp_path_factory.mktemp("campaign")
     assert device_campaign.campaign(choices_of(folder), in_process) == 0
     return folder

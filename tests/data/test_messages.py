@@ -18,7 +18,7 @@ TOOLS = [{"type": "function", "function": {"name": "add"}}]
         {"messages": [USER, ANSWER], "conversations": None, "tools": None, "id": 3, "scores": [1.5]},
         {"messages": [USER | {"name": None, "weight": None}, ANSWER | {"tool_calls": None}]},
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-        {"conversations": [USER, ANSWER], "tools": "", "system": "", "chat_template_kwargs": {}},
+        {"conversations": [USER, ANSWER], "tools": "", "system": [], "chat_template_kwargs": {}},
         {"messages": [USER, ANSWER], "functions": [], "documents": {}, "system_prompt": ""},
         {"messages": [USER | {"role": "human"}, ANSWER | {"role": "gpt"}]},
     ],

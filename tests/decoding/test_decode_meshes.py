@@ -74,7 +74,7 @@ def measured() -> dict:
 
 @functools.lru_cache
 def measured_slowly() -> dict:
-    """Of the others, and of the command with the files that it wrote: its report and its rows."""
+    """The outputs of the other processes, and the report and rows that the command wrote."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         others = {name: sizes for name, sizes in MESHES.items() if name not in FAST}

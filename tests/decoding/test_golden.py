@@ -336,7 +336,7 @@ def prefixes(name: str):
 
 @pytest.mark.parametrize("name", DRAFTED)
 def test_drafts_after_given_prefixes_equal_the_reference(name):
-    """Of a Markov head slots 0 to B - 1: a loop that leaves slot 0 out, as a public one does, is one position off."""
+    """A Markov head drafts from slots 0 to B - 1. A public loop leaves slot 0 out, so it is one position off."""
     drafts = drafting(name)(golden_models(name), prefixes(name))
     assert drafts.shape[1] == load_golden(name).figures["num_drafts"]
     np.testing.assert_array_equal(drafts, load_golden(name).arrays["draft.tokens"])

@@ -143,7 +143,7 @@ def check(made: SmallGenerator, drafter: str, mode: str, sampling: str) -> list[
     return answers
 
 
-# Of a planted draft at an index of the text: 0 right, 1 wrong, 2 wrong where the sibling in a tree is right.
+# A planted draft at an index of the text is 0 right, 1 wrong, 2 wrong where the sibling in a tree is right.
 SCHEDULE = np.array([0, 0, 0, 0, 0, 1, 0, 2, 0, 0, 1, 1, 0, 0, 0, 2, 0])
 
 

@@ -111,7 +111,7 @@ def test_an_edge_excuses_no_token_that_would_not_be_chosen_inside_it():
 
 @pytest.mark.parametrize(("best", "limit"), [(20.0, 0.25), (3.0, 0.03125), (-0.75, 0.015625)])
 def test_in_bfloat16_two_units_in_the_last_place_are_a_near_tie(best, limit):
-    """Of the largest in question: of -0.75 and -1.75 that is the second, which a high temperature may choose."""
+    """The larger magnitude decides: for -0.75 and -1.75 the second, which a high temperature may choose."""
     logits = [best, best - 1.0]
     assert near_tie_limit(jnp.bfloat16, logits, SamplingParams()) == limit
     assert near_tie_limit(jnp.bfloat16, logits, SamplingParams(0.5)) == 2 * limit

@@ -37,7 +37,7 @@ def test_a_whole_run_gets_three_pictures(tmp_path):
 
 
 def test_acceptance_is_drawn_over_hours_too(monkeypatch):
-    """Of a core where the run logged its processor time; a step between two logged ones is between their hours."""
+    """Hours of a core, where the run logged its processor time; between two logged steps they are interpolated."""
     pictures = {}
     monkeypatch.setattr(plots, "save", lambda folder, drawn: pictures.update(drawn))
     for rows, words in (

@@ -34,7 +34,7 @@ GATHERS = """
 
 @functools.lru_cache
 def found() -> dict:
-    """Of two layers on one device, two prompts at a time, five candidates for the head."""
+    """Two layers on one device, two prompts at a time, five candidates for the head."""
     config = qwen3.get_config("unused")
     config.target.dtype = "float32"
     config.decode.cache_length, config.decode.max_new_tokens, config.eval.batch_size = 64, 16, 2

@@ -217,7 +217,7 @@ class Golden(NamedTuple):
 
 
 def reference_accept_lengths(row: dict[str, Any]) -> list[int]:
-    """Of a generation in golden.json. Our last entry is cut to the tokens kept; the reference's may run past them."""
+    """The lengths of a generation in golden.json, the last one cut to the tokens that remain, as ours is."""
     *earlier, last = row["accept_lengths"]
     return [*earlier, min(last, row["max_new_tokens"] - 1 - sum(earlier))]
 

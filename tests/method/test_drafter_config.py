@@ -85,6 +85,12 @@ def test_two_places_that_disagree_are_refused(extra):
         ({"sample_from_anchor": False}, {}, "shift_label True and sample_from_anchor False"),
         ({"is_causal": "yes"}, {}, "is_causal = 'yes'"),
         ({}, {"shift_label": "false"}, "shift_label = 'false'"),
+        ({}, {"shift_label": False, "pure_draft_prefix_len": -1}, "pure_draft_prefix_len -1"),
+        (
+            {"layer_types": ["sliding_attention"] * 5, "sliding_window": -5, "use_sliding_window": True},
+            {},
+            "sliding_window",
+        ),
     ],
 )
 def test_a_missing_impossible_or_unknown_meaning_is_refused_by_name(top, nested, named):

@@ -49,7 +49,7 @@ def test_the_heads_correction_leaves_its_product_in_float32(method):
 
 
 def test_untied_bfloat16_logits_are_the_sums_and_not_their_rounding():
-    """Of the golden pair's own lm_head: exact products of what it is given, which bfloat16 cannot hold."""
+    """The golden pair's lm_head gives exact products of its bfloat16 inputs, which bfloat16 cannot hold."""
     golden = load_golden("untied_noshift")
     target = golden.target.module.clone(dtype=BF16)
     kernel = golden.target.params["lm_head"]["kernel"].astype(BF16)

@@ -175,6 +175,7 @@ def test_a_missing_device_exits_2_and_names_the_variable():
         ("auto", {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "2"}, ["JAX_COORDINATOR_ADDRESS is None"]),
         ("auto", by_hand(1, "two", 0), ["JAX_NUM_PROCESSES is 'two'"]),
         ("auto", {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, ["JAX_NUM_PROCESSES"]),
+        ("auto", {"DOMINO_INIT_SECONDS": "15m"}, ["DOMINO_INIT_SECONDS is '15m'"]),
         ("off", {"DOMINO_NUM_PROCESSES": "2"}, ["DOMINO_NUM_PROCESSES is 2, but 1 came up"]),
     ],
 )

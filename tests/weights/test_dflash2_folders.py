@@ -19,7 +19,7 @@ from tests.helpers.paths import GOLDEN
 
 NAME, TARGET = "dflash2", "tied_shift"
 KEYS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 12, "selector_top_k": 6, "block_size": 8}
-# Of the released 27B drafter: every layer slides, which its file says by layer_types alone.
+# The released 27B drafter: every layer slides, and only layer_types says so.
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2048, "use_sliding_window": "absent"}
 
 

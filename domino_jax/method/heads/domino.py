@@ -69,9 +69,9 @@ class DominoConfig(DrafterConfig):
     def problems(self) -> Problems:
         return [
             (
-                not 0 <= self.suffix_start < self.block_size,
-                f"pure_draft_prefix_len {self.pure_draft_prefix_len} leaves the head no slot of block_size"
-                f" {self.block_size}",
+                self.pure_draft_prefix_len < 0 or self.suffix_start >= self.block_size,
+                f"pure_draft_prefix_len {self.pure_draft_prefix_len} must be 0 or more and leave the head a slot of"
+                f" block_size {self.block_size}",
             ),
             (
                 min(self.emb_dim, self.gru_hidden_dim) < 1 or self.gru_hidden_dim > LARGEST_RANK,

@@ -50,7 +50,7 @@ class MedusaConfig(Kind):
 
     head, title, paper = MEDUSA, "Medusa", " (arXiv 2401.10774)"
     sglang = vllm = ""
-    # Of the target's lm_head, under the names of vLLM and of FasterDecoding.
+    # Copies of the target's lm_head, under the names of vLLM and of FasterDecoding.
     copies = {"lm_head.weight": LM_HEAD, "lm_heads.0.weight": LM_HEAD}
     target_layer_ids = ()  # it reads the last hidden state alone
     num_key_value_heads = 0  # and keeps no cache of keys and values
