@@ -24,7 +24,6 @@ from benchmarks.device.random_models import decoding_models, state_of
 from benchmarks.tables import markdown
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.evals.round_times import (
-    copy_stopwatch,
     endless,
     round_of,
     round_stopwatch,
@@ -54,6 +53,16 @@ NAMES = {round_of(BASELINE): "step", round_of(DOMINO): "round", round_of(BACKBON
 COMPILING = 8  # programs that are compiled at a time
 
 Stopwatch = Callable[[int], float]  # turns → seconds
+
+
+def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
+    """turns → seconds of that many copies of an array, and the bytes that one of them reads and writes."""
+    x = jnp.ones(megabytes * 2**20 // 2, jnp.bfloat16)
+
+    def copies(x, turns):
+        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.optimization_barrier(x + 1), x)
+
+    return stopwatch(jax.jit(copies), x), 2 * x.nbytes
 
 
 def looped(part, carry_of, models: Models, state: DecodeState) -> Stopwatch:

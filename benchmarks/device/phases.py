@@ -13,10 +13,10 @@ import jax.numpy as jnp
 
 from benchmarks.compilers.programs import CANDIDATES
 from benchmarks.device import decode_latency, train_step
-from benchmarks.device.decode_latency import rate, timed
+from benchmarks.device.decode_latency import copy_stopwatch, rate, timed
 from benchmarks.device.random_models import decoding_models, state_of
 from domino_jax.decoding.generate import new_generator
-from domino_jax.evals.round_times import copy_stopwatch, endless, round_stopwatch, stopwatch
+from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
 from domino_jax.method.settings import BASELINE, DOMINO, DecodeSettings, DraftSettings
 from domino_jax.training import estimates
 

@@ -1,52 +1,33 @@
-"""Example answers for a report: a few prompts, their answers round by round, and the drafts that were rejected.
-
-The measured run records no drafts. They are recomputed after it, for the few prompts that are shown.
-"""
+"""Example answers for a report: a few prompts, and their answers round by round."""
 
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from domino_jax.evals.lanes import Lane, record_rounds
+from domino_jax.evals.lanes import Lane
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.run_files import GENERATIONS
-from domino_jax.method.propose import NO_DRAFT
-from domino_jax.method.rounds import TreeRound
-from domino_jax.method.settings import BASELINE, TREE
+from domino_jax.method.settings import BASELINE
 
 EXAMPLES = 4  # prompts of a report
-MOST_ROUNDS = 64  # rounds of an answer whose drafts are recomputed
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """What one round emitted. bonus: whether the last of these tokens is the target's, the others accepted drafts.
-
-    rejected: the drafts after the accepted ones; of a tree, those beside the bonus token. None where not recomputed.
-    """
-
-    token_ids: list[int]
-    bonus: bool = True
-    rejected: list[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ShownAnswer:
-    """One answer of a mode. first: the token of the prefill."""
+    """One answer of a mode. first: the token of the prefill.  rounds: the tokens that each round emitted."""
 
     mode: str
     first: int
-    rounds: list[Round]
+    rounds: list[list[int]]
 
     @property
     def tau(self) -> float | None:
-        return sum(len(one.token_ids) for one in self.rounds) / len(self.rounds) if self.rounds else None
+        return statistics.fmean(map(len, self.rounds)) if self.rounds else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +40,7 @@ class Example:
 
 
 def collect_examples(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: TextCodec, folder: Path) -> list[Example]:
-    """EXAMPLES prompts, from the lowest to the highest τ of the last lane, with recomputed rejected drafts.
+    """EXAMPLES prompts, from the lowest to the highest τ of the last lane.
 
     Args:
         lanes: the modes of one drafter.  folder: holds generations.jsonl.
@@ -70,21 +51,14 @@ def collect_examples(lanes: Sequence[Lane], prompts: Sequence[Prompt], codec: Te
     modes, last = [lane.mode for lane in drafting], drafting[-1]
     by_id = {prompt.id: prompt for prompt in prompts}
     chosen = _spread([row for row in _rows(folder, last.drafter) if row["mode"] == last.mode and row["id"] in by_id])
-    answers: dict[str, dict[str, ShownAnswer]] = {name: {} for name in chosen}
+    answers: dict[str, list[ShownAnswer]] = {name: [] for name in chosen}
     for row in _rows(folder, last.drafter):
         if row["id"] in answers and row["mode"] in modes:
-            answers[row["id"]][row["mode"]] = _answer(row)
-    # Acceptance that is forced has no rejected drafts, and one process cannot read what others computed.
-    if not last.generator.settings.simulate_tau and jax.process_count() == 1:
-        drafts_of = tree_drafts if last.mode == TREE else chain_drafts
-        recorded = record_rounds(last, [by_id[name] for name in chosen], MOST_ROUNDS)
-        for name, rounds in zip(chosen, recorded, strict=True):
-            again = [drafts_of(emitted, seen) for emitted, seen in rounds]
-            answers[name][last.mode] = with_drafts(answers[name][last.mode], again)
-    return [Example(by_id[name], codec.decode_prompt(by_id[name]), list(answers[name].values())) for name in chosen]
+            answers[row["id"]].append(_answer(row))
+    return [Example(by_id[name], codec.decode_prompt(by_id[name]), answers[name]) for name in chosen]
 
 
-def _rows(folder: Path, drafter: str | None):
+def _rows(folder: Path, drafter: str | None) -> Iterator[dict[str, Any]]:
     with (folder / GENERATIONS).open(encoding="utf-8") as lines:
         for row in map(json.loads, lines):
             if "drafter" not in row or row["drafter"] == drafter:
@@ -100,37 +74,6 @@ def _spread(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _answer(row: Mapping[str, Any]) -> ShownAnswer:
     first, *rest = row["token_ids"]
-    rounds, start = [], 0
-    for length in row["accept_lengths"]:
-        rounds.append(Round(rest[start : start + length]))
-        start += length
+    ends = np.cumsum(row["accept_lengths"])[:-1]
+    rounds = [part.tolist() for part in np.split(np.asarray(rest, int), ends)] if rest else []
     return ShownAnswer(row["mode"], first, rounds)
-
-
-def with_drafts(answer: ShownAnswer, recorded: Sequence[Round]) -> ShownAnswer:
-    """The answer with recomputed rounds, up to the first that emitted something else (a near tie)."""
-    rounds = list(answer.rounds)
-    for place, (measured, again) in enumerate(zip(answer.rounds, recorded, strict=False)):
-        if measured.token_ids != again.token_ids:
-            break
-        rounds[place] = again
-    return dataclasses.replace(answer, rounds=rounds)
-
-
-def chain_drafts(emitted: list[int], seen: np.ndarray) -> Round:
-    """A round with drafts [1, M]. If the answer ended inside it, its last token can be a draft, with none rejected.
-
-    A chain that ended where the drafter was not sure has fewer drafts.
-    """
-    drafts, last = [token for token in seen[0].tolist() if token != NO_DRAFT], len(emitted) - 1
-    ended = last < len(drafts) and drafts[last] == emitted[last]
-    return Round(emitted, not ended, [] if ended else drafts[last:])
-
-
-def tree_drafts(emitted: list[int], seen: TreeRound) -> Round:
-    """A round of a tree: the rejected drafts are the children of the last accepted node."""
-    accepted, tree = int(seen.accepted[0]), seen.tree
-    if len(emitted) <= accepted:
-        return Round(emitted, False, [])
-    children = (tree.parents[0] == seen.path[0, accepted]) & (tree.depths[0] > 0)
-    return Round(emitted, True, tree.tokens[0][children].tolist())

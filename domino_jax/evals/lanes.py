@@ -1,23 +1,16 @@
-"""Lanes: modes and drafters that answer the same prompts alternately, figures of their answers, recordings."""
+"""Lanes: modes and drafters that answer the same prompts alternately, and the figures of their answers."""
 
 import array
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import jax
 import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generation, Generator
-from domino_jax.evals.prompts import Prompt
-from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.propose import propose
-from domino_jax.method.rounds import TreeRound, tree_round
-from domino_jax.method.settings import BASELINE, TREE
-from domino_jax.runtime.progress import Progress
+from domino_jax.method.settings import BASELINE
 
 # Divergences that a report lists; all are counted.
 LISTED = 100
@@ -102,48 +95,3 @@ def add_clock(total: Clock, part: Clock) -> None:
 def baseline_of(lanes: Sequence[Lane]) -> Lane | None:
     """The lane that the others are compared with."""
     return next((lane for lane in lanes if lane.mode == BASELINE), None)
-
-
-# --------------------------------------------------------------------------------------------------- recordings
-
-
-def record_rounds(lane: Lane, prompts: Sequence[Prompt], most: int) -> list[list[tuple[list[int], Any]]]:
-    """For each prompt, decoded alone, its first rounds: (tokens emitted, drafts int32 [1, M] or the TreeRound).
-
-    A measured run reads none of this; a recording is not timed. most: rounds of a prompt.
-    """
-    one_round = _recorder(lane)
-    recorded = []
-    with Progress("record rounds", total=len(prompts)) as progress:
-        for prompt in prompts:
-            plain = lane.generator.plain(lane.mode)
-            state = lane.generator.start(lane.models, [prompt.token_ids], [prompt.request], plain, rows=1)
-            rounds = []
-            while len(rounds) < most and not state.done[0]:
-                before = int(state.counts[0])
-                state, seen = one_round(state)
-                emitted = jax.device_get(state.tokens)[0, before : int(state.counts[0])].tolist()
-                rounds.append((emitted, jax.device_get(seen)))
-            recorded.append(rounds)
-            progress.advance(1)
-    return recorded
-
-
-def _recorder(lane: Lane) -> Callable[[DecodeState], tuple[DecodeState, Any]]:
-    """state → (state after one round, what it drafted). In a chain only the draft is a separate program."""
-    generator, models, mode = lane.generator, lane.models, lane.mode
-    settings, sampling = generator.drafting(mode, 1), generator.settings.sampling
-    if mode == TREE:
-
-        @jax.jit
-        def tree(models: Models, state: DecodeState, stop_ids: jax.Array) -> tuple[DecodeState, TreeRound]:
-            return tree_round(models, state, stop_ids, state.sampling or sampling, settings)
-
-        return lambda state: tree(models, state, generator.stop_ids)
-    draft = jax.jit(lambda models, state: propose(models, state, state.sampling or sampling, settings)[0])
-
-    def chain(state: DecodeState) -> tuple[DecodeState, jax.Array]:
-        drafts = jax.block_until_ready(draft(models, state))  # before the round, which donates the state
-        return generator.advance(models, state, mode, 1), drafts
-
-    return chain

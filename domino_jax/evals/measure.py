@@ -1,4 +1,4 @@
-"""A measured run of one drafter: prompts in every mode, throughput by batch size, a look at trees, the report."""
+"""A measured run of one drafter: prompts in every mode, throughput by batch size, the report."""
 
 import dataclasses
 import tempfile
@@ -10,16 +10,15 @@ import jax
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.examples import collect_examples
-from domino_jax.evals.lanes import Lane, ModeRun, record_rounds
+from domino_jax.evals.lanes import Lane, ModeRun
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.report import build_report, write_report
-from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, timings
+from domino_jax.evals.run import Measured, decode_group, plan_groups, run_lanes, time_rounds
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import figures_of, identical_outputs
-from domino_jax.evals.trees import RecordedTree, acceptance, draw_trees
 from domino_jax.method.pair import Models
-from domino_jax.method.settings import TREE, DecodeSettings
+from domino_jax.method.settings import DecodeSettings
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.errors import DominoError
@@ -30,7 +29,6 @@ LEVEL_FIGURES = (
     *("answers", "tokens", "seconds", "tokens_per_second", "prefill_seconds", "output_tokens_per_second"),
     *("tau_pooled", "speedup", "speedup_end_to_end", "drafts_per_round", "intervals"),
 )
-TREE_PROMPTS, TREE_ROUNDS = 8, 8  # whose first rounds are recorded for the report
 
 
 def decode_prompts(
@@ -75,7 +73,7 @@ def report_lanes(
     files: RunFiles,
     folder: Path,
 ) -> dict[str, Any]:
-    """Times rounds, looks at trees and examples, writes the report of lanes with different modes and returns it.
+    """Times rounds, collects examples, writes the report of lanes with different modes and returns it.
 
     Args:
         measured: sums of these lanes, and perhaps of others.
@@ -92,10 +90,8 @@ def report_lanes(
         tasks={task: of(runs) for task, runs in measured.tasks.items()},
         concurrency=measured.concurrency,
         sittings=files.sittings,
-        **timings(by_mode, prompts),
+        split=time_rounds(by_mode, prompts),
     )
-    if TREE in by_mode:
-        report["tree"] = look_at_trees(by_mode[TREE], prompts[:TREE_PROMPTS], codec, folder)
     write_report(folder, report, collect_examples(lanes, prompts, codec, files.folder), codec)
     return report
 
@@ -104,16 +100,6 @@ def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, b
     """A lane for each mode, all with one generator."""
     generator = new_generator(models, settings.change(batch_size=batch_size), target.stop_ids)
     return [Lane(mode, mode, models, generator) for mode in settings.modes]
-
-
-def look_at_trees(lane: Lane, prompts: Sequence[Prompt], codec: TextCodec, output: Path) -> dict[str, Any]:
-    """Acceptance by depth and rank over the first rounds of prompts, and plots/trees.png with some of the trees."""
-    recorded = record_rounds(lane, prompts, TREE_ROUNDS)
-    trees = [RecordedTree.of(seen) for rounds in recorded for _, seen in rounds]
-    if not trees:  # every answer ended with its first token
-        return {}
-    draw_trees(trees, lambda token: codec.decode([token]) or str(token), output / "plots")
-    return acceptance(trees)
 
 
 def refuse_divided_sittings(files: RunFiles) -> None:

@@ -2,7 +2,6 @@
 
 import base64
 import importlib.resources
-import json
 import string
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -21,8 +20,7 @@ TEMPLATE = string.Template(importlib.resources.files(__package__).joinpath("page
 LEGEND = """<p class="soft">Tokens of one round have one colour. The target checks the drafts of a round in one pass:
 <span class="t r0">accepted drafts</span> are followed by one
 <span class="t r0 bonus">bonus token</span>, the target's choice. The <span class="t first">first token</span> comes
-from the prefill.{hover}</p>"""
-HOVER = " Hover over or tap a bonus token of {mode} to see the drafts that it replaced."
+from the prefill.</p>"""
 
 
 def render_page(
@@ -69,11 +67,8 @@ def _image(name: str, data: bytes) -> str:
 
 
 def _examples(report: Mapping[str, Any], examples: Sequence[Example], codec: TextCodec) -> str:
-    answers = [answer for example in examples for answer in example.answers]
-    recomputed = [answer.mode for answer in answers if any(one.rejected is not None for one in answer.rounds)]
-    hover = HOVER.format(mode=as_html(recomputed[0])) if recomputed else ""
     warning = f'<p class="warning">{as_html(tables.simulated(report))}</p>' if report["simulated"] else ""
-    return LEGEND.format(hover=hover) + warning + "".join(_example(example, codec) for example in examples)
+    return LEGEND + warning + "".join(_example(example, codec) for example in examples)
 
 
 def _example(example: Example, codec: TextCodec) -> str:
@@ -86,7 +81,7 @@ def _example(example: Example, codec: TextCodec) -> str:
 
 
 def _answer(answer: ShownAnswer, codec: TextCodec) -> str:
-    tokens = 1 + sum(len(one.token_ids) for one in answer.rounds)
+    tokens = 1 + sum(map(len, answer.rounds))
     figures = f"{tokens} tokens in {len(answer.rounds)} rounds"
     if answer.tau is not None:
         figures += f", τ {answer.tau:.2f}"
@@ -98,26 +93,18 @@ def token_spans(answer: ShownAnswer, codec: TextCodec) -> list[str]:
     """One <span> for each token of the answer, in order; their texts together are the answer's text."""
     text = TextStream(codec.tokenizer)
     spans = [_span(text.add([answer.first], last=not answer.rounds), "first")]
-    for number, one in enumerate(answer.rounds):
-        for place, token in enumerate(one.token_ids):
-            ends_round = place == len(one.token_ids) - 1
-            last = ends_round and number == len(answer.rounds) - 1
-            bonus = ends_round and one.bonus
-            rejected = _drafts(one.rejected, codec) if bonus and one.rejected else None
-            spans.append(_span(text.add([token], last), f"r{number % COLOURS}{' bonus' * bonus}", rejected))
+    for number, token_ids in enumerate(answer.rounds):
+        for place, token in enumerate(token_ids):
+            bonus = place == len(token_ids) - 1
+            last = bonus and number == len(answer.rounds) - 1
+            spans.append(_span(text.add([token], last), f"r{number % COLOURS}{' bonus' * bonus}"))
     return spans
 
 
-def _span(text: str, kind: str, rejected: str | None = None) -> str:
+def _span(text: str, kind: str) -> str:
     # A token without text is a special one, or a part of a character that the next token completes.
     kind += " newline" * (text.strip(" ").startswith("\n")) + " hidden" * (not text)
-    hover = f' tabindex="0" data-rejected="{as_html(rejected)}"' if rejected else ""
-    return f'<span class="t {kind}"{hover}>{as_html(text)}</span>'
-
-
-def _drafts(token_ids: Sequence[int], codec: TextCodec) -> str:
-    texts = [str(token) if codec.tokenizer is None else codec.tokenizer.decode([token]) for token in token_ids]
-    return "rejected: " + "  ".join(json.dumps(printable(text), ensure_ascii=False) for text in texts)
+    return f'<span class="t {kind}">{as_html(text)}</span>'
 
 
 def as_html(text: str) -> str:

@@ -16,10 +16,6 @@ Definitions, the same wherever a figure is shown:
                    alternately with the rounds; drafts: that the round verifies in each row of a full batch
   break_even_tau   round / step of time_split: the τ from which on a mode is faster than plain decoding
   drafts_per_round drafts that a round verifies, the mean over the rounds of all answers
-  step_bounds      lower bounds of an autoregressive step (round_times.py): bare_step_ms is the target's pass in a
-                   jitted loop without sampling and bookkeeping; bytes_at_copy_bandwidth_ms is the bytes of weights and
-                   cache on a device over the bandwidth of a copy in the same run. Weights that fit into a processor's
-                   caches are read faster than that.
 """
 
 import datetime
@@ -42,11 +38,9 @@ from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.page import render_page
 from domino_jax.evals.plots import write_plots
 from domino_jax.evals.prompts import TextCodec
-from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import LEVEL, RESAMPLES, SEED, averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import notes_of, rows_of, title
-from domino_jax.evals.trees import TREES
 from domino_jax.method.settings import BASELINE
 from domino_jax.runtime.cores import usable
 from domino_jax.runtime.errors import DataError, DominoError
@@ -60,7 +54,7 @@ NO_TEXT = TextCodec(None, False)
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 TIMED = ("draft", "head", "verify", "commit")
 SPLIT = ("draft", "head", "verify", "other", "round", "commit", "without_head")
-FORMAT = 2  # of report.json and compare.json; a file of another one is refused
+FORMAT = 3  # of report.json and compare.json; a file of another one is refused
 
 
 def build_report(
@@ -69,7 +63,6 @@ def build_report(
     *,
     tasks: Mapping[str, Mapping[str, ModeRun]] | None = None,
     split: Mapping[str, Mapping[str, float]],
-    step: StepBounds,
     concurrency: Mapping[str, Any] | None = None,
     sittings: int = 1,
 ) -> dict[str, Any]:
@@ -78,7 +71,6 @@ def build_report(
     Args:
         runs: by mode, the sums over all its answers.  tasks: the same by task, where there are tasks.
         split: by mode, seconds of a round's parts, and of a plain step (round_times.round_split).
-        step: lower bounds of an autoregressive step.
         concurrency: figures by batch size (compare.py).
         sittings: how often the command was started until it was done.
     """
@@ -94,7 +86,6 @@ def build_report(
         by_task[name] = figures_of(task_runs, info, batch_size)
         for mode, identical in identical_outputs(task_runs).items():
             by_task[name][mode]["identical"] = identical
-    step_ms = modes[BASELINE]["milliseconds_per_step"] if BASELINE in modes else None
     over = "answers, and for rates " + ("prompts" if batch_size == 1 else "groups of prompts that ran together")
     return {
         "format": FORMAT,
@@ -109,22 +100,7 @@ def build_report(
         "tasks": by_task,
         "average": averages(by_task),
         "concurrency": dict(concurrency or {}),
-        "autoregressive_step_ms": step_ms,
-        "step_bounds": _step_bounds(step, step_ms),
         "interval_of": {"level": LEVEL, "resamples": RESAMPLES, "seed": SEED, "over": over},
-    }
-
-
-def _step_bounds(step: StepBounds, step_ms: float | None) -> dict[str, Any]:
-    seconds = ratio(step.bytes, step.bandwidth)
-    bytes_ms = None if seconds is None else seconds * 1e3
-    return {
-        "bare_step_ms": step.bare * 1e3,
-        "step_over_bare": ratio(step_ms, step.bare * 1e3),
-        "bytes": step.bytes,
-        "copy_bytes_per_second": step.bandwidth,
-        "bytes_at_copy_bandwidth_ms": bytes_ms,
-        "step_over_bytes": ratio(step_ms, bytes_ms),
     }
 
 
@@ -172,8 +148,7 @@ def write_report(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = [*write_plots(folder / PLOTS, report), *([TREES] if (folder / PLOTS / TREES).exists() else [])]
-    images = {name: (folder / PLOTS / name).read_bytes() for name in pictures}
+    images = {name: (folder / PLOTS / name).read_bytes() for name in write_plots(folder / PLOTS, report)}
     write_whole(folder / PAGE, render_page(report, images, examples, codec))
     write_json(folder / REPORT, report)
 

@@ -1,7 +1,6 @@
-"""Where a round's time goes: its parts in separate timed loops, and the whole round; bounds of a plain step."""
+"""Where a round's time goes: its parts in separate timed loops, and the whole round."""
 
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -216,67 +215,6 @@ def _block(models, state: DecodeState, settings: DraftSettings) -> jax.Array:
 def _verified(models, state: DecodeState, cache, tokens: jax.Array, sampling: Sampling):
     out = verify(models, cache, tokens, state.lengths, tap_layers=models.drafter.config.target_layer_ids)
     return choose(out.logits, state.keys, draft_positions(state, tokens.shape[1]), sampling), out
-
-
-@dataclasses.dataclass(frozen=True)
-class StepBounds:
-    """Two lower bounds of an autoregressive step, measured in one run.
-
-    bare: seconds of the target's pass and an argmax in a jitted loop: no sampling, no stop ids, no token buffer.
-    bytes: weights that a step multiplies with and the whole cache, on one device.
-    bandwidth: bytes/s that a device reads and writes together in a copy; 0 when too fast to time.
-    """
-
-    bare: float
-    bytes: int
-    bandwidth: float
-
-
-def step_bounds(models: Models, state: DecodeState, repeats: int = 7) -> StepBounds:
-    """The bounds of steps from `state`; the two loops are timed alternately with the same number of turns."""
-    megabytes = 64 if jax.default_backend() == "cpu" else 1024  # more than the caches of either hold
-    copy, copied = copy_stopwatch(megabytes)
-    timed = {"bare": bare_stopwatch(models, state), "copy": copy}
-    seconds = turn_seconds(timed, repeats)
-    bandwidth = copied / seconds["copy"] if seconds["copy"] else 0.0
-    return StepBounds(seconds["bare"], step_bytes(models, state), bandwidth)
-
-
-def bare_stopwatch(models: Models, state: DecodeState) -> Callable[[int], float]:
-    """turns → seconds of that many single-token passes of the target, each fed with the likeliest token of the last."""
-
-    def bare(models, state, turns):
-        def turn(_, carry):
-            anchors, cache = carry
-            out = verify(models, cache, anchors[:, None], _moved(state, anchors).lengths)
-            return jnp.argmax(out.logits[:, 0], -1).astype(jnp.int32), out.cache
-
-        return jax.lax.fori_loop(0, turns, turn, (state.anchors, state.target_cache))
-
-    plain = Models(models.target, models.target_params)
-    return stopwatch(jax.jit(bare), plain, endless(state))
-
-
-def copy_stopwatch(megabytes: int) -> tuple[Callable[[int], float], int]:
-    """turns → seconds of that many copies of an array, and the bytes that one of them reads and writes."""
-    x = jnp.ones(megabytes * 2**20 // 2, jnp.bfloat16)
-
-    def copies(x, turns):
-        return jax.lax.fori_loop(0, turns, lambda _, x: jax.lax.optimization_barrier(x + 1), x)
-
-    return stopwatch(jax.jit(copies), x), 2 * x.nbytes
-
-
-def step_bytes(models: Models, state: DecodeState) -> int:
-    """Bytes on one device that every step reads: the cache and the target's weights.
-
-    An embedding that is not also the lm_head is left out, because one row of it is read.
-    """
-    params = models.target_params
-    if not models.target.config.tie_word_embeddings:
-        params = {name: part for name, part in params.items() if name != "embed_tokens"}
-    leaves = jax.tree.leaves((params, state.target_cache))
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def turn_seconds(

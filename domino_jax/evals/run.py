@@ -14,7 +14,7 @@ from domino_jax.decoding.generate import Clock, Generation
 from domino_jax.evals.lanes import Lane, ModeRun, add_clock, baseline_of
 from domino_jax.evals.near_ties import Divergence, divergences
 from domino_jax.evals.prompts import Prompt, TextCodec
-from domino_jax.evals.round_times import round_split, step_bounds
+from domino_jax.evals.round_times import round_split
 from domino_jax.evals.run_files import RunFiles, generation_row, read_generation
 from domino_jax.method.settings import BASELINE
 from domino_jax.runtime.progress import Progress
@@ -170,20 +170,19 @@ def _divergence(divergence: Divergence, place: int, prompt: Prompt) -> dict[str,
     }
 
 
-def timings(lanes: Mapping[str, Lane], prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """{"split": by drafting mode the seconds of a round's parts, and those of a plain step; "step": its lower bounds}.
+def time_rounds(lanes: Mapping[str, Lane], prompts: Sequence[Prompt]) -> dict[str, dict[str, float]]:
+    """By mode the seconds of a round's parts, and those of a plain step; nothing where no mode drafts.
 
     Args:
         lanes: by mode.
     """
     drafting = [mode for mode in lanes if mode != BASELINE]
-    lane = lanes[(drafting or list(lanes))[0]]
-    models, generator = lane.models, lane.generator
+    if not drafting:
+        return {}
+    models, generator = lanes[drafting[0]].models, lanes[drafting[0]].generator
     first = prompts[: generator.settings.batch_size]
-    with Progress("time the parts of a round", total=1 + len(drafting)) as progress:
+    with Progress("time the parts of a round", total=1) as progress:
         state = generator.start(models, [prompt.token_ids for prompt in first], list(range(len(first))))
-        step = step_bounds(models, state)
+        split = round_split(models, generator, state, [BASELINE, *drafting])
         progress.advance(1)
-        split = round_split(models, generator, state, [BASELINE, *drafting]) if drafting else {}
-        progress.advance(len(drafting))
-    return {"split": split, "step": step}
+    return split

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from domino_jax.evals.trees import acceptance_rows
 from domino_jax.method.settings import BASELINE
 
 PARTS = ("draft", "head", "verify", "other")
@@ -98,27 +97,11 @@ def say_identical(identical: Mapping[str, Any], mode: str) -> str:
     return f"{counts['same']} of {counts['of']}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def step_note(step: float, bounds: Mapping[str, Any]) -> str:
-    """The autoregressive step beside its two lower bounds; a bound that was too fast to time is left out."""
-    note = f"An autoregressive step takes {step:.2f} ms"
-    if bounds["step_over_bare"]:
-        note += f"; without sampling and bookkeeping {bounds['bare_step_ms']:.2f} ms ({bounds['step_over_bare']:.2f} ×)"
-    if bounds["step_over_bytes"]:
-        note += (
-            f"; its {bounds['bytes'] / 1e9:.2f} GB of weights and cache at the copy bandwidth of this run,"
-            f" {bounds['copy_bytes_per_second'] / 1e9:,.0f} GB/s, {bounds['bytes_at_copy_bandwidth_ms']:.2f} ms"
-            f" ({bounds['step_over_bytes']:.2f} ×)"
-        )
-    return note + "."
-
-
 def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
     """The sentences below the table."""
     notes = []
     if report["simulated"]:
         notes.append("Acceptance was forced: speeds are those of the shapes, outputs are not compared.")
-    if report["autoregressive_step_ms"] is not None:
-        notes.append(step_note(report["autoregressive_step_ms"], report["step_bounds"]))
     notes += [_round_note(mode, figures) for mode, figures in report["modes"].items() if figures["time_split"]]
     if report["drafter"]:
         notes.append(width_note(report))
@@ -154,8 +137,6 @@ def sections(report: Mapping[str, Any]) -> list[tuple[str, str, list[list[str]]]
         if any(figures["accept_rate_by_position"] for figures in modes.values()):
             heading = "Acceptance by draft position" + f": {task}" * bool(task)
             parts.append((heading, POSITIONS, position_rows(modes, report["verify_width"])))
-    if "tree" in report and report["tree"]:
-        parts.append(("Trees", *acceptance_rows(report["tree"])))
     if report["concurrency"]:
         parts.append(("Throughput by concurrency", "", concurrency_rows(report["concurrency"])))
     return parts

@@ -9,7 +9,6 @@ import rich.console
 from domino_jax.decoding.generate import Clock
 from domino_jax.evals.page import render_page
 from domino_jax.evals.report import NO_TEXT, console_table, read_report, write_report
-from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.tables import notes_of, paper_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.report_runs import FAST, PLAIN, info_with, report_of, run_of, two_runs
@@ -19,28 +18,6 @@ def printed(report) -> str:
     console = rich.console.Console(file=io.StringIO(), width=120)
     console_table(report, console)
     return console.file.getvalue()
-
-
-def test_a_plain_step_is_shown_beside_its_lower_bounds():
-    report = report_of()
-    assert report["autoregressive_step_ms"] == 2000.0
-    assert report["step_bounds"] == {
-        "bare_step_ms": 1600.0,
-        "step_over_bare": 1.25,
-        "bytes": 3_000,
-        "copy_bytes_per_second": 2_000.0,
-        "bytes_at_copy_bandwidth_ms": 1500.0,
-        "step_over_bytes": pytest.approx(4 / 3),
-    }
-    assert "takes 2000.00 ms; without sampling and bookkeeping 1600.00 ms (1.25 ×); its 0.00 GB" in notes_of(report)[0]
-
-
-def test_a_bound_that_was_too_fast_to_time_is_left_out():
-    report = report_of(step=StepBounds(0.0, 3_000, 0.0))
-    assert report["step_bounds"]["bytes_at_copy_bandwidth_ms"] is report["step_bounds"]["step_over_bare"] is None
-    assert notes_of(report)[0] == "An autoregressive step takes 2000.00 ms."
-    bounds = report_of(info=info_with(batch_size=2))["step_bounds"]
-    assert bounds["step_over_bare"] is bounds["step_over_bytes"] is None
 
 
 def test_the_time_split_is_in_milliseconds_and_only_where_measured():
@@ -71,7 +48,7 @@ def test_each_task_has_its_figures_and_the_average_is_over_tasks():
 
 def test_without_plain_decoding_there_is_no_step_and_nothing_to_compare():
     alone = report_of({"domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))})
-    assert alone["autoregressive_step_ms"] is None and alone["identical_outputs"] == {}
+    assert "autoregressive" not in alone["modes"] and alone["identical_outputs"] == {}
 
 
 def test_a_simulated_run_says_so_everywhere_and_claims_no_equal_outputs():
@@ -116,7 +93,7 @@ def test_a_report_that_cannot_be_shown_is_refused(tmp_path, text, message):
 def test_page_and_console_state_the_same_figures():
     report = report_of(two_runs([{"prompt": 0, "near_tie": False}]))
     page = render_page(report, {}, (), NO_TEXT)
-    figures = ("2.17", "2.25", "4.00 ×", "1 of 2 (1 UNEXPLAINED)", "2 of 2", "2000.00 ms", "at most 4 tokens", "1.02 ×")
+    figures = ("2.17", "2.25", "4.00 ×", "1 of 2 (1 UNEXPLAINED)", "2 of 2", "at most 4 tokens", "1.02 ×")
     note = "It verifies 3 drafts and pays off from τ 1.30 on: a plain step takes 5.00 ms."
     for text in (printed(report), page):
         for words in (*figures, note, "end-to-end speed-up", "3.66 ×"):

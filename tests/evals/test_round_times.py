@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import multiprocessing
-import statistics
 
 import jax
 import numpy as np
@@ -19,16 +18,15 @@ PROMPT = [5, 9, 2, 60, 7]
 
 @pytest.fixture(scope="module")
 def timed():
-    """(generator, state, split by mode, bounds of a step)."""
+    """(generator, state, split by mode)."""
     generator = make_generator(random_models(), max_new_tokens=2)
     generator.generate([PROMPT], "autoregressive")  # the program of steps is compiled, and timed as it is
     state, modes = generator.start([PROMPT], [0]), ("autoregressive", "backbone", "domino")
-    split = round_times.round_split(generator.models, generator.generator, state, modes, repeats=1)
-    return generator, state, split, round_times.step_bounds(generator.models, state, repeats=1)
+    return generator, state, round_times.round_split(generator.models, generator.generator, state, modes, repeats=1)
 
 
 def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
-    generator, state, split, _ = timed
+    generator, state, split = timed
     assert set(split["backbone"]) == {"draft", "head", "verify", "commit", "other", "round"}
     assert set(split["domino"]) == {*split["backbone"], "without_head"}
     assert split["backbone"]["head"] == 0
@@ -41,7 +39,7 @@ def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
 
 
 def test_the_part_draft_and_the_mode_draft_are_timed_apart(timed, monkeypatch):
-    generator, state, _, _ = timed
+    generator, state, _ = timed
     monkeypatch.setattr(
         round_times, "turn_seconds", lambda timed, *_: {key: 1.0 if "round" in key[1] else 0.2 for key in timed}
     )
@@ -61,26 +59,6 @@ def test_a_draft_without_a_backbone_is_one_part_that_stays_in_the_loop(head):
             "medusa",
             "commit",
         )
-
-
-def test_a_steps_bytes_are_its_weights_and_the_cache(timed):
-    """Untied: the embedding is a look-up, the lm_head [32, 64] counts; the cache has 2 layers × 2 × [2, 64, 16]."""
-    generator, _, _, bounds = timed
-    weights = sum(leaf.size for leaf in jax.tree.leaves(generator.models.target_params)) - 64 * 32
-    assert bounds.bytes == 4 * (weights + 2 * 2 * 2 * 64 * 16)
-    assert bounds.bare >= 0 and bounds.bandwidth >= 0  # on a busy machine a turn may vanish in the noise
-
-
-def test_the_bare_step_is_the_whole_pass_in_a_loop(timed):
-    """The lm_head's product in every turn: what the compiler could take out of the loop would be no bound."""
-    generator, state, _, _ = timed
-    programs = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(round_times, "stopwatch", lambda program, *arguments: programs.append((program, arguments)))
-        round_times.bare_stopwatch(generator.models, state)
-    [(program, arguments)] = programs
-    text = program.lower(*arguments, np.int32(3)).compile().as_text()
-    assert "f32[32,64]" in text and any("dot" in line and "while/body" in line for line in text.splitlines())
 
 
 def test_a_turn_costs_what_more_turns_cost_beyond_one():
@@ -108,7 +86,7 @@ def test_a_short_part_takes_more_turns():
 
 
 def test_drafters_are_timed_in_turns_and_each_by_its_own_parts(timed, monkeypatch):
-    generator, state, _, _ = timed
+    generator, state, _ = timed
     asked = []
 
     def seconds(timed, *rest):
@@ -140,30 +118,6 @@ def optimized():
         environment.delenv("XLA_FLAGS", raising=False)
         with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             yield lambda function: process.submit(function).result()
-
-
-@pytest.mark.slow(minutes=1)
-def test_no_step_of_the_loop_is_faster_than_the_bare_step(optimized):
-    optimized(compare_steps)
-
-
-def compare_steps():
-    """4 MB of weights; the loops alternate, and the median of their ratios counts, in three tries."""
-    models = random_models(vocab=32_768)
-    generator = make_generator(models, cache_length=256, max_new_tokens=64)
-    state = generator.start([PROMPT], [0])
-    loop = round_times.round_stopwatch(
-        generator.models, generator.generator, round_times.endless(state), "autoregressive"
-    )
-    bare = round_times.bare_stopwatch(generator.models, state)
-    for turns in (1, 1, 200):
-        loop(turns), bare(turns)
-    for _ in range(3):
-        ratios = [(loop(400) - loop(1)) / (bare(400) - bare(1)) for _ in range(9)]
-        print(f"step ÷ bare step: {statistics.median(ratios):.3f} of {[round(one, 3) for one in ratios]}")
-        if statistics.median(ratios) >= 0.97:
-            return
-    raise AssertionError(f"a step takes {statistics.median(ratios):.3f} × its lower bound")
 
 
 @pytest.mark.slow(minutes=1)

@@ -5,7 +5,6 @@ import dataclasses
 from domino_jax.decoding.generate import Clock, Generation
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.report import build_report
-from domino_jax.evals.round_times import StepBounds
 from domino_jax.evals.run_info import PromptSource, RunInfo
 from tests.helpers.decoding_models import decode_settings_of, random_models
 
@@ -59,12 +58,10 @@ SPLIT = {
         "without_head": 0.0045,
     },
 }
-# An autoregressive step of two_runs takes 2 s.
-BOUNDS = StepBounds(bare=1.6, bytes=3_000, bandwidth=2_000.0)
 
 
 def report_of(runs=None, info=INFO, **changes) -> dict:
-    return build_report(runs or two_runs(), info, **{"split": SPLIT, "step": BOUNDS, **changes})
+    return build_report(runs or two_runs(), info, **{"split": SPLIT, **changes})
 
 
 def info_with(**settings) -> RunInfo:
