@@ -118,6 +118,15 @@ def position_decay(block_size: int, first_slot: int, gamma: float | None) -> jax
     return jnp.exp(-order.astype(jnp.float32) / gamma)
 
 
-def head_tokens(tokens: Tokens, anchors: jax.Array, drafts: int) -> jax.Array:
-    """int32 [B, A, M]: the tokens before the predicting slots, x[a..a+M-1], indices clamped to the row."""
-    return gather_positions(tokens, slot_positions(anchors, drafts))
+def head_tokens(
+    tokens: Tokens, anchors: jax.Array, drafts: int, lead: int = 0, positions: jax.Array | None = None
+) -> jax.Array:
+    """int32 [B, A, T]: the tokens before the slots that the head sees, x[a-lead..a+M-1], indices clamped to the row.
+
+    positions: int32 [B, S] of packed rows, from 0 in each document, of which none is left: its first token stands for
+    the one before it.
+    """
+    places = slot_positions(anchors - lead, lead + drafts)
+    if lead and positions is not None:
+        places = jnp.maximum(places, (anchors - jnp.take_along_axis(positions, anchors, axis=1))[:, :, None])
+    return gather_positions(tokens, places)

@@ -46,8 +46,8 @@ class Drafter(nn.Module):
 
         Args:
             features: [B, S, C·D].  x: block embeddings [B, A, G, D].  anchors int32, keep bool [B, A].
-            inputs: of the tokens x[a..a+M-1] before the predicting slots what the head reads (`Head`): embeddings
-                [B, A, M, D] or ids int32 [B, A, M].
+            inputs: of the tokens before the T slots that it sees, what the head reads (`Head`): embeddings
+                [B, A, T, D] or ids int32 [B, A, T].
             positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
             kept: bool [B, A, E], the ranks of the head that remain in each block; None: all.
 
@@ -61,14 +61,16 @@ class Drafter(nn.Module):
         codes = self.block_codes(z, inputs, kept)
         if self.is_initializing():
             self.head.residual(codes)
+            if self.config.has_confidence:
+                self.head.confidence(z, jnp.zeros(z.shape[:-1], jnp.int32))
         return z, codes
 
     def block_codes(self, z: Hidden, inputs: jax.Array, kept: jax.Array | None = None) -> jax.Array:
         """The head's codes [B, A, M, E] of blocks z [B, A, G, D], after tokens given as `inputs` of a forward."""
-        predicting = z[:, :, self.config.first_slot :]
+        read = z[:, :, self.config.first_slot - self.config.lead :]
         kept = None if kept is None else kept.reshape(-1, 1, kept.shape[-1])
-        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (predicting, inputs)), kept)
-        return codes.reshape(*predicting.shape[:3], -1)
+        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (read, inputs)), kept)
+        return codes.reshape(*read.shape[:3], -1)[:, :, self.config.lead :]
 
     def block_hidden(
         self, features: Features, x: jax.Array, anchors: jax.Array, keep: jax.Array, positions: Positions | None = None
@@ -96,7 +98,8 @@ class Drafter(nn.Module):
         c = self.config
         features = jnp.zeros((1, 2, len(c.target_layer_ids) * c.hidden_size))
         block = jnp.zeros((1, 1, c.block_size, c.hidden_size))
-        inputs = block[:, :, c.first_slot :] if c.reads_embeddings else jnp.zeros((1, 1, c.num_drafts), jnp.int32)
+        slots = c.lead + c.num_drafts
+        inputs = block[:, :, :slots] if c.reads_embeddings else jnp.zeros((1, 1, slots), jnp.int32)
         return features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs
 
     def init_cache(self, batch: int, slots: int) -> Cache:

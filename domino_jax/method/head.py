@@ -19,12 +19,13 @@ class Head(nn.Module):
     before the slot, and from a state over all tokens before that one.
 
     A head is one file with a subclass that defines `setup`, where `up` is `last_matrix()`, and the four methods that
-    raise here. They see only the slots that predict a token (`DrafterConfig.num_drafts` of them, M). Of a token they
-    get x: its target embedding [..., D] where `DrafterConfig.reads_embeddings`, else its id, int32 [...].
+    raise here. They see T slots: those that predict a token, and before them `DrafterConfig.lead` others. Of a token
+    they get x: its target embedding [..., D] where `DrafterConfig.reads_embeddings`, else its id, int32 [...].
 
-    Training calls `codes` for whole blocks and `residual` for slices of them. Drafting calls `hidden_half` before its
-    loop and `step` for one slot at a time: a chain with arrays [B, ...], a tree with lanes, [B, W, ...]. With few
-    candidates, `residual_of` replaces `residual`.
+    Training calls `codes` for whole blocks and `residual` for slices of them. Drafting calls `hidden_half` for a whole
+    block at first, and then `step` for one slot at a time, a chain with arrays [B, ...], a tree with lanes,
+    [B, W, ...]; or `codes_after` once per pass (`DrafterConfig.head_passes`). With few candidates, `residual_of`
+    replaces `residual`.
     """
 
     config: DrafterConfig
@@ -36,20 +37,24 @@ class Head(nn.Module):
         raise NotImplementedError
 
     def hidden_half(self, z: Hidden) -> jax.Array:
-        """What a slot's z [..., D] alone determines of `step`, one array [..., any]."""
+        """What z [B, T, D] of a block alone determines of the codes, for each slot one array: [B, T, any]."""
         raise NotImplementedError
 
     def step(self, state: Any, x: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
         """State, the token before the slot, and the slot's half → (the state after that token, code [..., E])."""
         raise NotImplementedError
 
-    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        """Codes [B, T, E] of all slots at once, from z [B, T, D] and x [B, T, ...], the true tokens before the slots.
+    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """Codes [B, t, E] of the first t slots at once, from their halves and x [B, t, ...], the tokens before them.
 
-        They equal those of T steps. With `kept`, bool [B, 1, E], the numbers that it leaves out are 0 wherever the head
+        They equal those of t steps. With `kept`, bool [B, 1, E], the numbers that it leaves out are 0 wherever the head
         reads or makes them: the codes are those of a head of the rank that is kept.
         """
         raise NotImplementedError
+
+    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """`codes_after` from z [B, T, D] of a block."""
+        return self.codes_after(self.hidden_half(z), x, kept)
 
     def last_matrix(self, **choices: Any) -> Linear:
         """The matrix [E, V], stored as the parameter up/kernel; choices: of Linear."""

@@ -23,6 +23,9 @@ class Kind:
     has_confidence: the head also estimates each draft's chance.
     reads_embeddings: the head reads the target's embeddings of tokens, else their ids.
     only_candidates: tokens that are no candidates have no probability.
+    lead: slots that the head reads before the first one that predicts a token: 1 where it reads the anchor's slot of
+        unshifted blocks, and so the token before the anchor.
+    head_passes: passes over a block in which its head drafts; 0: it drafts slot after slot.
     draws_paths: it scores any path, so it drafts trees as well as chains.
     rank_key: the field with the rank of the head.  table_fields: those that its tables of tokens depend on.
     marks: keys of config.json that no drafter of another kind has.
@@ -34,6 +37,7 @@ class Kind:
     sglang, vllm, sglang_flags = "DFLASH", "dflash", ""
     has_backbone, has_head, has_confidence = False, False, False
     reads_embeddings, only_candidates, draws_paths = False, False, True
+    lead, head_passes = 0, 0
     rank_key, table_fields, marks, layer_ids_hint = "", (), (), ""
     copies = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
 
@@ -98,7 +102,7 @@ class Kind:
         """The tensors of the head."""
         return []
 
-    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, str], tuple]:
+    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, ...], tuple]:
         """For each parameter of the head that has ranks, but for the last matrix, by axis the rank of each place.
 
         Args:

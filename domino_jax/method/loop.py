@@ -24,7 +24,7 @@ class DecodeState:
 
     target_cache: keys and values.  draft_cache: what the drafter keeps of the text (method/kinds.py); () without one.
     lengths: int32 [B], committed rows of both caches = absolute position of the anchor.
-    anchors: int32 [B], last chosen token, not yet in the caches.
+    anchors: int32 [B], last chosen token, not yet in the caches.  before: int32 [B], the token before it.
     keys: [B], noise keys of the requests.           limits: int32 [B], most tokens to emit (max_new_tokens).
     tokens: int32 [B, O], emitted so far.            counts: int32 [B], how many.
     accepts: int32 [B, O], tokens emitted per round. rounds: int32 [B], how many rounds.
@@ -37,6 +37,7 @@ class DecodeState:
     draft_cache: Any
     lengths: jax.Array
     anchors: jax.Array
+    before: jax.Array
     keys: jax.Array
     limits: jax.Array
     tokens: jax.Array
@@ -78,11 +79,12 @@ def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.
     # Positions past `kept` point outside the buffer, where the scatter drops them.
     where = jnp.where(index < kept[:, None], state.counts[:, None] + index, state.tokens.shape[1])
     counts = state.counts + kept
-    last = tokens[rows, jnp.maximum(kept - 1, 0)]
+    last = jnp.concatenate([state.before[:, None], state.anchors[:, None], tokens], axis=1)
     state = state.replace(
         tokens=state.tokens.at[rows[:, None], where].set(tokens, mode="drop"),
         counts=counts,
-        anchors=jnp.where(kept > 0, last, state.anchors),
+        anchors=last[rows, kept + 1],
+        before=last[rows, kept],
         done=state.done | stopped | (counts >= state.limits),
     )
     return state, kept
@@ -108,11 +110,13 @@ def prefill(
     cache, context, last = read_prompts(models, prompts.tokens, prompts.lengths)
     first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling)
     zeros = jnp.zeros_like(prompts.lengths)
+    ends = jnp.take_along_axis(prompts.tokens, prompts.lengths[:, None] - 1, axis=1)[:, 0]
     state = DecodeState(
         target_cache=resize(cache, slots),
         draft_cache=resize(context, slots),
         lengths=prompts.lengths,
-        anchors=zeros,
+        anchors=ends,
+        before=ends,
         keys=prompts.keys,
         limits=prompts.limits,
         tokens=jnp.zeros((len(zeros), buffer), jnp.int32),

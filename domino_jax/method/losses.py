@@ -52,6 +52,11 @@ class LossSettings:
         """Whether the loss compares with the target's own logits."""
         return self.distill > 0
 
+    @property
+    def divides_by_labels(self) -> bool:
+        """Whether the loss weights each slot by itself, as D-PACE does, and divides by the number of labels."""
+        return self.dpace_alpha is not None
+
     def objective(self, lambda_base: jax.Array, weight: jax.Array) -> "Objective":
         """What a step minimises; the arguments are Objective's."""
         return Objective(self, lambda_base, weight)
@@ -101,10 +106,10 @@ def dpace_weights(losses: jax.Array, label_weights: jax.Array, alpha: float) -> 
 def slot_weights(label_weights: jax.Array, config: Any, settings: LossSettings) -> jax.Array:
     """The weights [..., G] whose sum divides the losses: 1 per label, with the decay over the slots of a block.
 
-    D-PACE has no decay here: it weights each loss and divides by the number of labels. The weights depend on labels and
-    anchors alone, so their sum is known before any forward pass, over all micro-batches.
+    Where `settings.divides_by_labels` there is no decay here. The weights depend on labels and anchors alone, so their
+    sum is known before any forward pass, over all micro-batches.
     """
-    if settings.dpace_alpha is not None:
+    if settings.divides_by_labels:
         return label_weights
     return label_weights * position_decay(config.block_size, config.first_slot, settings.gamma)
 
@@ -187,6 +192,8 @@ class Objective:
     lambda_base: jax.Array
     weight: jax.Array
 
+    runs_head = False  # `outputs` runs the whole head again in each slice, not its last matrix alone
+
     @property
     def slice_blocks(self) -> int:
         return self.settings.slice_blocks
@@ -195,14 +202,21 @@ class Objective:
         """What else the loss of a head reads of its blocks, a tree of float arrays [B, A, ...].
 
         Args:
-            models: pair.Models.  z: [B, A, G, D].  before: int32 [B, A, M], the tokens before the predicting slots.
+            models: pair.Models.  z: [B, A, G, D].  before: int32 [B, A, T], the tokens before the slots that the head
+                sees.
             kept: bool [B, A, E], the ranks of the head that remain; None: all.
         """
         return None
 
-    def outputs(self, models: Any, unembed: Callable[[Hidden], Logits], labels: Labels, before: jax.Array):
-        """The loss' own (outputs_of, states) of `sliced_loss`; None for those of Domino. unembed: z → base logits."""
-        return None
+    def outputs(
+        self, models: Any, unembed: Callable[[Hidden], Logits], labels: Labels, before: jax.Array, usual: tuple
+    ) -> tuple:
+        """(outputs_of, states) of `sliced_loss`, which the loss of another head may change.
+
+        Args:
+            unembed: z → base logits.  before: as for `extra`.  usual: (outputs_of, states) of Domino.
+        """
+        return usual
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         """Additive sums of one row's slice, arrays [n, G, ...]."""

@@ -50,9 +50,9 @@ class Models:
         """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
         return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens
 
-    def block_codes(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
-        """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, M]."""
-        return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens)))
+    def block_codes(self, z: jax.Array, tokens: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, T]."""
+        return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens), kept))
 
     def head_start(self, *batch: int) -> Any:
         """The head's state before any token (`Head.initial_state`)."""
@@ -60,6 +60,10 @@ class Models:
 
     def head_hidden_half(self, z: jax.Array) -> jax.Array:
         return self._drafter(lambda drafter: drafter.head.hidden_half(z))
+
+    def head_codes(self, halves: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Codes [B, t, E] of the first t slots after `tokens` int32 [B, t]."""
+        return self._drafter(lambda drafter: drafter.head.codes_after(halves, self.head_inputs(tokens)))
 
     def head_step(self, state: Any, tokens: jax.Array, half: jax.Array) -> tuple[Any, jax.Array]:
         """(the head's state after `tokens` int32 [...], the code [..., E] of the slots that follow them)."""

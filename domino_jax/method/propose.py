@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.rollout import roll_out, scan_drafts, settle
+from domino_jax.method.rollout import draft_in_passes, roll_out, scan_drafts, settle
 from domino_jax.method.sampling import Sampling, choose, reads_noise
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.cache import Cache
@@ -45,7 +45,7 @@ def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
 def draft_base(
     models: Models, state: DecodeState, num_drafts: int | None = None, use_head: bool = True
 ) -> tuple[Hidden, Logits, Cache]:
-    """One backbone pass → (z [B, M, D] of the predicting slots, base logits float32 [B, M, V], the cache).
+    """One backbone pass → (z [B, T, D] of the slots that the head sees, base logits float32 [B, M, V], the cache).
 
     Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
     first `num_drafts`. The heads of a drafter without one take the place of a backbone and its slots.
@@ -55,12 +55,12 @@ def draft_base(
         masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
         block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
         z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
-        z = z[:, config.first_slot :]
+        z = z[:, config.first_slot - config.lead :]
     else:
         z, cache = models.draft_hidden(state.draft_cache), state.draft_cache
-    z = z[:, :num_drafts]
+    predicting = z[:, config.lead :][:, :num_drafts]
     # Split at first, so that the compiler never gathers the lm_head instead of its product.
-    base = constrain(models.draft_logits(z), "batch", None, "vocab")
+    base = constrain(models.draft_logits(predicting), "batch", None, "vocab")
     if use_head and config.has_head and models.drafter.whole_head:
         # A head that is whole on every device reads whole rows of logits, one after another: one exchange now is better
         # than one per draft. A split head reads only its share of them.
@@ -76,21 +76,30 @@ def roll_out_head(
     sampling: Sampling,
     settings: DraftSettings,
 ) -> jax.Array:
-    """The head's roll-out over z [B, M, D] and base logits float32 [B, M, V]: draft tokens int32 [B, M].
+    """The head's drafts int32 [B, M] from z [B, T, D] and base logits float32 [B, M, V], slot after slot or in passes.
 
-    Draft i shares the target's noise at its absolute position.
+    Draft i shares the target's noise at its absolute position, in every pass the same.
     """
     candidates = pick_candidates(base, models.drafter.config.candidates(settings.head_candidates))
     if reads_noise(sampling, settings.draft_sharpness):
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
     choose_draft = functools.partial(settle, sampling=sampling, sharpness=settings.draft_sharpness)
-    return roll_out(models, state.anchors, z, candidates, choose_draft, scan_drafts)
+    known, passes = known_tokens(models, state), models.drafter.config.head_passes
+    if passes:
+        return draft_in_passes(models, known, z, candidates, passes, choose_draft)
+    return roll_out(models, known, z, candidates, choose_draft, scan_drafts)
+
+
+def known_tokens(models: Models, state: DecodeState) -> jax.Array:
+    """int32 [B, 1 + lead]: the anchor, and before it the token before it where the head reads that."""
+    known = jnp.stack([state.before, state.anchors], axis=1)
+    return known[:, 1 - models.drafter.config.lead :]
 
 
 def until_unsure(models: Models, state: DecodeState, z: Hidden, drafts: jax.Array, threshold: float) -> jax.Array:
     """The drafts int32 [B, M] with NO_DRAFT from the first one on whose confidence is below the threshold."""
     before = jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
-    sure = jax.nn.sigmoid(models.confidence(z, before)) >= threshold
+    sure = jax.nn.sigmoid(models.confidence(z[:, : drafts.shape[1]], before)) >= threshold
     return jnp.where(jnp.cumprod(sure, axis=1) > 0, drafts, NO_DRAFT)
 
 

@@ -42,7 +42,7 @@ def settle(candidates: Candidates, sampling: Sampling = GREEDY, sharpness: float
 
 def roll_out(
     models: Models,
-    anchors: jax.Array,
+    known: jax.Array,
     z: Hidden,
     candidates: Candidates,
     choose: Callable[[Candidates], jax.Array] = settle,
@@ -55,16 +55,19 @@ def roll_out(
     and drafts 1..i-1.
 
     Args:
-        anchors: int32 [B].  z: [B, M, D] of the predicting slots.
+        known: int32 [B, 1 + lead], the anchor, and before it the token before it where the head reads that.
+        z: [B, T, D] of all slots that the head sees.
+        candidates: of the first M slots that predict a token.
         choose: the candidates of some slots, with arrays [B, m, Q] → their drafts int32 [B, m].
         scan: what runs the loop; `scan_drafts` in a decode round.
     """
-    prefix = min(models.drafter.config.pure_draft_prefix_len, z.shape[1])
+    slots, lead = candidates.logits.shape[1], known.shape[1] - 1
+    prefix = min(models.drafter.config.pure_draft_prefix_len, slots)
     corrected = jax.tree.map(lambda column: column[:, prefix:], candidates)
     first = choose(jax.tree.map(lambda column: column[:, :prefix], candidates))
-    consumed = jnp.concatenate([anchors[:, None], first], axis=1)  # [B, 1 + prefix]
-    halves, head = models.head_hidden_half(z), models.head_start(z.shape[0])
-    for index in range(prefix):
+    consumed = jnp.concatenate([known, first], axis=1)
+    halves, head = models.head_hidden_half(z)[:, : lead + slots], models.head_start(z.shape[0])
+    for index in range(lead + prefix):
         head, _ = models.head_step(head, consumed[:, index], halves[:, index])
 
     def correct(carry, slot):
@@ -78,17 +81,47 @@ def roll_out(
         return (head, token), token
 
     rows = None if corrected.tokens is None else models.head_rows(corrected.tokens)
-    slots = (halves[:, prefix:], corrected, rows)
-    slots = jax.tree.map(lambda column: column.swapaxes(0, 1), slots)
-    _, rest = scan(correct, (head, consumed[:, -1]), slots)
+    by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (halves[:, lead + prefix :], corrected, rows))
+    _, rest = scan(correct, (head, consumed[:, -1]), by_slot)
     return jnp.concatenate([first, rest.T], axis=1)
 
 
+def draft_in_passes(
+    models: Models,
+    known: jax.Array,
+    z: Hidden,
+    candidates: Candidates,
+    passes: int,
+    choose: Callable[[Candidates], jax.Array] = settle,
+) -> jax.Array:
+    """Draft tokens int32 [B, M] by passes over the whole block; the arguments are those of `roll_out`.
+
+    The base logits give the first drafts. Each pass corrects every slot after the drafts of the pass before, and
+    chooses again. After k passes the first k drafts are those of `roll_out`, so M passes, or more, are `roll_out`.
+    """
+    config, slots = models.drafter.config, candidates.logits.shape[1]
+    halves = models.head_hidden_half(z)[:, : config.lead + slots]
+    rows = None if candidates.tokens is None else models.head_rows(candidates.tokens)
+    untouched = jnp.arange(slots)[:, None] < config.pure_draft_prefix_len
+
+    def again(_, drafts):
+        codes = models.head_codes(halves, jnp.concatenate([known, drafts[:, :-1]], axis=1))[:, config.lead :]
+        change = models.residual(codes) if rows is None else models.residual_of(codes[:, :, None], rows)[:, :, 0]
+        return choose(candidates._replace(logits=candidates.logits + jnp.where(untouched, 0.0, change)))
+
+    passes = min(passes, slots)
+    return jax.lax.platform_dependent(
+        choose(candidates),
+        cuda=lambda drafts: jax.lax.fori_loop(0, passes, again, drafts, unroll=True),
+        default=lambda drafts: jax.lax.fori_loop(0, passes, again, drafts),
+    )
+
+
 def roll_out_blocks(models: Models, anchors: jax.Array, z: Hidden, candidates: Candidates) -> jax.Array:
-    """The greedy roll-out of the blocks of a batch: int32 [B, n, M].
+    """The greedy roll-out of the blocks of a batch, for heads that read the predicting slots alone: int32 [B, n, M].
 
     Args:
         anchors: int32 [B, n].  z: [B, n, M, D].  candidates: with arrays [B, n, M, Q].
     """
-    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (anchors, z, candidates))
+    rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (anchors[:, :, None], z, candidates))
     return roll_out(models, *rows).reshape(z.shape[:3])

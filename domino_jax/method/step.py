@@ -117,9 +117,9 @@ def drafter_loss(
         return transformed_logits(unembed(z), config)
 
     x = models.embed(blocks.block_tokens(tokens, anchors, keep, config.block_size, config.mask_token_id))
-    before = blocks.head_tokens(tokens, anchors, config.num_drafts)
-    inputs = models.head_inputs(before)
     positions = batch["positions"] if "positions" in batch else None
+    before = blocks.head_tokens(tokens, anchors, config.num_drafts, config.lead, positions)
+    inputs = models.head_inputs(before)
     settings = objective.settings
     forward = (features, x, anchors, keep, inputs, positions, ranks_left)
     z, codes = drafter.apply({"params": models.drafter_params}, *forward)
@@ -130,16 +130,16 @@ def drafter_loss(
         codes = models.block_codes(z, before)
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
     extra = objective.extra(models, z, before, ranks_left)
-    # The rest of the head has run: with its weights here, zeros would be summed for them in every slice.
-    head = {"up": models.drafter_params["head"]["up"]} if config.has_head else {}
+    # Where the rest of the head has run, zeros would be summed for its weights in every slice.
+    head = models.drafter_params["head"] if config.has_head else {}
+    head = {name: weights for name, weights in head.items() if name == "up" or objective.runs_head}
 
     def outputs_of(params, z, codes, extra, states):
         base = base_logits(z)
         final = corrected(drafter, {"head": params}, base, codes)
         return Outputs(base, final, None if states is None else unembed(states), extra)
 
-    # The loss of another head may have its own outputs.
-    outputs_of, states = objective.outputs(models, base_logits, labels, before) or (outputs_of, states)
+    outputs_of, states = objective.outputs(models, base_logits, labels, before, (outputs_of, states))
     return sliced_loss(outputs_of, head, (z, codes, extra), (labels, states), objective)
 
 

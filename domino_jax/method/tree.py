@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.propose import draft_base, draft_positions
+from domino_jax.method.propose import draft_base, draft_positions, known_tokens
 from domino_jax.method.rollout import scan_drafts
 from domino_jax.method.sampling import Sampling, process_logits, reads_noise
 from domino_jax.method.settings import DraftSettings
@@ -72,7 +72,7 @@ def draft_ledger(
 def roll_out_lanes(
     models: Models, state: DecodeState, z: Hidden, base: Logits, sampling: Sampling, settings: DraftSettings
 ) -> Ledger:
-    """The counterpart of roll_out_head: from z [B, M, D] and base logits float32 [B, M, V] the nodes to choose from."""
+    """The counterpart of roll_out_head: from z [B, T, D] and base logits float32 [B, M, V] the nodes to choose from."""
     config, count = models.drafter.config, settings.tree.candidates
     candidates = pick_candidates(base, config.candidates(count) if settings.use_head else count)
     if reads_noise(sampling, settings.draft_sharpness):
@@ -82,7 +82,7 @@ def roll_out_lanes(
     rest = log_rest(base / divisor, candidates.logits)
     if settings.use_head and config.only_candidates:
         rest = jnp.full_like(rest, -jnp.inf)  # a selector gives the other tokens no probability
-    return grow_lanes(models, state.anchors, z, candidates, rest, sampling, settings)
+    return grow_lanes(models, known_tokens(models, state), z, candidates, rest, sampling, settings)
 
 
 def _divisor(sampling: Sampling) -> jax.Array:
@@ -101,7 +101,7 @@ def log_rest(base: Logits, candidates: jax.Array) -> jax.Array:
 
 def grow_lanes(
     models: Models,
-    anchors: jax.Array,
+    known: jax.Array,
     z: jax.Array,
     candidates: Candidates,
     rest: jax.Array,
@@ -111,17 +111,21 @@ def grow_lanes(
     """Follows the W likeliest paths depth by depth, each with a separate state of the head.
 
     Args:
-        z: [B, M, D], the backbone's hidden states, one per depth.
-        candidates: their logits divided by `_divisor`; with the target's noise where the draft shares it.
+        known, z: as for roll_out.
+        candidates: of each depth, with logits divided by `_divisor`, and the target's noise where the draft shares it.
         rest: log_rest of the other logits, float32 [B, M].
     """
     (batch, depths, count), lanes = candidates.tokens.shape, settings.tree.lanes
     per_depth = {**candidates._asdict(), "rest": rest}
     head = ()
     if settings.use_head:
-        per_depth["half"] = models.head_hidden_half(z)
+        halves, lead = models.head_hidden_half(z), known.shape[1] - 1
+        per_depth["half"] = halves[:, lead : lead + depths]
         per_depth["rows"] = models.head_rows(candidates.tokens)
         head = models.head_start(batch, lanes)
+        for index in range(lead):
+            tokens = jnp.broadcast_to(known[:, index, None], (batch, lanes))
+            head, _ = models.head_step(head, tokens, halves[:, index, None])
 
     def deepen(carry, at):
         scores, slots, tokens, head = carry
@@ -144,7 +148,7 @@ def grow_lanes(
 
     scores = jnp.full((batch, lanes), -jnp.inf).at[:, 0].set(0.0)
     slots = jnp.full((batch, lanes), ROOT)
-    tokens = jnp.broadcast_to(anchors[:, None], (batch, lanes))
+    tokens = jnp.broadcast_to(known[:, -1:], (batch, lanes))
     by_depth = jax.tree.map(lambda column: column.swapaxes(0, 1), per_depth)
     _, levels = scan_drafts(deepen, (scores, slots, tokens, head), (jnp.arange(depths), by_depth))
     return Ledger(*(level.swapaxes(0, 1).reshape(batch, -1) for level in levels))

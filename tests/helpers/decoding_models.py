@@ -76,6 +76,7 @@ HEAD_SIZES = {
     "domino": {"pure_draft_prefix_len": 1, "emb_dim": 8, "gru_hidden_dim": 16},
     "markov": {"markov_rank": 8, "markov_head_type": "rnn"},
     "dflash2": {"selector_rank": 8, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
+    "xpress": {"xpress_rank": 8, "xpress_mlp_hidden": 12, "xpress_num_passes": 2},
     "eagle3": {"draft_vocab_size": 40, "target_layer_ids": (0, 1, 2)},
     "medusa": {"num_heads": 4, "num_layers": 2, "bias": True},
 }
@@ -102,7 +103,7 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
         "block_size": block_size,
         "mask_token_id": target.config.vocab_size - 1,
         "head": "domino",
-        "shift_label": "head" not in choices or choices["head"] != "dflash2",
+        "shift_label": choices.get("head") not in ("dflash2", "xpress"),
         **choices,
     }
     fields = HEAD_SIZES[fields["head"]] | fields

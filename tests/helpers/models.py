@@ -97,6 +97,7 @@ def tiny_drafter(
         "domino": {"pure_draft_prefix_len": prefix, "emb_dim": 6, "gru_hidden_dim": 10},
         "markov": {"markov_rank": 6, "markov_head_type": "vanilla"},
         "dflash2": {"selector_rank": 6, "selector_top_k": 5, "conv_kernel_size": 2, "conv_group_size": 8},
+        "xpress": {"xpress_rank": 6, "xpress_mlp_hidden": 10, "xpress_num_passes": 2},
     }
     config = KINDS[head].for_target(
         target_config,
@@ -158,7 +159,7 @@ def _teacher_forced(target: _ById, drafter: _ById):
     @jax.jit
     def forward(params, features, tokens, anchors, keep):
         x = run_target(blocks.block_tokens(tokens, anchors, keep, c.block_size, c.mask_token_id), method="embed")
-        inputs = blocks.head_tokens(tokens, anchors, c.num_drafts)
+        inputs = blocks.head_tokens(tokens, anchors, c.num_drafts, c.lead)
         if c.reads_embeddings:
             inputs = run_target(inputs, method="embed")
         z, codes = drafter.module.apply({"params": params}, features, x, anchors, keep, inputs)

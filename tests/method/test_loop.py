@@ -19,6 +19,7 @@ def make_state(**fields) -> DecodeState:
     values = {
         "lengths": jnp.array([5]),
         "anchors": jnp.array([8]),
+        "before": jnp.array([7]),
         "keys": jax.random.key(0)[None],
         "limits": jnp.array([6]),
         "tokens": jnp.array([[7, 8, 0, 0, 0, 0]]),
@@ -53,6 +54,7 @@ def test_emit_cuts_at_the_first_stop_id_and_at_the_limit(tokens, count, limit, e
     assert state.tokens[0].tolist() == expected + [0] * (6 - len(expected))
     assert (state.counts.tolist(), kept.tolist()) == ([len(expected)], [len(expected) - 2])
     assert (state.anchors.tolist(), state.done.tolist()) == ([expected[-1]], [done])
+    assert state.before.tolist() == [expected[-2]]
 
 
 def test_a_finished_row_takes_nothing():
@@ -61,6 +63,7 @@ def test_a_finished_row_takes_nothing():
     assert kept.tolist() == [0]
     assert after.tokens.tolist() == before.tokens.tolist()
     assert (after.counts.tolist(), after.anchors.tolist(), after.done.tolist()) == ([2], [8], [True])
+    assert after.before.tolist() == [7]
 
 
 def test_a_round_is_recorded_only_where_tokens_came_out():

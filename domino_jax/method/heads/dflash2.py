@@ -174,8 +174,8 @@ class Selector(Head):
     def step(self, state: tuple, x: jax.Array, half: jax.Array) -> tuple[tuple, jax.Array]:
         return (), self.look_up(x) * half
 
-    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        return cut_ranks(self.step((), x, self.hidden_half(z))[1], kept)
+    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        return cut_ranks(self.step((), x, half)[1], kept)
 
 
 # ----------------------------------------------------------------------------------------------------------------- loss
@@ -222,7 +222,7 @@ class SelectorObjective(Objective):
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         return selector_sums(outputs.base, outputs.extra, labels, self.settings)
 
-    def outputs(self, models: Models, unembed: Callable[[Hidden], Logits], labels: Labels, before: jax.Array):
+    def outputs(self, models: Models, unembed: Callable, labels: Labels, before: jax.Array, usual: tuple) -> tuple:
         first = models.drafter.config.first_slot
         return selector_outputs(models, unembed), Teacher(labels.ids[:, :, first:], before[:, :, 0])
 

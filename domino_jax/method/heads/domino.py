@@ -169,8 +169,8 @@ class DominoHead(Head):
         state = jax.lax.optimization_barrier(self.gru.advance(state, self.gru.input_gates(x)))
         return state, self._code(half, state)
 
-    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        return cut_ranks(self._code(self.hidden_half(z), self.prefix_states(x)), kept)
+    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        return cut_ranks(self._code(half, self.prefix_states(x)), kept)
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t."""

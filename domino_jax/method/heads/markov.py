@@ -279,10 +279,8 @@ class MarkovHead(Head):
         state, code = self._recur(state, half + self.joint.part(1, v), self.joint.matrix(0))
         return jax.lax.optimization_barrier(state), code  # as in the Domino head
 
-    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        if self.is_initializing() and self.config.enable_confidence_head:
-            self.confidence(z, x)
-        half, v = self.hidden_half(z), cut_ranks(self.look_up(x), kept)
+    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        v = cut_ranks(self.look_up(x), kept)
         if self.config.markov_head_type != RNN:
             return self._gated(v, half)
         shares = half + self.joint.part(1, v)
