@@ -47,6 +47,8 @@ class DrafterConfig(Kind, DecoderConfig):
 
     architecture: the class that its files name.  needed: keys of the head that a file must have.
     own_keys: keys that drafters of other heads must not have.
+    speculators: the speculators_model_type of its folders there.  speculators_keys: {the head's key in dflash_config:
+    theirs}, which such a folder must have.  whole_blocks: there, sliding layers read the whole block by default.
     """
 
     num_target_layers: int
@@ -68,6 +70,7 @@ class DrafterConfig(Kind, DecoderConfig):
 
     architecture, has_backbone = "DFlashDraftModel", True
     own_keys = needed = ()
+    speculators, speculators_keys, whole_blocks = "dflash", {}, False
     reads = ("shift_label", "target_layer_ids")
     pure_draft_prefix_len = 0  # slots that the head leaves as they are
 
@@ -161,6 +164,11 @@ class DrafterConfig(Kind, DecoderConfig):
             DataError: a key that is missing or contradicts the head's layout.
         """
         return {"shift_label": bool(shift_label(raw, nested))}
+
+    @classmethod
+    def from_speculators(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        """The head's keys of dflash_config, from a config.json of speculators."""
+        return {"projector_type": cls.speculators, **{name: raw[key] for name, key in cls.speculators_keys.items()}}
 
     @classmethod
     def for_target(

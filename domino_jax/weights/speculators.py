@@ -9,12 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domino_jax.method.config import TRANSFORMS
 from domino_jax.method.config_keys import boolean, integer, listed, section
 from domino_jax.method.heads import eagle3
-from domino_jax.method.heads.dflash2 import Dflash2Config
-from domino_jax.method.heads.markov import KEYS as MARKOV_KEYS
-from domino_jax.method.heads.markov import MarkovConfig
+from domino_jax.method.kinds import KINDS
 from domino_jax.models.tables import EMBEDDING
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.weights import hf
@@ -54,19 +51,7 @@ _DEFAULTS = {
     },
 }
 _DEFAULT_THETA = 10_000.0
-_DOMINO_KEYS = {
-    "emb_dim": "logits_correction_emb_dim",
-    "gru_hidden_dim": "gru_hidden_dim",
-    "pure_draft_prefix_len": "pure_draft_prefix_len",
-}
-# {speculators_model_type: {our key: theirs}}, the keys of the head, which a file must have.
-_HEADS = {
-    "dflash": {},
-    "domino": {"sample_from_anchor": "sample_from_anchor", **_DOMINO_KEYS},
-    "dspark": {name: name for name in ("sample_from_anchor", *MARKOV_KEYS)},
-    "dflash2": {name: name for name in Dflash2Config.needed},
-}
-_CLASSES = {"dspark": MarkovConfig.architecture, "dflash2": Dflash2Config.architecture}
+_BLOCK_DRAFTERS = {kind.speculators: kind for kind in KINDS.values() if kind.has_backbone}
 
 
 def is_speculators(raw: dict[str, Any]) -> bool:
@@ -82,39 +67,35 @@ def flattened(raw: dict[str, Any], target_layers: int) -> dict[str, Any]:
     Args:
         target_layers: layers of the target, which the layout does not store.
     Raises:
-        DataError: another algorithm than dflash, dflash2, domino, dspark and eagle3, or a key that is missing.
+        DataError: an algorithm of no known kind, or a key that is missing.
     """
     algorithm = raw.get("speculators_model_type")
     if algorithm == "eagle3":
         return _flattened_eagle3(raw)
-    if not isinstance(algorithm, str) or algorithm not in _HEADS:
-        names = ", ".join(map(repr, (*_HEADS, "eagle3")))
+    if not isinstance(algorithm, str) or algorithm not in _BLOCK_DRAFTERS:
+        names = ", ".join(map(repr, (*_BLOCK_DRAFTERS, "eagle3")))
         raise DataError(
             f"this drafter is in the speculators layout with speculators_model_type {quote(algorithm)}; supported are"
             f" {names}."
         )
-    keys = _HEADS[algorithm]
-    _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *keys.values())
-    head = {name: raw[key] for name, key in keys.items()}
-    if algorithm == "dflash2":
-        head |= {name: raw[name] for name in TRANSFORMS if name in raw}
-    else:
-        head["projector_type"] = algorithm
+    kind = _BLOCK_DRAFTERS[algorithm]
+    _demand(raw, "block_size", "mask_token_id", LAYER_IDS, "draft_vocab_size", *kind.speculators_keys.values())
+    whole_blocks = boolean(raw, {}, "sliding_window_non_causal")
     layer = _layer(raw, "qwen3")
     return {
         **layer,
         **{name: raw[name] for name in ("draft_vocab_size", "target_hidden_size") if name in raw},
-        "architectures": [_CLASSES.get(algorithm, "DFlashDraftModel")],
+        "architectures": [kind.architecture],
         "use_sliding_window": "sliding_attention" in listed("layer_types", layer.get("layer_types") or ()),
         "block_size": raw["block_size"],
         "num_target_layers": target_layers,
         # Full layers always read the whole block there; absent, only the sliding ones are causal, as in public files.
-        "is_causal": False if _reads_whole_blocks(raw, algorithm) else None,
+        "is_causal": False if (kind.whole_blocks if whole_blocks is None else whole_blocks) else None,
         "dflash_config": {
             "mask_token_id": raw["mask_token_id"],
             "target_layer_ids": [integer(LAYER_IDS, index) - 1 for index in listed(LAYER_IDS, raw[LAYER_IDS])],
             "sample_from_anchor": bool(boolean(raw, {}, "sample_from_anchor")),
-            **head,
+            **kind.from_speculators(raw),
         },
     }
 
@@ -155,11 +136,6 @@ def _layer(raw: dict[str, Any], kind: str) -> dict[str, Any]:
     if "rope_theta" not in layer and "rope_theta" not in section(layer, "rope_parameters"):
         layer["rope_theta"] = _DEFAULT_THETA
     return layer
-
-
-def _reads_whole_blocks(raw: dict[str, Any], algorithm: str) -> bool:
-    stated = boolean(raw, {}, "sliding_window_non_causal")
-    return algorithm == "dflash2" if stated is None else stated
 
 
 def check_copies(tensors: hf.Tensors, target_path: str | Path | None, copies: Mapping[str, str]) -> None:

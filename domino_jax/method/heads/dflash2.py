@@ -50,6 +50,8 @@ class Dflash2Config(DrafterConfig):
     has_head, only_candidates, rank_key, table_fields = True, True, "selector_rank", ("selector_rank",)
     own_keys, needed, marks = ("projector_type", *SELECTOR, *TRANSFORMS), (*CONVOLUTION, *SELECTOR), SELECTOR
 
+    speculators, speculators_keys, whole_blocks = "dflash2", {name: name for name in needed}, True
+
     only_shift, conv_taps, own_loss, own_dpace = False, 2, True, True
     head_keys_of_recipe = SELECTOR
     ranges = {
@@ -69,6 +71,10 @@ class Dflash2Config(DrafterConfig):
     def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
         _check_layout(raw, nested)
         return {"shift_label": False, **{name: integer(name, either(raw, nested, name)) for name in SELECTOR}}
+
+    @classmethod
+    def from_speculators(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        return {name: raw[name] for name in (*cls.needed, *TRANSFORMS) if name in raw}
 
     def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # Public files have no shift_label, they are not shifted, and readers need the keys of convolutions too.

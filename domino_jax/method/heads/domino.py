@@ -33,7 +33,13 @@ class DominoConfig(DrafterConfig):
     vllm, sglang_flags = "", " --speculative-domino-candidate-pool-size 0"
     has_head, reads_embeddings = True, True
     rank_key, needed = "emb_dim", ("emb_dim",)
-    own_keys = ("projector_type",)
+    own_keys, speculators = ("projector_type",), "domino"
+    speculators_keys = {
+        "sample_from_anchor": "sample_from_anchor",
+        "emb_dim": "logits_correction_emb_dim",
+        "gru_hidden_dim": "gru_hidden_dim",
+        "pure_draft_prefix_len": "pure_draft_prefix_len",
+    }
     shifts_labels, reads_drafts = True, True
     head_keys_of_recipe = ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
     ranges = {

@@ -58,6 +58,7 @@ class MarkovConfig(DrafterConfig):
     sglang, vllm = "DSPARK", "dspark"
     has_head, rank_key, table_fields, marks = True, "markov_rank", ("markov_head_type", "markov_rank"), ("markov_rank",)
     own_keys = ("projector_type", "markov_rank", "enable_confidence_head")
+    speculators, speculators_keys = PROJECTOR, {name: name for name in ("sample_from_anchor", *KEYS)}
 
     shifts_labels, only_shift, own_loss, reads_drafts = True, True, True, True
     head_keys_of_recipe = ("markov_rank", "markov_head_type")
