@@ -27,7 +27,7 @@ HIDDEN = "\ufdd0"  # a noncharacter: no text has it
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TrainingRow:
     """One training row.
 
     token_ids: int32 [T]; loss_mask: float32 [T], 1 on the assistant's tokens.
@@ -63,7 +63,7 @@ def encode_row(tokenizer: Any, thinking: bool, row: dict) -> list[int]:
     return encode_prompt(tokenizer, row, thinking, f"prompt {row['id']}")
 
 
-def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> Row:
+def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = "training row") -> TrainingRow:
     """Ids and loss mask of {"messages"}, ShareGPT {"conversations"} or {"token_ids", "loss_mask"}.
 
     token_ids take precedence over messages: `regenerate` writes both, and only the ids are the target's actual output.
@@ -72,7 +72,7 @@ def encode_training_row(tokenizer: Any, row: dict, thinking: bool, where: str = 
     are part of the answer. Turns after the last answer are left out.
     """
     if "token_ids" in row:
-        return _given_row(row, where)
+        return _row_of_ids(row, where)
     chat = read_chat(row, where)
     _refuse_text_without(tokenizer, where)
     return _encode_chat(_template_of(tokenizer, thinking, where, chat), chat)
@@ -85,7 +85,7 @@ def _refuse_text_without(tokenizer: Any, where: str) -> None:
         )
 
 
-def _given_row(row: dict, where: str) -> Row:
+def _row_of_ids(row: dict, where: str) -> TrainingRow:
     check_token_ids(row["token_ids"], where)
     mask = row["loss_mask"] if "loss_mask" in row else None
     if not isinstance(mask, list) or len(mask) != len(row["token_ids"]) or not all(entry in (0, 1) for entry in mask):
@@ -94,10 +94,10 @@ def _given_row(row: dict, where: str) -> Row:
             f"{where}: token_ids has {len(row['token_ids'])} entries, loss_mask has {length}; it needs a 0 "
             "or 1 for each."
         )
-    return Row(np.asarray(row["token_ids"], np.int32), np.asarray(mask, np.float32))
+    return TrainingRow(np.asarray(row["token_ids"], np.int32), np.asarray(mask, np.float32))
 
 
-def _encode_chat(template: "_Template", chat: Chat) -> Row:
+def _encode_chat(template: "_Template", chat: Chat) -> TrainingRow:
     # A turn of the assistant that opens the conversation answers nothing: it is context.
     messages = chat.messages
     turns = [place for place, one in enumerate(messages) if place and one["role"] == "assistant"]
@@ -114,7 +114,7 @@ def _encode_chat(template: "_Template", chat: Chat) -> Row:
         piece = _encode(template.tokenizer, text[start:end], template.where)
         ids += piece
         mask += [number % 2] * len(piece)  # every second piece is an answer
-    return Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32), len(turns) - len(spans))
+    return TrainingRow(np.asarray(ids, np.int32), np.asarray(mask, np.float32), len(turns) - len(spans))
 
 
 def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:

@@ -25,6 +25,8 @@ REFUSED = {
 EMPTY = ("", [], {})  # a table of many rows has a column for all if one row uses it
 # Arguments of the tokenizer's call, no variables of a template.
 RESERVED = ("chat_template", "messages", "tools", "tokenize", "add_generation_prompt", "continue_final_message")
+RESERVED += ("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs")
+RESERVED += ("sanitize_control_tokens", "return_assistant_tokens_mask", "conversation")
 FLAGS = ("weight", "loss_mask", "train", "trainable")  # of a message: 0 or false makes an answer context
 SPEAKERS = {
     "system": "system",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from domino_jax.data.chat import Row
+from domino_jax.data.chat import TrainingRow
 from domino_jax.data.order import ENDLESS, Items, Layout, Position
 from domino_jax.data.rows import TrainingRows
 from domino_jax.runtime.errors import DominoError
@@ -59,14 +59,14 @@ class BatchEncoder:
         return batch | {POSITION: np.asarray(dataclasses.astuple(plan.position), np.int64)}
 
 
-def pad_row(row: Row, length: int) -> dict[str, np.ndarray]:
+def pad_row(row: TrainingRow, length: int) -> dict[str, np.ndarray]:
     """tokens int32 [length] and loss_mask float32 [length], padded on the right."""
     # Padding needs no special token: it is unsupervised, and nothing before it attends to it.
     room = (0, length - len(row.token_ids))
     return {"tokens": np.pad(row.token_ids, room), "loss_mask": np.pad(row.loss_mask, room)}
 
 
-def pack_rows(rows: list[Row], length: int) -> dict[str, np.ndarray]:
+def pack_rows(rows: list[TrainingRow], length: int) -> dict[str, np.ndarray]:
     """Rows side by side, each a separate document.
 
     tokens, positions, documents int32 [length], loss_mask float32 [length]. Two rows of 3 and 2 tokens in 7:
@@ -75,7 +75,9 @@ def pack_rows(rows: list[Row], length: int) -> dict[str, np.ndarray]:
         positions 0 1 2 0 1 0 0
     """
     sizes = [len(row.token_ids) for row in rows]
-    whole = Row(np.concatenate([row.token_ids for row in rows]), np.concatenate([row.loss_mask for row in rows]))
+    whole = TrainingRow(
+        np.concatenate([row.token_ids for row in rows]), np.concatenate([row.loss_mask for row in rows])
+    )
     room = (0, length - sum(sizes))
     positions = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
     documents = np.repeat(np.arange(1, len(rows) + 1, dtype=np.int32), sizes)

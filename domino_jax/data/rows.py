@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.data.chat import Row, encode_training_row
+from domino_jax.data.chat import TrainingRow, encode_training_row
 from domino_jax.data.held_out import hold_out
 from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
@@ -22,14 +22,14 @@ SHOWN_CHARACTERS = 600  # of one piece of a row in a text for people
 
 @dataclasses.dataclass(frozen=True)
 class RowEncoder:
-    """One line of JSON to a Row of at most max_length tokens; ids of vocab_size or more are refused."""
+    """One line of JSON to a TrainingRow of at most max_length tokens; ids of vocab_size or more are refused."""
 
     tokenizer: Any
     max_length: int
     thinking: bool
     vocab_size: int | None
 
-    def __call__(self, line: bytes, where: str) -> Row:
+    def __call__(self, line: bytes, where: str) -> TrainingRow:
         row = encode_training_row(self.tokenizer, present(parse_row(line, where)), self.thinking, where)
         # A gather would silently clamp an id past the embedding.
         if self.vocab_size is not None and (largest := row.token_ids.max(initial=0)) >= self.vocab_size:
@@ -43,7 +43,7 @@ def has_anchor(loss_mask: np.ndarray) -> bool:
     return bool(np.any((loss_mask[:-1] > 0.5) & (loss_mask[1:] > 0.5)))
 
 
-def mark_answers(row: Row, tokenizer: Any) -> str:
+def mark_answers(row: TrainingRow, tokenizer: Any) -> str:
     """The row's text with supervised parts as [[…]], long ones without their middle; ids without a tokenizer."""
     edges = np.flatnonzero(np.diff(row.loss_mask > 0.5)) + 1
     pieces = []
@@ -55,7 +55,7 @@ def mark_answers(row: Row, tokenizer: Any) -> str:
     return "".join(pieces)
 
 
-def count_against_thinking(rows: Sequence[Row], tokenizer: Any, thinking: bool) -> int | None:
+def count_against_thinking(rows: Sequence[TrainingRow], tokenizer: Any, thinking: bool) -> int | None:
     """Rows whose supervised text has thoughts although `thinking` is off, or none although it is on.
 
     None for a chat template without such a switch.
@@ -192,7 +192,7 @@ class TrainingRows:
     def __len__(self) -> int:
         return len(self._usable)
 
-    def __getitem__(self, index: int) -> tuple[int, Row]:
+    def __getitem__(self, index: int) -> tuple[int, TrainingRow]:
         """The id of usable row `index` and the row."""
         row_id = int(self._usable[index])
         return row_id, self.read(row_id)
@@ -204,7 +204,7 @@ class TrainingRows:
     def _file(self, row_id: int) -> DataFile:
         return self._files[int(np.searchsorted(self._starts, row_id, side="right")) - 1]
 
-    def read(self, row_id: int) -> Row:
+    def read(self, row_id: int) -> TrainingRow:
         """The row of that id."""
         where = self.where(row_id)
         row = self._encoder(read_span(self._file(row_id), *map(int, self._index.spans[row_id])), where)

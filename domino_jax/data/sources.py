@@ -74,18 +74,10 @@ def open_sources(text: str, cache: pathlib.Path) -> tuple[Source, ...]:
 
 
 def parse_sources(text: str) -> list[tuple[str, float]]:
-    """(pattern, weight) of every part.
-
-    What exists as it is keeps its = and commas: the longest text between commas that exists is a part.
-    """
-    pieces, parts = text.split(","), []
-    while pieces:
-        sizes = range(len(pieces), 0, -1)
-        size = next((size for size in sizes if _names_files(",".join(pieces[:size]).strip())), 1)
-        parts.append(_parse_part(",".join(pieces[:size]).strip()))
-        pieces = pieces[size:]
-    if all(weight is None for _, weight in parts) and not any(_exists(pattern) for pattern, _ in parts):
+    """(pattern, weight) of every part. A path or glob that matches files may hold = and commas; it is the only part."""
+    if _matches(text):
         return [(text, 1.0)]
+    parts = [_parse_part(part.strip()) for part in text.split(",")]
     if len(parts) > 1:
         for pattern, weight in parts:
             if weight is None:
@@ -96,19 +88,9 @@ def parse_sources(text: str) -> list[tuple[str, float]]:
     return [(pattern, 1.0 if weight is None else weight) for pattern, weight in parts]
 
 
-def _names_files(part: str) -> bool:
-    """Whether the part exists as it is or without its weight."""
-    pattern, _, tail = part.rpartition("=")
-    return _exists(part) or ("," not in tail and _exists(pattern))
-
-
-def _exists(text: str) -> bool:
-    return bool(text) and bool(_matches(text)) or (not is_remote(text) and os.path.isdir(os.path.expanduser(text)))
-
-
 def _parse_part(part: str) -> tuple[str, float | None]:
     pattern, equals, tail = part.rpartition("=")
-    if not equals or _exists(part):
+    if not equals or "/" in tail:  # a path that holds an equals sign
         return part, None
     try:
         weight = float(tail)
@@ -116,8 +98,6 @@ def _parse_part(part: str) -> tuple[str, float | None]:
         weight = math.nan
     if 0 < weight < math.inf:
         return pattern, weight
-    if "/" in tail:  # a path that does not exist
-        return part, None
     raise DominoError(
         f"data.train: there is no file {part}, and {tail!r} is not a number above 0, so it is no weight either.\n"
         "Name an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."

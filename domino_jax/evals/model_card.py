@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from domino_jax.evals.report import versions
-from domino_jax.evals.tables import grid, say, width_note
+from domino_jax.evals.tables import say, width_note
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import formats
@@ -47,7 +47,7 @@ def model_card(
         place="pack" if recipe["data"]["layout"] == "pack" else "row",
         sources=public_sources(recipe["data"]["train"]),
         settings={key: public_value(value) for key, value in recipe["train"].items() if value is not None},
-        modes="\n".join(grid(mode_rows(report))) if report else "",
+        modes=mode_rows(report) if report else [],
         width=width_note(report) if report and report["drafter"] else "",
         sglang_refusal=config.sglang_refusal(),
         vllm_refusal=config.vllm_refusal(),
@@ -83,9 +83,7 @@ def public_sources(sources: str) -> str:
 
 
 def mode_rows(report: Mapping[str, Any]) -> list[list[str]]:
-    """Cells, heading first: τ and speed-up of the modes that draft, from the run's final decoding."""
-    rows = [["mode", "τ pooled", "τ per prompt", "× the target alone"]]
-    for mode, figures in report["modes"].items():
-        if figures["tau_pooled"] is not None:
-            rows.append([mode, *(say(figures[key], ".2f") for key in ("tau_pooled", "tau_per_prompt", "speedup"))])
-    return rows
+    """Mode, τ pooled and per prompt, and speed-up of the modes that draft, from the run's final decoding."""
+    keys = ("tau_pooled", "tau_per_prompt", "speedup")
+    drafting = {mode: figures for mode, figures in report["modes"].items() if figures["tau_pooled"] is not None}
+    return [[mode, *(say(figures[key], ".2f") for key in keys)] for mode, figures in drafting.items()]

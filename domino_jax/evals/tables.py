@@ -183,13 +183,6 @@ def concurrency_rows(concurrency: Mapping[str, Any]) -> list[list[str]]:
     return rows
 
 
-def grid(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table, heading first; the first column to the left and the others to the right."""
-    heading, *body = rows
-    rule = ["---", *["---:"] * (len(heading) - 1)]
-    return [f"| {' | '.join(row)} |" for row in (heading, rule, *body)]
-
-
 # -------------------------------------------------------------------------------------------- several drafters
 
 

@@ -29,8 +29,10 @@ def write_whole(path: pathlib.Path, content: str | bytes) -> None:
     if is_remote(path):  # an object appears when it is complete
         path.write_bytes(data)
         return
-    with replacing(path) as fresh:
-        fresh.write_bytes(data)
+    with replacing(path) as fresh, open(fresh, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # a power cut must not leave the name without the bytes
 
 
 @contextlib.contextmanager

@@ -22,18 +22,27 @@ def duration(seconds: float | None) -> str:
 class Progress:
     """Counts `total` pieces of work; `done` of them were done before. Nothing is shown in the first `after` seconds.
 
+    Args:
+        within: a display of other work, which gets a second bar until the end of this work.
+
     with Progress("decode", total=64) as progress:
         progress.advance(8, "1,200 tokens/s")
     """
 
     def __init__(
-        self, label: str, total: int, done: int = 0, console: rich.console.Console | None = None, after: float = 0.0
+        self,
+        label: str,
+        total: int,
+        done: int = 0,
+        console: rich.console.Console | None = None,
+        after: float = 0.0,
+        within: rich.progress.Progress | None = None,
     ):
         self._label, self._total, self._first, self._done, self._after = label, total, done, done, after
         self._begin = self._printed = self._counted = time.monotonic()
         self._console = console or rich.console.Console()
-        self._bar = None
-        if self._console.is_terminal:
+        self._bar, self._is_guest = within, within is not None
+        if self._bar is None and self._console.is_terminal:
             columns = (
                 rich.progress.TextColumn("{task.description}"),
                 rich.progress.BarColumn(),
@@ -44,6 +53,7 @@ class Progress:
             )
             # Transient: only the result stays on the screen.
             self._bar = rich.progress.Progress(*columns, console=self._console, transient=True)
+        if self._bar:
             self._task = self._bar.add_task(label, total=total, completed=done, note="")
 
     def advance(self, count: int, note: str = "") -> None:
@@ -75,7 +85,9 @@ class Progress:
         return self
 
     def __exit__(self, *exception) -> None:
-        if self._bar:
+        if self._is_guest:
+            self._bar.remove_task(self._task)
+        elif self._bar:
             self._bar.stop()
 
 
@@ -101,26 +113,6 @@ class TrainingBar(rich.progress.Progress):
             self._numbers = rich.text.Text(numbers)
         self.update(self._run, completed=step)
 
-    def phase(self, label: str, total: int) -> "Phase":
-        """A second bar, for a phase between two steps."""
-        return Phase(self, label, total)
-
     def get_renderables(self):
         yield self.make_tasks_table(self.tasks)
         yield self._numbers
-
-
-class Phase:
-    """A bar below that of a training run, with the interface of Progress; it goes away at the end."""
-
-    def __init__(self, bar: TrainingBar, label: str, total: int):
-        self._bar, self._task = bar, bar.add_task(label, total=total)
-
-    def advance(self, count: int) -> None:
-        self._bar.advance(self._task, count)
-
-    def __enter__(self) -> "Phase":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._bar.remove_task(self._task)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from domino_jax.runtime.made_with import flatten
 from domino_jax.training.estimates import device_bytes
 
 WIDTH = 120
@@ -30,8 +31,8 @@ def start_up_lines(
         "drafter, trained",
         *parameter_lines(drafter_params),
         "",
-        "target, frozen (by kind of matrix)",
-        *parameter_lines(target_params, by_kind=True),
+        "target, frozen",
+        *parameter_lines(target_params),
         "",
         topology_line(mesh),
     ]
@@ -44,49 +45,30 @@ def recipe_lines(recipe: Mapping[str, Any]) -> list[str]:
     margin = 2 + max(map(len, (*sections, "")))
     lines = []
     for name, values in (({"": loose} if loose else {}) | sections).items():
-        text = "  ".join(f"{key}={_value(value)}" for key, value in _flat(values) if value is not None)
+        text = "  ".join(f"{key}={value}" for key, value in flatten(values).items() if value is not None)
         indents = {"initial_indent": f"  {name:<{margin}}", "subsequent_indent": " " * (margin + 2)}
         lines += textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
     return lines
 
 
-def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    pairs = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            pairs += [(f"{key}.{inner}", entry) for inner, entry in _flat(value)]
-        else:
-            pairs.append((key, value))
-    return pairs
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "(" + ",".join(map(_value, value)) + ")"
-    if isinstance(value, str):
-        return value or '""'
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 # ------------------------------------------------------------------------------------------------- parameters
 
 
-def parameter_lines(params: Any, by_kind: bool = False) -> list[str]:
+def parameter_lines(params: Any) -> list[str]:
     """A table of the leaves: name, shape, dtype, count, bytes, and the sharding where there is one; a total below.
 
-    Args:
-        by_kind: one line for all leaves whose names differ in a layer number alone.
+    Leaves whose names differ in a layer number alone share a line.
     """
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     groups: dict[tuple, list[Any]] = {}
     for path, leaf in leaves:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        kind = re.sub(r"(?<=[_/])\d+(?=/|$)", "*", name) if by_kind else name
+        kind = re.sub(r"(?<=[_/])\d+(?=/|$)", "*", name)
         groups.setdefault((kind, leaf.shape, str(leaf.dtype), _partition(leaf)), []).append(leaf)
     sharded = any(partition for _, _, _, partition in groups)
     rows = [["name", "shape", "dtype", "parameters", "bytes", "sharding"]]
     for (name, shape, dtype, partition), members in groups.items():
-        times = f"{len(members)} × " if by_kind and len(members) > 1 else ""
+        times = f"{len(members)} × " if len(members) > 1 else ""
         size = "×".join(map(str, shape)) or "scalar"
         rows.append([name, times + size, dtype, *_sizes(members), partition or "whole"])
     everything = [leaf for _, leaf in leaves]

@@ -11,7 +11,7 @@ from domino_jax.decoding.acceptance import accept_histogram, accept_rates, tau_p
 from domino_jax.decoding.generate import Generation, Generator
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT
-from domino_jax.runtime.progress import Phase, Progress
+from domino_jax.runtime.progress import Progress
 from domino_jax.training.evaluation_layout import EvaluationLayout
 
 
@@ -48,7 +48,7 @@ class DecodedEvaluation:
         self,
         drafter_params: dict,
         between: Callable[[], None] = lambda: None,
-        progress: Callable[[str, int], Progress | Phase] = silent_progress,
+        progress: Callable[[str, int], Progress] = silent_progress,
     ) -> dict[str, float | list[float]]:
         """τ and what goes with it; of mode draft, or of the backbone for a drafter without a head.
 
@@ -77,7 +77,7 @@ class DecodedEvaluation:
             yield self.models.replace(target_params=target, drafter_params=drafter)
 
     def _measure(
-        self, models: Models, between: Callable[[], None], progress: Callable[[str, int], Progress | Phase]
+        self, models: Models, between: Callable[[], None], progress: Callable[[str, int], Progress]
     ) -> dict[str, float | list[float]]:
         config = models.drafter.config
         drafting = [BACKBONE] * config.has_backbone + [DRAFT] * (config.has_head or not config.has_backbone)
@@ -99,9 +99,7 @@ class DecodedEvaluation:
             "eval_accept_by_position": accept_rates(accept_histogram(measured, width))[0],
         }
 
-    def _decode(
-        self, models: Models, mode: str, between: Callable[[], None], bar: Progress | Phase
-    ) -> list[Generation]:
+    def _decode(self, models: Models, mode: str, between: Callable[[], None], bar: Progress) -> list[Generation]:
         counted = 0
 
         def after_rounds(finished: int) -> None:

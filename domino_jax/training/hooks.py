@@ -7,7 +7,6 @@ from typing import Any
 from domino_jax.method.state import TrainState
 from domino_jax.runtime.agreement import from_primary
 from domino_jax.runtime.preemption import Preempted
-from domino_jax.runtime.progress import duration
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.loop import Hook, TrainingLoop
 from domino_jax.training.metrics import MetricsWriter
@@ -26,21 +25,11 @@ def store_in(checkpoints: Checkpoints, metrics: MetricsWriter, meta: Mapping[str
 
 
 def log_to(metrics: MetricsWriter) -> Hook:
-    """Writes a row of metrics and rates, and prints once how long the run takes, when steps were measured."""
-    announced = False
+    """Writes a row of metrics and rates."""
 
     def log(loop: TrainingLoop) -> None:
-        nonlocal announced
-        values = loop.values()
-        rates = loop.clock.rates()
-        metrics.write(loop.done, {**values, **rates})
-        if "rows_per_second" in rates and not announced:
-            announced = True
-            each, left = loop.batch_size / rates["rows_per_second"], loop.steps - loop.done
-            metrics.say(
-                f"{each:.2f} s per step on this machine: {duration(each * left)} for the {left:,} steps that are left,"
-                " evaluations not included"
-            )
+        values = loop.values()  # first: it waits for the devices
+        metrics.write(loop.done, {**values, **loop.clock.rates()})
 
     return log
 

@@ -15,21 +15,19 @@ from tensorboardX import SummaryWriter
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import Journal
-from domino_jax.runtime.progress import PATIENCE, Phase, Progress, TrainingBar, duration
+from domino_jax.runtime.progress import PATIENCE, Progress, TrainingBar, duration
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.step_clock import StepClock
 from domino_jax.training.weights_and_biases import start_run
 
-# What a console line shows, in this order, under these names and in these forms; metrics.jsonl holds everything.
+# The main figures, for the console, in this order, under these names and in these forms; metrics.jsonl holds all.
 SHOWN = {
     "loss": "loss {:.4g}",
     "base_loss": "base {:.4g}",
     "final_loss": "final {:.4g}",
     "lambda_base": "λ {:.3g}",
-    "learning_rate": "lr {:.3g}",
     "grad_norm": "grad {:.3g}",
     "accept_len": "accept {:.3g}",
-    "base_accept_len": "base accept {:.3g}",
     "selector_loss": "selector {:.4g}",
     "serving_accept_len": "accept {:.3g}",
     "selector_coverage": "coverage {:.1%}",
@@ -37,18 +35,12 @@ SHOWN = {
     "eval_tau_per_prompt": "τ per prompt {:.4g}",
     "eval_tau_backbone": "τ backbone {:.4g}",
     "rows_per_second": "rows/s {:.4g}",
-    "tokens_per_second": "tokens/s {:,.0f}",
-    "anchors_per_second": "anchors/s {:,.0f}",
     "mfu": "MFU {:.1%}",
     "data_wait": "data wait {:.1%}",
-    "goodput": "goodput {:.1%}",
     "skipped": "SKIPPED {:.0f}",
     "hang": "HANG {:.0f}",
 }
 ONLY_WHEN_SET = ("skipped", "hang")  # shown once they are not 0
-COLUMNS = 120  # of a line in a log; figures are left out from the first of these on until it fits
-LEFT_OUT = ("goodput", "data_wait", "anchors_per_second", "tokens_per_second", "base_accept_len", "learning_rate")
-LEFT_OUT += ("final_loss", "grad_norm", "mfu")
 # Bookkeeping of the time: in the file, and no curve.
 NO_CURVE = ("started", "productive_seconds", "cpu_seconds")
 
@@ -168,12 +160,10 @@ class MetricsWriter:
         if self._bar:
             self._bar.show(step)
 
-    def progress(self, label: str, total: int) -> Progress | Phase:
+    def progress(self, label: str, total: int) -> Progress:
         """Counts the pieces of a phase between two steps: a second bar on a terminal, lines in a log."""
-        if self._bar:
-            return self._bar.phase(label, total)
         console = self._console if self._primary else rich.console.Console(quiet=True)
-        return Progress(label, total, console=console, after=PATIENCE)
+        return Progress(label, total, console=console, after=0.0 if self._bar else PATIENCE, within=self._bar)
 
     def say(self, text: str) -> None:
         """A line of text beside the bar, or in the log."""
@@ -186,8 +176,7 @@ class MetricsWriter:
             self._bar.show(step, _line(self._latest))
         else:
             left = self._rate.seconds_left(step, self._total_steps, time.monotonic())
-            begin, end = f"step {step}/{self._total_steps}  ", f"  left {duration(left)}"
-            self.say(f"{begin}{_line(numbers, COLUMNS - len(begin) - len(end))}{end}")
+            self.say(f"step {step}/{self._total_steps}  {_line(numbers)}  left {duration(left)}")
 
     def close(self) -> None:
         """Stop the bar and write what is still in memory."""
@@ -221,13 +210,9 @@ def _json(value: float | list[float]) -> Any:
     return value if math.isfinite(value) else None
 
 
-def _line(numbers: Mapping[str, float], columns: int = COLUMNS) -> str:
-    shown = {key: SHOWN[key].format(numbers[key]) for key in SHOWN if key in numbers}
-    shown = {key: text for key, text in shown.items() if numbers[key] or key not in ONLY_WHEN_SET}
-    for key in LEFT_OUT:
-        if len("  ".join(shown.values())) > columns:
-            shown.pop(key, None)
-    return "  ".join(shown.values())
+def _line(numbers: Mapping[str, float]) -> str:
+    shown = [key for key in SHOWN if key in numbers and (numbers[key] or key not in ONLY_WHEN_SET)]
+    return "  ".join(SHOWN[key].format(numbers[key]) for key in shown)
 
 
 class _Rate:

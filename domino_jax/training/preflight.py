@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
-from domino_jax.data.chat import Row
+from domino_jax.data.chat import TrainingRow
 from domino_jax.data.rows import TrainingRows, count_against_thinking, mark_answers
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.models.qwen3 import Qwen3
@@ -98,7 +98,7 @@ def describe(facts: dict[str, Any], stop_tokens: Sequence[str], thinking: bool) 
     return lines
 
 
-def chosen_share(loaded: LoadedTarget, rows: Sequence[Row], mesh: Mesh) -> float:
+def chosen_share(loaded: LoadedTarget, rows: Sequence[TrainingRow], mesh: Mesh) -> float:
     """The share of the supervised tokens in `rows` to which the target gives the largest logit, in every process."""
     choose = jax.jit(functools.partial(choices, loaded.model), out_shardings=replicated(mesh))
     chosen, length, batch = [], max(len(row.token_ids) for row in rows), row_shards(mesh)

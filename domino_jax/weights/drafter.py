@@ -79,7 +79,7 @@ def load_drafter(
 
 
 def load_token_tables(path: str | Path, config: DrafterConfig) -> Params:
-    """The tables of tokens of the head of the drafter at `path`, in float32: all of it that knows no target's widths.
+    """The head's token tables of the drafter at `path`, float32: the only weights that fit targets of every width.
 
     Args:
         path: as for load_drafter, in the public layout.  config: of the drafter that takes them.
@@ -129,4 +129,6 @@ def stored_head(path: str | Path) -> str:
     with hf.naming(folder):
         if speculators.is_speculators(raw):
             raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, 1))
-        return config_class(raw, lambda: hf.open_tensors(folder)).head
+        kind = config_class(raw, lambda: hf.open_tensors(folder))
+        # A DSpark drafter of rank 0 has no head.
+        return hf.parse_config(folder, raw, kind.from_dict).head if kind.has_backbone else kind.head

@@ -71,7 +71,7 @@ def differs(part: str, path: str | Path, name: str, theirs: Any, ours: Any) -> D
 
 
 def _fields(config: AnyConfig) -> dict[str, Any]:
-    """All that a drafter's config says; of a block drafter's layers what follows for each of them."""
+    """The fields of a drafter's config. For a block drafter, the fields about layers are resolved layer by layer."""
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if not config.has_backbone:
         return fields

@@ -20,7 +20,7 @@ import safetensors.numpy
 from domino_jax.data.chat import closing_token
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
-from domino_jax.runtime.files import is_remote, replacing
+from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
 from domino_jax.weights.safetensors_file import Stored, is_finite, parse_json, read_header
 
@@ -78,7 +78,7 @@ def resolve_folder(path: str | Path) -> Path:
 
 
 def drafter_folder(path: str | Path) -> Path:
-    """As resolve_folder, but of a train workdir, here or in a bucket, its export/."""
+    """As resolve_folder; for a train workdir, local or in a bucket, the folder export/ in it."""
     if is_remote(path):
         exported = f"{str(path).rstrip('/')}/export"
         return resolve_folder(exported if exists(f"{exported}/config.json") else path)
@@ -312,10 +312,10 @@ def write_folder(
         for entry in folder.iterdir():
             if _EARLIER.fullmatch(entry.name):
                 entry.unlink()
-        _write(folder / SINGLE, safetensors.numpy.save(dict(tensors), {"format": "pt"}))
+        write_whole(folder / SINGLE, safetensors.numpy.save(dict(tensors), {"format": "pt"}))
         for name, content in jsons.items():
             text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-            _write(folder / name, f"{text}\n".encode())
+            write_whole(folder / name, f"{text}\n")
     except OSError as error:
         raise unwritable(folder, error) from None
 
@@ -353,11 +353,3 @@ def whole_folder(folder: str | Path, own_names: re.Pattern, keep_others: bool = 
         shutil.rmtree(previous, ignore_errors=True)  # after a kill it was the one whole copy until here
     except OSError as error:
         raise unwritable(folder, error) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file whole, its bytes on the disk first: a power cut must not leave the name without them."""
-    with replacing(path) as fresh, open(fresh, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 import transformers
 
-from domino_jax.data.chat import Row, closing_token, encode_prompt, encode_training_row
+from domino_jax.data.chat import TrainingRow, closing_token, encode_prompt, encode_training_row
 from domino_jax.data.rows import count_against_thinking
 from domino_jax.runtime.errors import DataError
 
@@ -119,7 +119,9 @@ ANSWERS = [
 @pytest.mark.parametrize(("answer", "expected"), ANSWERS)
 def test_thoughts_are_seen_in_the_supervised_text(tokenizer, answer, expected):
     question, ids = tokenizer.encode("<think>?"), tokenizer.encode(answer)
-    row = Row(np.asarray(question + ids, np.int32), np.asarray([0] * len(question) + [1] * len(ids), np.float32))
+    row = TrainingRow(
+        np.asarray(question + ids, np.int32), np.asarray([0] * len(question) + [1] * len(ids), np.float32)
+    )
     assert count_against_thinking([row], tokenizer, False) == expected
     assert count_against_thinking([row], tokenizer, True) == 1 - expected
     assert count_against_thinking([row], make_tokenizer("no switch"), True) is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from domino_jax.data.chat import Row
+from domino_jax.data.chat import TrainingRow
 from domino_jax.data.order import pack
 from domino_jax.data.reading import pack_rows
 from tests.helpers.data_files import batches_of, row, rows_of, take, write_rows
@@ -41,8 +41,8 @@ def test_packs_hold_every_row_once_none_overflows_and_few_are_half_empty(lengths
 
 def test_a_packed_row_restarts_positions_and_counts_documents():
     rows = [
-        Row(np.array([7, 8, 9], np.int32), np.array([0, 1, 1], np.float32)),
-        Row(np.array([5, 6], np.int32), np.array([1, 1], np.float32)),
+        TrainingRow(np.array([7, 8, 9], np.int32), np.array([0, 1, 1], np.float32)),
+        TrainingRow(np.array([5, 6], np.int32), np.array([1, 1], np.float32)),
     ]
     packed = pack_rows(rows, 7)
     assert {name: value.tolist() for name, value in packed.items()} == {

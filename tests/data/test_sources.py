@@ -47,21 +47,15 @@ def test_a_path_that_exists_is_one_pattern(tmp_path, name):
         assert parse_sources(f"{file}=2") == [(str(file), 2.0)]
 
 
-@pytest.mark.parametrize("folder", ["[v2] rows", "split=train", "T=0.9", "a,b=2", "what?*"])
+@pytest.mark.parametrize("folder", ["[v2] rows", "split=train", "T=0.9", "what?*"])
 def test_a_folder_that_exists_is_taken_literally(tmp_path, folder):
     (file, other) = (write_rows(tmp_path / name, rows_of([3])) for name in (folder, "other"))
     pattern = f"{tmp_path}/{folder}/*.jsonl"
     assert find_files(pattern) == [str(file)]
     assert parse_sources(pattern) == [(pattern, 1.0)]
     assert parse_sources(f"{pattern}=3,{other}=1") == [(pattern, 3.0), (str(other), 1.0)]
-    for text in (f"{tmp_path}/{folder}", f"{tmp_path}/{folder}=2"):
-        with pytest.raises(DominoError) as refused:
-            open_sources(text, tmp_path / "cache")
-        assert f"{tmp_path}/{folder} is a folder" in str(refused.value)
-        assert f"{tmp_path}/{folder}/*.jsonl" in str(refused.value)  # which the test above reads
-    with pytest.raises(DominoError) as refused:
+    with pytest.raises(DominoError, match="none.jsonl: "):
         open_sources(f"{tmp_path}/{folder}/none.jsonl", tmp_path / "cache")
-    assert str(refused.value).startswith(f"{tmp_path}/{folder}/none.jsonl: ")
 
 
 def test_weights_are_shares(tmp_path):

@@ -3,13 +3,15 @@
 import numpy as np
 
 from domino_jax.data import token_counts
-from domino_jax.data.chat import Row
+from domino_jax.data.chat import TrainingRow
 from domino_jax.data.token_counts import frequent_tokens
 
 
 def rows(*pairs):
     """(id, row) of token ids and masks, as TrainingRows gives them."""
-    return [(number, Row(np.array(ids), np.array(mask, np.float32))) for number, (ids, mask) in enumerate(pairs)]
+    return [
+        (number, TrainingRow(np.array(ids), np.array(mask, np.float32))) for number, (ids, mask) in enumerate(pairs)
+    ]
 
 
 def test_only_supervised_tokens_count_and_ties_go_to_the_lower_id():

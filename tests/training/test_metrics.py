@@ -183,29 +183,3 @@ def test_skipped_steps_are_shown_once_there_are_some(tmp_path):
         metrics.write(2, {"loss": 1.0, "skipped": 3})
     one, two = console.file.getvalue().splitlines()
     assert "SKIPPED" not in one and "loss 1  SKIPPED 3  left" in two
-
-
-def test_a_line_of_the_log_has_at_most_120_columns_and_the_main_figures(tmp_path):
-    values = {
-        "loss": 2.5,
-        "base_loss": 2.75,
-        "final_loss": 2.25,
-        "lambda_base": 0.5,
-        "learning_rate": 6e-4,
-        "grad_norm": 0.125,
-        "accept_len": 3.5,
-        "base_accept_len": 3.25,
-        "rows_per_second": 12.5,
-        "tokens_per_second": 38_400.0,
-        "anchors_per_second": 3_200.0,
-        "mfu": 0.352,
-        "data_wait": 0.015,
-        "goodput": 0.97,
-    }
-    console = log_console()
-    with MetricsWriter(tmp_path, 10, console=console) as metrics:
-        metrics.write(10, values)
-    assert console.file.getvalue() == (
-        "step 10/10  loss 2.5  base 2.75  final 2.25  λ 0.5  grad 0.125  accept 3.5  "
-        "rows/s 12.5  MFU 35.2%  left 0:00:00\n"
-    )

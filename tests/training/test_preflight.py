@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from domino_jax.data.chat import Row
+from domino_jax.data.chat import TrainingRow
 from domino_jax.data.rows import TrainingRows
 from domino_jax.models.sharding import make_mesh
 from domino_jax.runtime.errors import DataError
@@ -34,7 +34,7 @@ class RowList(TrainingRows):
     num_read = num_held_out = num_bad = num_tokens = num_supervised = 0
 
     def __init__(self, rows, num_skipped=0):
-        self.rows = [Row(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in rows]
+        self.rows = [TrainingRow(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in rows]
         self.num_bad = 3
         self.num_read = len(rows) + num_skipped
         self.num_tokens = sum(len(row.token_ids) for row in self.rows)

@@ -36,13 +36,13 @@ def test_rewriting_a_sharded_folder_leaves_no_old_weights(tmp_path):
 
 def test_until_all_is_written_there_is_no_config_that_would_make_it_a_model(tmp_path, monkeypatch):
     hf.write_folder(tmp_path, {"a": np.ones(2, np.float32)}, {"version": 1})
-    seen, write = [], hf._write
+    seen, write = [], hf.write_whole
 
     def look(path, content):
         seen.append((path.name, (tmp_path / "config.json").exists()))
         write(path, content)
 
-    monkeypatch.setattr(hf, "_write", look)
+    monkeypatch.setattr(hf, "write_whole", look)
     hf.write_folder(tmp_path, {"a": np.ones(2, np.float32)}, {"version": 2}, {"generation_config.json": {}})
     names = [hf.SINGLE, "generation_config.json", "config.json"]
     assert seen == [(name, False) for name in names]
