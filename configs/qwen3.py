@@ -209,6 +209,10 @@ def _decode() -> config_dict.ConfigDict:
     decode.head_rank = 0  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
     decode.confidence = 0.0
+    # Rows at the end of the text that the draft's backbone reads, and rows at its beginning with them. 0: all of the
+    # text. It bounds the cost of a draft and helps a drafter that was trained on short texts with long ones.
+    decode.draft_window = 0
+    decode.draft_sink = 0
     decode.tree = tree = config_dict.ConfigDict()  # what mode tree drafts (docs/decoding.md)
     # Where all of these are as they are here, tune's measurement replaces them.
     tree.nodes = 64  # rows of the verifying pass, the anchor included

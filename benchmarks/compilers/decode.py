@@ -5,7 +5,8 @@
 
 chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round; head and round with few
 candidates and over the whole vocabulary. trees: proposal, verify and commit of 16 to 128 nodes, and a round. contexts:
-step and round over caches of 512 to 32,768 slots for 1 to 32 requests. From shapes alone (programs.py).
+step and round over caches of 512 to 32,768 slots for 1 to 32 requests, and rounds of one request with a draft window.
+From shapes alone (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
 again. It then writes one table for each of the three into the page, and a CSV file. It needs requirements-compile.txt.
 No figure is a measurement.
@@ -95,7 +96,7 @@ WORKS = {
     "contexts": Work(
         "Longer caches and more requests",
         (("8b", "v5p", 4), ("8b", "h200", 1), ("8b", "v6e", 1)),
-        2 * len(programs.CONTEXTS) * len(programs.ROWS),
+        2 * len(programs.CONTEXTS) * len(programs.ROWS) + sum(slots > programs.WINDOW for slots in programs.CONTEXTS),
         programs.contexts,
         programs.context_bytes,
         PLACE

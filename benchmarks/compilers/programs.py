@@ -31,6 +31,7 @@ SLOTS, BUFFER, BLOCK = 4096, 2048, 16
 CANDIDATES = (64, 16, 256)  # of a head, the recipes' first
 NODES = (64, 16, 32, 128)  # of trees, in the order of compiling
 CONTEXTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)  # slots and requests
+WINDOW = 2_048  # rows of the text that a windowed draft reads
 KV = ("k_proj", "v_proj")
 GREEDY = SamplingParams()
 
@@ -214,7 +215,7 @@ def tree_parts(mesh: Mesh, models: Models, nodes: int) -> list[tuple]:
 
 
 def contexts(mesh: Mesh, models: Models) -> dict[str, tuple]:
-    """name → (function, arguments): step and round by slots and rows."""
+    """name → (function, arguments): step and round by slots and rows, and one row's rounds with a draft window."""
     plain, stop = Models(models.target, models.target_params), array(mesh, 1)
     programs = {}
 
@@ -224,11 +225,16 @@ def contexts(mesh: Mesh, models: Models) -> dict[str, tuple]:
     def round_(models, state, stop):
         return speculative_round(models, state, stop, GREEDY, drafting())
 
+    def windowed(models, state, stop):
+        return speculative_round(models, state, stop, GREEDY, dataclasses.replace(drafting(), draft_window=WINDOW))
+
     sizes = [(slots, rows, state_on(mesh, models, slots, rows)) for rows, slots in itertools.product(ROWS, CONTEXTS)]
     for slots, rows, state in sizes:
         programs[f"step {slots} {rows}"] = (step, (plain, state.replace(draft_cache=()), stop))
     for slots, rows, state in sizes:
         programs[f"round {slots} {rows}"] = (round_, (models, state, stop))
+        if rows == 1 and slots > WINDOW:
+            programs[f"windowed {slots} 1"] = (windowed, (models, state, stop))
     return programs
 
 

@@ -12,7 +12,8 @@ from domino_jax.method.blocks import slot_positions
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.passed import Passed
 from domino_jax.models.attention import attend_cache
-from domino_jax.models.cache import Cache, append, block_mask, init_cache
+from domino_jax.models.cache import Cache, LayerCache, append, block_mask, init_cache, slots_of
+from domino_jax.models.decoder_layer import Attention
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
 __all__ = ["Drafter", "DrafterConfig"]
@@ -112,21 +113,28 @@ class Drafter(nn.Module):
         rows = self.backbone.context_keys_values(passed.features, slots)
         return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
 
-    def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
-        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], cache with the block after the length).
+    def draft_hidden(
+        self, cache: Cache, x: jax.Array, lengths: Lengths, window: int = 0, sink: int = 0
+    ) -> tuple[Hidden, Cache]:
+        """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], the cache).
 
-        Every slot reads the committed context and its block as in training (`training_attention`). The rows written are
-        never committed: the next `extend_context` overwrites them with the accepted tokens' features.
+        Every slot reads the committed context and its block as in training (`training_attention`). Layers without a
+        window write the block after the length. These rows are never committed: the next `extend_context` overwrites
+        them with the accepted tokens' features.
+
+        Args:
+            window: above 0, no layer reads further back than a sliding window of this size.
+            sink: with a window, first rows of the text that are read all the same.
         """
         size = x.shape[1]
         positions = lengths[:, None] + jnp.arange(size)
-        capacity = cache[0][0].shape[2]
 
         def attention(layer):
-            window = self.config.window(layer)
-            mask = block_mask(lengths, slots_read(size, window, self.config.causal(layer)), capacity)
-            if window is not None:
-                mask &= jnp.arange(capacity) >= positions[:, :, None] - (window - 1)
+            windows = [rows for rows in (self.config.window(layer), window) if rows]
+            readable = slots_read(size, self.config.window(layer), self.config.causal(layer))
+            if windows:
+                return attention_over_window(cache[layer], lengths, readable, min(windows), sink if window else 0)
+            mask = block_mask(lengths, readable, slots_of(cache))
 
             def over_cache(q, k, v):
                 written = append(cache[layer], k, v, positions)
@@ -135,6 +143,44 @@ class Drafter(nn.Module):
             return over_cache
 
         return self.backbone(x, positions, attention)
+
+
+def attention_over_window(
+    cache: LayerCache, lengths: Lengths, readable: jax.Array, window: int, sink: int = 0
+) -> Attention:
+    """Attention of a block of G slots over the end of the text, its first `sink` rows, and the block itself.
+
+    Slot j reads the committed rows from length + j - (window - 1) on. Only the rows that some slot reads are taken out
+    of the cache, whose size then costs nothing; the cache stays as it is.
+
+    Args:
+        readable: bool [G, G], of slots_read.
+    """
+    size, slots = len(readable), cache[0].shape[2]
+    count, sink = min(window - 1, slots), min(sink, slots)
+    start = jnp.clip(lengths - count, 0, slots - count)
+    places = start[:, None] + jnp.arange(count)
+    reached = places[:, None] > (lengths[:, None] + jnp.arange(size))[..., None] - window
+    recent = (places < lengths[:, None])[:, None] & (reached | (places < sink)[:, None])
+    first = jnp.arange(sink) < start[:, None]  # those that are not among the recent ones
+    shape = (len(lengths), size)
+    mask = jnp.concatenate(
+        [
+            jnp.broadcast_to(first[:, None], (*shape, sink)),
+            recent,
+            jnp.broadcast_to(readable, (*shape, size)),
+        ],
+        axis=2,
+    )
+
+    def attention(q, k, v):
+        def rows(cached, new):
+            end = jax.vmap(lambda row, place: jax.lax.dynamic_slice_in_dim(row, place, count, axis=1))(cached, start)
+            return jnp.concatenate([cached[:, :, :sink], end, new.astype(cached.dtype)], axis=2)
+
+        return attend_cache(q, rows(cache[0], k), rows(cache[1], v), mask), cache
+
+    return attention
 
 
 def init_drafter_params(drafter: Any, key: jax.Array) -> dict:

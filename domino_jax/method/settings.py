@@ -166,6 +166,8 @@ class DraftSettings:
     head_rank: what the head is cut to when it is loaded; 0: all of it (docs/heads.md).
     confidence: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted; it
         may end before its first draft. 0 keeps all, and needs no confidence head.
+    draft_window: no layer of the backbone reads more than the last draft_window rows of the text; 0: all of them.
+    draft_sink: with a window, first rows of the text that are read all the same.
     tree: draft a tree instead of a chain.
     widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain, as `domino_jax.tune` measures
         them. A batch takes the first pair whose rows are not fewer than its own, else the last pair.
@@ -177,9 +179,16 @@ class DraftSettings:
     head_candidates: int = 64
     head_rank: int = 0
     confidence: float = 0.0
+    draft_window: int = 0
+    draft_sink: int = 0
     tree: TreeSettings | None = None
     widths: tuple[tuple[int, int], ...] = ()
     use_head: bool = True
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """(window, sink) of what the backbone reads of the text."""
+        return self.draft_window, self.draft_sink
 
     def at(self, rows: int) -> "DraftSettings":
         """How a batch of `rows` rows drafts: with num_drafts alone."""
@@ -213,6 +222,9 @@ class DraftSettings:
             ("draft_sharpness", self.draft_sharpness > 0, "give a number above 0; inf is the greedy draft"),
             ("head_candidates", self.head_candidates >= 0, "set it to 0 (the whole vocabulary) or more"),
             ("head_rank", self.head_rank >= 0, "set it to 0 (the whole head) or more"),
+            ("draft_window", self.draft_window >= 0, "set it to 0 (all of the text) or more"),
+            ("draft_sink", self.draft_sink >= 0, "set it to 0 (none) or more"),
+            ("draft_sink", not self.draft_sink or self.draft_window > 0, "it is for a draft_window; set both or none"),
             ("confidence", 0 <= self.confidence <= 1, "give a chance from 0 (off) to 1"),  # False for NaN as well
         )
         return problem or (self.tree and self.tree.problem())
@@ -367,6 +379,14 @@ class DecodeSettings:
         drafting, problems = self.drafting, [self.problem()]
         if self.fixed_shape and not drafter:
             problems.append(Problem("parity", "fixed_shape", "it needs a drafter, whose width plain decoding runs in"))
+        if drafter and drafting.draft_window:
+            change = "but this drafter has no backbone that reads the text; set it to 0"
+            if drafter.has_backbone:
+                change = (
+                    f"but this drafter's block has {drafter.block_size} slots; give at least that, or 0 for no window"
+                )
+            if not drafter.has_backbone or drafting.draft_window < drafter.block_size:
+                problems.append(Problem("draft_window", drafting.draft_window, change))
         if drafter:
             problems.append(drafting.width_problem(drafter.block_size, drafter.num_drafts, drafter.most_drafts))
             if drafting.tree and drafting.tree.candidates > vocab:

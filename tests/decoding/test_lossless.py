@@ -127,6 +127,8 @@ def expected_for(drafter: str, sampling: str):
 def new_generator(drafter: str, sampling: str, width: str, batch: int, cache: int) -> SmallGenerator:
     shape = {"cache_length": 64, "max_new_tokens": LONGEST, "batch_size": batch, "smallest_cache": cache}
     choices = {"sampling": SAMPLINGS[sampling], "stop_ids": expected_for(drafter, sampling)[1], "tree": TREE}
+    if width == "two" and KINDS[head_of(drafter)].has_backbone:
+        choices |= {"draft_window": 6, "draft_sink": 1}
     return make_generator(models_of(drafter), **shape, **choices, **WIDTHS[width])
 
 

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from domino_jax.method import blocks
-from domino_jax.method.backbone import training_attention
+from domino_jax.method.backbone import slots_read, training_attention
+from domino_jax.method.drafter import attention_over_window
 from domino_jax.method.pair import Models
 from domino_jax.method.passed import Passed
 from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.settings import DraftSettings, SamplingParams
+from domino_jax.models.attention import attend
+from domino_jax.models.cache import append, block_mask
 from tests.helpers.decoding_models import make_generator
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
@@ -252,3 +255,22 @@ def test_a_drafting_round_equals_the_teacher_forced_forward_over_its_own_drafts(
     assert drafts.tolist() == forced["final"][:, 0, first:].argmax(-1).tolist()
     # the head matters here: base logits alone would have drafted something else
     assert drafts.tolist() != forced["base"][:, 0, first:].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("window, sink", [(2, 0), (6, 0), (6, 2), (6, 12), (40, 3)])
+def test_attention_over_a_window_equals_a_mask_over_the_whole_cache(window, sink):
+    """Texts of 2, 9 and 20 rows in caches of 24, the rows after them stale, and a block of 4."""
+    rng = np.random.default_rng(3)
+    lengths, size, slots = jnp.array([2, 9, 20]), 4, 24
+    cached = tuple(jnp.asarray(rng.standard_normal((3, 2, slots, 8)), jnp.float32) for _ in range(2))
+    q, k, v = (jnp.asarray(rng.standard_normal((3, heads, size, 8)), jnp.float32) for heads in (4, 2, 2))
+    readable = slots_read(size, None, False)
+    out, cache = attention_over_window(cached, lengths, readable, window, sink)(q, k, v)
+    assert cache is cached
+
+    places = lengths[:, None] + jnp.arange(size)
+    mask = block_mask(lengths, readable, slots)
+    near = jnp.arange(slots) > places[..., None] - window
+    inside = jnp.arange(slots) >= lengths[:, None, None]  # the block, whose slots `readable` alone hides
+    mask &= near | inside | (jnp.arange(slots) < sink)
+    np.testing.assert_allclose(out, attend(q, *append(cached, k, v, places), mask), atol=1e-6)

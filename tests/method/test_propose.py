@@ -1,5 +1,6 @@
 """propose.py: the draft that the loop makes is the one that training teaches."""
 
+import dataclasses
 import functools
 
 import jax
@@ -70,6 +71,19 @@ def test_the_head_changes_the_corrected_slots_and_no_other():
     plain = jnp.argmax(base, -1)
     assert drafts[:, :2].tolist() == plain[:, :2].tolist()
     assert (drafts[:, 2:] != plain[:, 2:]).any()
+
+
+def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
+    models, state = started("shifted, prefix 1")
+    kind = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 5, "is_causal": False}
+    config = dataclasses.replace(models.drafter.config, **kind)
+    sliding = models.replace(drafter=models.drafter.clone(config=config))
+    expected = drafted(sliding, state)
+    assert (expected[0] != drafted(models, state)[0]).any()
+    settings = DraftSettings(draft_sharpness=1.0, draft_window=5)
+    assert drafted(models, state, settings=settings)[0].tolist() == expected[0].tolist()
+    everything = dataclasses.replace(settings, draft_sink=9)
+    assert drafted(models, state, settings=everything)[0].tolist() == drafted(models, state)[0].tolist()
 
 
 def test_without_the_head_the_draft_is_the_argmax_of_the_base_logits():
