@@ -1,4 +1,4 @@
-"""The ten benchmark tasks of the paper as prompt rows: which rows of a dataset, and the exact words around them.
+"""The ten benchmark tasks of the paper, and SPEED-Bench: which rows of a dataset, and the exact words around them.
 
 The strings are those of the public scripts of Domino and DFlash, character for character; they matter for τ. Where they
 leave something open, a comment says so. All answers come from the chat template with thinking off and no system
@@ -23,6 +23,7 @@ from domino_jax.data.prompts import quote_names, read_jsonl
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+NOT_ON_THE_HUB = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in SPEED-Bench, in place of texts under other licences
 SHUFFLE_SEED = 0
 MAY_BE_EMPTY = ("input", "starter_code")  # None in some dumps
 LIVECODEBENCH = "https://huggingface.co/datasets/livecodebench/code_generation_lite/resolve/main/"
@@ -36,6 +37,7 @@ class Task:
     fields: the row's texts that `turns` reads.  turns: row → the user's messages, in order.
     id_field: names a row; without such a field its place in the dataset does.
     listed: the field is a list of texts, one a turn.
+    category: a field whose values divide the task: "speed-bench/coding" is a task of its own in the report.
     """
 
     count: int
@@ -44,6 +46,7 @@ class Task:
     turns: Callable[[Mapping[str, Any]], list[str]]
     id_field: str | None = None
     listed: bool = False
+    category: str | None = None
 
 
 def _humaneval(row: Mapping[str, Any]) -> list[str]:
@@ -70,6 +73,15 @@ def _livecodebench(row: Mapping[str, Any]) -> list[str]:
         f" except for the program\n\n### Question:\n{row['question_content']}\n\n{form}\n\n"
         "### Answer: (use the provided format with backticks)"
     ]
+
+
+def _speed_bench(row: Mapping[str, Any]) -> list[str]:
+    if any(turn.startswith(NOT_ON_THE_HUB) for turn in row["turns"]):
+        raise DataError(
+            f"the row {quote(str(row.get('question_id')))} of speed-bench has a placeholder for a text that the hub may"
+            " not hold; fill the texts in with NVIDIA's specdec_bench and name its file, as speed-bench=ROWS.jsonl."
+        )
+    return list(row["turns"])
 
 
 def _maths(path: str, field: str, count: int, split: str, name: str | None = None) -> Task:
@@ -112,6 +124,16 @@ TASKS: dict[str, Task] = {
         lambda row: list(row["prompt"]),
         "prompt_id",
         listed=True,
+    ),
+    # The qualitative split of arXiv 2604.09557.
+    "speed-bench": Task(
+        880,
+        _hub("nvidia/SPEED-Bench", "test", "qualitative"),
+        ("turns",),
+        _speed_bench,
+        "question_id",
+        listed=True,
+        category="category",
     ),
     "alpaca": Task(128, _hub("tatsu-lab/alpaca", "train"), ("instruction", "input"), _alpaca),
 }
@@ -165,7 +187,7 @@ def task_rows(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]], count: i
         prompts.append(
             {
                 "id": f"{name}/{place if own is None else quote(str(own))[1:-1]}",
-                "task": name,
+                "task": f"{name}/{row[task.category]}" if task.category else name,
                 "messages": [{"role": "user", "content": turns[0]}],
                 **({"next_turns": turns[1:]} if len(turns) > 1 else {}),
             }
@@ -174,7 +196,7 @@ def task_rows(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]], count: i
     twice = next((entry for entry, count in counts.items() if count > 1), None)
     if twice:
         raise DataError(f"the task {name} has two rows with the {task.id_field} of {twice}; ids are unique.")
-    return prompts
+    return sorted(prompts, key=lambda prompt: prompt["task"])
 
 
 def selection(rows: int, count: int) -> list[int]:
@@ -186,7 +208,7 @@ def selection(rows: int, count: int) -> list[int]:
 
 def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
     task = TASKS[name]
-    for field in task.fields:
+    for field in (*task.fields, *([task.category] if task.category else [])):
         if field not in row:
             raise DataError(
                 f"{where}: a row of {name} has {', '.join(task.fields)}, but this one has no {field}"
@@ -194,10 +216,10 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
             )
         value = row[field]
         fine = isinstance(value, str) or (value is None and field in MAY_BE_EMPTY)
-        if task.listed:
+        if task.listed and field in task.fields:
             fine = isinstance(value, Sequence) and not fine and all(isinstance(text, str) for text in value)
         if not fine:
-            kind = "a list of texts" if task.listed else "a text"
+            kind = "a list of texts" if task.listed and field in task.fields else "a text"
             raise DataError(f"{where}: {field} is {str(value)[:60]!r}, expected {kind}.")
     turns = task.turns(row)
     if not turns or not all(turns):
