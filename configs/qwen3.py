@@ -200,9 +200,10 @@ def _decode() -> config_dict.ConfigDict:
     # device and the rows of the batch, else all that the drafter's block gives.
     decode.num_drafts = 0
     # c of drafts at temperature > 0: a chain drafts argmax(c·log q + g), with q the drafter's distribution and g the
-    # noise with which the target chooses; a tree ranks tokens by log-softmax(c·log q + g). At 1 a drafter with q = p is
-    # always accepted; a larger c follows q more sharply, and inf is the greedy draft. The text stays the same.
-    decode.draft_sharpness = float("inf")
+    # noise with which the target chooses; a tree ranks tokens by log-softmax(log q + g/c). At 1 a drafter with q = p is
+    # always accepted; a larger c follows q more sharply, and inf is the greedy draft. The text stays the same. 2 keeps
+    # most of what 1 gains where the target is unsure, and costs little where it is sure (docs/decoding.md).
+    decode.draft_sharpness = 2.0
     # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
     # matrix is then read once per draft (docs/compilers.md).
     decode.head_candidates = 64

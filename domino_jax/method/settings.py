@@ -160,7 +160,7 @@ class DraftSettings:
     num_drafts: tokens drafted and verified, at most what the block gives; all of them when None. 0 is a plain step.
     draft_sharpness: at temperature > 0 a draft is argmax(draft_sharpness · log q + g), g the noise with which the
         target chooses. 1 shares it in full, inf is the greedy draft. A candidate of a tree scores
-        log-softmax(draft_sharpness · log q + g), and with inf log q.
+        log-softmax(log q + g / draft_sharpness).
     head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0, or more
         than there are: the whole vocabulary. Drafters without a head do not read it.
     head_rank: what the head is cut to when it is loaded; 0: all of it (docs/heads.md).
@@ -175,7 +175,7 @@ class DraftSettings:
     """
 
     num_drafts: int | None = None
-    draft_sharpness: float = math.inf
+    draft_sharpness: float = 2.0
     head_candidates: int = 64
     head_rank: int = 0
     confidence: float = 0.0

@@ -174,7 +174,8 @@ def edge_scores(
     log_q = jnp.minimum(logits - total, 0.0)
     if noise is None:
         return log_q
-    drawn = jax.nn.log_softmax(settings.draft_sharpness * log_q + noise, axis=-1)
+    # The order of siblings is that of c·log q + g; divided by c, paths are as far apart as those of a greedy draft.
+    drawn = jax.nn.log_softmax(log_q + noise / settings.draft_sharpness, axis=-1)
     return jnp.where(sampling.columns()[0] > 0, jnp.minimum(drawn, 0.0), log_q)
 
 

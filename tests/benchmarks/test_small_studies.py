@@ -27,6 +27,14 @@ def test_heads(tmp_path):
     assert " 0 differ by more than a near tie" in (tmp_path / "page.md").read_text()
 
 
+@pytest.mark.slow(minutes=3)
+def test_chains(tmp_path):
+    """The command itself holds its replay against real rounds."""
+    run("studies.chains", f"--page={tmp_path / 'page.md'}")
+    table = rows(tmp_path, "noise tiny")
+    assert len(table) == 6 and all(1 <= float(row[c]) <= 9 for row in table for c in ("0.5", "1", "inf"))
+
+
 @pytest.mark.slow(minutes=2)
 def test_trees(capsys):
     flags = ["--config.decode.num_prompts=1", "--config.decode.max_new_tokens=8", "--config.decode.tree.nodes=16"]

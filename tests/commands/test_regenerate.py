@@ -219,9 +219,9 @@ def test_a_drafter_drafts_as_it_was_tuned_for_such_batches(target, tmp_path):
 
 def test_drafts_are_made_as_the_recipes_decode_section_has_them():
     config = tiny.get_config()
-    config.decode.head_candidates, config.decode.draft_sharpness = 8, 2.0
+    config.decode.head_candidates, config.decode.draft_sharpness = 8, 1.0
     drafting = regenerate.settings_of(config).drafting
-    assert drafting == DraftSettings(head_candidates=8, draft_sharpness=2.0)
+    assert drafting == DraftSettings(head_candidates=8, draft_sharpness=1.0)
 
 
 def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(

@@ -62,7 +62,7 @@ def test_what_a_report_holds_of_the_settings_is_json_under_the_recipes_names():
     config.decode.update({"modes": ("tree",), "temperature": 0.5})
     values = decode_settings(config.decode, "domino").as_json()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
-    assert (values["draft_sharpness"], values["temperature"], values["tree"]["nodes"]) == ("inf", 0.5, 64)
+    assert (values["draft_sharpness"], values["temperature"], values["tree"]["nodes"]) == (2.0, 0.5, 64)
 
 
 def test_the_python_apis_defaults_are_those_of_the_recipe():
@@ -73,8 +73,8 @@ def test_the_python_apis_defaults_are_those_of_the_recipe():
 
 
 def test_other_values_are_set_under_their_own_names():
-    settings = DecodeSettings(batch_size=3).change(temperature=0.5, draft_sharpness=2.0, seed=4)
-    assert settings.sampling == SamplingParams(0.5) and settings.drafting == DraftSettings(draft_sharpness=2.0)
+    settings = DecodeSettings(batch_size=3).change(temperature=0.5, draft_sharpness=1.0, seed=4)
+    assert settings.sampling == SamplingParams(0.5) and settings.drafting == DraftSettings(draft_sharpness=1.0)
     assert (settings.batch_size, settings.seed) == (3, 4)
     with pytest.raises(TypeError, match="sharpnes"):
         DecodeSettings().change(sharpnes=2.0)

@@ -26,6 +26,7 @@ def test_tau_of_the_chain_and_of_trees_of_16_and_64_nodes(temperature):
     config = tiny.get_config()
     config.decode.modes = ("domino", "tree")
     config.decode.temperature = temperature
+    config.decode.draft_sharpness = float("inf")  # as in the table
     settings = decode_settings(config.decode, "domino")
     target = load_target(config.target.path, settings.dtype)
     models = load_models(target, config.drafter.path)

@@ -177,11 +177,11 @@ def test_candidates_outside_the_targets_edges_are_no_paths():
 
 
 def test_a_coupled_edge_is_the_share_of_the_shared_noise():
-    """c·log q + g, normalised over the candidates: c 2."""
+    """log q + g/c, normalised over the candidates: c 2."""
     logits, noise = jnp.array([[[2.0, 1.0, 0.0]]]), jnp.array([[[0.5, 3.0, -1.0]]])
     settings = DraftSettings(draft_sharpness=2.0, tree=TreeSettings())
     scores = edge_scores(logits, jnp.full((1, 1, 1), -jnp.inf), noise, SamplingParams(1.0), settings)
-    expected = jax.nn.log_softmax(2.0 * jax.nn.log_softmax(logits) + noise)
+    expected = jax.nn.log_softmax(jax.nn.log_softmax(logits) + noise / 2.0)
     np.testing.assert_allclose(scores, expected, atol=1e-6)
 
 
