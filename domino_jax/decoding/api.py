@@ -15,6 +15,7 @@ from typing import Any
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
 from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
 from domino_jax.decoding.stored_tuning import tuned
@@ -67,14 +68,23 @@ class Decoder:
         generator: of these models.
         tokenizer: the target's; with None prompts are token ids and answers have no text.
         thinking: for the chat template.
+        prefixes: where streams leave the caches of their texts for those that begin alike; None: nowhere.
     """
 
-    def __init__(self, models: Models, generator: Generator, tokenizer: Any, thinking: bool = False):
+    def __init__(
+        self,
+        models: Models,
+        generator: Generator,
+        tokenizer: Any,
+        thinking: bool = False,
+        prefixes: Prefixes | None = None,
+    ):
         self.default_mode = TREE if generator.settings.drafting.tree else DRAFT if models.drafter else BASELINE
         self.models = models
         self.generator = generator
         self.tokenizer = tokenizer
         self.thinking = thinking
+        self.prefixes = prefixes
 
     def generate(self, prompts: Sequence[Prompt], *, mode: str | None = None, **sampling) -> list[Answer]:
         """Answers in the order of the prompts.
@@ -117,8 +127,8 @@ class Decoder:
         ids = self.encode(prompt, "the prompt")
         text = TextStream(self.tokenizer)
         request = self._request(0, **sampling)
-        pieces = self.generator.stream(self.models, ids, mode or self.default_mode, chunk_rounds, request, clock)
-        for piece in pieces:
+        mode, choices = mode or self.default_mode, {"clock": clock, "prefixes": self.prefixes}
+        for piece in self.generator.stream(self.models, ids, mode, chunk_rounds, request, **choices):
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
             yield TextPiece(shown, **dataclasses.asdict(piece))
 

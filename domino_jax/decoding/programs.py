@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -31,7 +32,7 @@ SMALLEST_BUCKET = 16
 class Clock:
     """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
 
-    drafts: that the rounds of whole answers offered to the target; those of a stream are not counted.
+    drafts: that the rounds offered to the target.
     """
 
     prefill_seconds: float = 0.0
@@ -84,10 +85,13 @@ class Programs:
             return 2  # cache.append writes a block of one as two
         return self.drafting(mode).block_rows(self.drafter)
 
-    def prefill(self, models: Models, prompts: Prompts, stop_ids: jax.Array, slots: int) -> DecodeState:
-        """The unjitted program that starts a batch (loop.prefill); `slots` is static."""
+    def prefill(self, models: Models, prompts: Prompts, stop_ids: jax.Array, *earlier: Any, slots: int) -> DecodeState:
+        """The unjitted program that starts a batch (loop.prefill); `slots` is static.
+
+        earlier: caches and how many of their rows to start from, or nothing.
+        """
         shape = {"slots": slots, "buffer": self.settings.max_new_tokens}
-        return prefill(models, prompts, stop_ids, sampling=self.settings.sampling, **shape)
+        return prefill(models, prompts, stop_ids, *earlier, sampling=self.settings.sampling, **shape)
 
     def run(self, clock: Clock, key: tuple, function, arguments: tuple, donate: tuple[int, ...] = ()):
         """(result, seconds) of the program stored under `key`, which is compiled first if need be."""

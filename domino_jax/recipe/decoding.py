@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import io
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -19,6 +20,7 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.tasks import read_tasks
 from domino_jax.decoding.api import Decoder, prompt_row
 from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.requests import request_of
 from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
@@ -204,7 +206,9 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
     generator = new_generator(models, settings.change(batch_size=1), loaded.stop_ids)
-    decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking)
+    # The last turn's caches, which are no more than those that the next turn needs anyway.
+    prefixes = Prefixes(1, sys.maxsize) if flags.interactive else None
+    decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking, prefixes)
     sampling = {**vars(settings.sampling), "seed": settings.seed}
     if flags.interactive:
         chat(decoder, mode, console, **sampling)

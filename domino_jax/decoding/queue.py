@@ -1,0 +1,308 @@
+"""Requests through the rows of one batch, one dispatch at a time: the loop of `Generator` and of the server's engine.
+
+while queue.live() or queue.waiting:
+    queue.admit()             # the sizes of batch and caches; the prefills of requests that get a row
+    queue.state = generator.advance(models, queue.state, mode, rounds, queue.idle(), clock=queue.clock)
+    queue.collect()           # the only host read
+"""
+
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
+from domino_jax.decoding.programs import Clock
+from domino_jax.decoding.requests import Request
+from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
+from domino_jax.method.pair import Models
+from domino_jax.method.sampling import RowSampling, SamplingKind, request_keys
+from domino_jax.models.cache import resize, slots_of
+
+if TYPE_CHECKING:
+    from domino_jax.decoding.generate import Generator
+
+LEAST_PART = 64  # tokens that are read after a prefix, padding included: fewer sizes are fewer programs
+LEAST_POOL = 64  # of top-k, in programs for any requests; larger ones double it
+
+
+@dataclasses.dataclass(eq=False)
+class Ticket:
+    """A request, and its answer as far as it has come.
+
+    token_ids, accept_lengths, finish_reason: of Generation; finish_reason is None until the end.
+    length: committed tokens, the prompt's included.  drafted: drafts verified so far.
+    cached: tokens of the prompt whose keys and values an earlier text had left.
+    """
+
+    prompt: Sequence[int]
+    request: Request
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    accept_lengths: list[int] = dataclasses.field(default_factory=list)
+    finish_reason: str | None = None
+    length: int = 0
+    drafted: int = 0
+    cached: int = 0
+
+
+class Queue:
+    """The rows of a batch and the requests that wait for one.
+
+    Args:
+        plain: without the drafter's context.
+        kind: of all its requests, so that one program serves them; None where all sample as the generator does.
+        least, most: slots that the caches have at all times, and that they never exceed.
+        single: one row, whatever the generator's batch size.
+        open: requests keep coming, each with its own sampling. The batch then grows again, and each prompt is read
+            alone, so that few programs serve any mixture; `kind` follows from the rows.
+        prefixes: where finished texts leave their caches, and prompts look for them.
+
+    rows: None for those that are free.
+    """
+
+    def __init__(
+        self,
+        generator: "Generator",
+        models: Models,
+        mode: str,
+        *,
+        plain: bool,
+        kind: SamplingKind | None = None,
+        least: int = 0,
+        most: int | None = None,
+        single: bool = False,
+        open: bool = False,
+        prefixes: Prefixes | None = None,
+        clock: Clock | None = None,
+    ):
+        self.generator, self.models, self.mode = generator, models, mode
+        self.plain, self.kind, self.single, self.open, self.prefixes = plain, kind, single, open, prefixes
+        self.least, self.most = least, most or generator.settings.cache_length
+        self.clock = clock or Clock()
+        self.rows: list[Ticket | None] = []
+        self.waiting: deque[Ticket] = deque()
+        self.state: DecodeState | None = None
+
+    def add(self, prompt: Sequence[int], request: Request) -> Ticket:
+        self.waiting.append(Ticket(prompt, request))
+        return self.waiting[-1]
+
+    def live(self) -> dict[int, Ticket]:
+        """{place: ticket} of the rows that answer a request."""
+        return {place: ticket for place, ticket in enumerate(self.rows) if ticket}
+
+    # ------------------------------------------------------------------------------------------------- one step
+
+    def admit(self) -> list[Ticket]:
+        """Fits batch and caches to the requests that are left, and starts those that get a row; returns these."""
+        live = self.live()
+        if self.open and not live:
+            self.state = None
+        rows = 1 if self.single else self.generator.batch_rows(len(live) + len(self.waiting))
+        if self.state is None:
+            self.rows, real = [None] * rows, list(range(rows))
+        else:
+            real = self._cut(rows)
+        together = self._together()
+        places = self._fill(together if self.state else 1)
+        tickets = [self.rows[place] for place in places]
+        if not self.live():
+            return []
+        if self.open:  # all programs but the rounds serve any sampling
+            kinds = covering_kinds([ticket.request for ticket in self.live().values()])
+            self.kind = kinds[0]
+            self._sample_by(self.kind)
+        rest = list(zip(places, tickets, strict=True))
+        if self.state is None:
+            whole = 1 if self.open else len(rest)
+            self.state = self.prefill(tickets[:whole], whole if self.open else rows)
+            real, rest = ([0] if self.open else real), rest[whole:]
+        self._fit(real)
+        for first in range(0, len(rest), together):
+            self._put(rest[first : first + together])
+        if self.open:
+            self._sample_by(kinds[1])
+        return tickets
+
+    def idle(self) -> int:
+        """The most rows that may be done while a dispatch goes on (loop.run_rounds): it ends when requests that wait
+        can have rows, or a smaller batch holds the rest."""
+        rows = len(self.rows)
+        return (self._together() if self.waiting else rows - self.generator.smaller_batch(rows)) - 1
+
+    def collect(self) -> list[Ticket]:
+        """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""
+        state, tickets = self.state, self.live()
+        columns = state.done, state.lengths, state.drafted, state.counts, state.rounds, state.tokens, state.accepts
+        done, lengths, drafted, counts, rounds, tokens, accepts = jax.device_get(columns)
+        for place, ticket in tickets.items():
+            before = len(ticket.token_ids)
+            ticket.token_ids += tokens[place, before : counts[place]].tolist()
+            ticket.accept_lengths += accepts[place, len(ticket.accept_lengths) : rounds[place]].tolist()
+            self.clock.decode_tokens += len(ticket.token_ids) - max(before, 1)
+            self.clock.drafts += int(drafted[place]) - ticket.drafted
+            ticket.length, ticket.drafted = int(lengths[place]), int(drafted[place])
+            if done[place]:
+                stopped = ticket.token_ids[-1] in np.asarray(self.generator.stop_ids)
+                ticket.finish_reason = "stop" if stopped else "length"
+                self.rows[place] = None
+                if self.prefixes:
+                    self._keep(place, ticket)
+        return list(tickets.values())
+
+    def drop(self, ticket: Ticket) -> None:
+        """Gives up a request: it no longer waits, or its row is free for the next one."""
+        if ticket in self.waiting:
+            self.waiting.remove(ticket)
+        for place, live in self.live().items():
+            if live is ticket:
+                self.rows[place] = None
+                key, ended = ("drop", len(self.rows)), np.arange(len(self.rows)) == place
+                done, _ = self.generator.run(self.clock, key, jnp.logical_or, (self.state.done, ended))
+                self.state = self.state.replace(done=done)
+
+    # ------------------------------------------------------------------------------------------------- prefills
+
+    def prefill(self, tickets: Sequence[Ticket], rows: int) -> DecodeState:
+        """A batch of `rows`; those without a request are done once they have a single token."""
+        generator, first = self.generator, tickets[0]
+        missing = rows - len(tickets)
+        tokens = [*(ticket.prompt for ticket in tickets), *[first.prompt] * missing]
+        requests = [ticket.request for ticket in tickets]
+        requests += [dataclasses.replace(first.request, max_new_tokens=1)] * missing
+        lengths = np.array([len(row) for row in tokens], np.int32)
+        bucket = generator.bucket(int(lengths.max()))
+        slots = self._slots(generator.slots(bucket))
+        earlier = None
+        if self.prefixes and rows == 1:
+            earlier, first.cached = self.prefixes.longest(first.prompt, self.plain)
+            # Padding to the bucket must not need more slots than the whole prompt does.
+            part = min(max(generator.bucket(len(first.prompt) - first.cached), LEAST_PART), slots)
+            first.cached = min(first.cached, slots - part)
+            earlier, first.cached = (earlier, first.cached) if first.cached >= SHORTEST else (None, 0)
+            tokens, bucket = [first.prompt[first.cached :]], part if earlier else bucket
+        padded = np.zeros((rows, bucket), np.int32)
+        for row, prompt in zip(padded, tokens, strict=True):
+            row[: len(prompt)] = prompt
+        limits = np.array([request.max_new_tokens for request in requests], np.int32)
+        seeds = np.array([request.seed for request in requests], np.int32)
+        keys = request_keys(seeds, jnp.asarray([request.noise for request in requests], jnp.int32))
+        sampling = self.kind and RowSampling.of([request.sampling for request in requests], self.kind)
+        models = Models(self.models.target, self.models.target_params) if self.plain else self.models
+        arguments = (models, Prompts(padded, lengths, limits, keys, sampling), generator.stop_ids)
+        key = ("prefill", rows, bucket, slots, self.plain, self.kind)
+        if earlier:
+            caches = earlier.target_cache, () if self.plain else earlier.draft_cache
+            arguments = (*arguments, caches, np.int32(first.cached))
+            key = (*key, slots_of(earlier.target_cache))
+        program = functools.partial(generator.prefill, slots=slots)
+        state, seconds = generator.run(self.clock, key, program, arguments)
+        self.clock.prefill_seconds += seconds
+        return state
+
+    def _sample_by(self, kind: SamplingKind) -> None:
+        if self.state:
+            self.state = self.state.replace(sampling=self.state.sampling.replace(kind=kind))
+
+    def _put(self, rest: Sequence[tuple[int, Ticket]]) -> None:
+        """New requests in place of rows that are done; their places and tickets."""
+        places, tickets = zip(*rest, strict=True)
+        fresh = self.prefill(tickets, len(tickets))
+        sizes = len(self.rows), slots_of(self.state.target_cache), len(tickets), slots_of(fresh.target_cache)
+        arguments = (self.state, fresh, np.array(places, np.int32))
+        key = ("admit", *sizes, self.plain, self.kind)
+        self.state, seconds = self.generator.run(self.clock, key, put_rows, arguments, donate=(0,))
+        self.clock.prefill_seconds += seconds
+
+    def _keep(self, place: int, ticket: Ticket) -> None:
+        """Stores the caches of a row that is done, cut to its text."""
+        caches, slots = (self.state.target_cache, self.state.draft_cache), self.generator.slots(ticket.length)
+        slots = min(slots, slots_of(self.state.target_cache))
+        key = ("keep", len(self.rows), slots_of(self.state.target_cache), slots, self.plain)
+        program = functools.partial(_fit_part, slots=slots)
+        caches, _ = self.generator.run(self.clock, key, program, (caches, np.array([place], np.int32)))
+        text = np.array([*ticket.prompt, *ticket.token_ids][: ticket.length], np.int32)
+        self.prefixes.add(CachedText(text, *caches))
+
+    # ---------------------------------------------------------------------------------------------------- sizes
+
+    def _slots(self, wanted: int) -> int:
+        return max(self.least, min(wanted, self.most))
+
+    def _together(self) -> int:
+        """How many of the requests that wait take rows together."""
+        return 1 if self.open else self.generator.admitted_together(len(self.rows), len(self.waiting))
+
+    def _cut(self, rows: int) -> list[int]:
+        """Changes the number of rows; returns the old places of those that stay, live ones first where some go."""
+        places = list(range(len(self.rows)))
+        if rows < len(self.rows):
+            places = sorted(places, key=lambda place: self.rows[place] is None)[:rows]
+        self.rows = [self.rows[place] for place in places] + [None] * (rows - len(places))
+        return places
+
+    def _fill(self, multiple: int) -> list[int]:
+        """Gives free rows to waiting requests, a multiple of `multiple` of them; returns their places."""
+        free = [place for place, ticket in enumerate(self.rows) if ticket is None][: len(self.waiting)]
+        free = free[: len(free) // multiple * multiple]
+        for place in free:
+            self.rows[place] = self.waiting.popleft()
+            self.rows[place].length = len(self.rows[place].prompt)
+        return free
+
+    def _fit(self, places: Sequence[int]) -> None:
+        """Takes the rows at `places`, and rows that are done after them, with caches for the longest row and a block.
+
+        It works layer by layer, so that at most one layer exists twice at a time.
+        """
+        generator, state, rows = self.generator, self.state, len(self.rows)
+        longest = max(ticket.length for ticket in self.live().values())
+        slots = self._slots(generator.slots(longest + generator.block_rows(self.mode)))
+        before, real = state.done.shape[0], len(places)
+        if (before, slots_of(state.target_cache)) == (rows, slots):
+            return
+        places = np.array([*places, *[0] * (rows - real)], np.int32)
+
+        def run(key: tuple, function, *arguments):
+            fitted, seconds = generator.run(self.clock, key, function, arguments)
+            self.clock.decode_seconds += seconds
+            return fitted
+
+        def fit(part):
+            shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(part))
+            fitted = run(("resize", shapes, rows, slots), functools.partial(_fit_part, slots=slots), part, places)
+            for leaf in jax.tree.leaves(part):
+                leaf.delete()
+            return fitted
+
+        target, draft = (tuple(map(fit, cache)) for cache in (state.target_cache, state.draft_cache))
+        state = state.replace(target_cache=(), draft_cache=())
+        if rows != before:
+            state = run(("rows", before, rows, self.kind), _take, state, places, np.arange(rows) >= real)
+        self.state = state.replace(target_cache=target, draft_cache=draft)
+
+
+def covering_kinds(requests: Sequence[Request]) -> tuple[SamplingKind, SamplingKind]:
+    """Two of the few kinds that serve any requests: with noise, and the cheapest that serves these."""
+    params = [request.sampling for request in requests]
+    pool = max(one.pool for one in params)
+    pool = max(LEAST_POOL, 1 << (pool - 1).bit_length()) if pool else 0
+    noisy = SamplingKind(greedy=False, pool=pool, nucleus=True, searched=True)
+    return noisy, SamplingKind(True, 0, False, False) if all(one.greedy for one in params) else noisy
+
+
+def _take(state: DecodeState, places: jax.Array, ended: jax.Array) -> DecodeState:
+    state = take_rows(state, places)
+    return state.replace(done=state.done | ended)
+
+
+def _fit_part(part, places: jax.Array, slots: int):
+    """A layer of a cache, or another part of what a drafter keeps."""
+    if len(places) != len(jax.tree.leaves(part)[0]):
+        part = take_rows(part, places)
+    return resize(part, slots)

@@ -1,0 +1,147 @@
+"""Prompts that start from the caches of earlier texts: the text stays the same, and only what is new is read."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from domino_jax.decoding.generate import Generation
+from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.requests import Request
+from domino_jax.method.settings import SamplingParams, TreeSettings
+from tests.decoding.test_lossless import DRAFTERS
+from tests.helpers.decoding_models import make_generator, random_models, random_prompts
+
+SYSTEM, FIRST, SECOND, OTHER = random_prompts(4, 20, 20, seed=9)
+SHAPE = {"cache_length": 160, "max_new_tokens": 12, "batch_size": 4, "tree": TreeSettings(9, 4, 8)}
+CASES = [("domino", "autoregressive"), ("domino", "tree"), *((drafter, "draft") for drafter in DRAFTERS)]
+
+
+@functools.lru_cache
+def generator(drafter: str):
+    return make_generator(random_models(4, **DRAFTERS[drafter]), **SHAPE, sampling=SamplingParams(0.8, top_k=20))
+
+
+def dispatch(queue, rounds: int) -> None:
+    queue.state = queue.generator.advance(queue.models, queue.state, queue.mode, rounds, queue.idle())
+
+
+class Chat:
+    """Answers prompts one after another with the caches of those before; read: tokens that each prefill took."""
+
+    def __init__(self, made, mode: str, prefixes: Prefixes):
+        self.made, self.mode, self.prefixes, self.read = made, mode, prefixes, []
+
+    def ask(self, prompt, noise: int = 0):
+        made, choices = self.made, {"open": True, "prefixes": self.prefixes}
+        queue = made.queue(made.models, self.mode, [prompt], [noise], **choices)
+        [ticket] = queue.waiting
+        while not ticket.finish_reason:
+            queue.admit()
+            dispatch(queue, 3)
+            queue.collect()
+        self.read.append(len(prompt) - ticket.cached)
+        [alone] = made.generate([prompt], self.mode, [noise])
+        reference = made.divergences([prompt], [alone], [as_answer(ticket)], [noise])
+        assert all(entry.near_tie for entry in reference), reference
+        return ticket
+
+
+def as_answer(ticket):
+    return Generation(ticket.token_ids, ticket.accept_lengths, ticket.finish_reason)
+
+
+@pytest.mark.parametrize(("drafter", "mode"), CASES)
+def test_a_second_turn_a_shared_system_prompt_and_an_edited_history_read_only_what_is_new(drafter, mode):
+    chat = Chat(generator(drafter), mode, Prefixes(3, 10**9))
+    first = chat.ask([*SYSTEM, *FIRST])
+    turn = [*SYSTEM, *FIRST, *first.token_ids, *SECOND]
+    second = chat.ask(turn, 1)
+    chat.ask([*SYSTEM, *OTHER], 2)
+    chat.ask([*SYSTEM, *FIRST, *first.token_ids[:6], *OTHER], 3)
+    chat.ask([*turn, *second.token_ids, *FIRST], 4)
+    # The last token of an answer is in no cache, and the last common one is read again.
+    assert chat.read == [40, 22, 21, 21, 22]
+
+
+@pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3", "medusa"])
+def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
+    made = generator(drafter)
+    prefixes = Prefixes(1, 10**9)
+    prompts = [[*SYSTEM, *FIRST], [*SYSTEM, *OTHER]]
+    queues = [made.queue(made.models, "draft", [prompt], [0], open=True, prefixes=prefixes) for prompt in prompts]
+    queues[0].admit()
+    while not queues[0].collect()[0].finish_reason:
+        dispatch(queues[0], 4)
+    [ticket] = queues[1].admit()
+    assert ticket.cached == 19
+    fresh = made.start(prompts[1:], [0], rows=1)
+    state = queues[1].state
+    assert state.anchors[0] == fresh.anchors[0]
+    for part in ("target_cache", "draft_cache"):
+        for reused, whole in zip(*(jax.tree.leaves(getattr(one, part)) for one in (state, fresh)), strict=True):
+            # The row of EAGLE-3 before the anchor is written by the next round.
+            used = (slice(None), slice(39)) if whole.ndim == 4 else ()
+            np.testing.assert_allclose(reused[0][used], whole[0][used], atol=1e-4)
+
+
+def test_the_text_that_was_not_used_for_the_longest_time_goes_first():
+    made = generator("domino")
+    chat = Chat(made, "draft", Prefixes(2, 10**9))
+    for prompt in (FIRST, SECOND, FIRST, OTHER, SECOND, OTHER):
+        chat.ask([*prompt, 1, 2])
+    assert chat.read == [22, 22, 1, 22, 22, 1]  # the third question left FIRST in, so OTHER drove SECOND out
+    size = chat.prefixes.bytes // 2
+    chat = Chat(made, "draft", Prefixes(9, size))
+    for prompt in (FIRST, SECOND, FIRST):
+        chat.ask([*prompt, 1, 2])
+    assert chat.read == [22, 22, 22] and chat.prefixes.bytes <= size
+
+
+def test_a_plain_text_serves_plain_decoding_alone():
+    made, prefixes = generator("domino"), Prefixes(4, 10**9)
+    plain, draft = (Chat(made, mode, prefixes) for mode in ("autoregressive", "draft"))
+    plain.ask([*FIRST, 1])
+    draft.ask([*FIRST, 1])
+    plain.ask([*FIRST, 2])
+    assert (plain.read, draft.read) == ([21, 2], [21])
+
+
+def test_a_stream_starts_from_the_text_before_it():
+    made, prefixes = generator("domino"), Prefixes(1, 10**9)
+    answer = sum((piece.token_ids for piece in made.stream(FIRST, "draft", 3, prefixes=prefixes)), [])
+    prompt = [*FIRST, *answer, *SECOND]
+    again = sum((piece.token_ids for piece in made.stream(prompt, "draft", 3, prefixes=prefixes)), [])
+    assert again == made.generate([prompt], "draft", [0])[0].token_ids
+    assert any(key[0] == "prefill" and len(key) == 7 for key in made.compiled)
+
+
+def test_requests_that_come_and_go_have_the_texts_that_they_have_alone():
+    """The batch grows from one row to four and shrinks again, with greedy and sampled rows, and one is given up."""
+    made = generator("domino")
+    samplings = (SamplingParams(), SamplingParams(1.2, top_p=0.9), SamplingParams(1.0, 9), SamplingParams(0.7))
+    requests = [made.request(Request(index, sampling=samplings[index % 4])) for index in range(9)]
+    prompts = random_prompts(9, 3, 30, seed=4)
+    queue = made.queue(made.models, "draft", [], [], open=True)
+    tickets, sizes = [], set()
+    for arrivals in (1, 0, 2, 6, 0, 0):
+        for _ in range(arrivals):
+            tickets.append(queue.add(prompts[len(tickets)], requests[len(tickets)]))
+        queue.admit()
+        dispatch(queue, 1)
+        queue.collect()
+        sizes.add(len(queue.rows))
+    queue.drop(tickets[5])
+    queue.drop(tickets[8])
+    while queue.live() or queue.waiting:
+        queue.admit()
+        dispatch(queue, 2)
+        queue.collect()
+        sizes.add(len(queue.rows))
+    assert sizes == {1, 4} and [one.finish_reason for one in tickets].count(None) == 2
+    rest = [index for index in range(9) if index not in (5, 8)]
+    prompts, requests = ([column[index] for index in rest] for column in (prompts, requests))
+    reference = made.generate(prompts, "draft", requests)
+    answers = [as_answer(tickets[index]) for index in rest]
+    assert all(entry.near_tie for entry in made.divergences(prompts, reference, answers, requests))
