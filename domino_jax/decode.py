@@ -31,7 +31,7 @@ from domino_jax.evals.compare import COMPARISON, ComparedDrafter, compare_drafte
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
 from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_room
-from domino_jax.evals.report import REPORT, console_table, read_report, refuse_obstacles
+from domino_jax.evals.report import REPORT, console_table, read_report, refuse_file
 from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.settings import DRAFT, DecodeSettings, default_modes
@@ -163,7 +163,7 @@ def check_output(flags: cli.Flags) -> dict[str, str]:
             " with one drafter at a time."
         )
     folders = dict(zip(drafter_names(compared), compared, strict=True))
-    refuse_obstacles(epath.Path(flags.output).expanduser(), folders=tuple(folders))
+    refuse_file(epath.Path(flags.output).expanduser())
     return folders
 
 

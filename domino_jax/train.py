@@ -23,7 +23,7 @@ from etils import epath
 from domino_jax import export, regenerate
 from domino_jax.data.pipeline import Batches
 from domino_jax.evals.plots import plot_run
-from domino_jax.evals.report import console_table, read_report, refuse_obstacles
+from domino_jax.evals.report import console_table, read_report, refuse_file
 from domino_jax.forecast import dry_run
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
 from domino_jax.method.state import NonFiniteGuard, TrainState
@@ -174,7 +174,7 @@ def usable_workdir(flags: cli.Flags, recipe: dict) -> epath.Path:
     with access(workdir):
         if not (workdir / "config.json").exists():  # else the keys of the run before count too
             refuse_unknown(flags.allow_config_change, flatten(recipe))
-    refuse_obstacles(workdir, folders=("checkpoints", "export", "plots", "report"))
+    refuse_file(workdir)
     return workdir
 
 

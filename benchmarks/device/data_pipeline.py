@@ -25,8 +25,9 @@ import numpy as np
 
 from benchmarks.tables import DOCS, ROOT, conditions, publish
 from domino_jax.data import index
+from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
-from domino_jax.data.pipeline import ProcessShare, make_batches
+from domino_jax.data.pipeline import make_batches
 from domino_jax.data.rows import Index, RowEncoder
 from domino_jax.data.sources import open_sources
 from domino_jax.runtime.cores import usable
@@ -77,7 +78,7 @@ def index_file(file: pathlib.Path, cache: pathlib.Path, workers: int) -> dict[st
     sources = open_sources(str(file), cache)
     digest = index.fingerprint(sources, encoder)
     between, before = time.monotonic(), peak_bytes()
-    built = index.load_or_build(sources, encoder, digest, index.Storage(cache), progress=False, workers=workers)
+    built = index.load_or_build(sources, encoder, digest, ProcessShare(cache, progress=False), workers=workers)
     return {
         "fingerprint_seconds": between - begin,
         "index_seconds": time.monotonic() - between,

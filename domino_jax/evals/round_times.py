@@ -39,26 +39,9 @@ def round_split(
     A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
     one. Each turn feeds the next one, so that the compiler cannot move it out of the loop.
     """
-    return round_splits({"drafter": (models, generator, state)}, modes, repeats)["drafter"]
-
-
-def round_splits(
-    drafters: Mapping[str, tuple[Models, Generator, DecodeState]], modes: Sequence[str], repeats: int = 7
-) -> dict[str, dict[str, dict[str, float]]]:
-    """round_split of several drafters by name. Their turns alternate, so that a drift of the machine's speed is in the
-    times of all."""
-    timed = {
-        (name, part): seconds
-        for name, one in drafters.items()
-        for part, seconds in round_stopwatches(*one, modes).items()
-    }
-    short = {(name, part): SHORT[part] for name, part in timed if part in SHORT}
-    seconds, split = turn_seconds(timed, repeats, short), {}
-    for name, (_, generator, _) in drafters.items():
-        of_one = {part: spent for (of, part), spent in seconds.items() if of == name}
-        with_head = _with_head(generator, modes)
-        split[name] = {mode: _split(mode, of_one, mode in with_head) for mode in modes}
-    return split
+    seconds = turn_seconds(round_stopwatches(models, generator, state, modes), repeats)
+    with_head = _with_head(generator, modes)
+    return {mode: _split(mode, seconds, mode in with_head) for mode in modes}
 
 
 def round_stopwatches(

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from domino_jax.decoding.requests import Request
 from domino_jax.evals.prompts import Prompt, fingerprint
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.pair import Models
@@ -32,7 +31,7 @@ class RunInfo:
 
     requested: the recipe's settings, with the drafter's tuning.  settings: those in effect, which fit its block.
     drafter: its path, the paths of a comparison, or None for plain decoding.
-    references: prompts with a reference answer.  own_sampling: prompts that set temperature, top_k, top_p or min_p.
+    references: prompts with a reference answer.
     """
 
     requested: DecodeSettings
@@ -44,7 +43,6 @@ class RunInfo:
     drafter_config: AnyConfig | None = None
     prompts: int = 0
     references: int = 0
-    own_sampling: int = 0
     template: str | None = None
     stop_ids: tuple[int, ...] = ()
 
@@ -63,7 +61,6 @@ class RunInfo:
             drafter_config=drafter_config,
             prompts=len(prompts),
             references=sum(prompt.reference is not None for prompt in prompts),
-            own_sampling=sum(isinstance(one.request, Request) and bool(one.request.sampling) for one in prompts),
             template=target.tokenizer.chat_template if target.tokenizer is not None else None,
             stop_ids=() if settings.ignore_eos else target.stop_ids,
             **drafter,
@@ -125,12 +122,7 @@ class RunInfo:
         }
         return {
             **origin,
-            "prompts": {
-                **origin["prompts"],
-                "count": self.prompts,
-                "checked": self.references,
-                "own_sampling": self.own_sampling,
-            },
+            "prompts": {**origin["prompts"], "count": self.prompts, "checked": self.references},
             "drafter": drafter,
             "simulated": self.simulated,
             "dtype": self.settings.dtype,

@@ -19,10 +19,8 @@ POSITIONS = "Share of rounds that kept the draft (in brackets: of those that kep
 
 def title(report: Mapping[str, Any]) -> str:
     """What was run, in one line; a simulated run says so first."""
-    settings, count, own = report["settings"], report["prompts"]["count"], report["prompts"].get("own_sampling", 0)
+    settings, count = report["settings"], report["prompts"]["count"]
     sampling = "greedy" if settings["temperature"] == 0 else f"temperature {settings['temperature']:g}"
-    if own:
-        sampling = "each sampled as it asks" if own == count else f"{sampling}, {own} of them sampled as they ask"
     what = f"{count} prompts, {sampling}, batch {report['batch_size']}"
     return f"{simulated(report)}{what}, {report['dtype']}, {report['device']}"
 

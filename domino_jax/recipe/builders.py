@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 
 from domino_jax.data.chat import encode_row
 from domino_jax.data.held_out import SHARE
+from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
-from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
+from domino_jax.data.pipeline import Batches, make_batches
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens

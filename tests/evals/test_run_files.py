@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from domino_jax.evals.run_files import GENERATIONS, PROGRESS, RunFiles, refuse_other_run
+from domino_jax.evals.run_files import GENERATIONS, PROGRESS, RunFiles
 from domino_jax.runtime.errors import DominoError
 
 RUN = {"settings": {"seed": 0, "modes": ["domino"]}, "drafter": None}
@@ -101,16 +101,3 @@ def test_a_folder_begun_with_other_weights_can_start_from_scratch_and_one_with_t
         files.append(*GROUPS[0])
     with RunFiles(tmp_path, other, restart=True) as files:
         assert (files.sittings, [rows for _, rows in files.replay()]) == (2, [GROUPS[0][1]])
-
-
-def test_a_refusal_has_at_most_five_lines(tmp_path):
-    wanted = {"settings": {name: 1 for name in "abcdefgh"}}
-    with pytest.raises(DominoError, match="and 6 more") as refused:
-        refuse_other_run(tmp_path, "a decoding", {"settings": {name: 0 for name in "abcdefgh"}}, wanted)
-    assert len(str(refused.value).splitlines()) == 5
-
-
-def test_what_a_report_holds_besides_is_no_difference_and_what_it_lacks_is_one(tmp_path):
-    refuse_other_run(tmp_path, "a decoding", {"settings": {"seed": 0}, "modes": {}}, {"settings": {"seed": 0}})
-    with pytest.raises(DominoError, match="drafter.path: None before, 'D' now"):
-        refuse_other_run(tmp_path, "a decoding", {"drafter": None}, {"drafter": {"path": "D"}})

@@ -6,13 +6,11 @@ import pytest
 
 from domino_jax.evals.tables import (
     concurrency_rows,
-    notes_of,
     paper_rows,
     position_rows,
-    title,
     width_note,
 )
-from tests.helpers.report_runs import SPLIT, info_with, report_of, two_runs
+from tests.helpers.report_runs import info_with, report_of, two_runs
 
 
 @pytest.mark.parametrize(
@@ -28,16 +26,6 @@ def test_a_table_has_a_column_for_each_task_and_their_average(tasks, columns):
 def test_several_drafters_share_one_plain_run_and_name_their_methods():
     reports = [report_of(info=dataclasses.replace(info_with(), drafter_name=name)) for name in "AB"]
     assert [row[0] for row in paper_rows(reports)[1:]] == ["Target alone", "A: Domino", "B: Domino"]
-
-
-def test_a_title_tells_of_prompts_that_bring_their_own_sampling():
-    def sampling(own: int) -> str:
-        return title(report_of(two_runs(), dataclasses.replace(info_with(), own_sampling=own))).split(", batch")[0]
-
-    count = report_of(two_runs(), info_with())["prompts"]["count"]
-    assert sampling(0) == f"{count} prompts, greedy"
-    assert sampling(1) == f"{count} prompts, greedy, 1 of them sampled as they ask"
-    assert sampling(count) == f"{count} prompts, each sampled as it asks"
 
 
 def test_throughput_has_a_row_for_each_number_of_rows():
@@ -66,12 +54,3 @@ def test_a_chain_beside_a_deeper_tree_has_no_rates_where_it_drafts_nothing():
     stated = "τ is measured with block size 2: a round can emit at most "
     assert width_note(report) == stated + "2 tokens with domino, 3 tokens with tree."
     assert width_note({**report, "round_widths": {"domino": 3, "tree": 3}}) == stated + "3 tokens."
-
-
-def test_a_round_whose_parts_vanished_in_the_noise_still_has_a_note():
-    zeros = {mode: dict.fromkeys(parts, 0.0) for mode, parts in SPLIT.items()}
-    notes = notes_of(report_of(split=zeros))
-    assert notes[0] == (
-        "A round of domino takes 0.00 ms: draft 0.00, head 0.00, verify 0.00, other 0.00 (of which commit 0.00)."
-        " It verifies 3 drafts."
-    )

@@ -8,8 +8,9 @@ import tempfile
 
 import zstandard
 
+from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
-from domino_jax.data.pipeline import Batches, ProcessShare, make_batches
+from domino_jax.data.pipeline import Batches, make_batches
 from domino_jax.data.rows import RowEncoder
 
 PADDED = Layout("pad", max_length=8, batch_size=4, window=4_096)

@@ -1,6 +1,6 @@
 """files.py: a file is complete or not there, and what several processes need is made once."""
 
-import pathlib
+import os
 import subprocess
 import sys
 import threading
@@ -14,9 +14,7 @@ from domino_jax.weights import hf
 from tests.helpers.paths import ROOT
 
 
-def full_disk(self, data):
-    with open(self, "wb") as file:
-        file.write(data[: len(data) // 2])
+def full_disk(descriptor):
     raise OSError(28, "No space left on device")
 
 
@@ -24,7 +22,7 @@ def test_a_file_whose_writing_fails_stays_as_it_was_and_nothing_is_left_beside_i
     path = tmp_path / "report.html"
     files.write_whole(path, "first")
     with monkeypatch.context() as full:
-        full.setattr(pathlib.Path, "write_bytes", full_disk)
+        full.setattr(os, "fsync", full_disk)
         with pytest.raises(OSError, match="No space left"):
             files.write_whole(path, "second")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("report.html", "first")]

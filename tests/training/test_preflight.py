@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.rows import TrainingRows
 from domino_jax.models.sharding import make_mesh
 from domino_jax.runtime.errors import DataError
-from domino_jax.training import estimates
 from domino_jax.training.preflight import run_preflight
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
@@ -159,12 +158,6 @@ def test_rows_that_disagree_with_the_thinking_switch_are_warned_of(
 def shape(*sizes, spec=None, mesh=None):
     sharding = NamedSharding(mesh, PartitionSpec(*spec)) if mesh is not None else None
     return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=sharding)
-
-
-def test_bytes_of_a_device_follow_the_shardings():
-    mesh = AbstractMesh((2, 4, 2), ("data", "fsdp", "tensor"))
-    tree = {"a": shape(16, 8, spec=("fsdp", "tensor"), mesh=mesh), "b": shape(10, spec=(), mesh=mesh), "c": shape(3)}
-    assert estimates.device_bytes(tree) == 4 * (4 * 4 + 10 + 3)
 
 
 ON_A_MESH = """

@@ -54,15 +54,6 @@ def test_rates_of_an_interval(clock_time):
     assert "mfu" not in rates
 
 
-def test_each_call_begins_a_new_interval(clock_time):
-    clock = StepClock()
-    run_steps(clock, clock_time, 3)
-    clock.rates()
-    run_steps(clock, clock_time, 5, waiting=0.0, working=2.0)
-    rates = clock.rates()
-    assert (rates["rows_per_second"], rates["data_wait"]) == (2.0, 0.0)
-
-
 def test_evaluation_and_checkpoints_stand_aside(clock_time):
     clock = StepClock()
     run_steps(clock, clock_time, 2)
@@ -120,23 +111,6 @@ def test_processor_time_goes_on_from_the_kept_rows_and_is_told_of_cpus_alone(clo
     assert clock.rates()["cpu_seconds"] == 107.0
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert "cpu_seconds" not in clock.rates()
-
-
-@pytest.mark.parametrize("jump", [-3e8, 3e8])
-def test_goodput_does_not_follow_a_wall_clock_that_is_set_during_the_run(tmp_path, clock_time, monkeypatch, jump):
-    now = time.time
-    clock = StepClock()
-    for _ in range(8):
-        clock_time.passes(4)
-        clock.step_done(1, 1, 1)
-    monkeypatch.setattr(time, "time", lambda: now() + jump)
-    assert clock.rates()["goodput"] == pytest.approx(7 / 8)
-
-
-def test_goodput_never_passes_one(tmp_path, clock_time):
-    clock = StepClock([], [{"productive_seconds": 1e6}])
-    run_steps(clock, clock_time, 2)
-    assert clock.rates()["goodput"] == 1.0
 
 
 # ---------------------------------------------------------------- the trace of train.profile_steps
