@@ -164,8 +164,8 @@ class AnswerFiles:
                 f"{self.meta} is not a JSON object ({error}), so it is not known how the rows beside it were made."
                 " Choose another output."
             ) from error
-        found = differences(before, self.made_with)
-        refuse(found, f"{self.output} was made with something else:", "Set it back or choose another output.")
+        changes = differences(before, self.made_with)
+        refuse(changes, f"{self.output} was made with something else:", "Set it back or choose another output.")
 
 
 def find_rows(files: Collection[Path]) -> dict[str, RowBytes]:

@@ -148,8 +148,8 @@ class TaskChoice:
 
 def parse_task(entry: str) -> TaskChoice:
     """ "gsm8k", "gsm8k=ROWS.jsonl", or with another number of rows "gsm8k:8" and "gsm8k:8=ROWS.jsonl"."""
-    found = re.fullmatch(r"([^:=]*)(?::([1-9][0-9]*))?(?:=(.+))?", entry, re.DOTALL)
-    name, count, path = found.groups() if found else (None, None, None)
+    match = re.fullmatch(r"([^:=]*)(?::([1-9][0-9]*))?(?:=(.+))?", entry, re.DOTALL)
+    name, count, path = match.groups() if match else (None, None, None)
     if name not in TASKS:
         raise DominoError(
             f"config.decode.tasks names {entry!r}, expected TASK, TASK:8 for 8 rows, TASK=ROWS.jsonl or"
@@ -181,10 +181,10 @@ def task_rows(name: str, rows: Sequence[tuple[str, Mapping[str, Any]]], count: i
     for place in selection(len(rows), count):
         where, row = rows[place]
         turns = _turns(name, row, where)
-        own = task.id_field and row.get(task.id_field)
+        identity = task.id_field and row.get(task.id_field)
         prompts.append(
             {
-                "id": f"{name}/{place if own is None else quote(str(own))[1:-1]}",
+                "id": f"{name}/{place if identity is None else quote(str(identity))[1:-1]}",
                 "task": f"{name}/{row[task.category]}" if task.category else name,
                 "messages": [{"role": "user", "content": turns[0]}],
                 **({"next_turns": turns[1:]} if len(turns) > 1 else {}),

@@ -25,7 +25,7 @@ Interval = list[float] | None
 def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> dict[str, dict[str, Any]]:
     """The figures of one set of prompts by mode, including speed-ups and intervals."""
     baseline = runs[BASELINE] if BASELINE in runs else None
-    judged = info.references and not info.simulated
+    has_references = info.references and not info.simulated
     widths = {BASELINE: 1, **info.round_widths}
     modes = {mode: _mode_figures(run, widths[mode], batch_size) for mode, run in runs.items()}
     speedups = {"speedup": "tokens_per_second", "speedup_end_to_end": "output_tokens_per_second"}
@@ -34,7 +34,7 @@ def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> d
             figures[name] = ratio(figures[rate], modes[BASELINE][rate]) if baseline else None
         figures["drafts_per_round"] = ratio(runs[mode].clock.drafts, figures["rounds"]) if mode != BASELINE else None
         figures["intervals"] = intervals(runs[mode], baseline if mode != BASELINE else None)
-        figures["answers_right"] = runs[mode].answers_right if judged else None
+        figures["answers_right"] = runs[mode].answers_right if has_references else None
     return modes
 
 

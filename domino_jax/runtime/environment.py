@@ -61,8 +61,8 @@ def write_environment(workdir: str | os.PathLike) -> None:
 
 def packages() -> dict[str, str]:
     """Every installed distribution and its version, without where it came from: an index's address can hold a token."""
-    found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
-    return dict(sorted((name, version) for name, version in found.items() if name))
+    versions = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
+    return dict(sorted((name, version) for name, version in versions.items() if name))
 
 
 def code_digest() -> str:

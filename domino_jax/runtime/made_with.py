@@ -28,16 +28,16 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return flat
 
 
-def refuse(found: Differences, heading: str, advice: str) -> None:
+def refuse(changes: Differences, heading: str, advice: str) -> None:
     """A DominoError of at most five lines when there are differences.
 
     Args:
         heading: the first line, what was made with something else.  advice: the last line, what to do.
     """
-    if found:
-        raise DominoError("\n".join([heading, *_lines(found), advice]))
+    if changes:
+        raise DominoError("\n".join([heading, *_lines(changes), advice]))
 
 
-def _lines(found: Differences) -> Sequence[str]:
-    lines = [f"  {key}: {quote(before)} before, {quote(now)} now" for key, (before, now) in found.items()]
+def _lines(changes: Differences) -> Sequence[str]:
+    lines = [f"  {key}: {quote(before)} before, {quote(now)} now" for key, (before, now) in changes.items()]
     return lines if len(lines) <= SHOWN else [*lines[: SHOWN - 1], f"  and {len(lines) - SHOWN + 1} more"]

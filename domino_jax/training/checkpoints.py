@@ -317,14 +317,14 @@ def refuse_changes(
       fixed: those that may not change even so.
     """
     refuse_unknown(allowed, flatten(old).keys() | flatten(new).keys())
-    found = differences(old, new)
-    impossible = {key: found[key] for key in found if any(_covers(entry, key) for entry in fixed)}
+    changes = differences(old, new)
+    impossible = {key: changes[key] for key in changes if any(_covers(entry, key) for entry in fixed)}
     refuse(
         impossible,
         "the checkpoint in this workdir was made with another drafter, optimizer or layout of the data:",
         "Set it back, or train in another workdir; --allow_config_change cannot allow it.",
     )
-    changed = {key: found[key] for key in found if not any(_covers(entry, key) for entry in (*free, *allowed))}
+    changed = {key: changes[key] for key in changes if not any(_covers(entry, key) for entry in (*free, *allowed))}
     refuse(
         changed,
         "the recipe differs from that of the checkpoint in this workdir:",

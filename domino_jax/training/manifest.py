@@ -53,8 +53,8 @@ def damage(folder: epath.PathLike, step: int) -> str | None:
     if manifest["step"] != step:
         return f"{NAME}: is that of step {manifest['step']}"
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda item: _compare(folder, *item), manifest["files"].items())
-        return next((reason for reason in found if reason), None)
+        reasons = pool.map(lambda item: _compare(folder, *item), manifest["files"].items())
+        return next((reason for reason in reasons if reason), None)
 
 
 def _files(folder: epath.Path) -> list[str]:

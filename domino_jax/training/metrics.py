@@ -83,8 +83,8 @@ class MetricsWriter:
         self._start_step, self._total_steps = start_step, total_steps
         self._console = console or rich.console.Console()
         self._rows = read_rows(self._path) if primary else []
-        self._kept = [row for row in self._rows if row["step"] <= start_step]
-        self._earlier_seconds = max((row["seconds"] for row in self._kept if "seconds" in row), default=0.0)
+        self._continued = [row for row in self._rows if row["step"] <= start_step]
+        self._earlier_seconds = max((row["seconds"] for row in self._continued if "seconds" in row), default=0.0)
         self._start = time.monotonic()
         self._rate = _Rate(start_step, self._start)
         self._journal: Journal | None = None  # opened with TensorBoard's file for the first row
@@ -101,7 +101,7 @@ class MetricsWriter:
 
     def clock(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None) -> StepClock:
         """The clock of this start, which goes on from what the rows of earlier ones say (step_clock.StepClock)."""
-        return StepClock(self._rows, self._kept, row_flops=row_flops, peak_flops=peak_flops)
+        return StepClock(self._rows, self._continued, row_flops=row_flops, peak_flops=peak_flops)
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Log one step. On a disk the row is then in the file; flush() does it in a bucket."""
@@ -153,7 +153,7 @@ class MetricsWriter:
 
     def has(self, step: int, key: str) -> bool:
         """Whether an earlier start logged this value of this step; False in every process but the first."""
-        return any(row["step"] == step and key in row for row in self._kept)
+        return any(row["step"] == step and key in row for row in self._continued)
 
     def advance(self, step: int) -> None:
         """Move the bar between logged steps; nothing in a log."""

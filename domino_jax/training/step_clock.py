@@ -36,21 +36,23 @@ class StepClock:
     def __init__(
         self,
         earlier: Sequence[Mapping[str, Any]] = (),
-        kept: Sequence[Mapping[str, Any]] = (),
+        before: Sequence[Mapping[str, Any]] = (),
         *,
         row_flops: Callable[[int], float] | None = None,
         peak_flops: float | None = None,
     ):
         """
         Args:
-            earlier: all rows of metrics.jsonl.  kept: those before the step from which the run continues.
+            earlier: all rows of metrics.jsonl.  before: those before the step from which the run continues.
             row_flops: tokens of a row → FLOPs of its part of a step.
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
         starts = [row["started"] for row in earlier if row.get("started") is not None]
         self._started = min(starts, default=time.time())
-        self._productive = max((row["productive_seconds"] for row in kept if "productive_seconds" in row), default=0.0)
-        self._cpu_before = max((row["cpu_seconds"] for row in kept if "cpu_seconds" in row), default=0.0)
+        self._productive = max(
+            (row["productive_seconds"] for row in before if "productive_seconds" in row), default=0.0
+        )
+        self._cpu_before = max((row["cpu_seconds"] for row in before if "cpu_seconds" in row), default=0.0)
         self._cpu_start = time.process_time()
         self._row_flops = functools.cache(row_flops) if row_flops else None
         self._peak = peak_flops

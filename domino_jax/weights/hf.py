@@ -65,7 +65,7 @@ def resolve_folder(path: str | Path) -> Path:
 
     name, _, revision = path.partition("@")
     try:
-        found = huggingface_hub.snapshot_download(
+        snapshot = huggingface_hub.snapshot_download(
             name, revision=revision or None, allow_patterns=list(FOLDER_FILES), ignore_patterns=["*/*"]
         )
     except (OSError, ValueError, RuntimeError) as error:  # what the hub's and the HTTP library's errors derive from
@@ -74,7 +74,7 @@ def resolve_folder(path: str | Path) -> Path:
             f"{quote(path)} is not a local folder, and the hub did not provide it: {reason}\n"
             "Name a local folder (./NAME), or fetch it first and set HF_HUB_OFFLINE=1."
         ) from None
-    return Path(found)
+    return Path(snapshot)
 
 
 def drafter_folder(path: str | Path) -> Path:
@@ -243,10 +243,10 @@ def open_tensors(folder: Path) -> Tensors:
             return Tensors(folder, read_header(inside(folder, name)))
     if inside(folder, INDEX).is_file():
         return Tensors(folder, _read_shards(folder))
-    found = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)
-    if found:
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _PICKLED)
+    if names:
         raise DataError(
-            f"{folder} holds its weights only as {', '.join(map(quote, found[:3]))}, which can run code when opened.\n"
+            f"{folder} holds its weights only as {', '.join(map(quote, names[:3]))}, which can run code when opened.\n"
             f"It was not opened. Fetch the repository's safetensors files, or convert it elsewhere to {SINGLE}."
         )
     raise DataError(f"{folder} holds neither {SINGLE} nor {INDEX}; it is not a complete checkpoint.")

@@ -111,19 +111,19 @@ def keep_compiled(folder: pathlib.Path | None = None) -> None:
     """
     if jax.config.jax_compilation_cache_dir:
         return
-    given = folder is not None
+    is_named = folder is not None
     try:
         folder = folder or cache_folder() / "programs" / platform.node()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (DominoError, OSError):
-        if given:
+        if is_named:
             raise
         return
-    found = folder.stat()
-    mode = stat.S_IMODE(found.st_mode)
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid():
         print(
-            f"warning: {folder} belongs to user {found.st_uid} and this is user {os.geteuid()}: compiled programs are"
+            f"warning: {folder} belongs to user {status.st_uid} and this is user {os.geteuid()}: compiled programs are"
             " not kept. To keep them, name a folder of yours in JAX_COMPILATION_CACHE_DIR.",
             file=sys.stderr,
         )

@@ -87,7 +87,7 @@ def load_table(
     Args:
         skipped: names of the file that are not wanted.  aliases: {other name in the file: name in the table}.
     """
-    found = _match(tensors, table, skipped, aliases or {})
+    stored_names = _match(tensors, table, skipped, aliases or {})
     dtype = np.dtype(dtype)
     params: Params = {}
     console = rich.console.Console(quiet=not is_primary())
@@ -98,7 +98,7 @@ def load_table(
             for parent in parents:
                 node = node.setdefault(parent, {})
             place = sharding(entry.path, entry.leaf_shape) if callable(sharding) else sharding
-            node[leaf] = _load_leaf(tensors, found[entry.name], entry, dtype, place)
+            node[leaf] = _load_leaf(tensors, stored_names[entry.name], entry, dtype, place)
             progress.advance(1)
     return params
 
@@ -108,7 +108,7 @@ def _match(
 ) -> dict[str, str]:
     """{table name: file name}; one DataError for all that is missing, unknown, doubled or misshaped."""
     expected = {entry.name: entry for entry in table}
-    found: dict[str, str] = {}
+    stored_names: dict[str, str] = {}
     wrong: dict[str, list[str]] = {"missing": [], "unknown": [], "twice": [], "misshaped": []}
     for name in tensors:
         if name in skipped or _IGNORED.fullmatch(name):
@@ -116,21 +116,21 @@ def _match(
         target = aliases.get(name, name)
         if target not in expected:
             wrong["unknown"].append(name)
-        elif target in found:
-            wrong["twice"].append(f"{found[target]} = {name}")
+        elif target in stored_names:
+            wrong["twice"].append(f"{stored_names[target]} = {name}")
         else:
-            found[target] = name
+            stored_names[target] = name
             stored, wanted = tensors[name], expected[target].shape
             if stored.shape != wanted or stored.dtype not in FLOATS:
                 kind = "" if stored.dtype in FLOATS else f" {stored.dtype}"
                 wrong["misshaped"].append(f"{name}{kind} {list(stored.shape)} for {list(wanted)}")
-    wrong["missing"] = [name for name in expected if name not in found]
+    wrong["missing"] = [name for name in expected if name not in stored_names]
     if any(wrong.values()):
         hint = prefix_hint(wrong["unknown"], wrong["missing"], aliases)
         if LM_HEAD in wrong["missing"] and EMBEDDING in expected:
             hint += " Its tie_word_embeddings is false, so it needs an lm_head."
         raise DataError(_describe(tensors.folder, wrong, hint))
-    return found
+    return stored_names
 
 
 def _describe(folder: Path, wrong: dict[str, list[str]], hint: str) -> str:
@@ -218,7 +218,7 @@ def target_config_dict(config: Qwen3Config, dtype: str) -> dict[str, Any]:
     """The public config.json of a target: rope_theta in both places, so that both transformers generations read it."""
     fields = dataclasses.asdict(config)
     if fields.pop("qk_norm"):  # implied by the model_type; there is no public key for it
-        own = {
+        public = {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
             "layer_types": ["full_attention"] * config.num_hidden_layers,
@@ -227,9 +227,9 @@ def target_config_dict(config: Qwen3Config, dtype: str) -> dict[str, Any]:
             "use_sliding_window": False,
         }
     else:
-        own = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False, "pretraining_tp": 1}
+        public = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False, "pretraining_tp": 1}
     return {
-        **own,
+        **public,
         **fields,
         "attention_dropout": 0.0,
         "dtype": dtype,
