@@ -135,7 +135,6 @@ class AnswerFiles:
         if parts or list(rows) != list(self.ids):
             with replacing(self.output) as fresh:
                 copy_rows(fresh, [rows[name] for name in self.ids])
-            sync_folder(self.output.parent)  # the new name is on the disk before the parts are removed
         for part in parts:
             part.unlink()
 
@@ -199,11 +198,3 @@ def copy_rows(path: Path, rows: Sequence[RowBytes]) -> None:
             out.write(sources[source].read(size))
         out.flush()
         os.fsync(out.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
