@@ -33,7 +33,7 @@ pytest_plugins = ["tests.helpers.slow_runs"]
 
 jax.config.update("jax_default_matmul_precision", "highest")
 
-TOOLS = {"benchmarks", "docs", "launch"}  # folders whose tests carry the mark `tools`
+TOOLS = {"benchmarks", "docs", "integrations", "launch"}  # folders whose tests carry the mark `tools`
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m

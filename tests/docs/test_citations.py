@@ -17,7 +17,7 @@ FOREIGN = re.compile(r"\b(CONTRACT|DESIGN|PITFALLS|RELIABILITY|STYLE)\b|\b(TREE|
 # A section number is a citation only beside the paper it belongs to.
 SECTION = re.compile(r"§")
 PAPER = re.compile(r"arXiv|[Pp]aper")
-OURS = r"(?:docs|tests|domino_jax|configs|benchmarks|assets|launch)"
+OURS = r"(?:docs|tests|domino_jax|configs|benchmarks|assets|launch|integrations)"
 PATH = re.compile(rf"(?<![\w/.-])({OURS}/[\w./-]*\w\.(?:py|md|ipynb|sh|sbatch|yaml|svg|png))\b")
 MODULE = re.compile(r"(?<![\w/.*{}'\"-])((?:[a-z_]\w*/)*[a-z_]\w*\.py)\b(?!['\"])")
 FOREIGN_MODULES = ("qwen3_dspark.py",)  # of vLLM
