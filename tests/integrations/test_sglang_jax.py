@@ -47,7 +47,8 @@ def exported(request, tmp_path):
 @jax.jit
 def draft_here(models, z, anchors):
     base = models.unembed(z)
-    return base, models.embed(jnp.arange(base.shape[-1])), roll_out(models, anchors, z, pick_candidates(base, 0))
+    drafts = roll_out(models, anchors[:, None], z, pick_candidates(base, 0))
+    return base, models.embed(jnp.arange(base.shape[-1])), drafts
 
 
 def test_the_head_drafts_as_ours_token_by_token(exported):
