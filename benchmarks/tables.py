@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from domino_jax.runtime.cores import usable
+from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.files import write_whole
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -128,5 +128,5 @@ def conditions(packages: Iterable[str] = ("jax",)) -> str:
     """One sentence: processor, cores, load, versions of the packages, date. Call it after the measurement."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     load = os.getloadavg()[1]  # the mean of five minutes
-    cores = f"{usable()} core{'' if usable() == 1 else 's'}"
+    cores = f"{usable_cores()} core{'' if usable_cores() == 1 else 's'}"
     return f"{cpu_name()}, {cores}, load average {load:.1f} while it ran; {versions}; {datetime.date.today()}."

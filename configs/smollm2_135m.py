@@ -35,8 +35,8 @@ def get_config():
     config.drafter.num_layers = 2
     config.drafter.intermediate_size = 512
     config.drafter.block_size = 4
-    config.drafter.gru_hidden_dim = 128
-    config.drafter.emb_dim = 48
+    config.drafter.domino.gru_hidden_dim = 128
+    config.drafter.domino.emb_dim = 48
     config.drafter.target_layer_ids = (9, 18, 28)
     # The tokenizer uses every row of the embedding; <empty_output> is a token without a use.
     config.drafter.mask_token_id = 16

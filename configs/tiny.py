@@ -11,7 +11,9 @@ and 4.89), which comes from about three times the training:
         --config.regenerate.num_prompts=1600 --config.regenerate.max_new_tokens=160 --config.data.layout=pad \\
         --config.train.steps=900 --config.train.batch_size=8 --config.train.num_anchors=48
 
-Mode tree in decode.modes raises τ further, but not the speed on a CPU (docs/decoding.md).
+Mode tree in decode.modes raises τ further, but not the speed on a CPU (docs/decoding.md). Models of this size decode
+faster on one core, with `taskset -c 0` before the command: handing halves of a pass from core to core costs more than
+it saves. On two cores of an Intel Xeon plain decoding ran at 603 tokens/s and Domino at 785, on one at 775 and 1,074.
 """
 
 import pathlib
@@ -28,9 +30,9 @@ def get_config():
     config.drafter.path = str(ASSETS / "tiny_domino")
     config.drafter.num_layers = 3
     config.drafter.block_size = 8  # a CPU pays for every row of a draft and of its verification
-    config.drafter.gru_hidden_dim = 128
-    config.drafter.emb_dim = 64
-    config.drafter.selector_rank = 64  # two tables of 1,536 tokens
+    config.drafter.domino.gru_hidden_dim = 128
+    config.drafter.domino.emb_dim = 64
+    config.drafter.dflash2.rank = 64  # two tables of 1,536 tokens
     config.drafter.target_layer_ids = (1, 6, 11, 16, 21)  # more taps than draft layers: the fusion of them is cheap
 
     config.data.train = str(ASSETS / "tiny_qwen3" / "prompts_train.jsonl")
@@ -65,9 +67,6 @@ def get_config():
     config.decode.tree.nodes = 16
     config.decode.tree.lanes = 12
     config.decode.tree.beta = -0.3  # of 0 to -0.5 the best at 16 nodes, by a little
-    # What such a pass has to compute is less than what it costs to hand halves of it from core to core: on the two of
-    # an Intel Xeon plain decoding ran at 603 tokens/s and Domino at 785, on one of them at 775 and 1,074.
-    config.decode.cores = 1
     config.decode.cache_length = 448  # room for 64 nodes after the longest prompt, which has 204 tokens
 
     config.regenerate.num_prompts = 1_000

@@ -35,10 +35,8 @@ from domino_jax.evals.report import REPORT, console_table, read_report, refuse_f
 from domino_jax.evals.run_files import GENERATIONS, refuse_other_run
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.settings import DRAFT, DecodeSettings, default_modes
-from domino_jax.recipe import checks as recipes
-from domino_jax.recipe import cli
+from domino_jax.recipe import cli, loading, rules
 from domino_jax.recipe.builders import drafter_config_of
-from domino_jax.recipe.decode_checks import decode_settings
 from domino_jax.recipe.decoding import (
     at_terminal,
     check_flags,
@@ -46,9 +44,9 @@ from domino_jax.recipe.decoding import (
     prompt_source,
     read_rows,
 )
+from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
-from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights.drafter import stored_head
@@ -58,7 +56,7 @@ from domino_jax.weights.loading import LoadedTarget, keep_compiled
 def main(flags: cli.Flags) -> None:
     # 1. The recipe, and the flags beside it.
     config = flags.config
-    recipes.check(config, "decode")
+    rules.check(config, "decode")
     check_flags(flags)
     keep_compiled()
 
@@ -73,7 +71,7 @@ def main(flags: cli.Flags) -> None:
     settings = tuned(decode_settings(config.decode, head_to_decode(config, path)), path)
     made_up = functools.partial(drafter_config_of, config)
     loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
-    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings), kept_to(settings.cores):
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):
         if not flags.output:
             at_terminal(flags, loader)
             return
@@ -143,10 +141,10 @@ def run_info(flags: cli.Flags, settings: DecodeSettings) -> RunInfo:
     """What the flags and the recipe say about the run."""
     config = flags.config
     path = config.drafter.path
-    drafter = recipes.portable(path or "") if needs_drafter(settings.modes) else None
+    drafter = loading.portable(path or "") if needs_drafter(settings.modes) else None
     if config.decode.compare:
-        drafter = tuple(recipes.portable(folder) for folder in config.decode.compare)
-    return RunInfo(settings, recipes.portable(config.target.path), drafter, prompt_source(flags))
+        drafter = tuple(loading.portable(folder) for folder in config.decode.compare)
+    return RunInfo(settings, loading.portable(config.target.path), drafter, prompt_source(flags))
 
 
 def check_output(flags: cli.Flags) -> dict[str, str]:
@@ -215,7 +213,7 @@ def load_compared(
         if flags.config.decode.modes is None:
             settings = settings.change(modes=default_modes(models.drafter.config))
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
-        drafters[name] = ComparedDrafter(recipes.portable(path), models, settings)
+        drafters[name] = ComparedDrafter(loading.portable(path), models, settings)
         for note in notes:
             say(f"{name}: {note}")
     return drafters

@@ -30,7 +30,7 @@ from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.kinds import AnyConfig, new_drafter, parse_stored
 from domino_jax.method.ranks import cut_head, with_head_rank
 from domino_jax.recipe import cli
-from domino_jax.recipe.checks import located
+from domino_jax.recipe.loading import located
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import open_path
@@ -101,7 +101,7 @@ def write_export(
 
     Args:
         params: the drafter's, on the host or on devices.
-        recipe: the resolved recipe (recipe/checks.py).  step: optimizer steps done.
+        recipe: the resolved recipe (recipe/loading.py).  step: optimizer steps done.
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's decoded τ, when it was measured in training.
         format: one of formats.FORMATS.

@@ -42,8 +42,7 @@ from domino_jax.evals.models import check_kind
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.models.sharding import make_mesh, placement, replicated
-from domino_jax.recipe import checks as recipes
-from domino_jax.recipe import cli
+from domino_jax.recipe import cli, rules
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import patient_barrier
 from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
@@ -62,7 +61,7 @@ from domino_jax.weights.loading import (
 
 def main(flags: cli.Flags) -> None:
     config = flags.config
-    recipes.check(config, "regenerate")
+    rules.check(config, "regenerate")
     if flags.head and config.regenerate.use_drafter and config.drafter.path:
         check_kind(stored_head(config.drafter.path), flags.head, config.drafter.path)
     keep_compiled()

@@ -28,8 +28,7 @@ from domino_jax.forecast import dry_run
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter
 from domino_jax.method.state import NonFiniteGuard, TrainState
 from domino_jax.models import sharding
-from domino_jax.recipe import builders, cli
-from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import builders, cli, loading, rules
 from domino_jax.recipe.decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
@@ -61,10 +60,10 @@ from domino_jax.weights.loading import (
 def main(flags: cli.Flags) -> int | None:
     # 1. The recipe, and its workdir. A finished run is shown.
     config = flags.config
-    recipes.check(config, "dry_run" if flags.dry_run else "train", flags.given)
+    rules.check(config, "dry_run" if flags.dry_run else "train", flags.given)
     if flags.dry_run:
         return dry_run.main(flags)
-    train, target, recipe = config.train, config.target, recipes.resolved(config)
+    train, target, recipe = config.train, config.target, loading.resolved(config)
     require_wandb(train.wandb)
     workdir = usable_workdir(flags, recipe)
     if is_finished(workdir, config, recipe, flags.allow_config_change):
@@ -96,7 +95,7 @@ def main(flags: cli.Flags) -> int | None:
         layout, evaluate = evaluation_of(config, loaded, drafter, batches, mesh)
         optimizer = builders.optimizer_of(train)
         make_state, shapes = builders.state_maker(train, drafter, optimizer, mesh)
-        step = builders.train_step_of(train, loaded.model, drafter, optimizer, mesh, shapes)
+        step = builders.train_step_of(config, loaded.model, drafter, optimizer, mesh, shapes)
         run_key = jax.random.key(config.seed)
 
         # 5. The state. A start resumes in this order:
@@ -109,7 +108,7 @@ def main(flags: cli.Flags) -> int | None:
         meta = {"config": recipe, "data": batches.fingerprint}
         watchdog = stack.enter_context(Watchdog(train.hang_seconds, train.abort_on_hang))
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint.keep, say))
-        check = functools.partial(refuse_other_run, meta=meta, allowed=flags.allow_config_change)
+        check = functools.partial(refuse_other_run, meta=meta, config=config, allowed=flags.allow_config_change)
         restored = checkpoints.restore_latest(shapes, check)
         if restored:
             refuse_other_vocabulary(workdir, drafter_config)
@@ -191,7 +190,7 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     if config.eval.final and report is None and marker["processes"] == 1:
         return False
     before = hf.read_json(workdir, "config.json", kind=export.WORKDIR)
-    refuse_changes(before, recipe, recipes.FREE_TO_CHANGE, allowed, recipes.FIXED)
+    refuse_changes(before, recipe, loading.FREE_TO_CHANGE, allowed, loading.fixed_keys(config))
     print(f"{workdir} holds a finished run. Choose another --workdir to train again.")
     if report is not None:
         console_table(report)
@@ -300,9 +299,9 @@ def clock_of(metrics: MetricsWriter, config, mesh: jax.sharding.Mesh, trace: Cal
     return metrics.clock(row_flops=row_flops if peak else None, peak_flops=peak and peak * jax.device_count())
 
 
-def refuse_other_run(saved: dict, meta: dict, allowed: tuple[str, ...]) -> None:
+def refuse_other_run(saved: dict, meta: dict, config, allowed: tuple[str, ...]) -> None:
     """Refuse a checkpoint of another recipe, or of other data under the same names."""
-    refuse_changes(saved["config"], meta["config"], recipes.FREE_TO_CHANGE, allowed, recipes.FIXED)
+    refuse_changes(saved["config"], meta["config"], loading.FREE_TO_CHANGE, allowed, loading.fixed_keys(config))
     if saved["data"] != meta["data"] and not any(entry.split(".")[0] == "data" for entry in allowed):
         raise DataError(
             f"the training data changed since the checkpoint (fingerprint {saved['data'][:12]} then, "

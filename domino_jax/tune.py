@@ -17,10 +17,8 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.stored_tuning import check_writable, store_tuning
 from domino_jax.evals import tuning
 from domino_jax.evals.models import check_kind, named_drafter
-from domino_jax.recipe import checks as recipes
-from domino_jax.recipe import cli
-from domino_jax.recipe.decode_checks import decode_settings
-from domino_jax.runtime.cores import kept_to
+from domino_jax.recipe import cli, rules
+from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights import hf
@@ -30,7 +28,7 @@ from domino_jax.weights.loading import keep_compiled, load_models, load_target
 
 def main(flags: cli.Flags) -> None:
     config = flags.config
-    recipes.check(config, "decode")
+    rules.check(config, "decode")
     if is_remote(config.drafter.path or ""):
         raise DominoError(
             f"config.drafter.path is {config.drafter.path}, but a tuning is stored with local drafters only; copy the"
@@ -52,8 +50,7 @@ def main(flags: cli.Flags) -> None:
     rows = read_prompts(source, config.decode.num_prompts or None, config.data.skip_bad_rows, encode)
     prompts = [encode(row) for row in rows]
     print(f"tune: {len(prompts)} prompts of {source}; every shape of a round is compiled and timed", flush=True)
-    with kept_to(settings.cores):
-        widths, tree = tuning.tune(models, settings, loaded.stop_ids, mode, prompts)
+    widths, tree = tuning.tune(models, settings, loaded.stop_ids, mode, prompts)
     file = store_tuning(folder, widths, tree)
     print(f"stored in {file}; decode uses it where the recipe leaves these values open.")
 

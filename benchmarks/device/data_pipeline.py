@@ -30,7 +30,7 @@ from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import make_batches
 from domino_jax.data.rows import Index, RowEncoder
 from domino_jax.data.sources import open_sources
-from domino_jax.runtime.cores import usable
+from domino_jax.runtime.environment import usable_cores
 from domino_jax.weights import hf
 
 TARGET = ROOT / "assets" / "tiny_qwen3"
@@ -134,7 +134,7 @@ def rows_of(count: int, indexed: dict[int, dict], read: list[dict]) -> list[dict
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    powers = [2**power for power in range(usable().bit_length())]
+    powers = [2**power for power in range(usable_cores().bit_length())]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--tokens", type=int, default=600, help="of a row, in the mean")

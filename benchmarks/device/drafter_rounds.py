@@ -26,7 +26,6 @@ from domino_jax.evals.round_times import endless, round_stopwatch, turn_seconds
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, DraftSettings
-from domino_jax.runtime.cores import kept_to
 from domino_jax.training.estimates import device_bytes
 from domino_jax.weights import loading, random_weights
 
@@ -122,7 +121,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--heads", type=head_of, nargs="*", default=[(), (64, 128)], help="none or EMB_DIMxGRU")
     parser.add_argument("--candidates", type=int, default=64, help="as decode.head_candidates")
     parser.add_argument("--rows", type=int, default=1, help="requests of a batch")
-    parser.add_argument("--cores", type=int, default=0, help="as decode.cores")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
     parser.add_argument("--small", action="store_true", help="two shapes for the tiny target")
@@ -134,9 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.set_verbosity(logging.ERROR)
     grid = (choices.layers, choices.hidden, choices.taps, choices.blocks, choices.heads)
     shapes = [Shape(*one) for one in itertools.product(*grid)]
-    with kept_to(choices.cores):
-        loaded = loading.load_target(recipe.target.path, recipe.decode.dtype)
-        seconds, sizes = measure(loaded, shapes, choices.candidates, choices.rows, choices.repeats)
+    loaded = loading.load_target(recipe.target.path, recipe.decode.dtype)
+    seconds, sizes = measure(loaded, shapes, choices.candidates, choices.rows, choices.repeats)
     print(f"A plain step takes {seconds[STEP] * 1e3:.1f} ms.\n\n{markdown(rows_of(seconds, sizes, shapes), COLUMNS)}")
     print(f"\n{recipe.target.path}, {recipe.decode.dtype}, {choices.rows} rows. {conditions()}")
     if choices.output:

@@ -51,12 +51,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "layers1": ("1 layer", {"drafter.num_layers": 1}),
     "layers2": ("2 layers", {"drafter.num_layers": 2}),
     "layers5": ("5 layers", {"drafter.num_layers": 5}),
-    "gru32": ("GRU 32", {"drafter.gru_hidden_dim": 32}),
-    "gru64": ("GRU 64", {"drafter.gru_hidden_dim": 64}),
-    "gru256": ("GRU 256", {"drafter.gru_hidden_dim": 256}),
-    "rank16": ("rank 16", {"drafter.emb_dim": 16}),
-    "rank32": ("rank 32", {"drafter.emb_dim": 32}),
-    "rank128": ("rank 128", {"drafter.emb_dim": 128}),
+    "gru32": ("GRU 32", {"drafter.domino.gru_hidden_dim": 32}),
+    "gru64": ("GRU 64", {"drafter.domino.gru_hidden_dim": 64}),
+    "gru256": ("GRU 256", {"drafter.domino.gru_hidden_dim": 256}),
+    "rank16": ("rank 16", {"drafter.domino.emb_dim": 16}),
+    "rank32": ("rank 32", {"drafter.domino.emb_dim": 32}),
+    "rank128": ("rank 128", {"drafter.domino.emb_dim": 128}),
 }
 # Name → title of the section and its trainings.
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -32,14 +32,14 @@ from benchmarks.studies.study import RECIPE, Stage, Study, parse, parser_of, run
 from benchmarks.tables import ROOT, changes_of, say_changes, with_spread
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, DRAFT, TREE, supported_modes
-from domino_jax.recipe.checks import load_recipe
 from domino_jax.recipe.cli import check_key
+from domino_jax.recipe.loading import load_recipe
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training.metrics import read_rows
 
 RANK = 64  # of the recipe's heads
 SCALES = (0.25, 0.5, 1.0)
-VANILLA = {"drafter.head": "markov", "drafter.markov_head_type": "vanilla"}
+VANILLA = {"drafter.head": "markov", "drafter.markov.head_type": "vanilla"}
 AT_THE_END = {"eval.every": 0}  # the table shows its end alone; the ablation's trainings are evaluated on the way
 HEADS = {"domino": {}, "markov": VANILLA | AT_THE_END, "dflash2": {"drafter.head": "dflash2", **AT_THE_END}}
 CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')"}
@@ -240,8 +240,7 @@ def small_target(study: Study, minutes: float) -> pathlib.Path:
 
 def common_markov() -> dict[str, Any]:
     """The vanilla head with the cross-entropy that needs no curriculum and no confidence head."""
-    rank = {"drafter.markov_rank": RANK, "drafter.enable_confidence_head": False}
-    return {**VANILLA, **rank, "train.loss": "cross_entropy", "train.lambda_start": 0.0}
+    return {**VANILLA, "drafter.markov.rank": RANK, "train.loss": "cross_entropy", "train.lambda_start": 0.0}
 
 
 def small_variants(source: str, backbone: str) -> dict[str, dict[str, Any]]:

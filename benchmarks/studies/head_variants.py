@@ -53,14 +53,14 @@ def variants(width: int) -> dict[str, HeadVariant]:
         **{
             f"markov_{kind}": (
                 f"Markov, {kind}",
-                {"drafter.head": "markov", "drafter.markov_head_type": kind, "drafter.markov_rank": rank},
+                {"drafter.head": "markov", "drafter.markov.head_type": kind, "drafter.markov.rank": rank},
                 min(7, width),
             )
             for kind in MARKOV_KINDS
         },
         "dflash2": (
             "DFlash2",
-            {"drafter.head": "dflash2", "drafter.selector_rank": rank},
+            {"drafter.head": "dflash2", "drafter.dflash2.rank": rank},
             min(7, width - 1),
         ),
     }
@@ -83,8 +83,7 @@ def _common(drafters: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
     common_rows = {}
     for name in ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2"):
         one = drafters[name]
-        extra = {"drafter.enable_confidence_head": False} if name.startswith("markov") else {}
-        changes = {**one.changes, **common, **extra}
+        changes = {**one.changes, **common}
         # They answer one question, what of a difference is the loss: chains are enough.
         common_rows[f"{name}_common"] = dataclasses.replace(
             one, title=f"{one.title}, common loss", changes=changes, modes=(BASELINE, DRAFT, BACKBONE), published=0

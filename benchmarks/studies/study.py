@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import json
+import operator
 import os
 import pathlib
 import signal
@@ -21,7 +22,8 @@ from typing import Any
 
 from benchmarks.tables import ROOT, conditions, publish
 from domino_jax.method.settings import BASELINE, DRAFT, TREE
-from domino_jax.recipe.checks import load_recipe, portable, value_at
+from domino_jax.recipe.loading import load_recipe, portable
+from domino_jax.recipe.rules import reads
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import write_whole
 from domino_jax.runtime.preemption import PREEMPTED
@@ -126,7 +128,7 @@ class Study:
     def of_recipe(self, key: str) -> Any:
         """A value of the recipe; where an override gives it, its text."""
         flag = f"config.{key}"
-        return self.overrides[flag] if flag in self.overrides else value_at(load_recipe(str(RECIPE)), key)
+        return self.overrides[flag] if flag in self.overrides else operator.attrgetter(key)(load_recipe(str(RECIPE)))
 
     @property
     def nodes(self) -> int:
@@ -156,8 +158,10 @@ class Study:
         return {name: drafters[run.name]["modes"] for name, run in runs.items()}
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Flags of a training: what the command line gives goes over what the study gives."""
-        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **self.overrides}
+        """Flags of a training: what the command line gives goes over what the study gives, if the head reads it."""
+        head = values.get("drafter.head", "domino")
+        overrides = {flag: text for flag, text in self.overrides.items() if reads(head, flag.removeprefix("config."))}
+        flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **overrides}
         rows = self.workdir / f"{self.prefix}rows.jsonl"
         return flags | {"config.data.train": rows, "config.data.regenerate": False}
 
@@ -305,8 +309,8 @@ def small_overrides(folder: pathlib.Path) -> list[str]:
         "drafter.mask_token_id": 259,
         "drafter.num_layers": 1,
         "drafter.block_size": 4,
-        "drafter.gru_hidden_dim": 16,
-        "drafter.selector_rank": 8,
+        "drafter.domino.gru_hidden_dim": 16,
+        "drafter.dflash2.rank": 8,
         "drafter.target_layer_ids": "(1,2,3)",  # the usual ones of EAGLE-3 do not fit so few layers
         "data.train": folder / "prompts.jsonl",
         "data.max_length": 64,

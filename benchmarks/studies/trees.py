@@ -24,9 +24,8 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DRAFT, TREE, DecodeSettings, TreeSettings
-from domino_jax.recipe import checks as recipes
-from domino_jax.recipe import cli
-from domino_jax.recipe.decode_checks import decode_settings
+from domino_jax.recipe import cli, rules
+from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.loading import load_models, load_target
 
@@ -41,7 +40,7 @@ COLUMNS |= {"gain": "τ ÷ chain's", "least": "least of all settings", "most": "
 def main(flags: cli.Flags) -> None:
     config = flags.config
     config.decode.modes = (DRAFT, TREE)
-    recipes.check(config, "decode")
+    rules.check(config, "decode")
     settings = decode_settings(config.decode, config.drafter.head)
     rows = read_rows(config.eval.prompts, config.decode.num_prompts)
     loaded = load_target(config.target.path, settings.dtype)

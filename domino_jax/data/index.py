@@ -23,7 +23,7 @@ from domino_jax.data.prompts import check_line
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime import remote
-from domino_jax.runtime.cores import usable
+from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import replacing, write_whole
 from domino_jax.runtime.progress import Progress
@@ -99,7 +99,7 @@ def load_or_build(
         local, shared = share.cache / name, share.bucket and remote.open_path(f"{share.bucket}/{name}")
         index = _load(local) or (_fetch(shared, local) if shared else None)
         if index is None or (index.bad and not skip_bad):
-            index, bad = _build(files, encoder, workers or usable(), share.progress)
+            index, bad = _build(files, encoder, workers or usable_cores(), share.progress)
             bad.settle("data.train", len(index.lengths) + bad.count, skip_bad)
             _store(index, local)
         if shared and not shared.exists():

@@ -5,7 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from domino_jax.method.settings import LARGEST, Problem, SamplingParams
+from domino_jax.method.keys import LARGEST
+from domino_jax.method.settings import Problem, SamplingParams
 from domino_jax.runtime.errors import DataError
 
 

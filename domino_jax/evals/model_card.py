@@ -31,6 +31,7 @@ def model_card(
     """The card's text; the arguments are those of export.write_export, and weights counts parameters."""
     path = recipe["target"]["path"]
     target = public_name(path)
+    settings = {**recipe["train"], **recipe["drafter"].get(config.head, {})}
     packages = {**versions(), **{name: importlib.metadata.version(name) for name in TRAINING_PACKAGES}}
     front = ModelCardData(
         base_model=target,
@@ -46,7 +47,7 @@ def model_card(
         **{"recipe": recipe, "step": step, "data": data, "tau": tau, "report": report},
         place="pack" if recipe["data"]["layout"] == "pack" else "row",
         sources=public_sources(recipe["data"]["train"]),
-        settings={key: public_value(value) for key, value in recipe["train"].items() if value is not None},
+        settings={key: public_value(value) for key, value in settings.items() if value is not None},
         modes=mode_rows(report) if report else [],
         width=width_note(report) if report and report["drafter"] else "",
         sglang_refusal=config.sglang_refusal(),

@@ -42,7 +42,7 @@ from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import LEVEL, RESAMPLES, SEED, averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import notes_of, rows_of, title
 from domino_jax.method.settings import BASELINE
-from domino_jax.runtime.cores import usable
+from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
 
@@ -127,7 +127,7 @@ def versions() -> dict[str, str]:
 def device() -> str:
     """Kind and number of the devices, and of the host's cores where those are the device."""
     devices = jax.devices()
-    used, there = usable(), os.cpu_count()
+    used, there = usable_cores(), os.cpu_count()
     of = f"{used} of " if used != there else ""
     cores = f", {of}{there} cores" if devices[0].platform == "cpu" else ""
     return f"{len(devices)} × {devices[0].device_kind} ({devices[0].platform}{cores})"

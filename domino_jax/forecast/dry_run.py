@@ -92,7 +92,7 @@ def trace_step(config, target: Qwen3, drafter: AnyDrafter, mesh: Mesh) -> tuple[
     """The step of this recipe as it is before a compiler sees it, and the shapes of its state."""
     optimizer = builders.optimizer_of(config.train)
     _, state = builders.state_maker(config.train, drafter, optimizer, mesh)
-    step = builders.train_step_of(config.train, target, drafter, optimizer, mesh, state)
+    step = builders.train_step_of(config, target, drafter, optimizer, mesh, state)
     return step.trace(
         state, target_shapes(target, mesh), batch_shapes(config, mesh, config.data.max_length), key_shape(mesh)
     ), state

@@ -71,7 +71,6 @@ class DrafterConfig(Kind, DecoderConfig):
     architecture, has_backbone = "DFlashDraftModel", True
     own_keys = needed = ()
     speculators, speculators_keys, whole_blocks = "dflash", {}, False
-    reads = ("shift_label", "target_layer_ids")
     pure_draft_prefix_len = 0  # slots that the head leaves as they are
 
     @property
@@ -290,8 +289,8 @@ class DrafterConfig(Kind, DecoderConfig):
         return {prefix + entry.name: entry.name for prefix in _HEAD_PREFIXES for entry in self.head_table()}
 
     @classmethod
-    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> LossSettings:
-        return LossSettings(**shared, dpace_alpha=train.dpace_alpha, distill=train.distill)
+    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        return LossSettings(**shared, dpace_alpha=recipe.train.dpace_alpha, distill=recipe.train.distill)
 
     def sglang_refusal(self) -> str | None:
         if self.shift_label and not self.has_head:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from domino_jax.method.keys import LARGEST
 from domino_jax.models.decoder_config import refuse_unsupported, refuse_values
 from domino_jax.runtime.errors import DataError, quote
 
@@ -22,7 +23,6 @@ _VARIANTS = {
     "norm_before_fc": (False,),
     "fc_norm": (False,),
 }
-LARGEST = 2**31 - 1
 # The advice for a file that contradicts itself: which of two values is right cannot be seen from here.
 WRITTEN_WITH = "use the config.json that was written with these weights."
 

@@ -119,12 +119,10 @@ class Kind:
     # Whether train.loss=own is another loss than Domino's, and whether that one reads D-PACE weights; whether
     # train.head_tokens may be the head's drafts.
     own_loss, own_dpace, reads_drafts = False, False, False
-    # head_keys_of_recipe: keys of the drafter section that only this head has; they become fields of the same names.
-    # reads: shared keys that this kind also reads.
-    head_keys_of_recipe, reads = (), ()
-    # Rules for the recipe's keys that only this kind has: {key: (least, most)} with None for no limit, {key: its
-    # values}, and the keys that decide the shapes of the arrays.
-    ranges, choices, shape_keys = {}, {}, ()
+    # The keys of its section of the recipe, drafter.<head>.
+    recipe_keys = {}
+    # Keys of the drafter section that a drafter without a backbone reads.
+    reads = ()
     # The draft vocabulary is counted in the training rows.
     counts_tokens = False
 
@@ -135,17 +133,18 @@ class Kind:
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        """The fields of the head."""
-        return {name: recipe.drafter[name] for name in cls.head_keys_of_recipe}
+        """The fields of the head; here its keys in the recipe have the names of the fields."""
+        return {name: recipe.drafter[cls.head][name] for name in cls.recipe_keys}
 
     @classmethod
-    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> Any:
-        """The loss of a recipe's train section; shared: choices of all losses of blocks."""
+    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Any:
+        """The loss of a recipe; shared: choices of all losses of blocks."""
         raise NotImplementedError
 
     @classmethod
-    def curriculum(cls, train: Any) -> Callable[[jax.Array], jax.Array]:
+    def curriculum(cls, recipe: Any) -> Callable[[jax.Array], jax.Array]:
         """step → the weight in the loss that changes over the run, λ if not another."""
+        train = recipe.train
         return lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio)
 
     @classmethod
@@ -156,11 +155,6 @@ class Kind:
     @classmethod
     def rules(cls, recipe: Any) -> list[Rule]:
         """What a training of such a drafter demands of the recipe."""
-        return []
-
-    @classmethod
-    def value_rules(cls, recipe: Any) -> list[Rule]:
-        """What any training demands of single values of this kind, where `ranges` cannot say it."""
         return []
 
     @classmethod

@@ -1,7 +1,7 @@
 """Decode settings as plain values: sampling, drafting, decoding, and the rules that their values obey.
 
-A field has the name of its key in a recipe's decode section (configs/qwen3.py). Nothing here imports jax, so that a
-recipe is checked before jax starts.
+A field that is made by `key` is a key of the recipe's decode section, with its default and range here. Nothing here
+imports jax, so that a recipe is checked before jax starts.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from domino_jax.method.keys import key, keys_of
 from domino_jax.runtime.errors import DominoError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
 PARITIES = ("near_tie", "fixed_shape")
-LARGEST = 2**31 - 1  # the largest int32
 DTYPES = ("float32", "bfloat16")  # that models run in
 
 
@@ -36,7 +36,13 @@ class Problem(NamedTuple):
 
 
 def first_problem(settings: Any, *rules: tuple[str, Any, str], section: str = "") -> Problem | None:
-    """The first broken rule (field, whether its value is fine, what to change)."""
+    """The first key whose value is out of range, NaN included, or else the first broken rule.
+
+    rules: (field, whether its value is fine, what to change).
+    """
+    for name, declared in keys_of(type(settings)).items():
+        if change := declared.problem(getattr(settings, name)):
+            return Problem(section + name, getattr(settings, name), change)
     broken = (Problem(section + name, getattr(settings, name), change) for name, fine, change in rules if not fine)
     return next(broken, None)
 
@@ -79,12 +85,12 @@ def canonical_mode(mode: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off. Applied in the order of the fields."""
+    """What is done to the target's distribution, in the order of the fields."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float = key(0.0, least=0, below=math.inf)  # 0: greedy
+    top_k: int = key(0, least=0)  # 0: off
+    top_p: float = key(1.0, above=0, most=1)  # 1: off
+    min_p: float = key(0.0, least=0, below=1)  # 0: off
 
     @property
     def greedy(self) -> bool:
@@ -105,14 +111,8 @@ class SamplingParams:
         return self.nucleus and not self.top_k
 
     def problem(self) -> Problem | None:
-        """The first value out of range, NaN included; None if all are fine."""
-        return first_problem(
-            self,
-            ("temperature", 0 <= self.temperature < math.inf, "set it to 0 (greedy) or a finite number above"),
-            ("top_k", self.top_k >= 0, "set it to 0 (off) or more"),
-            ("top_p", 0 < self.top_p <= 1, "set it above 0 and at most 1 (1 is off)"),
-            ("min_p", 0 <= self.min_p < 1, "set it to 0 (off) or more, below 1"),
-        )
+        """The first value out of range; None if all are fine."""
+        return first_problem(self)
 
     def columns(self) -> tuple:
         """(temperature, top_k, top_p, min_p), each a number or an array that broadcasts over logits [B, T, V]."""
@@ -124,31 +124,22 @@ class SamplingParams:
 
 @dataclasses.dataclass(frozen=True)
 class TreeSettings:
-    """The shape of a tree and how its nodes are chosen (tree.py).
+    """The shape of a tree and how its nodes are chosen (tree.py)."""
 
-    nodes: rows of the verifying pass, the root (the anchor) included.
-    lanes: paths that the head follows at a time.  candidates: tokens per depth that it chooses among.
-    beta: added to a node's log-probability for each step of depth, at most 0; lower values give broader trees.
-    depth: drafts of the longest path, at most what the block gives; 0: as many as a chain has.
-    """
-
-    nodes: int = 64
-    lanes: int = 16
-    candidates: int = 64
-    beta: float = -0.1
-    depth: int = 0
+    nodes: int = key(64, least=2)  # rows of the verifying pass, the root (the anchor) included
+    lanes: int = key(16, least=1)  # paths that the head follows at a time; 1 is the chain
+    candidates: int = key(64, least=1)  # tokens per depth that it chooses among
+    # Added to a node's log-probability for each step of depth; lower values give broader trees.
+    beta: float = key(-0.1, above=-math.inf, most=0)
+    # Drafts of the longest path, at most what the block gives; 0: as many as a chain has.
+    depth: int = key(0, least=0)
 
     def problem(self) -> Problem | None:
         """The first value that no tree can have; None if all are fine."""
         lanes = f"depth 1 has only {self.candidates} (tree.candidates); change one of them"
         return first_problem(
             self,
-            ("nodes", self.nodes >= 2, "give 2 or more, the anchor and at least one draft"),
-            ("candidates", self.candidates >= 1, "give 1 or more"),
-            ("lanes", self.lanes >= 1, "give 1 (a chain) or more"),
             ("lanes", self.lanes <= self.candidates, lanes),
-            ("depth", self.depth >= 0, "give 0 (as deep as a chain) or more"),
-            ("beta", -math.inf < self.beta <= 0, "give 0 or a finite number below"),
             section="tree.",
         )
 
@@ -157,30 +148,30 @@ class TreeSettings:
 class DraftSettings:
     """How a round drafts. It changes the speed, never the text.
 
-    num_drafts: tokens drafted and verified, at most what the block gives; all of them when None. 0 is a plain step.
-    draft_sharpness: at temperature > 0 a draft is argmax(draft_sharpness · log q + g), g the noise with which the
-        target chooses. 1 shares it in full, inf is the greedy draft. A candidate of a tree scores
-        log-softmax(log q + g / draft_sharpness).
-    head_candidates: tokens per slot that the head of a chain corrects, those with the largest base logits; 0, or more
-        than there are: the whole vocabulary. Drafters without a head do not read it.
-    head_rank: what the head is cut to when it is loaded; 0: all of it (docs/heads.md).
-    confidence: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted; it
-        may end before its first draft. 0 keeps all, and needs no confidence head.
-    draft_window: no layer of the backbone reads more than the last draft_window rows of the text; 0: all of them.
-    draft_sink: with a window, first rows of the text that are read all the same.
     tree: draft a tree instead of a chain.
     widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain, as `domino_jax.tune` measures
         them. A batch takes the first pair whose rows are not fewer than its own, else the last pair.
     use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
     """
 
-    num_drafts: int | None = None
-    draft_sharpness: float = 2.0
-    head_candidates: int = 64
-    head_rank: int = 0
-    confidence: float = 0.0
-    draft_window: int = 0
-    draft_sink: int = 0
+    # Tokens drafted and verified. None, in a recipe 0: as `python -m domino_jax.tune` measured and stored them with the
+    # drafter for this device and the rows of the batch, else all that the drafter's block gives.
+    num_drafts: int | None = key(None, recipe=0, least=0)
+    # c of drafts at temperature > 0: a chain drafts argmax(c·log q + g), with q the drafter's distribution and g the
+    # noise with which the target chooses; a tree ranks tokens by log-softmax(log q + g/c). At 1 a drafter with q = p is
+    # always accepted; a larger c follows q more sharply, and inf is the greedy draft. The text stays the same. 2 keeps
+    # most of what 1 gains where the target is unsure, and costs little where it is sure (docs/decoding.md).
+    draft_sharpness: float = key(2.0, above=0)
+    # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
+    # matrix is then read once per draft (docs/compilers.md).
+    head_candidates: int = key(64, least=0)
+    head_rank: int = key(0, least=0)  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
+    # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
+    confidence: float = key(0.0, least=0, most=1)
+    # Rows at the end of the text that the draft's backbone reads, and rows at its beginning with them. 0: all of the
+    # text. It bounds the cost of a draft and helps a drafter that was trained on short texts with long ones.
+    draft_window: int = key(0, least=0)
+    draft_sink: int = key(0, least=0)
     tree: TreeSettings | None = None
     widths: tuple[tuple[int, int], ...] = ()
     use_head: bool = True
@@ -216,17 +207,8 @@ class DraftSettings:
 
     def problem(self) -> Problem | None:
         """A value that no drafter has."""
-        problem = first_problem(
-            self,
-            ("num_drafts", (self.num_drafts or 0) >= 0, "set it to 0 (all that the block gives) or more"),
-            ("draft_sharpness", self.draft_sharpness > 0, "give a number above 0; inf is the greedy draft"),
-            ("head_candidates", self.head_candidates >= 0, "set it to 0 (the whole vocabulary) or more"),
-            ("head_rank", self.head_rank >= 0, "set it to 0 (the whole head) or more"),
-            ("draft_window", self.draft_window >= 0, "set it to 0 (all of the text) or more"),
-            ("draft_sink", self.draft_sink >= 0, "set it to 0 (none) or more"),
-            ("draft_sink", not self.draft_sink or self.draft_window > 0, "it is for a draft_window; set both or none"),
-            ("confidence", 0 <= self.confidence <= 1, "give a chance from 0 (off) to 1"),  # False for NaN as well
-        )
+        sink = "it is for a draft_window; set both or none"
+        problem = first_problem(self, ("draft_sink", not self.draft_sink or self.draft_window > 0, sink))
         return problem or (self.tree and self.tree.problem())
 
     def width_problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:
@@ -259,38 +241,33 @@ class DraftSettings:
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSettings:
-    """How texts are decoded; the fields have the names of the recipe's decode section, which describes them.
+    """How texts are decoded.
 
-    modes: those to decode in; a caller that names the mode in each call leaves them empty.
-    cache_length: the most slots that the key/value caches may have; a prompt, its answer and one block must fit.
-    max_new_tokens: size of the token buffer, the most that an answer may have.
-    batch_size: the most rows decoded together; when one ends, the next prompt takes its place.
     sampling, seed: of requests that set none.
     drafting: how to draft; the mode decides whether with the head and whether a tree.
-    dtype: of the weights and of all computation.  thinking: for the chat template.
-    parity: "fixed_shape": plain decoding runs through a pass as wide as a round's, so that texts are equal to the last
-        bit in every dtype; "near_tie": they may differ at near ties.
-    simulate_tau: above 0, force this acceptance length (rounds.simulated_accepts).
-    ignore_eos: every answer has max_new_tokens.
-    concurrency: batch sizes to measure.  cores: of a CPU, to keep to; 0: all.
     smallest_cache: slots of the caches of short texts. They grow by doubling, to cache_length at most. Fewer slots cost
         less to read; each size is a separate program for every mode.
     """
 
-    modes: tuple[str, ...] = ()
-    max_new_tokens: int = 2048
-    cache_length: int = 4096
-    batch_size: int = 1
+    # Those to decode in; a caller that names the mode in each call leaves them empty. Absent in a recipe: plain
+    # decoding, the drafter's own chain, and of a backbone with a head the backbone alone.
+    modes: tuple[str, ...] = key((), recipe=tuple, of=str, choices=MODES)
+    max_new_tokens: int = key(2048, least=1)  # the most that an answer may have
+    # The most slots that the key/value caches may have. They follow the text; a prompt that needs more is refused.
+    cache_length: int = key(4096, least=1)
+    batch_size: int = key(1, least=1)  # requests decoded together; a row that finishes makes room for the next prompt
     sampling: SamplingParams = SamplingParams()
-    seed: int = 0
+    seed: int = key(0, least=0)
     drafting: DraftSettings = DraftSettings()
-    dtype: str = "bfloat16"
-    parity: str = "near_tie"
-    simulate_tau: float = 0.0
-    ignore_eos: bool = False
-    thinking: bool = False
-    concurrency: tuple[int, ...] = ()
-    cores: int = 0
+    dtype: str = key("bfloat16", choices=DTYPES)  # of the weights and of all computation
+    # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
+    # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
+    parity: str = key("near_tie", choices=PARITIES)
+    # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).
+    simulate_tau: float = key(0.0, least=0, below=math.inf)
+    ignore_eos: bool = key(False)  # every answer has max_new_tokens
+    thinking: bool = key(False)  # for the chat template
+    concurrency: tuple[int, ...] = key((), of=int, least=1)  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
     smallest_cache: int = 256
 
     def change(self, **values: Any) -> "DecodeSettings":
@@ -330,26 +307,18 @@ class DecodeSettings:
         chain = not self.modes or DRAFT in map(canonical_mode, self.modes)
         problem = first_problem(
             self,
-            ("modes", set(self.modes) <= set(MODES), f"list some of {', '.join(MODES)}"),
             ("modes", len(set(self.modes)) == len(self.modes), "name each mode once"),
-            ("max_new_tokens", self.max_new_tokens >= 1, "give 1 or more"),
             (
                 "cache_length",
                 self.cache_length > self.max_new_tokens,
                 f"it holds the prompt and max_new_tokens {self.max_new_tokens}; raise it or generate fewer tokens",
             ),
-            ("batch_size", self.batch_size >= 1, "give 1 or more"),
-            ("seed", 0 <= self.seed <= LARGEST, f"give 0 to {LARGEST}"),
-            ("dtype", self.dtype in DTYPES, f"set it to {' or '.join(DTYPES)}"),
-            ("parity", self.parity in PARITIES, f"set it to {' or '.join(PARITIES)}"),
             (
                 "parity",
                 drafts or not self.fixed_shape,
                 "it gives plain decoding the width of a draft, and none of modes drafts; add one that does",
             ),
-            ("simulate_tau", tau == 0 or 1 <= tau < math.inf, "0 is off; a round emits 1 token or more"),
-            ("concurrency", all(isinstance(size, int) and size >= 1 for size in self.concurrency), "list batch sizes"),
-            ("cores", self.cores >= 0, "give 0 (all) or more"),
+            ("simulate_tau", tau == 0 or tau >= 1, "0 is off; a round emits 1 token or more"),
         )
         if not problem and confidence and not chain:
             change = f"none of modes {', '.join(self.modes)} reads it; add {DRAFT}, or set it to 0"

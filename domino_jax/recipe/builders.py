@@ -1,6 +1,7 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import functools
+import itertools
 import math
 import pathlib
 import re
@@ -33,8 +34,7 @@ from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.decode_checks import modes_of
-from domino_jax.recipe.values import convolution_taps, shifts_labels
+from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, DominoError
@@ -47,6 +47,7 @@ from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
 from domino_jax.weights.loading import LoadedTarget, read_target_identity
 
 MASK_TOKEN = "<|mask|>"
+CHANNELS_PER_FILTER = 16  # of the convolutions, as in public DFlash2 drafters
 WINDOW = 4_096  # rows that are packed or sorted into buckets together
 
 
@@ -86,12 +87,16 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
     Raises:
         DominoError: values that do not fit together or the target.
     """
+    head, kind = config.drafter.head, KINDS[config.drafter.head]
+    # A field of the config is a key of the section drafter, or of the head's, where it has the same last words.
+    keys = {name: name for name in config.drafter if name not in ("head", "path", *KINDS)}
+    for field, name in itertools.product(kind.recipe_fields(config), kind.recipe_keys):
+        keys |= {field: f"{head}.{name}"} if f"_{field}".endswith(f"_{name}") else {}
     try:
         return _drafter_config(config, target, mask_token_id)
     except DataError as error:  # as of a damaged file; here it is the recipe that has to change
-        keys = "|".join(set(config.drafter) - {"head", "path"})
-        named = re.search(rf"\b({keys})\b", str(error))
-        change = f"\nChange --config.drafter.{named[1]}." if named else ""
+        named = re.search(rf"\b({'|'.join(keys)})\b", str(error))
+        change = f"\nChange --config.drafter.{keys[named[1]]}." if named else ""
         raise DominoError(f"{str(error).removeprefix('drafter config: ')}{change}") from error
 
 
@@ -106,7 +111,7 @@ def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> A
         "mask_token_id": choices.mask_token_id if mask_token_id is None else mask_token_id,
         "shift_label": shifts_labels(choices),
         "conv_kernel_size": taps,
-        "conv_group_size": choices.conv_group_size if taps else 0,
+        "conv_group_size": CHANNELS_PER_FILTER if taps else 0,
     }
     return KINDS[choices.head].for_recipe(config, target, shared)
 
@@ -155,8 +160,9 @@ def state_maker(train, drafter: AnyDrafter, optimizer: optax.GradientTransformat
     return jax.jit(make, out_shardings=places), shapes
 
 
-def loss_settings(train, head: str) -> LossSettings | RowSettings:
-    """The loss of the recipe's train section for a drafter with this head."""
+def loss_settings(config) -> LossSettings | RowSettings:
+    """The loss of a recipe."""
+    train = config.train
     shared = {
         "gamma": None if math.isinf(train.gamma) else train.gamma,
         "drafted_tokens": train.head_tokens == "drafts",
@@ -164,7 +170,7 @@ def loss_settings(train, head: str) -> LossSettings | RowSettings:
         "frozen_tables": train.frozen_tables,
         "rank_scales": tuple(train.rank_scales),
     }
-    return KINDS[head].loss_settings(train, shared)
+    return KINDS[config.drafter.head].loss_settings(config, shared)
 
 
 def optimizer_of(train) -> optax.GradientTransformation:
@@ -207,17 +213,17 @@ def _with_params(state: TrainState, given: dict) -> TrainState:
     return state.replace(params=merged(state.params, given), ema=merged(state.ema, given) if state.ema else {})
 
 
-def train_step_of(train, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Mesh, state_shapes: Any):
-    """The jitted step of the recipe's train section; `state_shapes` from state_maker."""
-    places, settings = jax.tree.map(lambda x: x.sharding, state_shapes), loss_settings(train, drafter.config.head)
+def train_step_of(config, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Mesh, state_shapes: Any):
+    """The jitted step of the recipe; `state_shapes` from state_maker."""
+    train, places = config.train, jax.tree.map(lambda x: x.sharding, state_shapes)
     return make_train_step(
         target,
         drafter,
         optimizer,
         num_anchors=train.num_anchors,
         learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
-        curriculum=drafter.config.curriculum(train),
-        settings=settings,
+        curriculum=drafter.config.curriculum(config),
+        settings=loss_settings(config),
         accumulate=train.accumulate,
         ema_decay=train.ema_decay,
         shardings=(places, sharding.replicated(mesh)),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
 
-from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import loading
 from domino_jax.runtime import distributed
 from domino_jax.runtime.errors import FULL, REFUSED, DominoError, unwritable
 from domino_jax.runtime.preemption import PREEMPTED, Preempted
@@ -175,7 +175,7 @@ def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
     path, argv = _take_config(argv)
     if path is None:
         return argv
-    config = recipes.load_recipe(path)
+    config = loading.load_recipe(path)
     for argument in argv[1:]:
         key = OVERRIDE.fullmatch(argument)
         if key:
@@ -185,20 +185,15 @@ def _define_config(argv: list[str], values: absl_flags.FlagValues) -> list[str]:
 
 
 def check_key(config: config_dict.ConfigDict, key: str, recipe: str) -> None:
-    """Refuse a dotted key that names no value of the recipe, with the nearest one that does."""
-    section, names = config, key.split(".")
-    for depth, name in enumerate(names):
-        above = ".".join(["config", *names[:depth]])
-        if not isinstance(section, config_dict.ConfigDict):
-            raise DominoError(f"--config.{key}: {above} is a value of {recipe}, not a section.")
-        if name not in section:
-            near = difflib.get_close_matches(name, list(section), n=1)
-            hint = f'Did you mean "{near[0]}"?' if near else f"It has {', '.join(sorted(section))}."
-            raise DominoError(f'--config.{key}: {above} in {recipe} has no "{name}". {hint}')
-        section = section[name]
-    if isinstance(section, config_dict.ConfigDict):
+    """Refuse a dotted key that names no value of the recipe, with the nearest ones that do."""
+    value = config
+    for name in key.split("."):
+        if not isinstance(value, config_dict.ConfigDict) or name not in value:
+            raise DominoError(f"--config.{key}: {recipe} has no such key. {config.hint(key)}")
+        value = value[name]
+    if isinstance(value, config_dict.ConfigDict):
         raise DominoError(
-            f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(section))}."
+            f"--config.{key} is a section of {recipe}; set one of its values: {', '.join(sorted(value))}."
         )
 
 

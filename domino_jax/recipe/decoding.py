@@ -33,11 +33,9 @@ from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import cut_head
 from domino_jax.method.settings import DecodeSettings, supported_modes
-from domino_jax.recipe import checks as recipes
-from domino_jax.recipe import cli
-from domino_jax.recipe.decode_checks import decode_settings
+from domino_jax.recipe import cli, loading
+from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime import distributed
-from domino_jax.runtime.cores import kept_to
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights.drafter import EXPORT_DTYPE
@@ -96,7 +94,7 @@ def _check_prompt_flags(flags: cli.Flags) -> None:
 def prompt_source(flags: cli.Flags) -> PromptSource:
     """Where the prompts come from: --prompt, --prompts, the recipe's tasks or prompts, or none (made up)."""
     decode = flags.config.decode
-    tasks = tuple(recipes.portable(entry) for entry in decode.tasks)
+    tasks = tuple(loading.portable(entry) for entry in decode.tasks)
     source = "tasks" if tasks else "--prompt" if flags.prompt else flags.prompts or flags.config.eval.prompts
     if not source and decode.simulate_tau:
         source = "made up"
@@ -105,7 +103,7 @@ def prompt_source(flags: cli.Flags) -> PromptSource:
             "there are no prompts: give --prompts=FILE.jsonl or --prompt=TEXT, or set config.eval.prompts or"
             " config.decode.tasks."
         )
-    return PromptSource(recipes.portable(source), flags.prompt, None if tasks else decode.num_prompts, tasks)
+    return PromptSource(loading.portable(source), flags.prompt, None if tasks else decode.num_prompts, tasks)
 
 
 def read_rows(flags: cli.Flags, loaded: LoadedTarget) -> list[dict[str, Any]]:
@@ -262,15 +260,14 @@ def decode_trained(
         print(*notes, sep="\n", end="\n" * bool(notes))
         path = f"{os.fspath(output).rpartition('/')[0]}/export"
     prompts = final_prompts(config, target, models, settings)
-    prompt_file = PromptSource(recipes.portable(config.eval.prompts), limit=config.decode.num_prompts)
-    info = RunInfo(requested, recipes.portable(config.target.path), path, prompt_file)
+    prompt_file = PromptSource(loading.portable(config.eval.prompts), limit=config.decode.num_prompts)
+    info = RunInfo(requested, loading.portable(config.target.path), path, prompt_file)
     info = info.loaded(settings, target, prompts, drafter_config if models.drafter else None)
-    with kept_to(settings.cores):
-        if not is_remote(output):
-            # An interrupted decoding of other weights there is of no use: the training has gone on since.
-            return decode_prompts(models, target, prompts, info, Path(output), restart=True)
-        # Files in a bucket can be neither appended to nor cut: decoded here, and copied when they are complete.
-        with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
-            report = decode_prompts(models, target, prompts, info, Path(scratch))
-            copy_folder(Path(scratch), epath.Path(output))
-            return report
+    if not is_remote(output):
+        # An interrupted decoding of other weights there is of no use: the training has gone on since.
+        return decode_prompts(models, target, prompts, info, Path(output), restart=True)
+    # Files in a bucket can be neither appended to nor cut: decoded here, and copied when they are complete.
+    with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
+        report = decode_prompts(models, target, prompts, info, Path(scratch))
+        copy_folder(Path(scratch), epath.Path(output))
+        return report

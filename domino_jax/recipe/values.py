@@ -1,13 +1,9 @@
-"""Single values of a recipe: what those that it leaves open stand for, and the form in which a check refuses one."""
-
-from collections.abc import Collection
-from typing import Any
+"""What the values stand for that a recipe leaves open, and its decode section as settings."""
 
 from domino_jax.method.kinds import KINDS
-from domino_jax.method.settings import Problem
-from domino_jax.runtime.errors import DominoError
+from domino_jax.method.settings import TREE, DecodeSettings, TreeSettings, default_modes
 
-# ------------------------------------------------------------------------------------------------ open values
+COMMAND_KEYS = ("num_prompts", "tasks", "compare", "mesh")  # of the decode section, for the command alone
 
 
 def shifts_labels(drafter) -> bool:
@@ -20,26 +16,24 @@ def convolution_taps(drafter) -> int:
     return KINDS[drafter.head].conv_taps if drafter.conv_kernel_size is None else drafter.conv_kernel_size
 
 
-def has_own_loss(head: str, train) -> bool:
-    """Whether a block drafter trains with the loss of its head, and not with Domino's cross-entropy."""
-    return train.loss == "own" and KINDS[head].own_loss
+def head_rank(config) -> int:
+    """The rank of the recipe's head; 0 without one."""
+    kind = KINDS[config.drafter.head]
+    return kind.recipe_fields(config)[kind.rank_key] if kind.has_head else 0
 
 
-# --------------------------------------------------------------------------------------------------- refusals
+def modes_of(decode, head: str) -> tuple[str, ...]:
+    """decode.modes, or where they are left open those of a drafter with this head."""
+    return default_modes(KINDS[head]) if decode.modes is None else tuple(decode.modes)
 
 
-def require(fine: bool, key: str, value: Any, change: str) -> None:
-    """DominoError by the recipe's key and value unless `fine`."""
-    if not fine:
-        raise DominoError(f"config.{key} is {value!r}: {change}.")
+def decode_settings(decode, head: str) -> DecodeSettings:
+    """The decode section as settings.
 
-
-def refuse(section: str, problem: Problem | None) -> None:
-    """DominoError for the problem, if there is one."""
-    if problem:
-        raise DominoError(f"config.{section}.{problem}")
-
-
-def whole_numbers(values: Collection, least: int = 0) -> bool:
-    """Whether all values are integers of at least `least`."""
-    return all(isinstance(value, int) and not isinstance(value, bool) and value >= least for value in values)
+    head: of the drafter, for modes that are left open.
+    """
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in decode.items()}
+    values |= {"modes": modes_of(decode, head), "num_drafts": decode.num_drafts or None}
+    # Without the mode a tree's rows must not count in how much cache a prompt needs.
+    values["tree"] = TreeSettings(**decode.tree) if TREE in values["modes"] else None
+    return DecodeSettings().change(**{name: value for name, value in values.items() if name not in COMMAND_KEYS})

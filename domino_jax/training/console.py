@@ -21,7 +21,7 @@ def start_up_lines(
     """All of it, a line an entry.
 
     Args:
-        recipe: the resolved recipe (recipe/checks.py).
+        recipe: the resolved recipe (recipe/loading.py).
         drafter_params, target_params: trees of arrays or jax.ShapeDtypeStructs.
     """
     return [

@@ -14,7 +14,7 @@ from domino_jax.decoding.generate import new_generator
 from domino_jax.method.kinds import parse_config
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
-from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import loading, rules
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_target
@@ -149,10 +149,10 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeyp
 
 
 def test_the_recipe_loads_passes_the_checks_and_carries_its_commands():
-    config = recipes.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
-    recipes.check(config, "train")
-    base = recipes.resolved(recipes.load_recipe(str(ROOT / "configs" / "qwen3_8b.py")))
-    own = recipes.resolved(config)
+    config = loading.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
+    rules.check(config, "train")
+    base = loading.resolved(loading.load_recipe(str(ROOT / "configs" / "qwen3_8b.py")))
+    own = loading.resolved(config)
     sections = [name for name, values in base.items() if isinstance(values, dict)]
     assert all(sorted(own[name]) == sorted(base[name]) for name in sections)
     text = (ROOT / "configs" / "smollm2_135m.py").read_text()
@@ -171,11 +171,14 @@ def test_the_real_model_answers_in_english(smollm2):
 
 
 def test_the_shipped_drafter_has_the_recipes_shape_and_a_card_with_its_figures():
-    recipe = recipes.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
+    recipe = loading.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
     folder = pathlib.Path(recipe.drafter.path)
     config = parse_config(json.loads((folder / "config.json").read_text()))
-    names = ("intermediate_size", "block_size", "gru_hidden_dim", "emb_dim", "mask_token_id")
-    assert {name: getattr(config, name) for name in names} == {name: recipe.drafter[name] for name in names}
+    for section, names in (
+        (recipe.drafter, ("intermediate_size", "block_size", "mask_token_id")),
+        (recipe.drafter.domino,) * 2,
+    ):
+        assert {name: getattr(config, name) for name in names} == {name: section[name] for name in names}
     assert config.num_hidden_layers == recipe.drafter.num_layers
     assert config.target_layer_ids == recipe.drafter.target_layer_ids
     assert (config.vocab_size, config.hidden_size) == (49_152, 576)

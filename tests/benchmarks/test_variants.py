@@ -8,7 +8,7 @@ from benchmarks.studies import ablations, beyond
 from benchmarks.studies.head_variants import ARMS, variants
 from configs import tiny
 from domino_jax.method.kinds import HEADS
-from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import rules
 
 TRAININGS = {
     **{name: changes for name, (_, changes) in ablations.VARIANTS.items()},
@@ -25,7 +25,7 @@ def test_a_training_changes_keys_and_types_of_the_recipe(name):
         parsed = ast.literal_eval(value) if isinstance(value, str) and value.startswith("(") else value
         config.update_from_flattened_dict({key: parsed})
     config.eval.final = False  # as the studies have it: the final decoding is in the modes of a Domino drafter
-    recipes.check(config, "train")
+    rules.check(config, "train")
 
 
 def test_every_table_of_ablations_has_the_recipe_and_every_variant_a_table():

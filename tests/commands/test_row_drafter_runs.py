@@ -29,7 +29,7 @@ def run(head, files, workdir) -> int:
         "config.drafter.head": head,
         "config.drafter.eagle3.draft_vocab_size": 48,
         "config.drafter.medusa.num_heads": 3,
-        "config.train.eagle3.passes": 2,
+        "config.drafter.eagle3.passes": 2,
     }
     choices = {
         "config__data__layout": "pack",

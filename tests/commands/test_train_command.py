@@ -156,8 +156,8 @@ def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypat
 
 # Recipe values of drafters with other heads than Domino's.
 OTHER_HEADS = {
-    "markov": {"config__drafter__markov_rank": 8, "config__drafter__markov_head_type": "rnn"},
-    "dflash2": {"config__drafter__selector_rank": 8, "config__drafter__selector_top_k": 4},
+    "markov": {"config__drafter__markov__rank": 8, "config__drafter__markov__head_type": "rnn"},
+    "dflash2": {"config__drafter__dflash2__rank": 8, "config__drafter__dflash2__top_k": 4},
 }
 
 

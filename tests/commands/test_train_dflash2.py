@@ -12,12 +12,12 @@ from tests.helpers.train_runs import arguments, start, training_files
 
 CHOICES = {
     "config__drafter__head": "dflash2",
-    "config__drafter__selector_rank": 8,
-    "config__drafter__selector_top_k": 4,
+    "config__drafter__dflash2__rank": 8,
+    "config__drafter__dflash2__top_k": 4,
+    "config__drafter__dflash2__alpha": 0.5,
     "config__train__steps": 4,
     "config__train__ema_decay": 0.5,
     "config__train__accumulate": 2,
-    "config__train__selector_ramp_ratio": 1.0,
     "config__checkpoint__every": 2,
     "config__eval__every": 4,
     "config__preflight__rows": 0,
@@ -38,7 +38,7 @@ def finished(files, tmp_path_factory):
 
 def test_a_run_logs_the_selector_and_decodes_the_targets_texts(finished):
     rows = [row for row in read_rows(finished / "metrics.jsonl") if "loss" in row]
-    assert [row["selector_alpha"] for row in rows] == pytest.approx([0.0, 0.25, 0.5, 0.75])
+    assert [row["selector_alpha"] for row in rows] == [0.5] * 4
     for row in rows:
         assert row["base_loss"] > 0 and 0 <= row["selector_coverage"] <= 1
         # A new drafter's candidates may hold no label at all.
@@ -55,4 +55,4 @@ def test_the_export_is_a_dflash2_folder(finished):
     assert raw["architectures"] == ["DFlash2DraftModel"] and parse_config(raw) == config
     card = (finished / "export" / "README.md").read_text()
     assert "# DFlash2 drafter" in card and "--speculative-algorithm DFLASH" in card and '"method": "dflash"' in card
-    assert "\nselector_alpha = 1.0\n" in card
+    assert "\nalpha = 0.5\n" in card

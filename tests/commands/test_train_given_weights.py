@@ -91,5 +91,5 @@ def test_a_drafter_of_another_head_or_shape_is_no_start(folders, tmp_path, capsy
     plain, domino = folders
     assert run(tmp_path / "head", config__train__start_from=plain) == 3
     assert f"the drafter of {plain} has head none, and the recipe's drafter has domino" in capsys.readouterr().err
-    assert run(tmp_path / "rank", config__train__start_from=domino, config__drafter__emb_dim=5) == 3
+    assert run(tmp_path / "rank", config__train__start_from=domino, config__drafter__domino__emb_dim=5) == 3
     assert "and the recipe's drafter has 5" in capsys.readouterr().err

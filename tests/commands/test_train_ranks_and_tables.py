@@ -24,8 +24,7 @@ NESTED = {**CHOICES, "config__train__rank_scales": "(0.5,1.0)"}
 MARKOV = {
     **CHOICES,
     "config__drafter__head": "markov",
-    "config__drafter__markov_rank": 8,
-    "config__drafter__enable_confidence_head": False,
+    "config__drafter__markov__rank": 8,
     "config__train__loss": "cross_entropy",
     "config__train__lambda_start": 0.0,
 }

@@ -9,7 +9,7 @@ from configs import tiny
 from domino_jax import tune
 from domino_jax.decoding.stored_tuning import file_name, tuned
 from domino_jax.evals import tuning
-from domino_jax.recipe.decode_checks import decode_settings
+from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ASSETS
 

@@ -189,7 +189,7 @@ def test_an_index_of_worker_processes_equals_one_of_this_process(tmp_path, monke
     alone = batches_of(file, cache=tmp_path / "alone")
     monkeypatch.setattr(index, "LINES_PER_TASK", 3)
     monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
-    monkeypatch.setattr(index, "usable", lambda: 2)
+    monkeypatch.setattr(index, "usable_cores", lambda: 2)
     pools = []
 
     class Pool(index.concurrent.futures.ProcessPoolExecutor):

@@ -63,17 +63,6 @@ def test_answers_fit_the_model_that_knows_fewer_positions(tmp_path):
     assert decoder.generator.settings.max_new_tokens == 150
 
 
-def test_a_number_of_drafts_below_zero_is_refused():
-    with pytest.raises(DominoError, match="num_drafts is -1: set it to 0 "):
-        domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), num_drafts=-1)
-
-
-@pytest.mark.parametrize("confidence", [-0.5, 1.5, float("nan")])
-def test_a_confidence_that_is_no_chance_is_refused(confidence):
-    with pytest.raises(DominoError, match="confidence is .*: give a chance from 0"):
-        domino_jax.load(str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"), confidence=confidence)
-
-
 def test_a_tree_for_a_drafter_that_has_none_is_refused_when_it_is_loaded():
     with pytest.raises(DominoError, match="tree is given, but mode 'tree' needs a drafter that scores paths"):
         folders = str(GOLDEN / "tied_shift" / "target"), str(GOLDEN / "eagle3" / "drafter")
@@ -100,7 +89,7 @@ def test_the_same_seed_gives_the_same_sample_and_another_one_another():
         ({"top_p": 0.0}, "top_p is 0"),
         ({"min_p": 1.0}, "min_p is 1"),
         ({"top_k": -3}, "top_k is -3"),
-        ({"seed": 2**32 - 1}, "seed is 4294967295: give a number from 0 to 2147483647"),
+        ({"seed": 2**32 - 1}, "seed is 4294967295: .*2147483647"),
         ({"seed": -1}, "seed is -1"),
     ],
 )
@@ -122,7 +111,17 @@ def test_pieces_of_no_rounds_are_refused():
         next(decoder().stream(PROMPT, chunk_rounds=0))
 
 
-@pytest.mark.parametrize("changes", [{"dtype": "float16"}, {"dtype": "bf16"}, {"batch_size": 0}, {"cache_length": -1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float16"},
+        {"batch_size": 0},
+        {"cache_length": -1},
+        {"num_drafts": -1},
+        {"confidence": float("nan")},
+        {"head_candidates": -1},
+    ],
+)
 def test_a_setting_that_cannot_be_is_refused_before_anything_is_loaded(changes):
     [(name, value)] = changes.items()
     with pytest.raises(DominoError, match=f"{name} is {value!r}: "):

@@ -10,7 +10,7 @@ import domino_jax
 from configs import qwen3
 from domino_jax.decoding.stored_tuning import check_writable, file_name, store_tuning, tuned
 from domino_jax.method.settings import DecodeSettings, DraftSettings, SamplingParams, TreeSettings
-from domino_jax.recipe.decode_checks import decode_settings
+from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.paths import ASSETS
 

@@ -10,7 +10,7 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.trees import record, replayed_tau
-from domino_jax.recipe.decode_checks import decode_settings
+from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.loading import load_models, load_target
 
 # Measured: 6.34, 6.79, 7.16 and 6.58, 7.03, 7.46. A near tie that another CPU decides otherwise moves the third digit.

@@ -29,7 +29,7 @@ from domino_jax.forecast import dry_run, topologies
 from domino_jax.forecast.dry_run import shapes_of
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe import builders, checks, cli
+from domino_jax.recipe import builders, cli, loading
 from domino_jax.training import estimates
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import save_drafter
@@ -64,7 +64,7 @@ def get_config():
     config = {name}.get_config()
     config.target.path = {target!r}
     config.target.dtype = config.decode.dtype = "float32"
-    config.drafter.update({{"num_layers": 1, "block_size": 4, "gru_hidden_dim": 16, "emb_dim": 8}})
+    config.drafter.update({{"num_layers": 1, "block_size": 4, "domino": {{"gru_hidden_dim": 16, "emb_dim": 8}}}})
     config.data.max_length = 96
     config.preflight.rows = 2
     config.train.update({{"steps": 4, "batch_size": 4, "num_anchors": 8, "log_every": 1}})
@@ -267,7 +267,7 @@ def cells(label: str) -> list[str]:
 
 def recipe(size: str):
     """(recipe, target, drafter) of a size."""
-    config = checks.load_recipe(str(ROOT / "configs" / f"qwen3_{size.lower()}.py"))
+    config = loading.load_recipe(str(ROOT / "configs" / f"qwen3_{size.lower()}.py"))
     target = shapes_of(config.target.path)
     return config, target, builders.drafter_config_of(config, target)
 

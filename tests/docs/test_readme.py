@@ -8,7 +8,7 @@ import pytest
 
 from configs import qwen3
 from domino_jax import decode, export, regenerate, train, tune
-from domino_jax.recipe import checks, cli
+from domino_jax.recipe import cli, rules
 from tests.helpers.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_every_command_of_the_pages_parses_and_passes_the_checks_of_its_recipe(l
     flags = cli.parse([command, *words[1:]], required, optional)
     if flags.config:
         checked = {"train": "dry_run" if flags.dry_run else "train", "tune": "decode"}
-        checks.check(flags.config, checked.get(command, command), flags.given)
+        rules.check(flags.config, checked.get(command, command), flags.given)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

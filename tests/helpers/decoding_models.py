@@ -24,7 +24,7 @@ from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.tree import Tree, ancestor_table
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.decode_checks import decode_settings
+from domino_jax.recipe.values import decode_settings
 from tests.helpers.models import load_golden
 
 VOCAB = 64

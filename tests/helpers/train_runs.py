@@ -7,6 +7,7 @@ import pytest
 
 from domino_jax import train
 from domino_jax.recipe import cli
+from domino_jax.recipe.rules import reads
 from domino_jax.training.metrics import read_rows
 from tests.helpers.paths import ROOT
 
@@ -18,8 +19,8 @@ DOMINO = {  # a small drafter of the default head
     "config.drafter.num_layers": 1,
     "config.drafter.target_layer_ids": "(1,3)",
     "config.drafter.block_size": 4,
-    "config.drafter.gru_hidden_dim": 16,
-    "config.drafter.emb_dim": 8,
+    "config.drafter.domino.gru_hidden_dim": 16,
+    "config.drafter.domino.emb_dim": 8,
     "config.train.num_anchors": 8,
 }
 
@@ -47,7 +48,10 @@ def training_files(folder: pathlib.Path, prompts: int = 2) -> tuple[pathlib.Path
 
 
 def arguments(files, workdir, drafter=DOMINO, **changes) -> list[str]:
-    """The words of a run of STEPS steps without evaluations; `changes` name flags, with __ for their dots."""
+    """The words of a run of STEPS steps without evaluations; `changes` name flags, with __ for their dots.
+
+    Keys of the drafter section that its head does not read are left out.
+    """
     values = {
         "config": ROOT / "configs" / "tiny.py",
         "workdir": workdir,
@@ -70,7 +74,9 @@ def arguments(files, workdir, drafter=DOMINO, **changes) -> list[str]:
         "config.decode.cache_length": 128,
         **{key.replace("__", "."): value for key, value in changes.items()},
     }
-    return ["train", *(f"--{key}={value}" for key, value in values.items())]
+    head = values.get("config.drafter.head", "domino")
+    read = {key: value for key, value in values.items() if reads(head, key.removeprefix("config."))}
+    return ["train", *(f"--{key}={value}" for key, value in read.items())]
 
 
 def start(argv: list[str]) -> int:

@@ -13,7 +13,6 @@ from domino_jax.method.drafter import transposed_in_memory
 from domino_jax.method.propose import draft_base, roll_out_head
 from domino_jax.method.sampling import RowSampling
 from domino_jax.method.settings import DraftSettings, SamplingParams
-from domino_jax.runtime.errors import DominoError
 from tests.helpers.decoding_models import (
     DRAFTERS,
     VOCAB,
@@ -103,12 +102,6 @@ def test_a_trained_drafter_loses_little_with_a_quarter_of_the_vocabulary():
     assert texts(answers) == [row["output"] for row in rows]
     rounds = sum(len(answer.accept_lengths) for answer in answers)
     assert rounds < sum(len(row["accept_lengths"]) for row in rows) / 0.95 < 64 * 4 / 1.2
-
-
-@pytest.mark.parametrize("name", ["head_candidates", "num_drafts"])
-def test_a_count_below_zero_is_refused(name):
-    with pytest.raises(DominoError, match=rf"decode\.{name} is -1: set it to 0 .*or more"):
-        make_generator(random_models(4), **{name: -1})
 
 
 @pytest.mark.parametrize("size", [3 * CHUNK, 9 * CHUNK + 5])

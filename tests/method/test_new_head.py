@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import qwen3
 from domino_jax.method import kinds
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.head import Head
+from domino_jax.method.keys import Key
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.pair import Models
@@ -17,6 +19,8 @@ from domino_jax.method.settings import TreeSettings
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models.tables import linear
+from domino_jax.recipe import rules
+from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
 from tests.helpers.decoding_models import make_generator, random_prompts, random_target, texts
 from tests.helpers.models import random_tokens
@@ -30,6 +34,7 @@ class BiasConfig(DrafterConfig):
 
     head, title, architecture = "bias", "Bias", "BiasDraftModel"
     has_head, rank_key = True, "bias_rank"
+    recipe_keys = {"bias_rank": Key(1, least=1, shape=True)}
 
     @classmethod
     def matches(cls, raw, tensors):
@@ -66,9 +71,12 @@ def bias_head(monkeypatch):
 
 def test_a_new_head_trains_decodes_losslessly_and_is_saved_and_loaded(bias_head, tmp_path):
     target, target_params = random_target()
-    config = kinds.KINDS["bias"].for_target(
-        target.config, num_layers=1, target_layer_ids=(0,), block_size=4, shift_label=True
-    )
+    recipe = qwen3.get_config("target")
+    recipe.drafter.update({"head": "bias", "num_layers": 1, "target_layer_ids": (0,), "block_size": 4})
+    recipe.drafter.shift_label = True
+    rules.check(recipe, "dry_run", {"drafter.head", "drafter.bias.bias_rank"})
+    config = drafter_config_of(recipe, target.config)
+    assert config.bias_rank == recipe.drafter.bias.bias_rank == 1
     drafter = kinds.new_drafter(config)
     optimizer = make_optimizer("adamw")
     state = jax.jit(lambda key: init_state(drafter, optimizer, key))(jax.random.key(0))

@@ -12,7 +12,6 @@ from domino_jax.method.heads.dflash2 import (
     SelectorObjective,
     SelectorSettings,
     leading_run,
-    selector_alpha,
     selector_sums,
 )
 from domino_jax.method.losses import Labels, slot_weights
@@ -33,20 +32,6 @@ def models():
 @pytest.mark.parametrize(("right", "expected"), [("1101", 3.0), ("0111", 1.0), ("1111", 5.0), ("0000", 1.0)])
 def test_the_leading_run_counts_the_bonus_and_ends_at_the_first_wrong_slot(right, expected):
     assert float(leading_run(jnp.array([cell == "1" for cell in right]))) == expected
-
-
-@pytest.mark.parametrize(
-    ("warmup", "ramp", "expected"),
-    [
-        (0.0, 0.0, {0: 1.0, 999: 1.0}),
-        (0.1, 0.0, {99: 0.0, 100: 1.0}),
-        (0.1, 0.2, {99: 0.0, 100: 0.0, 200: 0.5, 300: 1.0, 999: 1.0}),
-        (0.0, 0.0005, {0: 0.0, 1: 1.0}),  # a ramp shorter than a step
-    ],
-)
-def test_alpha_is_held_at_zero_and_then_rises(warmup, ramp, expected):
-    found = {step: float(selector_alpha(jnp.int32(step), 1000, 2.0, warmup, ramp)) for step in expected}
-    assert found == pytest.approx({step: 2.0 * share for step, share in expected.items()})
 
 
 # Two blocks of 4 slots, 6 tokens, 3 candidates. The second block has a gap, and a label that is no candidate.

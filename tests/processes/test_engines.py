@@ -36,7 +36,7 @@ HEADS = {
     "eagle3": {
         "config.drafter.target_layer_ids": "(1,2,4)",
         "config.drafter.eagle3.draft_vocab_size": 96,
-        "config.train.eagle3.passes": 3,
+        "config.drafter.eagle3.passes": 3,
     },
 }
 VLLM_METHODS = {"none": "dflash", "eagle3": "eagle3"}

@@ -5,13 +5,14 @@ import json
 import pytest
 
 from domino_jax.method import optimizer
-from domino_jax.recipe import checks as recipes
+from domino_jax.recipe import loading, rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.values import shifts_labels
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.made_with import differences
 from domino_jax.weights.loading import read_target_config
 from tests.helpers.paths import ROOT
+from tests.helpers.recipes import recipe
 
 SIZES = {
     # size: hub id, hidden, intermediate, layers, heads, tied
@@ -25,23 +26,23 @@ SIZES = {
 
 
 def load(name):
-    return recipes.load_recipe(str(ROOT / "configs" / f"{name}.py"))
+    return loading.load_recipe(str(ROOT / "configs" / f"{name}.py"))
 
 
 @pytest.mark.parametrize("name", ["tiny", *(f"qwen3_{size}" for size in SIZES)])
 def test_a_recipe_loads_passes_the_checks_and_carries_its_command(name):
     config = load(name)
     config.data.train = "rows.jsonl"
-    recipes.check(config, "train")
+    rules.check(config, "train")
     text = (ROOT / "configs" / f"{name}.py").read_text()
     assert f"python -m domino_jax.train --config=configs/{name}.py" in text
     assert "To expect:" in text
 
 
 def test_all_recipes_have_the_keys_of_the_base():
-    base = recipes.resolved(load("qwen3_8b"))
+    base = loading.resolved(load("qwen3_8b"))
     for name in ["tiny", *(f"qwen3_{size}" for size in SIZES)]:
-        other = recipes.resolved(load(name))
+        other = loading.resolved(load(name))
         assert {section: sorted(values) for section, values in base.items() if isinstance(values, dict)} == {
             section: sorted(values) for section, values in other.items() if isinstance(values, dict)
         }
@@ -49,7 +50,7 @@ def test_all_recipes_have_the_keys_of_the_base():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_real_recipes_differ_only_in_their_target(size):
-    difference = differences(recipes.resolved(load("qwen3_8b")), recipes.resolved(load(f"qwen3_{size}")))
+    difference = differences(loading.resolved(load("qwen3_8b")), loading.resolved(load(f"qwen3_{size}")))
     assert set(difference) <= {"target.path"}
     assert load(f"qwen3_{size}").target.path == SIZES[size][0]
 
@@ -57,8 +58,9 @@ def test_real_recipes_differ_only_in_their_target(size):
 def test_the_papers_values_are_in_the_real_recipes():
     config = load("qwen3_8b")
     drafter, train = config.drafter, config.train
-    assert (drafter.num_layers, drafter.block_size, drafter.gru_hidden_dim, drafter.emb_dim) == (5, 16, 1024, 256)
-    assert (drafter.pure_draft_prefix_len, shifts_labels(drafter), drafter.target_layer_ids) == (1, True, None)
+    assert (drafter.num_layers, drafter.block_size) == (5, 16)
+    assert drafter.domino.to_dict() == {"emb_dim": 256, "gru_hidden_dim": 1024, "pure_draft_prefix_len": 1}
+    assert (shifts_labels(drafter), drafter.target_layer_ids) == (True, None)
     assert (train.num_anchors, train.gamma, train.learning_rate, train.warmup_ratio) == (256, 7.0, 6e-4, 0.04)
     assert (train.lambda_start, train.lambda_decay_ratio, config.data.max_length) == (1.0, 1.0, 3072)
     assert (optimizer.B1, optimizer.B2, optimizer.CLIP_NORM) == (0.9, 0.999, 1.0)
@@ -111,13 +113,40 @@ def test_a_drafter_has_its_targets_hidden_units_unless_the_recipe_gives_others()
     assert (narrow.intermediate_size, narrow.hidden_size) == (96, target.hidden_size)
 
 
-def test_a_recipe_that_sets_a_key_the_base_does_not_have_is_refused_by_its_line(tmp_path):
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("drafter.projector = 'dflash'", "projector"),
+        ("drafter.emb_dim = 64", "config.drafter.domino.emb_dim"),
+        ("train.markov_weights = (1, 1, 1)", "config.drafter.markov.weights"),
+    ],
+)
+def test_a_recipe_that_sets_a_key_the_base_does_not_have_is_refused_by_its_line(tmp_path, line, hint):
     lines = (
         "from configs import qwen3",
         "def get_config():",
-        '    config = qwen3.get_config("x")',
-        '    config.drafter.projector = "dflash"',
+        "    config = qwen3.get_config('x')",
+        f"    config.{line}",
     )
     (tmp_path / "old.py").write_text("\n".join(lines) + "\n    return config\n")
-    with pytest.raises(DominoError, match=r'old.py:4: .*"projector" does not exist'):
-        recipes.load_recipe(str(tmp_path / "old.py"))
+    with pytest.raises(DominoError, match=f"old.py:4: .*{hint}"):
+        loading.load_recipe(str(tmp_path / "old.py"))
+
+
+def test_resolved_is_strict_json_and_survives_a_round_trip():
+    config = recipe()
+    config.train.gamma = float("inf")
+    plain = loading.resolved(config)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["train"]["gamma"] == "inf"
+    assert plain["decode"]["modes"] == ["autoregressive", "backbone", "domino"]
+    assert plain["drafter"]["mask_token_id"] is None
+
+
+def test_a_path_of_a_workdir_is_found_from_any_folder(monkeypatch, tmp_path):
+    target = loading.portable(str(ROOT / "assets" / "tiny_qwen3"))
+    monkeypatch.chdir(tmp_path)
+    assert target == "./assets/tiny_qwen3" and loading.located(target) == str(ROOT / "assets" / "tiny_qwen3")
+    assert [loading.located(path) for path in ("owner/name", "./nowhere")] == ["owner/name", "./nowhere"]
+    (tmp_path / "assets" / "tiny_qwen3").mkdir(parents=True)
+    assert loading.located(target) == target

@@ -6,6 +6,7 @@ SpecForge. The formulas are in docs/heads.md. The convolutions of public DFlash2
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from domino_jax.method.candidates import Candidates, largest
 from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, either, integer
 from domino_jax.method.head import Head, cut_ranks
+from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -53,15 +55,11 @@ class Dflash2Config(DrafterConfig):
     speculators, speculators_keys, whole_blocks = "dflash2", {name: name for name in needed}, True
 
     only_shift, conv_taps, own_loss, own_dpace = False, 2, True, True
-    head_keys_of_recipe = SELECTOR
-    ranges = {
-        "drafter.selector_rank": (1, LARGEST_RANK),
-        "drafter.selector_top_k": (1, None),
-        "train.selector_alpha": (0, 1e6),
-        "train.selector_warmup_ratio": (0, 1),
-        "train.selector_ramp_ratio": (0, 1),
+    recipe_keys = {
+        "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),  # the width of the two codebooks
+        "top_k": Key(16, least=1),  # candidates of a slot
+        "alpha": Key(1.0, least=0, below=math.inf),  # weight of the selector's loss
     }
-    shape_keys = ("drafter.selector_rank",)
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
@@ -112,19 +110,23 @@ class Dflash2Config(DrafterConfig):
         return super().aliases() | {f"{name}.weight": name for name in codebooks}
 
     @classmethod
-    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> LossSettings:
-        if train.loss != "own":
-            return super().loss_settings(train, shared)
-        # A block of DFlash2 may run on into the next turn, as in its public trainers.
-        return SelectorSettings(**shared, dpace_alpha=train.dpace_alpha, contiguous=False)
+    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
+        section = recipe.drafter.dflash2
+        return {"selector_rank": section.rank, "selector_top_k": section.top_k}
 
     @classmethod
-    def curriculum(cls, train: Any) -> Callable[[jax.Array], jax.Array]:
-        """α of the selector."""
-        if train.loss != "own":
-            return super().curriculum(train)
-        ratios = train.selector_warmup_ratio, train.selector_ramp_ratio
-        return lambda step: selector_alpha(step, train.steps, train.selector_alpha, *ratios)
+    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        if recipe.train.loss != "own":
+            return super().loss_settings(recipe, shared)
+        # A block of DFlash2 may run on into the next turn, as in its public trainers.
+        return SelectorSettings(**shared, dpace_alpha=recipe.train.dpace_alpha, contiguous=False)
+
+    @classmethod
+    def curriculum(cls, recipe: Any) -> Callable[[jax.Array], jax.Array]:
+        """α of the selector, which does not change."""
+        if recipe.train.loss != "own":
+            return super().curriculum(recipe)
+        return lambda step: jnp.float32(recipe.drafter.dflash2.alpha)
 
     def convolution_refusal(self) -> str | None:
         if self.conv_kernel_size:
@@ -332,21 +334,3 @@ def selector_metrics(sums: Sums, loss: jax.Array, alpha: jax.Array) -> dict[str,
         "oracle_accept_len": sums["served_by_oracle"] / blocks,
         "selector_alpha": jnp.asarray(alpha, jnp.float32),
     }
-
-
-def selector_alpha(
-    step: jax.Array, total_steps: int, alpha: float, warmup_ratio: float, ramp_ratio: float
-) -> jax.Array:
-    """α(s) = α · clip((s - ⌊wT⌋) / max(1, ⌊rT⌋), 0, 1), float32; without a ramp α from step ⌊wT⌋ on.
-
-    Args:
-        step: completed optimizer steps, 0-based.  total_steps: T.
-        warmup_ratio: w, the share of the run in which only the backbone's logits are trained.
-        ramp_ratio: r, the share over which α then rises.
-
-    >>> T = 1000, α 1, w .1, r .2: s = 99, 100, 200, 300 → 0, 0, .5, 1    w .1, r 0: s = 99, 100 → 0, 1
-    """
-    since = jnp.asarray(step, jnp.float32) - int(warmup_ratio * total_steps)
-    if ramp_ratio == 0.0:
-        return jnp.where(since >= 0, alpha, 0.0)
-    return alpha * jnp.clip(since / max(1, int(ramp_ratio * total_steps)), 0.0, 1.0)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import either, lacks, optional_integer, section, shift_label
 from domino_jax.method.head import Head, SplitLinear, cut_ranks
+from domino_jax.method.keys import Key
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import gathered
@@ -41,14 +42,11 @@ class DominoConfig(DrafterConfig):
         "pure_draft_prefix_len": "pure_draft_prefix_len",
     }
     shifts_labels, reads_drafts = True, True
-    head_keys_of_recipe = ("pure_draft_prefix_len", "emb_dim", "gru_hidden_dim")
-    ranges = {
-        "drafter.pure_draft_prefix_len": (0, None),
-        "drafter.emb_dim": (1, LARGEST_RANK),
-        "drafter.gru_hidden_dim": (1, LARGEST_RANK),
+    recipe_keys = {
+        "emb_dim": Key(256, least=1, most=LARGEST_RANK, shape=True),  # the rank of the correction
+        "gru_hidden_dim": Key(1024, least=1, most=LARGEST_RANK, shape=True),  # the state of the GRU
+        "pure_draft_prefix_len": Key(1, least=0),  # drafts at the start of a block that the head leaves as they are
     }
-    shape_keys = ("drafter.emb_dim", "drafter.gru_hidden_dim")
-    reads = (*DrafterConfig.reads, "pure_draft_prefix_len")
 
     @classmethod
     def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 
 from domino_jax.method.config_keys import WRITTEN_WITH, boolean, integer, listed, public_keys, section
 from domino_jax.method.heads.eagle3_model import Eagle3, Eagle3Settings
-from domino_jax.method.kind import Kind, Rule
+from domino_jax.method.keys import Key
+from domino_jax.method.kind import Kind
 from domino_jax.models.decoder_config import (
     DecoderConfig,
     read_decoder_fields,
@@ -81,13 +82,13 @@ class Eagle3Config(Kind, DecoderConfig):
     head, title, paper = EAGLE3, "EAGLE-3", " (arXiv 2503.01840)"
     sglang, vllm = "EAGLE3", "eagle3"
     draws_paths, counts_tokens = False, True
-    reads = ("target_layer_ids",)
-    ranges = {
-        "drafter.eagle3.draft_vocab_size": (1, None),
-        "train.eagle3.passes": (1, None),
-        "train.eagle3.decay": (1e-6, 1),
+    recipe_keys = {
+        # Tokens that it can draft, the most frequent ones of the training rows' answers; all if the target has fewer.
+        "draft_vocab_size": Key(32_000, least=1, shape=True),
+        "passes": Key(7, least=1),  # of the training-time test
+        "decay": Key(0.8, above=0, most=1),  # weight of each pass' loss to that of the pass before
     }
-    shape_keys = ("drafter.eagle3",)
+    reads = ("intermediate_size", "target_layer_ids")
     copies, layer_ids_hint = {"embed_tokens.weight": EMBEDDING}, f"\n{COUNTING}"
     num_drafts = CHAIN
     most_drafts = LONGEST_CHAIN
@@ -298,23 +299,17 @@ class Eagle3Config(Kind, DecoderConfig):
 
     @classmethod
     def for_recipe(cls, recipe: Any, target: Qwen3Config, shared: dict[str, Any]) -> "Eagle3Config":
-        drafter = recipe.drafter
-        shape = {"target_layer_ids": drafter.target_layer_ids, "intermediate_size": drafter.intermediate_size}
-        return cls.for_target(target, **shape, **drafter.eagle3)
+        size, shape = recipe.drafter.eagle3.draft_vocab_size, {name: recipe.drafter[name] for name in cls.reads}
+        return cls.for_target(target, draft_vocab_size=size, **shape)
 
     @classmethod
-    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> Eagle3Settings:
-        return Eagle3Settings(**train.eagle3)
+    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Eagle3Settings:
+        section = recipe.drafter.eagle3
+        return Eagle3Settings(passes=section.passes, decay=section.decay)
 
     @classmethod
     def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, int]:
         return CHAIN + 1, CHAIN, LONGEST_CHAIN
-
-    @classmethod
-    def rules(cls, recipe: Any) -> list[Rule]:
-        ids, change = recipe.drafter.target_layer_ids, f"drafter.head {EAGLE3} fuses {FUSED_LAYERS} layers"
-        fine = ids is None or len(ids) == FUSED_LAYERS
-        return [(fine, "drafter.target_layer_ids", ids, f"{change}; list {FUSED_LAYERS}, or leave it out")]
 
     def sglang_refusal(self) -> str | None:
         return "SGLang does not know norm_before_residual" if self.norm_before_residual else None

@@ -18,6 +18,7 @@ import optax
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, boolean, either, integer, lacks, section
 from domino_jax.method.head import Head, SplitLinear, cut_ranks
+from domino_jax.method.keys import Key
 from domino_jax.method.kind import Rule
 from domino_jax.method.losses import (
     EPSILON,
@@ -61,9 +62,13 @@ class MarkovConfig(DrafterConfig):
     speculators, speculators_keys = PROJECTOR, {name: name for name in ("sample_from_anchor", *KEYS)}
 
     shifts_labels, only_shift, own_loss, reads_drafts = True, True, True, True
-    head_keys_of_recipe = ("markov_rank", "markov_head_type")
-    ranges, choices = {"drafter.markov_rank": (1, LARGEST_RANK)}, {"drafter.markov_head_type": MARKOV_KINDS}
-    shape_keys = tuple(f"drafter.{name}" for name in KEYS)
+    recipe_keys = {
+        "head_type": Key(VANILLA, choices=MARKOV_KINDS, shape=True),  # how the code follows from a token's row
+        "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
+        # In the loss: of the cross-entropy, the L1 distance and the confidence. With a third weight above 0 the drafter
+        # has a confidence head, which estimates each draft's chance.
+        "weights": Key((0.1, 0.9, 1.0), of=float, least=0, below=math.inf),
+    }
 
     @property
     def has_confidence(self) -> bool:
@@ -156,50 +161,31 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        confident = cls.has_confidence_in(recipe)
-        with_markov = confident and recipe.drafter.confidence_head_with_markov
-        return super().recipe_fields(recipe) | dict(zip(KEYS[2:], (confident, with_markov), strict=True))
+        section, confident = recipe.drafter.markov, cls.has_confidence_in(recipe)
+        # The confidence head reads the token before the slot as well, as that of public checkpoints does.
+        return dict(zip(KEYS, (section.rank, section.head_type, confident, confident), strict=True))
 
     @classmethod
     def has_confidence_in(cls, recipe: Any) -> bool:
-        """drafter.enable_confidence_head, or whether the loss trains one."""
-        stated = recipe.drafter.enable_confidence_head
-        return _trains_confidence(recipe.train) if stated is None else stated
+        """Whether the loss trains a confidence head."""
+        return recipe.train.loss == "own" and any(recipe.drafter.markov.weights[2:])
 
     @classmethod
-    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> LossSettings:
-        if train.loss != "own":
-            return super().loss_settings(train, shared)
-        return MarkovSettings(**shared, weights=tuple(train.markov_weights))
-
-    @classmethod
-    def value_rules(cls, recipe: Any) -> list[Rule]:
-        weights = recipe.train.markov_weights
-        numbers = [weight for weight in weights if isinstance(weight, int | float) and 0 <= weight < math.inf]
-        # The third weight trains the confidence head alone.
-        fine = len(numbers) == len(weights) == 3 and any(numbers[:2])
-        change = "give three weights, 0 or above and the first two not both 0, as"
-        example = '--config.train.markov_weights="(0.1,0.9,1.0)"'
-        return [(fine, "train.markov_weights", weights, f"{change} {example}")]
+    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        if recipe.train.loss != "own":
+            return super().loss_settings(recipe, shared)
+        return MarkovSettings(**shared, weights=tuple(recipe.drafter.markov.weights))
 
     @classmethod
     def rules(cls, recipe: Any) -> list[Rule]:
-        # An untrained confidence head would be exported as a trained one.
-        train, key = recipe.train, "enable_confidence_head"
-        fine = not cls.has_confidence_in(recipe) or _trains_confidence(train)
-        change = (
-            f"with train.loss {train.loss} and train.markov_weights {tuple(train.markov_weights)} nothing trains it"
-        )
-        return [(fine, f"drafter.{key}", recipe.drafter[key], f"{change}; leave it out")]
+        weights = recipe.drafter.markov.weights
+        change = "give three weights, the first two not both 0: the third trains the confidence head alone"
+        return [(len(weights) == 3 and any(weights[:2]), "drafter.markov.weights", weights, change)]
 
     def vllm_refusal(self) -> str | None:
         if self.markov_head_type != VANILLA:
             return f"vLLM has the vanilla Markov head, and this drafter has the {self.markov_head_type} one"
         return self.convolution_refusal()
-
-
-def _trains_confidence(train: Any) -> bool:
-    return train.loss == "own" and train.markov_weights[2] > 0
 
 
 def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:

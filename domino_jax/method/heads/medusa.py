@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
 from domino_jax.method.losses import Labels, Outputs, Sums, accepted_lengths, cross_entropy
 from domino_jax.method.pair import Models
@@ -56,11 +57,10 @@ class MedusaConfig(Kind):
     num_key_value_heads = 0  # and keeps no cache of keys and values
     max_position_embeddings = LIMITS["max_position_embeddings"]  # nor does it know positions
 
-    ranges = {
-        "drafter.medusa.num_heads": (1, LARGEST_HEADS),
-        "drafter.medusa.num_layers": (1, LIMITS["num_hidden_layers"]),
+    recipe_keys = {
+        "num_heads": Key(5, least=1, most=LARGEST_HEADS, shape=True),  # tokens drafted per round
+        "num_layers": Key(1, least=1, most=LIMITS["num_hidden_layers"], shape=True),  # residual blocks of a head
     }
-    shape_keys = ("drafter.medusa",)
 
     @property
     def num_drafts(self) -> int:
@@ -127,7 +127,7 @@ class MedusaConfig(Kind):
         return cls.from_dict(raw | implied)
 
     @classmethod
-    def for_target(cls, target: Qwen3Config, *, num_heads: int, num_layers: int, bias: bool) -> "MedusaConfig":
+    def for_target(cls, target: Qwen3Config, *, num_heads: int, num_layers: int, bias: bool = False) -> "MedusaConfig":
         """New heads for a target."""
         return cls(target.hidden_size, target.vocab_size, num_heads, num_layers, bias)
 
@@ -166,7 +166,7 @@ class MedusaConfig(Kind):
         return cls.for_target(target, **recipe.drafter.medusa)
 
     @classmethod
-    def loss_settings(cls, train: Any, shared: dict[str, Any]) -> "MedusaSettings":
+    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> "MedusaSettings":
         return MedusaSettings()
 
     @classmethod

@@ -1,0 +1,143 @@
+"""Keys of a recipe: the default, the range and the meaning of each are declared on one line.
+
+    section(
+        steps=Key(1_000, least=1),  # optimizer steps
+        path=Key(str),  # absent unless it is set
+        remat=False,  # a key without a range
+    )
+
+A recipe consists of such sections, and its values are read by attribute. The keys of a head are declared in its file
+(heads/), those of decoding in its settings classes (settings.py), all others in configs/qwen3.py.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import config_dict
+
+LARGEST = 2**31 - 1  # the largest int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key: its default, or the type of a value that may be absent, and the values that are allowed.
+
+    least, most: limits that are allowed themselves.  above, below: limits that are not.
+    of: the type of the entries of a tuple; limits and choices are then those of each entry.
+    shape: whether it decides the shapes of the arrays of a checkpoint.
+    """
+
+    default: Any
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    of: type | None = None
+    shape: bool = False
+
+    def change(self, **fields: Any) -> "Key":
+        """The same key with other fields."""
+        return dataclasses.replace(self, **fields)
+
+    def problem(self, value: Any) -> str | None:
+        """What to change about a value that is not allowed; None for one that is, or that is absent."""
+        entries = value if self.of else [value]
+        if value is None or all(map(self._allows, entries)):
+            return None
+        if any(isinstance(entry, int) and abs(entry) > LARGEST for entry in entries):
+            return f"integers must fit int32; give {LARGEST} or less"
+        return f"{'list values, each ' if self.of else 'give '}{self.allowed}"
+
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        words = {"least": "{} or more", "above": "above {}", "most": "at most {}", "below": "below {}"}
+        limits = [text.format(getattr(self, name)) for name, text in words.items() if getattr(self, name) is not None]
+        return " and ".join(limits) or {int: "an integer", str: "a text"}.get(self.of, "a number")
+
+    def _allows(self, value: Any) -> bool:  # NaN is in no range
+        if self.of and not isinstance(value, (int, float) if self.of is float else self.of):
+            return False
+        return (
+            (not self.choices or value in self.choices)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (not isinstance(value, int) or abs(value) <= LARGEST)
+            and (value != "" or not (self.of or self.default))
+        )
+
+
+class Section(config_dict.ConfigDict):
+    """A part of a recipe, which knows the Key of each value and the section that it is in."""
+
+    declared: dict[str, Key] = {}
+    above: "Section | None" = None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if self.is_locked and name not in self:
+            raise KeyError(f'"{name}" is no key of the recipe. {self.hint(name)}')
+        super().__setitem__(name, value)
+
+    def hint(self, name: str) -> str:
+        """Which keys may be meant by a name that this section does not have.
+
+        A key that moved to another section is recognized by its last words: `markov_rank` is `drafter.markov.rank`.
+        """
+        root, dotted = self, name
+        while root.above is not None:
+            dotted = f"{next(key for key, part in root.above.items() if part is root)}.{dotted}"
+            root = root.above
+        names = [key for key, _, _ in walk(root)]
+        last = f"_{name.rpartition('.')[2]}"
+        moved = [key for key in names if last.endswith(f"_{key.rpartition('.')[2]}")]
+        near = difflib.get_close_matches(dotted, moved, n=3, cutoff=0) or difflib.get_close_matches(dotted, names, n=1)
+        if near:
+            return f"Did you mean {' or '.join(f'config.{key}' for key in near)}?"
+        return f"There is {', '.join(sorted(self))}."
+
+
+def section(**values: Any) -> Section:
+    """A section of these keys: Keys, other sections, or plain defaults of keys that have no range."""
+    result, declared = Section(), {}
+    for name, value in values.items():
+        if isinstance(value, Section):
+            object.__setattr__(value, "above", result)
+            result[name] = value
+        else:
+            key = declared[name] = value if isinstance(value, Key) else Key(value)
+            result[name] = config_dict.placeholder(key.default) if isinstance(key.default, type) else key.default
+    object.__setattr__(result, "declared", declared)
+    return result
+
+
+def walk(config: Section, above: str = "") -> Iterator[tuple[str, Key, Any]]:
+    """(dotted name, Key, value) of each value of a recipe."""
+    for name, value in config.items():
+        if isinstance(value, config_dict.ConfigDict):
+            yield from walk(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", config.declared[name], value
+
+
+# ------------------------------------------------------------------------------------------------- settings classes
+
+
+def key(default: Any, *, recipe: Any = None, **limits: Any) -> Any:
+    """A field of a settings class that is a key of the recipe as well.
+
+    recipe: the default in a recipe, where it is another one.  limits: fields of Key.
+    """
+    declared = Key(default if recipe is None else recipe, **limits)
+    return dataclasses.field(default=default, metadata={"key": declared})
+
+
+def keys_of(settings: type) -> dict[str, Key]:
+    """The keys that a settings class declares."""
+    return {entry.name: entry.metadata["key"] for entry in dataclasses.fields(settings) if entry.metadata}

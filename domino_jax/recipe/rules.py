@@ -1,0 +1,247 @@
+"""The checks of a recipe before anything is loaded: the range of each key, and what keys ask of each other.
+
+A range is declared with its key (method/keys.py). What a head asks of the recipe is in the head's file, what decode
+settings ask of each other in method/settings.py, and what a drafter's shape asks of its target in method/config.py.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from ml_collections import config_dict
+
+from domino_jax.method.keys import walk
+from domino_jax.method.kind import Rule
+from domino_jax.method.kinds import KINDS
+from domino_jax.method.settings import BASELINE, MODES, Problem, TreeSettings, refused_mode
+from domino_jax.recipe.values import decode_settings, head_rank, modes_of, shifts_labels
+from domino_jax.runtime.errors import DominoError
+
+HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
+WITH_TABLES = tuple(head for head in HEADED if KINDS[head].table_fields)  # whose codes come from a table of tokens
+READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
+
+
+def check(config: config_dict.ConfigDict, command: str, given: Collection[str] = ()) -> None:
+    """Refuse a recipe whose values are out of range or do not fit together.
+
+    Args:
+      config: the recipe with the command line's values in it.
+      command: train, dry_run (train without data), decode or regenerate; what only one of them reads is required by
+        that one alone.
+      given: keys that the command line sets; such a key is refused where the drafter does not read it.
+    """
+    for key, declared, value in walk(config):
+        if change := declared.problem(value):
+            require(False, key, value, change)
+    training = command in ("train", "dry_run")  # the others take a drafter as it is
+    rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
+    if training:
+        rules += [*_unread_rules(config, given), *_training_rules(config), *_start_rules(config), *_loss_rules(config)]
+        rules += [*_rank_rules(config), *KINDS[config.drafter.head].rules(config)]
+    if command == "train":
+        rules += _data_rules(config)
+    for rule in rules:
+        require(*rule)
+    refuse(decode_settings(config.decode, config.drafter.head).problem())
+    refuse(TreeSettings(**config.decode.tree).problem())
+    if command == "train" and config.eval.final:
+        _check_final_decoding(config)
+
+
+def require(fine: bool, key: str, value: Any, change: str) -> None:
+    """DominoError by the recipe's key and value unless `fine`."""
+    if not fine:
+        raise DominoError(f"config.{key} is {value!r}: {change}.")
+
+
+def refuse(problem: Problem | None) -> None:
+    """DominoError for a problem of the decode section, if there is one."""
+    if problem:
+        raise DominoError(f"config.decode.{problem}")
+
+
+# -------------------------------------------------------------------------------------------------- drafter, training
+
+
+def _unread_rules(config, given: Collection[str]) -> list[Rule]:
+    """Keys of the drafter section that the command line sets and the drafter does not read."""
+    head = config.drafter.head
+    change = f"drafter.head {head} does not read it; leave it out"
+    return [(reads(head, key), key, value, change) for key, _, value in walk(config) if key in given]
+
+
+def reads(head: str, key: str) -> bool:
+    """Whether a drafter with this head reads a key of a recipe, as "drafter.markov.rank"."""
+    section, name, *of_head = key.split(".") if "." in key else (key, "")
+    if section != "drafter":
+        return True
+    if of_head:
+        return name == head
+    return KINDS[head].has_backbone or name in ("head", "path", *KINDS[head].reads)
+
+
+def _training_rules(config) -> list[Rule]:
+    data, train, steps = config.data, config.train, config.train.profile_steps
+    anchors = train.num_anchors < data.max_length or not KINDS[config.drafter.head].has_backbone  # which draw none
+    return [
+        (
+            anchors,
+            "train.num_anchors",
+            train.num_anchors,
+            f"a row of data.max_length {data.max_length} has one anchor less than tokens; change one of the two",
+        ),
+        (
+            train.batch_size % train.accumulate == 0,
+            "train.accumulate",
+            train.accumulate,
+            f"it has to divide train.batch_size {train.batch_size}",
+        ),
+        (
+            not steps or (len(steps) == 2 and steps[0] <= steps[1]),
+            "train.profile_steps",
+            steps,
+            'give the first and the last step, as --config.train.profile_steps="(10,15)"',
+        ),
+    ]
+
+
+def _loss_rules(config) -> list[Rule]:
+    """What the loss of a head does not read."""
+    head, train = config.drafter.head, config.train
+    kind = KINDS[head]
+    unread, why = [], f"drafter.head {head} has its own loss, which does not read it; leave it out"
+    if not kind.has_backbone:
+        unread = ["dpace_alpha", "distill", "loss"]
+    elif train.loss == "own" and kind.own_loss:
+        unread = ["distill"] if kind.own_dpace else ["distill", "dpace_alpha"]
+        why += ", or set --config.train.loss=cross_entropy"
+    elif train.frozen_backbone is not None:  # λ takes from the head's loss what it gives to that of the backbone
+        why = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
+        return [(train.lambda_start == 0, "train.lambda_start", train.lambda_start, why)]
+    defaults = {"dpace_alpha": None, "distill": 0.0, "loss": "own"}
+    return [(train[name] == defaults[name], f"train.{name}", train[name], why) for name in unread]
+
+
+def _start_rules(config) -> list[Rule]:
+    """What a run starts from, and what its head reads."""
+    head, train = config.drafter.head, config.train
+    reads, path, tables, start = train.head_tokens, train.frozen_backbone, train.head_from, train.start_from
+    parts = [f"train.{key}" for key in ("frozen_backbone", "head_from") if train[key]]
+    return [
+        (
+            reads == "text" or head in READERS,
+            "train.head_tokens",
+            reads,
+            f"drafter.head is {head}, and only {' and '.join(READERS)} read their drafts; leave it out",
+        ),
+        (
+            start is None or (bool(start) and not KINDS[head].counts_tokens),
+            "train.start_from",
+            start,
+            f"name a drafter's folder, or leave it out; the draft vocabulary of drafter.head {head} is counted in the"
+            " rows of each run, so it takes no weights",
+        ),
+        (
+            start is None or not parts,
+            "train.start_from",
+            start,
+            f"it gives all weights, and {' and '.join(parts)} would replace some of them; leave one of the two out",
+        ),
+        (
+            path is None or (bool(path) and head in HEADED),
+            "train.frozen_backbone",
+            path,
+            f"name a drafter's folder for a drafter.head of {', '.join(HEADED)} (it is {head}), or leave it out",
+        ),
+        (
+            tables is None or (bool(tables) and head in WITH_TABLES),
+            "train.head_from",
+            tables,
+            f"name a drafter's folder for a drafter.head of {' or '.join(WITH_TABLES)} (it is {head}), whose tables"
+            " depend on tokens alone, or leave it out",
+        ),
+        (
+            tables is not None or not train.frozen_tables,
+            "train.frozen_tables",
+            train.frozen_tables,
+            "it freezes the tables that train.head_from names; name a drafter's folder there, or leave it out",
+        ),
+    ]
+
+
+def _rank_rules(config) -> list[Rule]:
+    """The ranks that a head is cut to in training."""
+    scales, key, rank = config.train.rank_scales, "train.rank_scales", head_rank(config)
+    if not scales:
+        return []
+    broken = [scale for scale in scales if (scale * rank) % 1 or scale * rank < 1]
+    return [
+        (rank > 0, key, scales, f"drafter.head {config.drafter.head} has no rank; leave it out"),
+        (max(scales) == 1, key, scales, 'the largest has to be 1, as in "(0.25,0.5,1.0)"'),
+        (
+            not broken,
+            key,
+            scales,
+            f"{', '.join(map(str, broken))} of the head's rank {rank} is no whole number; change one of the two",
+        ),
+        (
+            config.train.head_tokens == "text",
+            key,
+            scales,
+            "a head that is cut at random reads the text; set --config.train.head_tokens=text",
+        ),
+    ]
+
+
+def _data_rules(config) -> list[Rule]:
+    """The rows and prompts of a training."""
+    data, judged = config.data, config.eval
+    enough = bool(judged.prompts) or not (judged.final or (judged.every > 0 and not data.held_out))
+    return [
+        (bool(data.train), "data.train", data.train, "name the training rows, as --config.data.train=ROWS.jsonl"),
+        (
+            enough,
+            "eval.prompts",
+            judged.prompts,
+            f"eval.every {judged.every} and eval.final {judged.final} need held-out prompts; give them with"
+            " --config.eval.prompts=PROMPTS.jsonl, or turn both off (data.held_out is enough for eval.every alone)",
+        ),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- decoding, meshes
+
+
+def _decode_rules(config) -> list[Rule]:
+    modes = modes_of(config.decode, config.drafter.head)
+    change = f"list some of {', '.join(MODES)}, as --config.decode.modes=\"('autoregressive','domino')\""
+    return [(bool(modes), "decode.modes", modes, change), *_mesh_rules("decode.mesh", config.decode.mesh)]
+
+
+def _mesh_rules(section: str, mesh) -> list[Rule]:
+    rest = [axis for axis, size in mesh.items() if size == -1]
+    sizes = [
+        (size != 0, f"{section}.{axis}", size, "give a number of devices, or -1 for the rest")
+        for axis, size in mesh.items()
+    ]
+    return [*sizes, (len(rest) <= 1, section, rest, "only one axis can be -1 (the rest of the devices)")]
+
+
+def _check_final_decoding(config) -> None:
+    """Refuses before the training what the final decoding would refuse after it."""
+    drafter, decode, modes = config.drafter, config.decode, modes_of(config.decode, config.drafter.head)
+    head, kind = drafter.head, KINDS[drafter.head]
+    for mode in modes:
+        refused = refused_mode(mode, kind)
+        require(refused is None, "drafter.head", head, f"of decode.modes, which eval.final decodes in, {refused}")
+    if not set(modes) - {BASELINE}:
+        return
+    change = f"a drafter of drafter.head {head} has no confidence head, or nothing trains it; set it to 0"
+    sure = kind.has_confidence_in(config) or decode.confidence == 0
+    require(sure, "decode.confidence", decode.confidence, change)
+    rank, largest = decode.head_rank, head_rank(config)
+    change = f"the head of drafter.head {head} has rank {largest}; give at most that, or 0 for all of it"
+    require(rank <= largest, "decode.head_rank", rank, change)
+    block_drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
+    size, drafts, most = kind.widths(drafter, block_drafts)
+    refuse(decode_settings(decode, head).drafting.width_problem(size, drafts, most))

@@ -1,0 +1,192 @@
+"""A bad value of a recipe is refused in one sentence that names its key: ranges, and rules between keys."""
+
+import pytest
+
+from domino_jax.method.keys import LARGEST, walk
+from domino_jax.method.kinds import HEADS, KINDS, ROW_DRAFTERS
+from domino_jax.method.settings import canonical_mode, supported_modes
+from domino_jax.recipe import loading, rules
+from domino_jax.recipe.values import decode_settings, modes_of
+from domino_jax.runtime.errors import DominoError
+from tests.helpers.recipes import recipe, set_value
+
+NAN, INF = float("nan"), float("inf")
+
+
+def refusal(changes, command="train", given=()):
+    """The message about a sound recipe with these changes."""
+    config = recipe()
+    for key, value in changes.items():
+        set_value(config, key, value)
+    with pytest.raises(DominoError) as refused:
+        rules.check(config, command, given)
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+def passes(changes, command="train", given=()):
+    config = recipe()
+    for key, value in changes.items():
+        set_value(config, key, value)
+    rules.check(config, command, given)
+
+
+@pytest.mark.parametrize("command", ["train", "decode", "regenerate"])
+def test_a_sound_recipe_passes(command):
+    passes({}, command)
+
+
+def out_of_range():
+    """(key, value) just outside of every limit that a key declares, and values of no range."""
+    for name, key, value in walk(recipe()):
+        whole = int in (key.of, type(value), key.default)
+        step = 1 if whole else 0.001
+        values = [key.least - step] if key.least is not None else []
+        values += [key.most + step] if key.most is not None else []
+        values += [limit for limit in (key.above, key.below) if limit is not None]
+        values += ["x"] if key.choices else []
+        values += [LARGEST + 1] if whole else []
+        values += [NAN] if values and not whole and not key.choices else []
+        values += [""] if key.of is str else []
+        for bad in values:
+            yield name, (bad,) if key.of else bad
+
+
+@pytest.mark.parametrize(("key", "value"), list(out_of_range()), ids=str)
+def test_a_value_out_of_its_range_is_refused_by_key_and_value(key, value):
+    message = refusal({key: value})
+    assert f"config.{key} is {value!r}" in message and len(message) < 300 and "\n" not in message
+
+
+# {the key that the message names: changes}, of rules between keys.
+HELD_OUT = {"eval.final": True, "eval.prompts": "p.jsonl"}
+MARKOV, EAGLE3, MEDUSA = ({"drafter.head": head} for head in ("markov", "eagle3", "medusa"))
+TREE = {**HELD_OUT, "decode.modes": ("tree",)}
+RULES = [
+    ("target.path", {"target.path": ""}),
+    ("data.train", {"data.train": ""}),
+    ("eval.prompts", {"data.held_out": 0}),
+    ("eval.prompts", {"eval.final": True}),
+    ("mesh.data", {"mesh.data": 0}),
+    ("mesh", {"mesh.data": -1}),
+    ("decode.mesh.tensor", {"decode.mesh.tensor": 0}),
+    ("train.accumulate", {"train.accumulate": 3}),
+    ("train.num_anchors", {"train.num_anchors": 3072}),
+    *(("train.profile_steps", {"train.profile_steps": steps}) for steps in ((5,), (7, 5))),
+    *((f"train.{key}", {f"train.{key}": ""}) for key in ("start_from", "frozen_backbone", "head_from")),
+    ("train.head_from", {"train.head_from": "F"}),  # a Domino head has no such tables
+    ("train.frozen_tables", {**MARKOV, "train.frozen_tables": True}),
+    ("train.start_from", {**EAGLE3, "train.start_from": "F"}),
+    ("train.start_from", {"train.start_from": "F", "train.frozen_backbone": "G", "train.lambda_start": 0.0}),
+    ("train.lambda_start", {"train.frozen_backbone": "F"}),
+    ("train.lambda_start", {**MARKOV, "train.loss": "cross_entropy", "train.frozen_backbone": "F"}),
+    *(
+        (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
+        for head in ("none", "medusa")
+        for key, value in (("head_tokens", "drafts"), ("frozen_backbone", "F"), ("rank_scales", (0.5, 1.0)))
+    ),
+    *(("train.rank_scales", {"train.rank_scales": scales}) for scales in ((0.5,), (0.3, 1.0), (0.001, 1.0))),
+    ("train.rank_scales", {"train.rank_scales": (0.5, 1.0), "train.head_tokens": "drafts"}),
+    *(
+        (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
+        for head, key, value in (
+            *((head, "dpace_alpha", 0.5) for head in ("markov", *ROW_DRAFTERS)),
+            *((head, "distill", 0.1) for head in ("markov", "dflash2", *ROW_DRAFTERS)),
+            *((head, "loss", "cross_entropy") for head in ROW_DRAFTERS),
+        )
+    ),
+    *(
+        ("drafter.markov.weights", {**MARKOV, "drafter.markov.weights": weights})
+        for weights in ((), (1.0, 0.0), (0, 0, 0), (0, 0, 1))
+    ),
+    *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),
+    ("decode.simulate_tau", {"decode.simulate_tau": 0.5}),
+    ("decode.cache_length", {"decode.cache_length": 2048}),
+    ("decode.tree.lanes", {"decode.tree.lanes": 65}),
+    ("decode.parity", {"decode.modes": ("autoregressive", "tree"), "decode.parity": "fixed_shape"}),
+    (
+        "decode.tree.nodes",
+        {"decode.modes": ("tree",), "decode.cache_length": 192, "decode.max_new_tokens": 128},
+    ),
+    *(("decode.confidence", {"decode.modes": (mode,), "decode.confidence": 0.5}) for mode in ("tree", "backbone")),
+    # What the final decoding would refuse after the training.
+    ("drafter.head", {**HELD_OUT, "drafter.head": "none", "decode.modes": ("domino",)}),
+    ("drafter.head", {**HELD_OUT, **MEDUSA, "decode.modes": ("backbone",)}),
+    ("decode.num_drafts", {**HELD_OUT, "decode.num_drafts": 17}),
+    ("decode.num_drafts", {**HELD_OUT, "drafter.shift_label": False, "decode.num_drafts": 16}),
+    ("decode.num_drafts", {**HELD_OUT, **EAGLE3, "decode.num_drafts": 65}),
+    ("decode.tree.depth", {**TREE, "decode.tree.depth": 17}),
+    ("decode.tree.nodes", {**TREE, "decode.tree.lanes": 2}),
+    ("decode.confidence", {**HELD_OUT, "decode.confidence": 0.5}),
+    ("decode.confidence", {**HELD_OUT, **MARKOV, "drafter.markov.weights": (1.0, 1.0, 0.0), "decode.confidence": 0.5}),
+    ("decode.head_rank", {**HELD_OUT, "decode.head_rank": 257}),
+    ("decode.head_rank", {**HELD_OUT, **EAGLE3, "decode.head_rank": 1}),
+]
+
+
+@pytest.mark.parametrize(("key", "changes"), RULES, ids=str)
+def test_values_that_do_not_fit_together_are_refused_by_key(key, changes):
+    assert refusal(changes).startswith(f"config.{key} is ")
+
+
+SOUND = [
+    {"train.gamma": INF},
+    {"train.rank_scales": (0.25, 0.5, 1.0, 1.0)},
+    {"train.head_tokens": "drafts"},
+    {"train.frozen_backbone": "F", "train.lambda_start": 0.0},
+    {"drafter.head": "dflash2", "train.frozen_backbone": "F"},  # its own loss has no λ
+    {"drafter.head": "dflash2", "train.dpace_alpha": 0.5},
+    {**MARKOV, "train.loss": "cross_entropy", "train.distill": 0.5},
+    {**MARKOV, "train.head_from": "F", "train.frozen_tables": True},
+    {**MEDUSA, "data.max_length": 200},  # it draws no anchors
+    {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
+    {"data.held_out": 0, "eval.prompts": "p.jsonl"},
+    {**HELD_OUT, **MARKOV, "decode.confidence": 0.5},
+    {**HELD_OUT, "decode.modes": ("autoregressive",), "decode.num_drafts": 99},  # nothing is drafted
+    *({**HELD_OUT, "drafter.head": head} for head in HEADS),
+]
+
+
+@pytest.mark.parametrize("changes", SOUND, ids=str)
+def test_values_that_fit_together_pass(changes):
+    passes(changes)
+
+
+def test_what_a_training_asks_for_does_not_concern_the_other_commands():
+    changes = {"data.train": None, "decode.head_rank": 999, "drafter.shift_label": True, **EAGLE3, "train.distill": 0.1}
+    passes(changes, "decode")
+
+
+@pytest.mark.parametrize(
+    ("head", "key", "value"),
+    [
+        ("markov", "drafter.domino.emb_dim", 64),
+        ("domino", "drafter.markov.rank", 64),
+        ("none", "drafter.eagle3.passes", 3),
+        ("medusa", "drafter.shift_label", True),
+        ("medusa", "drafter.num_layers", 2),
+        ("eagle3", "drafter.block_size", 8),
+    ],
+)
+def test_a_key_of_the_command_line_that_the_drafter_does_not_read_is_refused(head, key, value):
+    changes = {"drafter.head": head, key: value}
+    passes(changes)  # in a recipe file
+    passes(changes, "decode", {key})
+    assert f"config.{key} is {value!r}: drafter.head {head}" in refusal(changes, given={key, "train.steps"})
+
+
+def test_a_key_of_its_own_section_is_read():
+    for head, kind in KINDS.items():
+        given = {"drafter.head", *(f"drafter.{head}.{name}" for name in kind.recipe_keys)}
+        passes({"drafter.head": head}, given=given)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_modes_that_are_left_open_are_those_of_the_drafter(head):
+    config = recipe()
+    config.drafter.head = head
+    modes = modes_of(config.decode, head)
+    assert modes == tuple(loading.resolved(config)["decode"]["modes"]) == decode_settings(config.decode, head).modes
+    assert supported_modes(modes, KINDS[head]) == modes and modes[0] == "autoregressive"
+    assert ("backbone" in modes) == KINDS[head].has_head
+    assert canonical_mode(modes[-1]) == "draft"
