@@ -120,11 +120,11 @@ def prefill(
             the whole prompts, and `slots` ≥ offset + P. Attention runs over all slots.
     """
     sampling = prompts.sampling or sampling
-    earlier = resize(earlier, slots)
-    cache, context, last = read_prompts(models, prompts.tokens, prompts.lengths - offset, earlier, offset)
+    new = prompts.lengths - offset
+    cache, context, last = read_prompts(models, prompts.tokens, new, resize(earlier, slots), offset)
     first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling)
     zeros = jnp.zeros_like(prompts.lengths)
-    ends = jnp.take_along_axis(prompts.tokens, prompts.lengths[:, None] - 1, axis=1)[:, 0]
+    ends = jnp.take_along_axis(prompts.tokens, new[:, None] - 1, axis=1)[:, 0]
     state = DecodeState(
         target_cache=resize(cache, slots),
         draft_cache=resize(context, slots),

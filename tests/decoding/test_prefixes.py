@@ -78,7 +78,7 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
     assert ticket.cached == 19
     fresh = made.start(prompts[1:], [0], rows=1)
     state = queues[1].state
-    assert state.anchors[0] == fresh.anchors[0]
+    assert (state.anchors[0], state.before[0]) == (fresh.anchors[0], fresh.before[0])
     for part in ("target_cache", "draft_cache"):
         for reused, whole in zip(*(jax.tree.leaves(getattr(one, part)) for one in (state, fresh)), strict=True):
             # The row of EAGLE-3 before the anchor is written by the next round.
