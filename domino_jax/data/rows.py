@@ -156,25 +156,15 @@ class TrainingRows:
         """Rows without an anchor."""
         return self.num_read - self.num_held_out - len(self)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the usable rows, after truncation."""
-        return int(self.lengths[self._usable].sum(dtype=np.int64))
-
-    @property
-    def num_supervised(self) -> int:
-        """Supervised tokens of the usable rows, after truncation."""
-        return int(self._index.supervised[self._usable].sum(dtype=np.int64))
-
     def counts(self) -> dict[str, int]:
-        """What preflight.json and model cards state."""
+        """What preflight.json and model cards state; tokens are those of the usable rows, after truncation."""
         return {
             "rows": len(self),
             "rows_read": self.num_read,
             "rows_without_anchor": self.num_skipped,
             "rows_left_out": self.num_bad,
-            "tokens": self.num_tokens,
-            "supervised_tokens": self.num_supervised,
+            "tokens": int(self.lengths[self._usable].sum(dtype=np.int64)),
+            "supervised_tokens": int(self._index.supervised[self._usable].sum(dtype=np.int64)),
         }
 
     @property

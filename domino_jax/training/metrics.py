@@ -14,7 +14,7 @@ from tensorboardX import SummaryWriter
 
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
-from domino_jax.runtime.journal import Journal
+from domino_jax.runtime.journal import Journal, whole_lines
 from domino_jax.runtime.progress import PATIENCE, Progress, TrainingBar, duration
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.step_clock import StepClock
@@ -235,21 +235,15 @@ class _Rate:
 def read_rows(path: str | os.PathLike) -> list[dict]:
     """The rows of a metrics.jsonl, none when there is no file. A torn last line, left by a kill, is not a row."""
     file = open_path(path)
-    if not file.exists():
-        return []
-    lines = file.read_bytes().decode("utf-8", errors="replace").split("\n")
-    lines.pop()  # what follows the last line's end: nothing, or the torn line
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for line in whole_lines(file) if file.exists() else ():
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{file}:{number}: the line is not JSON ({error}). Remove it, or start in another workdir."
-            ) from error
+            row = line.parse()
+        except ValueError:
+            row = None
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             raise DataError(
-                f"{file}:{number}: the line is not a row with a step. Remove it, or start in another workdir."
+                f"{file}:{line.number}: the line is no JSON object with a step. Remove it, or start in another workdir."
             )
         rows.append(row)
     return rows

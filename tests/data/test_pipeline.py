@@ -60,7 +60,8 @@ def test_rows_have_token_counts_and_lines(tmp_path):
     file = write_rows(tmp_path, rows_of([3, 4, 12]))
     file.write_bytes(file.read_bytes().replace(b"\n", b"\n\n", 1))  # a blank line after the first row
     rows = batches_of(file).rows
-    assert (len(rows), rows.num_read, rows.num_tokens, rows.num_supervised) == (3, 3, 3 + 4 + 8, 2 + 3 + 7)
+    counts = rows.counts()
+    assert (counts["rows"], counts["tokens"], counts["supervised_tokens"]) == (3, 3 + 4 + 8, 2 + 3 + 7)
     assert [rows.where(row_id) for row_id in range(3)] == [f"{file}:1", f"{file}:3", f"{file}:4"]
     row_id, second = rows[1]
     assert (row_id, second.token_ids.tolist(), second.loss_mask.tolist()) == (1, [100, 101, 102, 103], [0, 1, 1, 1])

@@ -30,14 +30,18 @@ ONE = make_mesh(1, 1, 1, jax.devices()[:1])
 class RowList(TrainingRows):
     """Training rows from a list."""
 
-    num_read = num_held_out = num_bad = num_tokens = num_supervised = 0
+    num_read = num_held_out = num_bad = 0
 
     def __init__(self, rows, num_skipped=0):
         self.rows = [TrainingRow(np.asarray(ids, np.int32), np.asarray(mask, np.float32)) for ids, mask in rows]
         self.num_bad = 3
         self.num_read = len(rows) + num_skipped
-        self.num_tokens = sum(len(row.token_ids) for row in self.rows)
-        self.num_supervised = int(sum(row.loss_mask.sum() for row in self.rows))
+
+    def counts(self):
+        rows = {"rows": len(self), "rows_read": self.num_read, "rows_without_anchor": self.num_skipped}
+        tokens = {"tokens": sum(len(row.token_ids) for row in self.rows)}
+        supervised = {"supervised_tokens": int(sum(row.loss_mask.sum() for row in self.rows))}
+        return rows | tokens | supervised | {"rows_left_out": self.num_bad}
 
     def __len__(self):
         return len(self.rows)
