@@ -57,6 +57,10 @@ def _drafter() -> Section:
         # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino and markov
         # True, none and dflash2 False.
         shift_label=Key(bool),
+        # Above 0: draft layers read a window of the text, and no later slot of their block; sliding_layers names them,
+        # counted from 0 (absent: all).
+        sliding_window=Key(0, least=0),
+        sliding_layers=Key(tuple, of=int, least=0),
         target_layer_ids=Key(tuple, of=int, least=0),  # absent: spread over the target by the public rule
         mask_token_id=Key(int, least=0),  # absent: <|mask|>, or the first row past the tokenizer
         # A section per head: drafter.domino.emb_dim, drafter.markov.rank, …

@@ -102,7 +102,9 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
 
 def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:
     choices = config.drafter
-    taps = convolution_taps(choices)
+    taps, window = convolution_taps(choices), choices.sliding_window
+    sliding = range(choices.num_layers) if choices.sliding_layers is None else choices.sliding_layers
+    kinds = ("sliding_attention" if layer in sliding else "full_attention" for layer in range(choices.num_layers))
     shared = {
         "num_layers": choices.num_layers,
         "intermediate_size": choices.intermediate_size or target.intermediate_size,
@@ -110,6 +112,8 @@ def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> A
         "block_size": choices.block_size,
         "mask_token_id": choices.mask_token_id if mask_token_id is None else mask_token_id,
         "shift_label": shifts_labels(choices),
+        "layer_types": tuple(kinds) if window else (),
+        "sliding_window": window or None,
         "conv_kernel_size": taps,
         "conv_group_size": CHANNELS_PER_FILTER if taps else 0,
     }

@@ -36,7 +36,8 @@ def check(config: config_dict.ConfigDict, command: str, given: Collection[str] =
     training = command in ("train", "dry_run")  # the others take a drafter as it is
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
     if training:
-        rules += [*_unread_rules(config, given), *_training_rules(config), *_start_rules(config), *_loss_rules(config)]
+        rules += [*_unread_rules(config, given), *_window_rules(config.drafter), *_training_rules(config)]
+        rules += [*_start_rules(config), *_loss_rules(config)]
         rules += [*_rank_rules(config), *KINDS[config.drafter.head].rules(config)]
     if command == "train":
         rules += _data_rules(config)
@@ -78,6 +79,19 @@ def reads(head: str, key: str) -> bool:
     if of_head:
         return name == head
     return KINDS[head].has_backbone or name in ("head", "path", *KINDS[head].reads)
+
+
+def _window_rules(drafter) -> list[Rule]:
+    """The layers that slide, and their window."""
+    window, layers, size = drafter.sliding_window, drafter.sliding_layers, drafter.block_size
+    if not window:
+        return [(layers is None, "drafter.sliding_layers", layers, "it is for a drafter.sliding_window; set both")]
+    there = layers is None or (bool(layers) and max(layers) < drafter.num_layers)
+    change = f"give drafter.block_size {size} or more, or 0 for no window"
+    return [
+        (window >= size, "drafter.sliding_window", window, change),
+        (there, "drafter.sliding_layers", layers, f"list some of the draft layers 0 to {drafter.num_layers - 1}"),
+    ]
 
 
 def _training_rules(config) -> list[Rule]:

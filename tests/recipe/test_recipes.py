@@ -113,6 +113,18 @@ def test_a_drafter_has_its_targets_hidden_units_unless_the_recipe_gives_others()
     assert (narrow.intermediate_size, narrow.hidden_size) == (96, target.hidden_size)
 
 
+def test_the_layers_that_slide_are_exported_in_the_public_keys():
+    config = load("qwen3_8b")
+    config.drafter.sliding_window = 512
+    target = read_target_config(str(ROOT / "assets" / "qwen3_configs" / "8b"))
+    stored = drafter_config_of(config, target).to_dict()
+    assert stored["layer_types"] == ["sliding_attention"] * 5
+    assert (stored["sliding_window"], stored["use_sliding_window"]) == (512, True)
+    config.drafter.sliding_layers = (0, 3)
+    some = drafter_config_of(config, target)
+    assert [some.window(layer) for layer in range(5)] == [512, None, None, 512, None]
+
+
 @pytest.mark.parametrize(
     ("line", "hint"),
     [

@@ -70,6 +70,12 @@ RULES = [
     ("mesh.data", {"mesh.data": 0}),
     ("mesh", {"mesh.data": -1}),
     ("decode.mesh.tensor", {"decode.mesh.tensor": 0}),
+    ("drafter.sliding_window", {"drafter.sliding_window": 2}),  # below the block
+    ("drafter.sliding_layers", {"drafter.sliding_layers": (0,)}),
+    *(
+        ("drafter.sliding_layers", {"drafter.sliding_window": 64, "drafter.sliding_layers": layers})
+        for layers in ((9,), ())
+    ),
     ("train.accumulate", {"train.accumulate": 3}),
     ("train.num_anchors", {"train.num_anchors": 3072}),
     *(("train.profile_steps", {"train.profile_steps": steps}) for steps in ((5,), (7, 5))),
