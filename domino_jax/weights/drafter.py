@@ -20,6 +20,7 @@ from domino_jax.weights.fit import check_fits, differs
 from domino_jax.weights.target import Params, Sharding, decoder_layers, file_tensors, load_table
 
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
+ANY_LAYERS = 1 << 16  # of a target that is not known, and that the layout of speculators does not store
 
 
 def drafter_table(config: AnyConfig) -> list[Entry]:
@@ -128,7 +129,7 @@ def stored_head(path: str | Path) -> str:
     raw = hf.read_config(folder)
     with hf.naming(folder):
         if speculators.is_speculators(raw):
-            raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, 1))
+            raw = hf.parse_config(folder, raw, lambda raw: speculators.flattened(raw, ANY_LAYERS))
         kind = config_class(raw, lambda: hf.open_tensors(folder))
         # A DSpark drafter of rank 0 has no head.
         return hf.parse_config(folder, raw, kind.from_dict).head if kind.has_backbone else kind.head

@@ -12,7 +12,8 @@ from domino_jax.weights.target import target_config_dict
 from tests.helpers.decoding_models import random_target
 from tests.helpers.paths import ROOT
 
-DRAFTER = {"num_layers": 1, "target_layer_ids": "(0,)", "block_size": 4, "emb_dim": 8, "gru_hidden_dim": 16}
+DRAFTER = {"num_layers": 1, "target_layer_ids": "(0,)", "block_size": 4}
+DRAFTER |= {"domino.emb_dim": 8, "domino.gru_hidden_dim": 16}
 TAU = 2.5
 
 
