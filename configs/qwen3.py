@@ -29,6 +29,7 @@ def get_config(hub_id: str) -> Section:
         mesh=_mesh(),
         decode=_decode(),
         regenerate=_regenerate(),
+        serve=_serve(),
     )
     return config.lock()
 
@@ -196,4 +197,14 @@ def _regenerate() -> Section:
         temperature=sampling["temperature"].change(default=0.7),
         top_k=sampling["top_k"].change(default=20),
         top_p=sampling["top_p"].change(default=0.8),
+    )
+
+
+def _serve() -> Section:
+    return section(
+        batch_size=Key(16, least=1),  # requests decoded together in each mode
+        most_waiting=Key(1_024, least=0),  # requests that wait for a row; more are refused
+        timeout=Key(600.0, above=0),  # seconds after which a request is given up
+        # Memory for the caches of finished texts, from which prompts that begin alike start. 0: none are stored.
+        prefix_gib=Key(4.0, least=0),
     )

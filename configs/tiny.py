@@ -69,6 +69,8 @@ def get_config():
     config.decode.tree.beta = -0.3  # of 0 to -0.5 the best at 16 nodes, by a little
     config.decode.cache_length = 448  # room for 64 nodes after the longest prompt, which has 204 tokens
 
+    config.serve.batch_size = 8
+
     config.regenerate.num_prompts = 1_000
     config.regenerate.batch_size = 32
     config.regenerate.max_new_tokens = 128  # cuts one answer in ninety

@@ -34,6 +34,8 @@ HELP = {
     "output": "file or folder to write",
     "format": "serving (default: what SGLang and vLLM open), or specforge (what its training continues from)",
     "head_rank": "cut the head to this rank; a training with train.rank_scales made it fit to be cut",
+    "host": "address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)",
+    "port": "port to listen on (default 8000; 0 is any free one)",
     "interactive": "chat at the terminal, text shown as it comes",
     "allow_config_change": "recipe keys or sections, joined by commas, that may differ from the checkpoint's",
     "distributed": "auto (default: JAX_ variables, else a cluster that JAX detects, else this process), manual or off",
@@ -44,7 +46,7 @@ OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a valu
 LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
-INTEGERS = ("head_rank",)
+INTEGERS = ("head_rank", "port")
 CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge")}
 
 
@@ -64,6 +66,8 @@ class Flags:
     head_rank: int = 0
     allow_config_change: tuple[str, ...] = ()
     distributed: str = "auto"
+    host: str | None = None
+    port: int | None = None
     interactive: bool = False
     dry_run: bool = False
     topology: str | None = None

@@ -56,6 +56,15 @@ def test_regeneration(tmp_path):
     assert all(0 <= float(row["finished"]) < 1 for row in (plain, drafted))
 
 
+def test_serve_load(tmp_path):
+    pytest.importorskip("uvicorn", reason="requirements-serve.txt is not installed")
+    run("device.serve_load", f"--page={tmp_path / 'page.md'}")
+    table = rows(tmp_path, "serve load")
+    assert [row["load"] for row in table] == 2 * ["1", "4", "20/s"]
+    assert {row["same"] for row in table} == {"8 of 8"}
+    assert all(float(row["tau"]) > 1 for row in table[3:]) and {float(row["tau"]) for row in table[:3]} == {1.0}
+
+
 def test_data_pipeline(tmp_path):
     run("device.data_pipeline", f"--page={tmp_path / 'page.md'}")
     table = rows(tmp_path, "data_pipeline")

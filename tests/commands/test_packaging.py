@@ -25,6 +25,7 @@ def requirements(name):
 OPTIONAL = {"wandb", "datasets"}
 RUN = [Requirement(line) for line in requirements("requirements.txt")]
 GCS = [Requirement(line) for line in requirements("requirements-gcs.txt")]
+SERVE = [Requirement(line) for line in requirements("requirements-serve.txt")]
 TEST = [Requirement(line) for line in requirements("requirements-test.txt") if not line.startswith("-r")]
 
 
@@ -37,7 +38,7 @@ def imports(file):
             yield node.module.split(".")[0]
 
 
-@pytest.mark.parametrize("requirement", [*RUN, *GCS, *TEST], ids=lambda requirement: requirement.name)
+@pytest.mark.parametrize("requirement", [*RUN, *GCS, *SERVE, *TEST], ids=lambda requirement: requirement.name)
 def test_a_requirement_has_both_bounds_and_what_is_installed_fits(requirement):
     operators = {specifier.operator for specifier in requirement.specifier}
     assert operators == {">=", "<"}
@@ -56,12 +57,12 @@ def test_the_test_requirements_include_the_run_time_ones():
 def test_every_import_of_the_package_is_required():
     # Names under which a distribution is imported, where they differ from its own.
     names = {"absl-py": "absl", "orbax-checkpoint": "orbax", "google-auth": "google"}
-    known = {names.get(requirement.name, requirement.name) for requirement in [*RUN, *GCS]} | {"domino_jax"}
+    known = {names.get(requirement.name, requirement.name) for requirement in [*RUN, *GCS, *SERVE]} | {"domino_jax"}
     for file in SOURCES:
         unknown = set(imports(file)) - known - sys.stdlib_module_names
         unknown -= OPTIONAL
         assert not unknown, (
-            f"{file.name} imports {unknown}, which neither requirements.txt nor requirements-gcs.txt names"
+            f"{file.name} imports {unknown}, which none of requirements.txt, -gcs.txt and -serve.txt names"
         )
 
 

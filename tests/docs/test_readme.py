@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from configs import qwen3
-from domino_jax import decode, export, regenerate, train, tune
+from domino_jax import decode, export, regenerate, serve, train, tune
 from domino_jax.recipe import cli, rules
 from tests.helpers.paths import ROOT
 
@@ -17,6 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 COMMANDS = {
     "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
     "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
+    "serve": (serve, ("config",), ("host", "port")),
     "tune": (tune, ("config",), ("prompts",)),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
     "export": (export, ("workdir", "output"), ("format", "head_rank")),
@@ -28,12 +29,12 @@ FIRST = (
 TESTS = "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements-test.txt && pytest"
 
 
-SECTIONS = "target|drafter|data|preflight|train|checkpoint|eval|mesh|decode|regenerate"
+SECTIONS = "target|drafter|data|preflight|train|checkpoint|eval|mesh|decode|regenerate|serve"
 FILES = ("preflight.json",)  # looks like a key
 
 
 def commands() -> list[str]:
-    """Every call of one of the five commands on a page, continued lines joined, with a real recipe for RECIPE."""
+    """Every call of one of the commands on a page, continued lines joined, with a real recipe for RECIPE."""
     found = set()
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ").replace("RECIPE", "configs/tiny.py")

@@ -1,0 +1,148 @@
+"""Serve a target with its drafter over OpenAI's HTTP API, with a page that shows how it drafts.
+
+    python -m domino_jax.serve --config=configs/tiny.py
+    python -m domino_jax.serve --config=configs/qwen3_8b.py --config.drafter.path=DIR --host=0.0.0.0 --port=8000
+
+The page is at http://127.0.0.1:8000/, the API under /v1 (docs/serving.md). With DOMINO_API_KEY in the environment,
+requests under /v1 need this key. Values that a request leaves out are those of config.decode.
+
+SIGTERM and SIGHUP refuse new requests, answer those that have arrived and end with exit code 0.
+
+It needs requirements-serve.txt besides requirements.txt.
+"""
+
+import contextlib
+import functools
+import ipaddress
+import os
+import pathlib
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+
+import jax
+
+from domino_jax.decoding.generate import new_generator
+from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.stored_tuning import tuned
+from domino_jax.evals.models import Loader, decode_mesh
+from domino_jax.method.settings import BASELINE, DecodeSettings
+from domino_jax.recipe import cli, rules
+from domino_jax.recipe.builders import drafter_config_of
+from domino_jax.recipe.decoding import fit_to_drafter
+from domino_jax.recipe.values import decode_settings
+from domino_jax.runtime.errors import DominoError
+from domino_jax.weights.drafter import stored_head
+from domino_jax.weights.loading import keep_compiled
+
+HOST, PORT = "127.0.0.1", 8000
+KEY = "DOMINO_API_KEY"
+GRACE_SECONDS = 10  # in which clients have to read the end of their answers after SIGTERM
+
+
+def main(flags: cli.Flags) -> int:
+    # 1. The recipe, and the address: what is wrong with them is said before anything is loaded.
+    config = flags.config
+    rules.check(config, "serve")
+    keep_compiled()
+    settings = settings_of(flags)
+    try:
+        import uvicorn
+
+        from domino_jax.serving.app import new_app
+        from domino_jax.serving.engine import Engine
+    except ModuleNotFoundError as error:
+        raise DominoError(f"{error.name} is not installed: pip install -r requirements-serve.txt.") from error
+    host, port, key = flags.host or HOST, PORT if flags.port is None else flags.port, os.environ.get(KEY)
+    listener = bind(host, port)
+    allow_many_connections()
+
+    # 2. The engine, on its own thread: it loads, compiles and decodes. Until it is ready /health answers 503.
+    load = functools.partial(loaded, flags, settings)
+    engine = Engine(load, config.serve.most_waiting, config.serve.timeout)
+    app = new_app(engine, key, settings.thinking, config.serve.timeout)
+
+    # 3. The server, on the main thread, which gets the signals.
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: object) -> None:
+            if sig == signal.SIGINT:
+                self.force_exit = self.should_exit = self.interrupted = True
+            else:
+                engine.drain()
+
+    options = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": GRACE_SECONDS, "ws": "none"}
+    server = Server(uvicorn.Config(app, server_header=False, **options))
+    server.interrupted = False
+    engine.when_it_ends(lambda: setattr(server, "should_exit", True))
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, server.handle_exit)
+    print(f"serve: http://{host}:{listener.getsockname()[1]}/ answers when the programs are compiled", flush=True)
+    if not is_loopback(host):
+        print(
+            f"warning: {host} can be reached from other machines{'' if key else f' and no {KEY} is set'}.", flush=True
+        )
+    engine.start()
+    server.run(sockets=[listener])
+    if server.interrupted:
+        raise KeyboardInterrupt
+    if engine.failure:
+        raise engine.failure
+    return 0
+
+
+def settings_of(flags: cli.Flags) -> DecodeSettings:
+    config, path = flags.config, flags.config.drafter.path
+    head = stored_head(path) if path else config.drafter.head
+    return tuned(decode_settings(config.decode, head), path).change(batch_size=config.serve.batch_size)
+
+
+@contextlib.contextmanager
+def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
+    """The models of the recipe, on its mesh, as the engine serves them."""
+    from domino_jax.serving.engine import Served
+
+    config = flags.config
+    shape = config.decode.mesh
+    mesh = decode_mesh(shape.data, shape.tensor, settings.batch_size)
+    with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+        loader = Loader(config.target.path, settings, mesh, functools.partial(drafter_config_of, config), flags.head)
+        target = loader.target()
+        models = loader.models(target, config.drafter.path, settings.modes)
+        if models.drafter:
+            settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
+            print(*notes, sep="\n", end="\n" * bool(notes), flush=True)
+        generator = new_generator(models, settings, target.stop_ids)
+        modes = tuple(dict.fromkeys((BASELINE, *settings.modes)))
+        prefixes = Prefixes(4 * settings.batch_size, int(config.serve.prefix_gib * 2**30))
+        name = pathlib.PurePath(config.target.path).name
+        yield Served(name, models, generator, target.tokenizer, modes, prefixes)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 is any free one."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2_048)
+    except (OSError, OverflowError) as error:
+        raise DominoError(f"--host={host} --port={port} cannot be listened on: {error}; name another.") from error
+    return listener
+
+
+def is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def allow_many_connections() -> None:
+    """Raises the number of files that this process may open to what the system allows; often 1,024 otherwise."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    cli.run(main, required=("config",), optional=("host", "port"))

@@ -1,0 +1,290 @@
+"""The engine thread: requests of all connections through one queue per mode, and what it counts for /metrics."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.prefixes import Prefixes
+from domino_jax.decoding.queue import Queue, Ticket
+from domino_jax.decoding.requests import Request
+from domino_jax.method.pair import Models
+from domino_jax.method.settings import SamplingParams
+from domino_jax.runtime.errors import first_line
+
+ROUNDS = 4  # of a dispatch at most: so long a new request or a lost client waits
+LOADING, READY, DRAINING = "loading", "ready", "draining"
+FAILED, OVERDUE = "error", "timeout"  # finish reasons beside those of Generation
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What a server decodes with. modes: those of requests, the last one is that of requests that name none."""
+
+    name: str
+    models: Models
+    generator: Generator
+    tokenizer: Any
+    modes: tuple[str, ...]
+    prefixes: Prefixes
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What one dispatch added to an answer, the fields of Piece among others.
+
+    drafted, cached: of Ticket, so far.  seconds: of the dispatch.  problem: what went wrong, with FAILED or OVERDUE.
+    """
+
+    token_ids: list[int]
+    accept_lengths: list[int]
+    finish_reason: str | None
+    drafted: int = 0
+    cached: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A request with the function that takes its updates, which the engine thread calls."""
+
+    prompt: list[int]
+    request: Request
+    mode: str
+    deliver: Callable[[Update], None]
+    arrived: float = dataclasses.field(default_factory=time.perf_counter)
+    ticket: Ticket | None = None
+    tokens: int = 0  # delivered so far
+    rounds: int = 0
+    last: float = 0.0  # when
+
+
+class Full(Exception):
+    """A job that is not taken; arguments: why, and the HTTP status."""
+
+
+class Engine(threading.Thread):
+    """Loads the models, compiles the usual programs, and then answers jobs until it is drained or stopped.
+
+    Args:
+        load: gives what is served, within a context (its mesh).
+        most_waiting: requests that may wait for a row.
+        timeout: seconds after which a request is given up, whether it waits or has a row.
+
+    failure: the exception that ended the thread, if one did.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], contextlib.AbstractContextManager[Served]],
+        most_waiting: int,
+        timeout: float,
+    ):
+        super().__init__(name="engine", daemon=True)
+        self.status, self.failure, self.served = LOADING, None, None
+        self.metrics = Metrics()
+        self._load, self._most_waiting, self._timeout = load, most_waiting, timeout
+        self._ended: Callable[[], None] = lambda: None
+        self._jobs: set[Job] = set()
+        self._arrived: list[Job] = []
+        self._cancelled: list[Job] = []
+        self._changed = threading.Condition()
+        self._queues: dict[str, Queue] = {}
+        self.metrics.running.set_function(self._running)
+        self.metrics.waiting.set_function(lambda: max(len(self._jobs) - self._running(), 0))
+
+    # ------------------------------------------------------------------------------------- from other threads
+
+    def submit(self, job: Job) -> None:
+        """Raises Full."""
+        with self._changed:
+            if self.status != READY:  # the thread may have ended
+                raise Full(f"the server is {self.status}.", 503)
+            if len(self._jobs) >= self._most_waiting + self.served.generator.settings.batch_size:
+                raise Full("too many requests wait; try again later.", 429)
+            self._jobs.add(job)
+            self._arrived.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """Frees the job's row at the end of the dispatch that runs; nothing where it is finished."""
+        with self._changed:
+            if job in self._jobs:
+                self._cancelled.append(job)
+                self._changed.notify()
+
+    def when_it_ends(self, call: Callable[[], None]) -> None:
+        """`call` is called when the thread ends."""
+        self._ended = call
+
+    def drain(self) -> None:
+        """Ends the thread when everything that has arrived is answered."""
+        with self._changed:
+            self.status = DRAINING
+            self._changed.notify()
+
+    # ----------------------------------------------------------------------------------------- on this thread
+
+    def run(self) -> None:
+        try:
+            with self._load() as self.served:
+                self._queues = {mode: self._new_queue(mode) for mode in self.served.modes}
+                self._warm_up()
+                with self._changed:
+                    self.status = READY if self.status == LOADING else self.status
+                while self._take_messages():
+                    for mode in self._queues:
+                        self._step(mode)
+        except BaseException as failure:
+            self.failure = failure
+        finally:
+            self.drain()
+            self._fail(list(self._jobs), FAILED, "the server stops.")
+            self._ended()
+
+    def _running(self) -> int:
+        return sum(len(queue.live()) for queue in self._queues.values())
+
+    def _new_queue(self, mode: str) -> Queue:
+        served, settings = self.served, self.served.generator.settings
+        # In fixed shape caches keep their size, and texts that are read in two parts would round otherwise.
+        fixed = settings.fixed_shape
+        prefixes = None if fixed or not served.prefixes.most_bytes else served.prefixes
+        choices = {"open": True, "prefixes": prefixes, "least": settings.cache_length if fixed else 0}
+        return served.generator.queue(served.models, mode, [], [], **choices)
+
+    def _warm_up(self) -> None:
+        """Compiles what requests in the usual mode need: prefills of all lengths, rounds of all batches and caches.
+
+        Programs of other modes are compiled when a request first asks for one.
+        """
+        generator, mode = self.served.generator, self.served.modes[-1]
+        sizes, size = [], generator.settings.batch_size
+        while size:
+            sizes, size = [*sizes, size], generator.smaller_batch(size)
+        longest = generator.limits.room(2)
+        lengths = sorted({min(1 << power, longest) for power in range(4, longest.bit_length() + 1)})
+        largest = {generator.slots(length): length for length in lengths}.values()  # of each size of caches
+        queue = self._queues[mode]
+        for number, length in enumerate(lengths):  # the second prompt of a length starts from the first one's caches
+            for sampling in (SamplingParams(), SamplingParams(1.0))[: 1 + (length in largest)]:
+                for count in sizes if length in largest else sizes[-1:]:
+                    request = generator.request(Request(0, max_new_tokens=2, sampling=sampling))
+                    for _ in range(count):
+                        queue.add([number] * length, request)
+                    while (queue.waiting or queue.live()) and self.status == LOADING:
+                        queue.admit()
+                        self._dispatch(queue, 1)
+                        queue.collect()
+        self.served.prefixes.clear()
+        self._queues[mode] = self._new_queue(mode)
+
+    def _take_messages(self) -> bool:
+        """Waits for work; False when there will be none."""
+        with self._changed:
+            while not (self._arrived or self._cancelled or self._jobs):
+                if self.status == DRAINING:
+                    return False
+                self._changed.wait()
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = self._cancelled, []
+        for job in arrived:
+            job.ticket = self._queues[job.mode].add(job.prompt, job.request)
+        for job in cancelled:
+            self._forget(job)
+        due = time.perf_counter() - self._timeout
+        self._fail(
+            [job for job in list(self._jobs) if job.arrived < due], OVERDUE, f"no answer in {self._timeout:g} seconds."
+        )
+        return True
+
+    def _step(self, mode: str) -> None:
+        queue = self._queues[mode]
+        if not (queue.waiting or queue.live()):
+            return
+        try:
+            if queue.admit():  # the first token is there before any round
+                self._deliver(queue, 0.0)
+            if queue.live():
+                before = queue.clock.decode_seconds  # without compilation
+                self._dispatch(queue, ROUNDS)
+                self._deliver(queue, queue.clock.decode_seconds - before)
+        except jax.errors.JaxRuntimeError as error:  # no memory: what ran is lost, and the server goes on
+            self.served.prefixes.clear()
+            self._fail([job for job in list(self._jobs) if job.mode == mode and job.ticket], FAILED, first_line(error))
+            self._queues[mode] = self._new_queue(mode)
+
+    def _dispatch(self, queue: Queue, rounds: int) -> None:
+        generator, limits = self.served.generator, {"idle": queue.idle(), "clock": queue.clock}
+        queue.state = generator.advance(queue.models, queue.state, queue.mode, rounds, **limits)
+
+    def _deliver(self, queue: Queue, seconds: float) -> None:
+        tickets = set(queue.collect())
+        for job in [job for job in list(self._jobs) if job.ticket in tickets]:
+            ticket = job.ticket
+            new = ticket.token_ids[job.tokens :], ticket.accept_lengths[job.rounds :]
+            if not (new[0] or ticket.finish_reason):  # an admission has read the rows of others too
+                continue
+            update = Update(*new, ticket.finish_reason, ticket.drafted, ticket.cached, seconds)
+            self.metrics.count(job, update)
+            job.tokens, job.rounds, job.last = len(ticket.token_ids), len(ticket.accept_lengths), time.perf_counter()
+            if ticket.finish_reason:
+                self._forget(job)
+            job.deliver(update)
+
+    def _fail(self, jobs: list[Job], reason: str, problem: str) -> None:
+        for job in jobs:
+            self._forget(job)
+            job.deliver(Update([], [], reason, problem=problem))
+
+    def _forget(self, job: Job) -> None:
+        if job.ticket and not job.ticket.finish_reason and self.failure is None:
+            self._queues[job.mode].drop(job.ticket)
+        with self._changed:
+            self._jobs.discard(job)
+
+
+class Metrics:
+    """Prometheus metrics with vLLM's names after the prefix."""
+
+    def __init__(self):
+        self.registry = CollectorRegistry()
+        seconds = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+        def new(kind: type, name: str, text: str, **choices):
+            return kind(f"domino:{name}", text, registry=self.registry, **choices)
+
+        self.running = new(Gauge, "num_requests_running", "Requests that have a row.")
+        self.waiting = new(Gauge, "num_requests_waiting", "Requests that wait for a row.")
+        self.prompt = new(Counter, "prompt_tokens", "Tokens of prompts.")
+        self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
+        self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds that drafted.")
+        self.draft_tokens = new(Counter, "spec_decode_num_draft_tokens", "Tokens that were drafted.")
+        self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
+        self.first = new(Histogram, "time_to_first_token_seconds", "Arrival to first token.", buckets=seconds)
+        self.between = new(Histogram, "inter_token_latency_seconds", "Between two tokens.", buckets=seconds)
+        self.whole = new(Histogram, "e2e_request_latency_seconds", "Arrival to last token.", buckets=seconds)
+
+    def count(self, job: Job, update: Update) -> None:
+        """The update of a job whose own counts are those before it."""
+        now, new = time.perf_counter(), len(update.token_ids)
+        if not job.tokens:
+            self.prompt.inc(len(job.prompt))
+            self.first.observe(now - job.arrived)
+        else:
+            for _ in range(new):
+                self.between.observe((now - job.last) / new)
+        self.generated.inc(new)
+        if update.finish_reason:
+            rounds = job.ticket.accept_lengths
+            self.whole.observe(now - job.arrived)
+            self.drafts.inc(len(rounds))
+            self.draft_tokens.inc(update.drafted)
+            self.accepted.inc(sum(rounds) - len(rounds))

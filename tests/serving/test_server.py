@@ -1,0 +1,301 @@
+"""The server over real sockets: what OpenAI's client sees, refusals, and clients that misbehave."""
+
+import concurrent.futures
+import gc
+import json
+import signal
+import time
+
+import pytest
+
+from domino_jax.decoding.requests import Request
+from domino_jax.method.settings import SamplingParams
+from tests.helpers.serving import (
+    MODEL,
+    QUESTION,
+    asked,
+    get,
+    listening,
+    post,
+    raw_stream,
+    start_command,
+    tiny_engine,
+    wait_for,
+)
+
+pytest.importorskip("starlette", reason="requirements-serve.txt is not installed")
+pytest.importorskip("uvicorn", reason="requirements-serve.txt is not installed")
+openai = pytest.importorskip("openai", reason="openai is not installed")
+
+
+@pytest.fixture(scope="session")
+def engine():
+    return tiny_engine()
+
+
+@pytest.fixture(scope="session")
+def port(engine):
+    with listening(engine) as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def client(port):
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+
+
+def alone(engine, content: str, mode: str = "draft", **sampling) -> str:
+    """The text that a decoding of this prompt alone gives."""
+    served = engine.served
+    row = [{"role": "user", "content": content}]
+    ids = served.tokenizer.apply_chat_template(
+        row, tokenize=True, add_generation_prompt=True, enable_thinking=False, return_dict=False
+    )
+    request = Request(0, sampling.pop("seed", 0), 96, SamplingParams(**sampling))
+    [answer] = served.generator.generate(served.models, [ids], mode, [request]).answers
+    return served.tokenizer.decode(answer.token_ids, skip_special_tokens=True)
+
+
+def metric(port: int, name: str) -> float:
+    lines = [line for line in get(port, "/metrics")[1].splitlines() if line.startswith(f"domino:{name} ")]
+    return float(lines[0].split()[1])
+
+
+def idle(port: int) -> bool:
+    return metric(port, "num_requests_running") == metric(port, "num_requests_waiting") == 0
+
+
+def test_texts_are_those_of_decode_whatever_else_is_in_the_batch(engine, client):
+    """Greedy and sampled requests of both modes together, whole and streamed."""
+    cases = [
+        (QUESTION.replace("46", str(46 + index)), "draft" if index % 3 else "autoregressive", 0.9 * (index % 2), index)
+        for index in range(10)
+    ]
+
+    def ask(case):
+        content, mode, temperature, seed = case
+        fields = {"temperature": temperature, "seed": seed, "extra_body": {"mode": mode, "top_k": 20 * (seed % 4 == 1)}}
+        message = [{"role": "user", "content": content}]
+        if seed % 2:
+            return client.chat.completions.create(model=MODEL, messages=message, **fields).choices[0].message.content
+        parts = client.chat.completions.create(model=MODEL, messages=message, stream=True, **fields)
+        return "".join(part.choices[0].delta.content or "" for part in parts)
+
+    with concurrent.futures.ThreadPoolExecutor(10) as pool:
+        texts = list(pool.map(ask, cases))
+    for text, (content, mode, temperature, seed) in zip(texts, cases, strict=True):
+        top_k = 20 * (seed % 4 == 1)
+        assert text == alone(engine, content, mode, temperature=temperature, seed=seed, top_k=top_k)
+
+
+def test_usage_counts_tokens_drafts_and_the_prefix_of_an_earlier_turn(client):
+    first = asked("Say what 2 + 3 is, please.")["messages"]
+    before = client.chat.completions.create(model=MODEL, messages=first)
+    turn = [
+        *first,
+        {"role": "assistant", "content": before.choices[0].message.content},
+        *asked("And 4 + 5?")["messages"],
+    ]
+    *parts, last = client.chat.completions.create(
+        model=MODEL, messages=turn, stream=True, stream_options={"include_usage": True}
+    )
+    usage, details = last.usage, last.usage.completion_tokens_details
+    assert all(part.usage is None for part in parts) and last.choices == []
+    assert usage.prompt_tokens_details.cached_tokens >= 16
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    # A round emits its accepted drafts and one token more; the prompt's pass emits the first token.
+    rounds = usage.completion_tokens - 1 - details.accepted_prediction_tokens
+    assert 0 < rounds and details.accepted_prediction_tokens + details.rejected_prediction_tokens == 8 * rounds
+
+
+def test_a_stop_string_ends_the_text_before_it_also_across_tokens(engine, client):
+    whole = alone(engine, QUESTION)
+    stop = whole[20:27]  # several tokens
+    for stream in (False, True):
+        answer = client.chat.completions.create(
+            model=MODEL, messages=asked()["messages"], stop=[stop, "nowhere"], stream=stream
+        )
+        if stream:
+            parts = list(answer)
+            text = "".join(part.choices[0].delta.content or "" for part in parts)
+            reason = parts[-1].choices[0].finish_reason
+        else:
+            text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+        assert (text, reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_a_plain_prompt_is_continued_as_text_or_as_ids(client):
+    ids = client.completions.create(model=MODEL, prompt=[5, 6, 7, 8], max_tokens=5)
+    assert (ids.usage.completion_tokens, ids.choices[0].finish_reason) == (5, "length")
+    text = client.completions.create(model=MODEL, prompt="Laura starts with", max_tokens=3)
+    assert text.choices[0].text and [model.id for model in client.models.list()] == [MODEL]
+
+
+BAD = {
+    "{": None,
+    "[1]": None,
+    "[" * 100_000: None,
+    '"\\ud800"': None,
+    json.dumps(asked("\ud800")): "messages",
+    json.dumps(asked(logprobs=True)): "logprobs",
+    json.dumps(asked(tools=[{"type": "function"}])): "tools",
+    json.dumps(asked(n=2)): "n",
+    json.dumps(asked(presence_penalty=0.5)): "presence_penalty",
+    json.dumps(asked(unheard=1)): "unheard",
+    json.dumps(asked(temperature="warm")): "temperature",
+    json.dumps(asked(max_tokens=True)): "max_tokens",
+    json.dumps(asked(max_tokens=97)): None,
+    json.dumps(asked(max_tokens=0)): None,
+    json.dumps(asked(temperature=-1)): None,
+    json.dumps(asked(temperature=float("nan"))): None,
+    json.dumps(asked(top_k=10**30)): None,
+    json.dumps(asked(seed=-1)): None,
+    json.dumps(asked(mode="tree")): "mode",
+    json.dumps(asked(stop=["a", 1])): "stop",
+    json.dumps(asked(stream_options={"continuous": True})): "stream_options",
+    json.dumps(asked(max_tokens=3, max_completion_tokens=4)): "max_tokens",
+    json.dumps(asked("x " * 500)): None,
+    json.dumps(asked([{"type": "image_url", "image_url": {"url": "x"}}])): "messages",
+    json.dumps({"model": MODEL}): "messages",
+    json.dumps(asked() | {"messages": []}): "messages",
+    json.dumps(asked() | {"messages": [5]}): "messages",
+    json.dumps(asked() | {"messages": [{"role": "tool", "content": "x"}]}): "messages",
+}
+
+
+@pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
+def test_what_is_wrong_or_not_supported_is_refused_by_name_with_400(port, body):
+    status, _, answer = post(port, body.encode())
+    assert (status, answer["error"]["type"], answer["error"]["param"]) == (400, "invalid_request_error", BAD[body])
+    assert "Traceback" not in answer["error"]["message"]
+
+
+def test_other_refusals_have_their_status(port):
+    assert post(port, b'{"model": "\xff"}')[0] == 400
+    assert post(port, asked() | {"model": "other"})[0] == 404
+    assert post(port, b" " * (5 << 20))[0] == 413
+    assert post(port, asked(), **{"Content-Type": "text/plain"})[0] == 415  # what other sites' pages can send
+    assert post(port, asked(), path="/v1/embeddings")[0] == 404
+    assert get(port, "/v1/chat/completions")[0] == 405
+    assert get(port, "/health") == (200, "ready") and "<!doctype html>" in get(port, "/")[1]
+
+
+def test_a_key_is_needed_where_one_is_set(engine):
+    with listening(engine, "secret") as port:
+        for header in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "secret"},
+            {"Authorization": "Bearer é"},
+        ):
+            assert post(port, asked(max_tokens=1), **header)[0] == 401
+        assert post(port, asked(max_tokens=1), Authorization="Bearer secret")[0] == 200
+
+
+def test_too_many_requests_are_refused_at_once_and_all_others_answered(port):
+    """Four rows and eight that may wait; 1,000 requests."""
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(lambda _: post(port, asked(max_tokens=4)), range(1_000)))
+    statuses = [status for status, _, _ in answers]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 12
+    assert all("retry-after" in {name.lower() for name in headers} for status, headers, _ in answers if status == 429)
+    texts = {answer["choices"][0]["message"]["content"] for status, _, answer in answers if status == 200}
+    assert len(texts) == 1
+
+
+def test_clients_that_vanish_free_their_rows(port):
+    """In a stream, before its first token, and while they wait for a whole answer."""
+    for stream in (True, False):
+        connections = [raw_stream(port, asked(stream=stream, max_tokens=96)) for _ in range(6)]
+        if stream:
+            connections[0].recv(10)
+        before = metric(port, "generation_tokens_total")
+        for connection in connections:
+            connection.close()
+        wait_for(lambda: idle(port), 60)
+        assert metric(port, "generation_tokens_total") - before < 6 * 96
+    assert post(port, asked(max_tokens=2))[0] == 200
+
+
+def test_a_slow_reader_and_half_sent_requests_hold_up_nobody(engine, port):
+    slow = raw_stream(port, asked(stream=True))
+    half = raw_stream(port, asked())
+    half_open = [raw_stream(port, {}) for _ in range(3)]
+    for connection in half_open:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Le")
+    status, _, answer = post(port, asked())
+    assert status == 200 and answer["choices"][0]["message"]["content"] == alone(engine, QUESTION)
+    received = b""
+    while b"[DONE]" not in received:
+        time.sleep(0.005)
+        received += slow.recv(64)
+    lines = [json.loads(line[6:]) for line in received.decode().splitlines() if line.startswith("data: {")]
+    assert "".join(part["choices"][0]["delta"]["content"] for part in lines) == alone(engine, QUESTION)
+    for connection in (slow, half, *half_open):
+        connection.close()
+
+
+def test_a_dispatch_that_fails_answers_its_requests_and_the_server_goes_on(engine, port, monkeypatch):
+    import jax
+
+    def fails(queue, rounds):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_dispatch", fails)
+        status, _, answer = post(port, asked())
+        assert status == 500 and "RESOURCE_EXHAUSTED" in answer["error"]["message"]
+    assert post(port, asked(max_tokens=3))[0] == 200
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_many_short_requests(port):
+    import psutil
+
+    process = psutil.Process()
+
+    def ask(number: int):
+        return post(port, asked(f"What is {number} + 1?", max_tokens=2, seed=number))[0]
+
+    sizes = []
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        for part in range(4):
+            assert set(pool.map(ask, range(500 * part, 500 * part + 500))) <= {200}
+            gc.collect()
+            sizes.append(process.memory_info().rss)
+    assert sizes[-1] - sizes[1] < 20e6
+
+
+def test_sigterm_answers_what_has_arrived_refuses_what_comes_and_exits_with_0(tmp_path):
+    process, port = start_command(tmp_path / "log")
+    try:
+        assert get(port, "/health")[0] == 503 and post(port, asked())[0] == 503  # it loads
+        wait_for(lambda: get(port, "/health")[0] == 200)
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            answers = [pool.submit(post, port, asked(seed=seed, temperature=1.0)) for seed in range(8)]
+            wait_for(lambda: metric(port, "num_requests_running") > 0, 60)
+            process.send_signal(signal.SIGTERM)
+            statuses = [answer.result()[0] for answer in answers]
+        assert set(statuses) <= {200, 503} and 200 in statuses
+        assert process.wait(60) == 0, (tmp_path / "log").read_text()
+        assert "Traceback" not in (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_server_starts_again_on_the_same_port(tmp_path):
+    process, port = start_command(tmp_path / "log")
+    wait_for(lambda: get(port, "/health")[0] == 200)
+    stream = raw_stream(port, asked(stream=True))
+    stream.recv(10)
+    process.kill()
+    process.wait()
+    while stream.recv(4096):  # the connection ends
+        pass
+    again, _ = start_command(tmp_path / "log", f"--port={port}")
+    try:
+        wait_for(lambda: get(port, "/health")[0] == 200)
+        assert post(port, asked(max_tokens=3))[0] == 200
+    finally:
+        again.kill()
