@@ -27,6 +27,7 @@ class Key:
     least, most: limits that are allowed themselves.  above, below: limits that are not.
     of: the type of the entries of a tuple; limits and choices are then those of each entry.
     shape: whether it decides the shapes of the arrays of a checkpoint.
+    empty: whether "" is allowed; it takes back a text that another recipe sets.
     """
 
     default: Any
@@ -37,6 +38,7 @@ class Key:
     choices: tuple[str, ...] = ()
     of: type | None = None
     shape: bool = False
+    empty: bool = False
 
     def change(self, **fields: Any) -> "Key":
         """The same key with other fields."""
@@ -58,7 +60,8 @@ class Key:
             return f"one of {', '.join(self.choices)}"
         words = {"least": "{} or more", "above": "above {}", "most": "at most {}", "below": "below {}"}
         limits = [text.format(getattr(self, name)) for name, text in words.items() if getattr(self, name) is not None]
-        return " and ".join(limits) or {int: "an integer", str: "a text"}.get(self.of, "a number")
+        kind = self.of or (self.default if isinstance(self.default, type) else type(self.default))
+        return " and ".join(limits) or {int: "an integer", str: "a text"}.get(kind, "a number")
 
     def _allows(self, value: Any) -> bool:  # NaN is in no range
         if self.of and not isinstance(value, (int, float) if self.of is float else self.of):
@@ -70,7 +73,7 @@ class Key:
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
             and (not isinstance(value, int) or abs(value) <= LARGEST)
-            and (value != "" or not (self.of or self.default))
+            and (value != "" or self.empty or not (self.of or self.default))
         )
 
 
