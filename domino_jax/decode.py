@@ -101,7 +101,7 @@ def main(flags: cli.Flags) -> None:
             models = loader.models(loaded, config.drafter.path, settings.modes)
             drafter = models.drafter and models.drafter.config
             if drafter:
-                settings, notes = fit_to_drafter(settings, drafter, flags.given)
+                settings, notes = fit_to_drafter(settings, drafter, flags.set_keys)
                 for note in notes:
                     say(note)
             prompts = fitting([new_generator(models, settings)], prompts)
@@ -212,7 +212,7 @@ def load_compared(
         settings = info.requested
         if flags.config.decode.modes is None:
             settings = settings.change(modes=default_modes(models.drafter.config))
-        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
+        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
         drafters[name] = ComparedDrafter(loading.portable(path), models, settings)
         for note in notes:
             say(f"{name}: {note}")

@@ -60,7 +60,7 @@ from domino_jax.weights.loading import (
 def main(flags: cli.Flags) -> int | None:
     # 1. The recipe, and its workdir. A finished run is shown.
     config = flags.config
-    rules.check(config, "dry_run" if flags.dry_run else "train", flags.given)
+    rules.check(config, "dry_run" if flags.dry_run else "train", flags.set_keys)
     if flags.dry_run:
         return dry_run.main(flags)
     train, target, recipe = config.train, config.target, loading.resolved(config)

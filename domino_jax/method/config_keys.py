@@ -29,13 +29,13 @@ WRITTEN_WITH = "use the config.json that was written with these weights."
 
 def either(raw: dict[str, Any], nested: dict[str, Any], name: str) -> Any:
     """A key that may be at top level, in dflash_config, or in both when they agree; None when absent."""
-    found = [place[name] for place in (raw, nested) if place.get(name) is not None]
-    if len(found) == 2 and found[0] != found[1]:
+    stated = [place[name] for place in (raw, nested) if place.get(name) is not None]
+    if len(stated) == 2 and stated[0] != stated[1]:
         raise DataError(
-            f"the drafter's config.json gives {name} = {found[0]!r} at top level and {found[1]!r} in "
+            f"the drafter's config.json gives {name} = {stated[0]!r} at top level and {stated[1]!r} in "
             f"dflash_config; {WRITTEN_WITH}"
         )
-    return found[0] if found else None
+    return stated[0] if stated else None
 
 
 def boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | None:
@@ -110,11 +110,11 @@ def refuse_variants(raw: dict[str, Any], nested: dict[str, Any], known: Collecti
     refuse_values(nested, refused, "dflash_config.")
     for part, place in ((raw, ""), (nested, "dflash_config.")):
         refuse_unsupported({name: value for name, value in part.items() if name not in known}, place)
-    for name, own in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
+    for name, twin in (("draft_vocab_size", "vocab_size"), ("target_hidden_size", "hidden_size")):
         value = either(raw, nested, name)
-        if value is not None and value != raw.get(own):
+        if value is not None and value != raw.get(twin):
             raise DataError(
-                f"the drafter's config.json has {name} {quote(value)} and {own} {quote(raw.get(own))}; a drafter with"
+                f"the drafter's config.json has {name} {quote(value)} and {twin} {quote(raw.get(twin))}; a drafter with"
                 " another vocabulary or width than its target is not supported."
             )
 

@@ -44,17 +44,17 @@ class Head(nn.Module):
         """State, the token before the slot, and the slot's half → (the state after that token, code [..., E])."""
         raise NotImplementedError
 
-    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
         """Codes [B, t, E] of the first t slots at once, from their halves and x [B, t, ...], the tokens before them.
 
-        They equal those of t steps. With `kept`, bool [B, 1, E], the numbers that it leaves out are 0 wherever the head
-        reads or makes them: the codes are those of a head of the rank that is kept.
+        They equal those of t steps. With `rank_mask`, bool [B, 1, E], the numbers that it leaves out are 0 wherever the
+        head reads or makes them: the codes are those of a head of the rank that is left.
         """
         raise NotImplementedError
 
-    def codes(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+    def codes(self, z: Hidden, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
         """`codes_after` from z [B, T, D] of a block."""
-        return self.codes_after(self.hidden_half(z), x, kept)
+        return self.codes_after(self.hidden_half(z), x, rank_mask)
 
     def last_matrix(self, **choices: Any) -> Linear:
         """The matrix [E, V], stored as the parameter up/kernel; choices: of Linear."""
@@ -93,9 +93,9 @@ class Head(nn.Module):
         return self.residual(self.codes(z, x))
 
 
-def cut_ranks(values: jax.Array, kept: jax.Array | None) -> jax.Array:
-    """values [..., E] with 0 at the ranks that `kept`, bool [..., E], leaves out; None: as they are."""
-    return values if kept is None else values * kept.astype(values.dtype)
+def cut_ranks(values: jax.Array, rank_mask: jax.Array | None) -> jax.Array:
+    """values [..., E] with 0 at the ranks that `rank_mask`, bool [..., E], leaves out; None: as they are."""
+    return values if rank_mask is None else values * rank_mask.astype(values.dtype)
 
 
 class SplitLinear(nn.Module):

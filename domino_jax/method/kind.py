@@ -102,11 +102,11 @@ class Kind:
         """The tensors of the head."""
         return []
 
-    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, ...], tuple]:
+    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, ...], tuple]:
         """For each parameter of the head that has ranks, but for the last matrix, by axis the rank of each place.
 
         Args:
-            own: [E], 0, 1, …, the ranks.  width: [D], that of places which belong to z: ranks.NO_RANK.
+            ranks: [E], 0, 1, ….  width: [D], that of places which belong to z: ranks.NO_RANK.
         """
         raise NotImplementedError
 

@@ -198,13 +198,13 @@ class Objective:
     def slice_blocks(self) -> int:
         return self.settings.slice_blocks
 
-    def extra(self, models: Any, z: Hidden, before: jax.Array, kept: jax.Array | None) -> Any:
+    def extra(self, models: Any, z: Hidden, before: jax.Array, rank_mask: jax.Array | None) -> Any:
         """What else the loss of a head reads of its blocks, a tree of float arrays [B, A, ...].
 
         Args:
             models: pair.Models.  z: [B, A, G, D].  before: int32 [B, A, T], the tokens before the slots that the head
                 sees.
-            kept: bool [B, A, E], the ranks of the head that remain; None: all.
+            rank_mask: bool [B, A, E], the ranks of the head that remain; None: all.
         """
         return None
 

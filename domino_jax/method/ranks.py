@@ -44,12 +44,12 @@ def with_head_rank(config: Any, rank: int, name: str = "decode.head_rank") -> An
     Raises:
         DominoError: a rank that the head does not have.
     """
-    own = config.head_rank if config.has_backbone else 0
-    if rank and not own:
+    largest = config.head_rank if config.has_backbone else 0
+    if rank and not largest:
         raise DominoError(f"{name} is {rank}, but this drafter ({config.head}) has no head with a rank; set it to 0.")
-    if not 0 <= rank <= own:
+    if not 0 <= rank <= largest:
         raise DominoError(
-            f"{name} is {rank}, but this drafter's head has rank {own}; give at most that, or 0 for all of it."
+            f"{name} is {rank}, but this drafter's head has rank {largest}; give at most that, or 0 for all of it."
         )
     return dataclasses.replace(config, **{config.rank_key: rank}) if rank else config
 
@@ -83,5 +83,5 @@ def _places(ranks: np.ndarray, rank: int) -> np.ndarray | slice:
 def rank_axes(config: DrafterConfig) -> dict[tuple[str, str], tuple[np.ndarray | None, ...]]:
     """For each parameter of the head that has ranks, by axis the rank of each place: NO_RANK where a place belongs to
     another input, None for an axis without ranks."""
-    own, width = np.arange(config.head_rank), np.full(config.hidden_size, NO_RANK)
-    return {("up", "kernel"): (own, None), **config.head_ranks(own, width)}
+    ranks, width = np.arange(config.head_rank), np.full(config.hidden_size, NO_RANK)
+    return {("up", "kernel"): (ranks, None), **config.head_ranks(ranks, width)}

@@ -113,7 +113,7 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
     logits = logits.astype(jnp.float32)
     if params.greedy:
         return logits
-    given = logits
+    unchanged = logits
     temperature, top_k, top_p, min_p = params.columns()
     # A greedy row among others divides by 1; its result is discarded below.
     divisor = jnp.where(temperature > 0, temperature, 1.0)
@@ -133,7 +133,7 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
         edge = jnp.where(top_p < 1.0, _pool_threshold((pool - top) / divisor, logits, top_p), -jnp.inf)
         logits = jnp.where(logits >= edge, logits, -jnp.inf)
     logits = jnp.where(logits >= logits.max(axis=-1, keepdims=True) + jnp.log(min_p), logits, -jnp.inf)
-    return jnp.where(temperature > 0, logits, given)
+    return jnp.where(temperature > 0, logits, unchanged)
 
 
 def _top_k(logits: Logits, pool: int, top_k: int | jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -206,15 +206,15 @@ def with_stored_weights(state: TrainState, config: AnyConfig, train, loaded: Loa
     return state
 
 
-def _with_params(state: TrainState, given: dict) -> TrainState:
-    """The state whose parameters, or a part of their tree, are replaced by the given ones."""
+def _with_params(state: TrainState, stored: dict) -> TrainState:
+    """The state whose parameters, or a part of their tree, are replaced by stored ones."""
 
     def merged(old: Any, new: Any) -> Any:
         if isinstance(new, dict):
             return {**old, **{name: merged(old[name], part) for name, part in new.items()}}
         return jax.device_put(np.asarray(new), old.sharding)
 
-    return state.replace(params=merged(state.params, given), ema=merged(state.ema, given) if state.ema else {})
+    return state.replace(params=merged(state.params, stored), ema=merged(state.ema, stored) if state.ema else {})
 
 
 def train_step_of(config, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: Mesh, state_shapes: Any):
@@ -275,16 +275,16 @@ def evaluation_rows(config, rows: TrainingRows, check: Callable[[dict], None]) -
     """
     if config.eval.prompts:
         return read_prompts(config.eval.prompts, config.eval.num_prompts, config.data.skip_bad_rows, check)
-    found = rows.held_out_prompts()[: config.eval.num_prompts]
-    if not found:
+    held_out = rows.held_out_prompts()[: config.eval.num_prompts]
+    if not held_out:
         raise DataError(
             f"{config.data.train} has {rows.num_read} rows: too few to hold prompts out for evaluation (one prompt in "
             f"{SHARE}, of at most half of data.max_length {config.data.max_length}).\n"
             "Name prompts with --config.eval.prompts=PROMPTS.jsonl, or set --config.eval.every=0."
         )
-    for row in found:
+    for row in held_out:
         check(row)
-    return found
+    return held_out
 
 
 def describe_run(config) -> str:

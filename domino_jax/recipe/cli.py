@@ -54,7 +54,7 @@ CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "spec
 class Flags:
     """What was given on the command line; None (or empty) where a flag was not.
 
-    given: the recipe's keys that the command line sets, as "decode.num_drafts".
+    set_keys: the recipe's keys that the command line sets, as "decode.num_drafts".
     """
 
     config: config_dict.ConfigDict | None = None
@@ -71,12 +71,12 @@ class Flags:
     interactive: bool = False
     dry_run: bool = False
     topology: str | None = None
-    given: frozenset[str] = frozenset()
+    set_keys: frozenset[str] = frozenset()
 
     @property
     def head(self) -> str | None:
         """drafter.head where the command line sets it: the head that a drafter's folder must then have."""
-        return self.config.drafter.head if "drafter.head" in self.given else None
+        return self.config.drafter.head if "drafter.head" in self.set_keys else None
 
 
 def run(
@@ -158,10 +158,10 @@ def parse(argv: Sequence[str], required: Sequence[str], optional: Sequence[str] 
     _check_required(values, required)
     if "topology" in names and values.topology and not values.dry_run:
         raise DominoError(f"--topology={values.topology} is for --dry_run alone: add --dry_run or take it out.")
-    given = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
-    given |= {name: tuple(given[name]) for name in LISTS if name in given}
+    stated = {name: getattr(values, name) for name in names if name in values and values[name].value is not None}
+    stated |= {name: tuple(stated[name]) for name in LISTS if name in stated}
     overrides = (OVERRIDE.fullmatch(argument) for argument in argv[1:])
-    return Flags(**given, given=frozenset(match[1] for match in overrides if match))
+    return Flags(**stated, set_keys=frozenset(match[1] for match in overrides if match))
 
 
 def _define(name: str, values: absl_flags.FlagValues) -> None:

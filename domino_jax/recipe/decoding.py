@@ -77,11 +77,11 @@ def _check_prompt_flags(flags: cli.Flags) -> None:
         (flags.prompt or "").encode()
     except UnicodeEncodeError as error:
         raise DominoError(f"--prompt={flags.prompt!a} is not valid UTF-8; write it in UTF-8.") from error
-    given = "--prompts" if flags.prompts else "--prompt" if flags.prompt else None
+    flag = "--prompts" if flags.prompts else "--prompt" if flags.prompt else None
     if flags.prompts and flags.prompt:
         raise DominoError("--prompts and --prompt are both given; decode the rows of a file or one text, not both.")
-    if flags.config.decode.tasks and given:
-        raise DominoError(f"config.decode.tasks and {given} are both given; decode tasks or prompts, not both.")
+    if flags.config.decode.tasks and flag:
+        raise DominoError(f"config.decode.tasks and {flag} are both given; decode tasks or prompts, not both.")
     if flags.interactive:
         for name, value in (("--output", flags.output), ("--prompt", flags.prompt), ("--prompts", flags.prompts)):
             if value:
@@ -147,12 +147,12 @@ def read_file_rows(
 
 
 def fit_to_drafter(
-    settings: DecodeSettings, drafter: AnyConfig, given: Collection[str]
+    settings: DecodeSettings, drafter: AnyConfig, set_keys: Collection[str]
 ) -> tuple[DecodeSettings, list[str]]:
     """Settings that the drafter's block allows, and a note for each value of the recipe that was lowered.
 
     Args:
-        given: keys set on the command line, as "decode.num_drafts".
+        set_keys: those set on the command line, as "decode.num_drafts".
 
     Raises:
         DominoError: a value set on the command line is too large.
@@ -163,7 +163,7 @@ def fit_to_drafter(
         if value <= most:
             return value
         text = f"config.{key} is {value}, but {reason}"
-        if key in given:
+        if key in set_keys:
             raise DominoError(f"{text}: lower it to {most} or less.")
         notes.append(f"note: {text}: lowered to {most}.")
         return most
@@ -200,7 +200,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
     models = loader.models(loaded, flags.config.drafter.path, (mode,))
     console = rich.console.Console(file=None if distributed.is_primary() else io.StringIO())
     if models.drafter:
-        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.given)
+        settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
     generator = new_generator(models, settings.change(batch_size=1), loaded.stop_ids)

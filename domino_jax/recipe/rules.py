@@ -21,24 +21,23 @@ WITH_TABLES = tuple(head for head in HEADED if KINDS[head].table_fields)  # whos
 READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
 
 
-def check(config: config_dict.ConfigDict, command: str, given: Collection[str] = ()) -> None:
+def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str] = ()) -> None:
     """Refuse a recipe whose values are out of range or do not fit together.
 
     Args:
       config: the recipe with the command line's values in it.
       command: train, dry_run (train without data), decode or regenerate; what only one of them reads is required by
         that one alone.
-      given: keys that the command line sets; such a key is refused where the drafter does not read it.
+      set_keys: keys that the command line sets; such a key is refused where the drafter does not read it.
     """
     for key, declared, value in walk(config):
         if change := declared.problem(value):
             require(False, key, value, change)
-    training = command in ("train", "dry_run")  # the others take a drafter as it is
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
-    if training:
-        rules += [*_unread_rules(config, given), *_window_rules(config.drafter), *_training_rules(config)]
-        rules += [*_start_rules(config), *_loss_rules(config)]
-        rules += [*_rank_rules(config), *KINDS[config.drafter.head].rules(config)]
+    if command in ("train", "dry_run"):  # the others take a drafter as it is
+        rules += [*_unread_rules(config, set_keys), *_window_rules(config.drafter), *_training_rules(config)]
+        rules += [*_start_rules(config), *_loss_rules(config), *_rank_rules(config)]
+        rules += KINDS[config.drafter.head].rules(config)
     if command == "train":
         rules += _data_rules(config)
     for rule in rules:
@@ -64,11 +63,11 @@ def refuse(problem: Problem | None) -> None:
 # -------------------------------------------------------------------------------------------------- drafter, training
 
 
-def _unread_rules(config, given: Collection[str]) -> list[Rule]:
+def _unread_rules(config, set_keys: Collection[str]) -> list[Rule]:
     """Keys of the drafter section that the command line sets and the drafter does not read."""
     head = config.drafter.head
     change = f"drafter.head {head} does not read it; leave it out"
-    return [(reads(head, key), key, value, change) for key, _, value in walk(config) if key in given]
+    return [(reads(head, key), key, value, change) for key, _, value in walk(config) if key in set_keys]
 
 
 def reads(head: str, key: str) -> bool:

@@ -83,7 +83,7 @@ def test_every_command_of_the_pages_parses_and_passes_the_checks_of_its_recipe(l
     flags = cli.parse([command, *words[1:]], required, optional)
     if flags.config:
         checked = {"train": "dry_run" if flags.dry_run else "train", "tune": "decode"}
-        rules.check(flags.config, checked.get(command, command), flags.given)
+        rules.check(flags.config, checked.get(command, command), flags.set_keys)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -56,7 +56,7 @@ def test_flags_know_which_values_of_the_recipe_they_set():
     flags = cli.parse(
         [*argv, "--noconfig.decode.ignore_eos"], ("config",), ("prompt", "interactive", "distributed", "output")
     )
-    assert flags.given == {"decode.num_drafts", "decode.ignore_eos"}
+    assert flags.set_keys == {"decode.num_drafts", "decode.ignore_eos"}
 
 
 def test_rows_of_a_prompts_file_are_grouped_by_task_and_only_texts_name_one(tmp_path):

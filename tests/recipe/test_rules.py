@@ -13,22 +13,22 @@ from tests.helpers.recipes import recipe, set_value
 NAN, INF = float("nan"), float("inf")
 
 
-def refusal(changes, command="train", given=()):
+def refusal(changes, command="train", set_keys=()):
     """The message about a sound recipe with these changes."""
     config = recipe()
     for key, value in changes.items():
         set_value(config, key, value)
     with pytest.raises(DominoError) as refused:
-        rules.check(config, command, given)
+        rules.check(config, command, set_keys)
     assert refused.value.exit_code == 2
     return str(refused.value)
 
 
-def passes(changes, command="train", given=()):
+def passes(changes, command="train", set_keys=()):
     config = recipe()
     for key, value in changes.items():
         set_value(config, key, value)
-    rules.check(config, command, given)
+    rules.check(config, command, set_keys)
 
 
 @pytest.mark.parametrize("command", ["train", "decode", "regenerate"])
@@ -178,13 +178,13 @@ def test_a_key_of_the_command_line_that_the_drafter_does_not_read_is_refused(hea
     changes = {"drafter.head": head, key: value}
     passes(changes)  # in a recipe file
     passes(changes, "decode", {key})
-    assert f"config.{key} is {value!r}: drafter.head {head}" in refusal(changes, given={key, "train.steps"})
+    assert f"config.{key} is {value!r}: drafter.head {head}" in refusal(changes, set_keys={key, "train.steps"})
 
 
 def test_a_key_of_its_own_section_is_read():
     for head, kind in KINDS.items():
-        given = {"drafter.head", *(f"drafter.{head}.{name}" for name in kind.recipe_keys)}
-        passes({"drafter.head": head}, given=given)
+        set_keys = {"drafter.head", *(f"drafter.{head}.{name}" for name in kind.recipe_keys)}
+        passes({"drafter.head": head}, set_keys=set_keys)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -101,8 +101,8 @@ class Dflash2Config(DrafterConfig):
             linear(f"{name}.hidden_projection", ("head", "hidden_projection"), self.selector_rank, self.hidden_size),
         ]
 
-    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, str], tuple]:
-        return {("predecessor", "embedding"): (None, own), ("hidden_projection", "kernel"): (None, own)}
+    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, str], tuple]:
+        return {("predecessor", "embedding"): (None, ranks), ("hidden_projection", "kernel"): (None, ranks)}
 
     def aliases(self) -> dict[str, str]:
         # As modules of embeddings in z-lab's loader and in a branch of speculators.
@@ -182,8 +182,8 @@ class Selector(Head):
     def step(self, state: tuple, x: jax.Array, half: jax.Array) -> tuple[tuple, jax.Array]:
         return (), self.look_up(x) * half
 
-    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        return cut_ranks(self.step((), x, half)[1], kept)
+    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
+        return cut_ranks(self.step((), x, half)[1], rank_mask)
 
 
 # ----------------------------------------------------------------------------------------------------------------- loss

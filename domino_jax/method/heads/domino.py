@@ -95,8 +95,8 @@ class DominoConfig(DrafterConfig):
             linear("embed_proj.2", ("head", "up"), self.vocab_size, self.emb_dim),
         ]
 
-    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, str], tuple]:
-        return {("down", "kernel"): (None, own)}
+    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, str], tuple]:
+        return {("down", "kernel"): (None, ranks)}
 
     def sglang_refusal(self) -> str | None:
         if self.pure_draft_prefix_len != 1:
@@ -173,8 +173,8 @@ class DominoHead(Head):
         state = jax.lax.optimization_barrier(self.gru.advance(state, self.gru.input_gates(x)))
         return state, self._code(half, state)
 
-    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        return cut_ranks(self._code(half, self.prefix_states(x)), kept)
+    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
+        return cut_ranks(self._code(half, self.prefix_states(x)), rank_mask)
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t."""

@@ -365,19 +365,19 @@ def _layer_ids(raw: dict[str, Any], nested: dict[str, Any], target_layers: int |
 
     target_layers: for the public rule, where neither place has them.
     """
-    found = {}
+    stated = {}
     places = ((f"eagle_config.{LAYER_IDS}", nested.get(LAYER_IDS), 0), (LAYER_IDS, raw.get(LAYER_IDS), 1))
     for place, ids, shift in places:
         if ids is not None:
-            found[place] = tuple(integer(place, index) - shift for index in listed(place, ids))
-    if len(set(found.values())) > 1:
+            stated[place] = tuple(integer(place, index) - shift for index in listed(place, ids))
+    if len(set(stated.values())) > 1:
         raise DataError(
             f"the drafter's config.json has {LAYER_IDS} {list(nested[LAYER_IDS])} in eagle_config and"
             f" {list(raw[LAYER_IDS])} at top level, where the same layers are one higher each; {WRITTEN_WITH}"
         )
-    if not found and target_layers is None:
+    if not stated and target_layers is None:
         raise DataError(f"the drafter's config.json lacks eagle_config.{LAYER_IDS}.")
-    ids = next(iter(found.values())) if found else default_layer_ids(target_layers)
+    ids = next(iter(stated.values())) if stated else default_layer_ids(target_layers)
     _check_ids(ids, LARGEST_LAYERS, f"\n{COUNTING}")
     return ids
 

@@ -148,15 +148,15 @@ class MarkovConfig(DrafterConfig):
             table += biased("confidence_head.proj", ("head", "confidence_proj"), 1, inputs)
         return table
 
-    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, str], tuple]:
-        axes = {("predecessor", "embedding"): (None, own)}
+    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, str], tuple]:
+        axes = {("predecessor", "embedding"): (None, ranks)}
         if self.markov_head_type == GATED:
-            axes |= {("gate", "kernel"): (np.concatenate([width, own]), own), ("gate", "bias"): (own,)}
+            axes |= {("gate", "kernel"): (np.concatenate([width, ranks]), ranks), ("gate", "bias"): (ranks,)}
         if self.markov_head_type == RNN:
-            parts = np.tile(own, 3)
-            axes |= {("joint", "kernel"): (np.concatenate([own, own, width]), parts), ("joint", "bias"): (parts,)}
+            parts = np.tile(ranks, 3)
+            axes |= {("joint", "kernel"): (np.concatenate([ranks, ranks, width]), parts), ("joint", "bias"): (parts,)}
         if self.confidence_head_with_markov:
-            axes["confidence_proj", "kernel"] = (np.concatenate([width, own]), None)
+            axes["confidence_proj", "kernel"] = (np.concatenate([width, ranks]), None)
         return axes
 
     @classmethod
@@ -266,28 +266,28 @@ class MarkovHead(Head):
         state, code = self._recur(state, half + self.joint.part(1, v), self.joint.matrix(0))
         return jax.lax.optimization_barrier(state), code  # as in the Domino head
 
-    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        v = cut_ranks(self.look_up(x), kept)
+    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
+        v = cut_ranks(self.look_up(x), rank_mask)
         if self.config.markov_head_type != RNN:
             return self._gated(v, half)
         shares = half + self.joint.part(1, v)
         start, matrix = self.initial_state(len(x)), self.joint.matrix(0)
-        kept = None if kept is None else kept[:, 0]
+        rank_mask = None if rank_mask is None else rank_mask[:, 0]
 
         def recur(state, share):
-            return tuple(cut_ranks(values, kept) for values in self._recur(state, share, matrix))
+            return tuple(cut_ranks(values, rank_mask) for values in self._recur(state, share, matrix))
 
         return jax.lax.scan(recur, start, shares.swapaxes(0, 1))[1].swapaxes(0, 1)
 
-    def confidence(self, z: Hidden, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+    def confidence(self, z: Hidden, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
         """Logits float32 [...] of a draft's chance to be accepted, given that those before it were.
 
         Args:
-            z: [..., D] of the slots.  x: int32 [...], the tokens before them.  kept: bool [..., E] as of `codes`.
+            z: [..., D] of the slots.  x: int32 [...], the tokens before them.  rank_mask: bool [..., E] as of `codes`.
         """
         logit = self.confidence_proj.part(0, z, bias=True)
         if self.config.confidence_head_with_markov:
-            logit += self.confidence_proj.part(1, cut_ranks(self.look_up(x), kept))
+            logit += self.confidence_proj.part(1, cut_ranks(self.look_up(x), rank_mask))
         return logit[..., 0].astype(jnp.float32)
 
     def _gated(self, v: jax.Array, half: jax.Array) -> jax.Array:
@@ -330,10 +330,10 @@ class MarkovObjective(Objective):
     Outputs: target where settings.reads_target; extra: confidence logits [n, G], or None without a confidence head.
     """
 
-    def extra(self, models: Any, z: Hidden, before: jax.Array, kept: jax.Array | None) -> jax.Array | None:
+    def extra(self, models: Any, z: Hidden, before: jax.Array, rank_mask: jax.Array | None) -> jax.Array | None:
         if not models.drafter.config.has_confidence:
             return None
-        return models.confidence(z, before, None if kept is None else kept[:, :, None])
+        return models.confidence(z, before, None if rank_mask is None else rank_mask[:, :, None])
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         sums = super().block_sums(outputs, labels)
