@@ -34,6 +34,7 @@ from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.recipe.cli import check_key
 from domino_jax.recipe.loading import load_recipe
+from domino_jax.recipe.values import key_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training.metrics import read_rows
 
@@ -102,7 +103,7 @@ def names_of(options: argparse.Namespace) -> list[str]:
 
 def nested_and_alone(head: str) -> tuple[tuple[str, Changes], dict[int, tuple[str, Changes]]]:
     """(name, changes) of the nested training, and of the training at each rank alone."""
-    key, changes = f"drafter.{KINDS[head].rank_key}", HEADS[head]
+    key, changes = key_of(head, KINDS[head].rank_key), HEADS[head]
     ranks = [round(scale * RANK) for scale in SCALES]
     alone = {rank: (f"{head}_rank{rank}", {**changes, key: rank}) for rank in ranks}
     if head == "domino":  # as the ablation's table of ranks has them

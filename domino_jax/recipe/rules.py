@@ -13,7 +13,7 @@ from domino_jax.method.keys import walk
 from domino_jax.method.kind import Rule
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, MODES, Problem, TreeSettings, refused_mode
-from domino_jax.recipe.values import decode_settings, head_rank, modes_of, shifts_labels
+from domino_jax.recipe.values import decode_settings, head_rank, key_of, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError
 
 HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
@@ -184,18 +184,19 @@ def _start_rules(config) -> list[Rule]:
 
 def _rank_rules(config) -> list[Rule]:
     """The ranks that a head is cut to in training."""
-    scales, key, rank = config.train.rank_scales, "train.rank_scales", head_rank(config)
+    scales, key, rank, head = config.train.rank_scales, "train.rank_scales", head_rank(config), config.drafter.head
     if not scales:
         return []
+    rank_key = key_of(head, KINDS[head].rank_key)
     broken = [scale for scale in scales if (scale * rank) % 1 or scale * rank < 1]
     return [
-        (rank > 0, key, scales, f"drafter.head {config.drafter.head} has no rank; leave it out"),
+        (rank > 0, key, scales, f"drafter.head {head} has no rank; leave it out"),
         (max(scales) == 1, key, scales, 'the largest has to be 1, as in "(0.25,0.5,1.0)"'),
         (
             not broken,
             key,
             scales,
-            f"{', '.join(map(str, broken))} of the head's rank {rank} is no whole number; change one of the two",
+            f"{', '.join(map(str, broken))} of {rank_key} {rank} is no whole number; change one of the two",
         ),
         (
             config.train.head_tokens == "text",

@@ -16,6 +16,12 @@ def convolution_taps(drafter) -> int:
     return KINDS[drafter.head].conv_taps if drafter.conv_kernel_size is None else drafter.conv_kernel_size
 
 
+def key_of(head: str, field: str) -> str:
+    """The recipe's key of a field of a drafter's config; a head's section has it under the same last words."""
+    names = [name for name in KINDS[head].recipe_keys if f"_{field}".endswith(f"_{name}")]
+    return f"drafter.{head}.{names[0]}" if names else f"drafter.{field}"
+
+
 def head_rank(config) -> int:
     """The rank of the recipe's head; 0 without one."""
     kind = KINDS[config.drafter.head]

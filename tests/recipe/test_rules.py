@@ -3,7 +3,7 @@
 import pytest
 
 from domino_jax.method.keys import LARGEST, walk
-from domino_jax.method.kinds import HEADS, KINDS, ROW_DRAFTERS
+from domino_jax.method.kinds import KINDS, ROW_DRAFTERS
 from domino_jax.method.settings import canonical_mode, supported_modes
 from domino_jax.recipe import loading, rules
 from domino_jax.recipe.values import decode_settings, modes_of
@@ -149,7 +149,7 @@ SOUND = [
     {"data.held_out": 0, "eval.prompts": "p.jsonl"},
     {**HELD_OUT, **MARKOV, "decode.confidence": 0.5},
     {**HELD_OUT, "decode.modes": ("autoregressive",), "decode.num_drafts": 99},  # nothing is drafted
-    *({**HELD_OUT, "drafter.head": head} for head in HEADS),
+    *({**HELD_OUT, "drafter.head": head} for head in KINDS),
 ]
 
 
@@ -187,7 +187,7 @@ def test_a_key_of_its_own_section_is_read():
         passes({"drafter.head": head}, set_keys=set_keys)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", KINDS)
 def test_modes_that_are_left_open_are_those_of_the_drafter(head):
     config = recipe()
     config.drafter.head = head
