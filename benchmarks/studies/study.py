@@ -159,7 +159,7 @@ class Study:
 
     def _on_answers(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Flags of a training: what the command line gives goes over what the study gives, if the head reads it."""
-        head = values.get("drafter.head", "domino")
+        head = self.overrides.get("config.drafter.head", values.get("drafter.head", "domino"))
         overrides = {flag: text for flag, text in self.overrides.items() if reads(head, flag.removeprefix("config."))}
         flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **overrides}
         rows = self.workdir / f"{self.prefix}rows.jsonl"
