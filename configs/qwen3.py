@@ -45,7 +45,7 @@ def _target(hub_id: str) -> Section:
 
 def _drafter() -> Section:
     return section(
-        path=Key(str, empty=True),  # decode: a Hugging Face folder or a train workdir
+        path=Key(str),  # decode: a Hugging Face folder or a train workdir
         # none is the backbone alone. eagle3 and medusa have no backbone: they read their own sections alone, eagle3
         # intermediate_size and target_layer_ids as well (docs/heads.md).
         head=Key("domino", choices=tuple(KINDS), shape=True),
@@ -152,7 +152,7 @@ def _evaluation() -> Section:
     return section(
         # Held-out prompt rows, also of decode and tune without --prompts. Absent: evaluations use those of
         # data.held_out.
-        prompts=Key(str, empty=True),
+        prompts=Key(str),
         num_prompts=Key(64, least=1),
         batch_size=Key(16, least=1),  # prompts decoded together; τ does not depend on it, the time does
         # Steps between evaluations, 0: none. A fixed number, so that every process and every start agree: one that

@@ -27,7 +27,6 @@ class Key:
     least, most: limits that are allowed themselves.  above, below: limits that are not.
     of: the type of the entries of a tuple; limits and choices are then those of each entry.
     shape: whether it decides the shapes of the arrays of a checkpoint.
-    empty: whether "" is allowed; it takes back a text that another recipe sets.
     """
 
     default: Any
@@ -38,7 +37,6 @@ class Key:
     choices: tuple[str, ...] = ()
     of: type | None = None
     shape: bool = False
-    empty: bool = False
 
     def change(self, **fields: Any) -> "Key":
         """The same key with other fields."""
@@ -73,7 +71,7 @@ class Key:
             and (self.above is None or value > self.above)
             and (self.below is None or value < self.below)
             and (not isinstance(value, int) or abs(value) <= LARGEST)
-            and (value != "" or self.empty or not (self.of or self.default))
+            and (value != "" or self.default in ("", str))  # "" takes back what a recipe sets
         )
 
 
