@@ -111,6 +111,7 @@ def settings_of(config) -> DecodeSettings:
         dtype=config.target.dtype,
         draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,
+        head_passes=config.decode.head_passes,
         head_rank=config.decode.head_rank,
     )
 

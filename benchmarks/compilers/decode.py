@@ -1,14 +1,14 @@
 """docs/compilers.md: what decoding costs on devices that are not present, by their compilers.
 
-    python -m benchmarks.compilers.decode --folder=/tmp/compile_decode [--what=chains,trees,contexts] [--only=8b]
+    python -m benchmarks.compilers.decode --folder=/tmp/compile_decode [--what=chains,heads,trees,contexts] [--only=8b]
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode --small     # a test of the command, on a CPU
 
 chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round; head and round with few
-candidates and over the whole vocabulary. trees: proposal, verify and commit of 16 to 128 nodes, and a round. contexts:
-step and round over caches of 512 to 32,768 slots for 1 to 32 requests, and rounds of one request with a draft window.
-From shapes alone (programs.py).
+candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and 6 passes. trees:
+proposal, verify and commit of 16 to 128 nodes, and a round. contexts: step and round over caches of 512 to 32,768 slots
+for 1 to 32 requests, and rounds of one request with a draft window. From shapes alone (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
-again. It then writes one table for each of the three into the page, and a CSV file. It needs requirements-compile.txt.
+again. It then writes one table for each of these into the page, and a CSV file. It needs requirements-compile.txt.
 No figure is a measurement.
 """
 
@@ -79,6 +79,17 @@ WORKS = {
         PLACE
         | {"step moved": "step, GB", "step over bound": "÷ bound", "round64 moved": "round, GB"}
         | {"round over step": "round ÷ step", "speedup": "speed-up", "round64 peak": "peak GB"},
+    ),
+    "heads": Work(
+        "The head in a round",
+        (("8b", "h200", 1), ("8b", "v5p", 4), ("8b", "v6e", 1)),
+        5 + 3 * len(programs.PASSES),
+        programs.heads,
+        chip_bytes,
+        PLACE
+        | {"step moved": "step, GB", "head moved": "Domino's head, GB", "round moved": "its round, GB"}
+        | {f"head_{passes}_passes moved": f"xPress, {passes} passes, GB" for passes in programs.PASSES}
+        | {"round_6_passes moved": "its round, 6 passes, GB"},
     ),
     "trees": Work(
         "A tree's round",

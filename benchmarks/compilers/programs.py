@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from domino_jax.forecast import dry_run
+from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter, init_drafter_params, rows_together
 from domino_jax.method.heads.domino import DominoConfig
+from domino_jax.method.heads.xpress import XpressConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base, roll_out_head
@@ -24,10 +26,11 @@ from domino_jax.method.tree import Tree, keep_best, roll_out_lanes
 from domino_jax.method.verify import Verified, accept_tree, verify
 from domino_jax.models import sharding
 from domino_jax.models.cache import keep_path, slots_of
-from domino_jax.models.qwen3 import Qwen3
+from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.training.estimates import device_bytes
 
 SLOTS, BUFFER, BLOCK = 4096, 2048, 16
+PASSES = (2, 4, 6)  # of a head that drafts in passes
 CANDIDATES = (64, 16, 256)  # of a head, the recipes' first
 NODES = (64, 16, 32, 128)  # of trees, in the order of compiling
 CONTEXTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)  # slots and requests
@@ -36,9 +39,9 @@ KV = ("k_proj", "v_proj")
 GREEDY = SamplingParams()
 
 
-def drafting(candidates: int = CANDIDATES[0]) -> DraftSettings:
-    """A greedy chain; 0 candidates: the whole vocabulary."""
-    return DraftSettings(draft_sharpness=float("inf"), head_candidates=candidates)
+def drafting(candidates: int = CANDIDATES[0], passes: int = 0) -> DraftSettings:
+    """A greedy chain; 0 candidates: the whole vocabulary; 0 passes: slot after slot."""
+    return DraftSettings(draft_sharpness=float("inf"), head_candidates=candidates, head_passes=passes)
 
 
 def drafting_tree(nodes: int) -> DraftSettings:
@@ -50,7 +53,7 @@ def drafting_tree(nodes: int) -> DraftSettings:
 
 
 def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
-    """Shapes of the published drafter's form beside a target.
+    """Shapes of the published Domino drafter's form beside a target.
 
     layers: fewer than the target has, for a test.
     """
@@ -67,6 +70,11 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
         emb_dim=256,
         gru_hidden_dim=1024,
     )
+    return models_of(mesh, config, target_config)
+
+
+def models_of(mesh: Mesh, config: DrafterConfig, target_config: Qwen3Config) -> Models:
+    """Shapes of a drafter beside its target."""
     target = Qwen3(target_config, jnp.bfloat16)
     drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
@@ -107,7 +115,30 @@ def prompts_on(mesh: Mesh, rows: int, tokens: int) -> Prompts:
 # ------------------------------------------------------------------------------------------------------ programs
 
 
-def chains(mesh: Mesh, models: Models) -> dict[str, tuple]:
+def heads(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """Head and round of Domino, slot after slot, and of xPress in some passes over the block; names as in `chains`."""
+    domino, target = chains(mesh, models), models.target.config
+    programs = {label: domino[label] for label in ("step", "head", "head64", "round", "round64")}
+    layers, ids = models.drafter.config.num_hidden_layers, models.drafter.config.target_layer_ids
+    config = XpressConfig.for_target(
+        target,
+        num_layers=layers,
+        target_layer_ids=ids,
+        block_size=BLOCK,
+        shift_label=False,
+        xpress_rank=256,
+        xpress_mlp_hidden=512,
+    )
+    refined = models_of(mesh, config, target)
+    for passes, label in itertools.product(PASSES, ("head", "head64", "round")):
+        function, arguments = chains(mesh, refined, passes)[label]
+        name = label.replace("head", f"head_{passes}_passes").replace("round", f"round_{passes}_passes")
+        function.__name__ = name
+        programs[name] = (function, arguments)
+    return programs
+
+
+def chains(mesh: Mesh, models: Models, passes: int = 0) -> dict[str, tuple]:
     """name → (function, arguments); argument 1 is donated, but the head's drafted block, which no result can reuse.
 
     head and round correct the whole vocabulary; a number after their name is that of the candidates. They are called as
@@ -117,7 +148,7 @@ def chains(mesh: Mesh, models: Models) -> dict[str, tuple]:
     bare = state.replace(draft_cache=())
     config, stop = models.drafter.config, array(mesh, 1)
     taps = config.target_layer_ids
-    z = array(mesh, 1, config.num_drafts, config.hidden_size, dtype=jnp.bfloat16)
+    z = array(mesh, 1, config.lead + config.num_drafts, config.hidden_size, dtype=jnp.bfloat16)
     base = array(mesh, 1, config.num_drafts, config.vocab_size, dtype=jnp.float32)
 
     def step(models, state, stop):
@@ -128,7 +159,7 @@ def chains(mesh: Mesh, models: Models) -> dict[str, tuple]:
 
     def head(candidates):
         def roll_out(models, drafted, state):
-            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates))
+            return roll_out_head(models, state, *drafted, GREEDY, drafting(candidates, passes))
 
         return roll_out
 
@@ -138,7 +169,7 @@ def chains(mesh: Mesh, models: Models) -> dict[str, tuple]:
 
     def round_of(candidates):
         def whole_round(models, state, stop):
-            return speculative_round(models, state, stop, GREEDY, drafting(candidates))
+            return speculative_round(models, state, stop, GREEDY, drafting(candidates, passes))
 
         return whole_round
 

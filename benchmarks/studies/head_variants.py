@@ -7,6 +7,7 @@ from typing import Any
 from domino_jax.method.settings import BACKBONE, BASELINE, DRAFT, TREE
 
 MARKOV_KINDS = ("vanilla", "gated", "rnn")
+XPRESS = {f"xpress_{passes}": passes for passes in (2, 4, 6)}
 BY_STEPS, BY_CLOCK, BY_PREDICTIONS = "steps", "clock", "predictions"
 
 
@@ -18,6 +19,8 @@ class HeadVariant:
     modes: it is decoded in, plain decoding first.  published: drafts per round of the published drafter; 0: not decoded
     at another length.
     steps: 0 for those of the command.
+    passes: over a block, in which it drafts; 0: as it was trained to.  trained_as: the training whose drafter it takes,
+    by name; "" for a separate one.
     """
 
     title: str
@@ -26,6 +29,8 @@ class HeadVariant:
     modes: tuple[str, ...] = (BASELINE, DRAFT, BACKBONE, TREE)
     published: int = 0
     steps: int = 0
+    passes: int = 0
+    trained_as: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +79,11 @@ def variants(width: int) -> dict[str, HeadVariant]:
     eagle3 = {**rows, "drafter.head": "eagle3", "drafter.target_layer_ids": "(1,11,20)"}
     all_["eagle3"] = HeadVariant("EAGLE-3", eagle3, modes=(BASELINE, DRAFT), published=7)
     all_["medusa"] = HeadVariant("Medusa-1", medusa, modes=(BASELINE, DRAFT, TREE), published=min(5, width - 1))
+    head = {"drafter.head": "xpress", "drafter.xpress.rank": rank, "drafter.xpress.mlp_hidden": 2 * rank}
+    for name, passes in XPRESS.items():
+        all_[name] = HeadVariant(
+            f"xPress, {passes} passes", {**block, **head}, published=width - 1, passes=passes, trained_as="xpress"
+        )
     return all_ | _common(all_) | _frozen(all_)
 
 
@@ -109,7 +119,7 @@ def _frozen(drafters: dict[str, HeadVariant]) -> dict[str, HeadVariant]:
 
 
 BLOCKS = ("domino", *(f"markov_{kind}" for kind in MARKOV_KINDS), "dflash2")
-EVERYTHING = ("none", *BLOCKS, "eagle3", "medusa")
+EVERYTHING = ("none", *BLOCKS, *XPRESS, "eagle3", "medusa")
 ARMS = {
     "a": Arm(
         "Frozen backbones, the head alone trained",

@@ -24,6 +24,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import shutil
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ from domino_jax.weights import hf
 PILOT_STEPS = 40  # of the runs that measure seconds per step
 ALIKE = 0.01  # a number of predictions per step that differs by less is the same
 TEMPERATURES = {"t0": 0.0, "t1": 1.0}
-SMALL_VARIANTS = ("none", "domino", "eagle3")
+SMALL_VARIANTS = ("none", "domino", "xpress_2", "eagle3")
 COLUMNS = {"drafter": "drafter", "tau, T = 0": "τ, T = 0", "tau, T = 1": "τ, T = 1", "tree, T = 0": "τ of a tree"}
 COLUMNS |= {"tflops": "training TFLOPs", "break_even": "break-even τ", "speedup": "speed-up"}
 
@@ -126,7 +127,9 @@ class Comparison(Study):
         if one.backbone:
             backbone = variants(self.options.width)[one.backbone]
             values["train.frozen_backbone"] = self.train(one.backbone, backbone, seed)
-        return super().train(f"{name}_w{self.options.width}", values, seed, self.steps(one))
+        name = f"{one.trained_as or name}_w{self.options.width}"
+        run = super().train(name, values, seed, self.steps(one))
+        return in_passes(run, one.passes) if one.passes else run
 
     def steps(self, one: HeadVariant) -> int:
         return one.steps or self.options.steps
@@ -135,7 +138,8 @@ class Comparison(Study):
         """Figures of one drafter and seed: of its training, and by temperature of its decoding in each mode."""
         run, steps = self.train(name, one, seed), self.steps(one)
         changes = {**one.changes, **({"train.frozen_backbone": "FOLDER"} if one.backbone else {})}
-        cost = self.step_cost(f"{name}_w{self.options.width}_steps{steps}", changes, steps)
+        trained_as = f"{one.trained_as or name}_w{self.options.width}_steps{steps}"
+        cost = self.step_cost(trained_as, changes, steps)
         sizes = tensor_sizes(run)
         if one.backbone:
             whole = tensor_sizes(self.train(one.backbone, variants(self.options.width)[one.backbone], seed))
@@ -187,7 +191,8 @@ def by_clock(study: Comparison, drafters: Mapping[str, HeadVariant]) -> dict[str
     """The drafters with the steps that fit into equal time, by the seconds per step of short runs of each."""
     options, seconds = study.options, {}
     for name, one in drafters.items():
-        short = dataclasses.replace(one, steps=min(PILOT_STEPS, 2 * options.steps))
+        pilot = f"{one.trained_as}_pilot" if one.trained_as else ""
+        short = dataclasses.replace(one, steps=min(PILOT_STEPS, 2 * options.steps), trained_as=pilot)
         quiet = {"checkpoint.every": PILOT_STEPS, "train.log_every": 1 if options.small else 5, "eval.every": 0}
         seconds[name] = step_seconds(read_rows(study.train(f"{name}_pilot", short, options.seeds[0], **quiet)))
     budget = options.train_seconds or options.steps * seconds["domino"]
@@ -220,6 +225,16 @@ def by_predictions(study: Comparison, drafters: Mapping[str, HeadVariant]) -> di
 
 
 # ---------------------------------------------------------------------------------------------------- figures
+
+
+def in_passes(run: pathlib.Path, passes: int) -> pathlib.Path:
+    """A folder beside a training's with the same drafter, which drafts in that many passes over a block."""
+    folder = run.with_name(f"{run.name}_passes{passes}")
+    shutil.copytree(run / "export", folder / "export", dirs_exist_ok=True)
+    shutil.copy(run / "metrics.jsonl", folder)
+    config = json.loads((folder / "export" / "config.json").read_text())
+    (folder / "export" / "config.json").write_text(json.dumps(config | {"xpress_num_passes": passes}))
+    return folder
 
 
 def tensor_sizes(run: pathlib.Path) -> dict[str, int]:

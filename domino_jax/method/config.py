@@ -49,6 +49,7 @@ class DrafterConfig(Kind, DecoderConfig):
     own_keys: keys that drafters of other heads must not have.
     speculators: the speculators_model_type of its folders there.  speculators_keys: {the head's key in dflash_config:
     theirs}, which such a folder must have.  whole_blocks: there, sliding layers read the whole block by default.
+    speculators_class: its class there, if folders are also written for it; speculators_names: {tensor: its name there}.
     """
 
     num_target_layers: int
@@ -71,6 +72,7 @@ class DrafterConfig(Kind, DecoderConfig):
     architecture, has_backbone = "DFlashDraftModel", True
     own_keys = needed = ()
     speculators, speculators_keys, whole_blocks = "dflash", {}, False
+    speculators_class, speculators_names = "", {}
     pure_draft_prefix_len = 0  # slots that the head leaves as they are
 
     @property
@@ -168,6 +170,10 @@ class DrafterConfig(Kind, DecoderConfig):
     def from_speculators(cls, raw: dict[str, Any]) -> dict[str, Any]:
         """The head's keys of dflash_config, from a config.json of speculators."""
         return {"projector_type": cls.speculators, **{name: raw[key] for name, key in cls.speculators_keys.items()}}
+
+    def to_speculators(self) -> dict[str, Any]:
+        """The head's keys of a config.json of speculators."""
+        return {theirs: getattr(self, ours) for ours, theirs in self.speculators_keys.items()}
 
     @classmethod
     def for_target(
@@ -286,7 +292,8 @@ class DrafterConfig(Kind, DecoderConfig):
         return []
 
     def aliases(self) -> dict[str, str]:
-        return {prefix + entry.name: entry.name for prefix in _HEAD_PREFIXES for entry in self.head_table()}
+        names = {prefix + entry.name: entry.name for prefix in _HEAD_PREFIXES for entry in self.head_table()}
+        return names | {theirs: ours for ours, theirs in self.speculators_names.items()}
 
     @classmethod
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:

@@ -26,12 +26,12 @@ from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.heads.eagle3_model import Eagle3
 from domino_jax.method.heads.markov import MarkovConfig
 from domino_jax.method.heads.medusa import Medusa, MedusaConfig
+from domino_jax.method.heads.xpress import XpressConfig
 from domino_jax.runtime.errors import DataError, quote
 
 # {config.drafter.head: the config of such a drafter}
-KINDS = {
-    kind.head: kind for kind in (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, Eagle3Config, MedusaConfig)
-}
+_KINDS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config, MedusaConfig)
+KINDS = {kind.head: kind for kind in _KINDS}
 HEADS = tuple(KINDS)
 ROW_DRAFTERS = tuple(head for head, kind in KINDS.items() if not kind.has_backbone)
 SHOWN = 6  # tensors of a folder that is no drafter

@@ -90,7 +90,7 @@ def roll_out_head(
     if reads_noise(sampling, settings.draft_sharpness):
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
     choose_draft = functools.partial(settle, sampling=sampling, sharpness=settings.draft_sharpness)
-    known, passes = known_tokens(models, state), models.drafter.config.head_passes
+    known, passes = known_tokens(models, state), settings.head_passes or models.drafter.config.head_passes
     if passes:
         return draft_in_passes(models, known, z, candidates, passes, choose_draft)
     return roll_out(models, known, z, candidates, choose_draft, scan_drafts)

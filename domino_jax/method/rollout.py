@@ -104,17 +104,12 @@ def draft_in_passes(
     rows = None if candidates.tokens is None else models.head_rows(candidates.tokens)
     untouched = jnp.arange(slots)[:, None] < config.pure_draft_prefix_len
 
-    def again(_, drafts):
+    def again(drafts, _):
         codes = models.head_codes(halves, jnp.concatenate([known, drafts[:, :-1]], axis=1))[:, config.lead :]
         change = models.residual(codes) if rows is None else models.residual_of(codes[:, :, None], rows)[:, :, 0]
-        return choose(candidates._replace(logits=candidates.logits + jnp.where(untouched, 0.0, change)))
+        return choose(candidates._replace(logits=candidates.logits + jnp.where(untouched, 0.0, change))), None
 
-    passes = min(passes, slots)
-    return jax.lax.platform_dependent(
-        choose(candidates),
-        cuda=lambda drafts: jax.lax.fori_loop(0, passes, again, drafts, unroll=True),
-        default=lambda drafts: jax.lax.fori_loop(0, passes, again, drafts),
-    )
+    return scan_drafts(again, choose(candidates), jnp.arange(min(passes, slots)))[0]
 
 
 def roll_out_blocks(models: Models, anchors: jax.Array, z: Hidden, candidates: Candidates) -> jax.Array:

@@ -165,6 +165,9 @@ class DraftSettings:
     # Tokens per slot that the head of a chain corrects, the likeliest of the backbone. 0: the whole vocabulary, whose
     # matrix is then read once per draft (docs/compilers.md).
     head_candidates: int = key(64, least=0)
+    # Passes over the block in which the head of a chain drafts, all slots at once in each. 0: as the drafter's config
+    # says, in most cases slot after slot.
+    head_passes: int = key(0, least=0)
     head_rank: int = key(0, least=0)  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
     confidence: float = key(0.0, least=0, most=1)

@@ -243,6 +243,7 @@ def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Gen
         batch_size=config.eval.batch_size,
         num_drafts=config.decode.num_drafts or None,
         head_candidates=config.decode.head_candidates,
+        head_passes=config.decode.head_passes,
     )
     return new_generator(models, settings, stop_ids)
 

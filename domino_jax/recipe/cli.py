@@ -32,7 +32,7 @@ HELP = {
     "prompts": "JSONL file of prompts, one a line: messages, prompt or token_ids",
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
-    "format": "serving (default: what SGLang and vLLM open), or specforge (what its training continues from)",
+    "format": "serving (default: what SGLang and vLLM open), specforge or speculators (what they train further)",
     "head_rank": "cut the head to this rank; a training with train.rank_scales made it fit to be cut",
     "host": "address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)",
     "port": "port to listen on (default 8000; 0 is any free one)",
@@ -47,7 +47,7 @@ LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
 INTEGERS = ("head_rank", "port")
-CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge")}
+CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge", "speculators")}
 
 
 @dataclasses.dataclass(frozen=True)

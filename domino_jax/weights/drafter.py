@@ -120,6 +120,8 @@ def save_drafter(
     """
     raw = {**formats.public_config(config, format, verifier), "dtype": np.dtype(dtype).name}
     tensors = file_tensors(drafter_table(config), params, dtype) | config.extra_tensors()
+    if format == formats.SPECULATORS:
+        tensors = {config.speculators_names.get(name, name): tensor for name, tensor in tensors.items()}
     hf.write_folder(folder, tensors, raw)
 
 

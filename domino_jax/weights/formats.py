@@ -10,10 +10,11 @@ from typing import Any
 
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.kinds import AnyConfig
+from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import speculators
 
-# serving: what SGLang and vLLM open. specforge: what SpecForge's training continues from.
-FORMATS = (SERVING, SPECFORGE) = ("serving", "specforge")
+# serving: what SGLang and vLLM open. specforge, speculators: what the trainings of these continue from.
+FORMATS = (SERVING, SPECFORGE, SPECULATORS) = ("serving", "specforge", "speculators")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -24,9 +25,16 @@ def public_config(config: AnyConfig, format: str = SERVING, verifier: str | None
         format: one of FORMATS.  verifier: the target's path; a hub id lets vLLM start from the folder alone.
     """
     raw = config.to_dict()
+    if format == SPECULATORS:
+        if not config.speculators_class:
+            raise DominoError(f"--format={SPECULATORS} has no form for {config.title} drafters; use {SERVING}.")
+        keys = speculators_keys(config, raw, verifier) | config.to_speculators()
+        return {"architectures": [config.speculators_class], "block_size": config.block_size, **keys}
     if format == SPECFORGE and config.specforge_class:
         return {**raw, "architectures": [config.specforge_class]}
-    plain = config.has_backbone and not config.has_head
+    # These keys do not state it: there, full layers always read the whole block.
+    stated = not config.has_backbone or not (config.is_causal and "full_attention" in raw["layer_types"])
+    plain = config.has_backbone and not config.has_head and stated
     if format == SERVING and plain and config.vllm_refusal() is None and is_hub_id(verifier):
         raw |= speculators_keys(config, raw, verifier)
     return raw
@@ -39,20 +47,17 @@ def speculators_keys(config: DrafterConfig, raw: dict[str, Any], verifier: str) 
     Args:
         raw: the flat config.json.
     """
-    # The sections do not state it: there, full layers always read the whole block.
-    if config.is_causal and "full_attention" in raw["layer_types"]:
-        return {}
-    proposal = {"proposal_type": "greedy", "speculative_tokens": config.block_size - 1}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": config.num_drafts}
     return {
-        "speculators_model_type": "dflash",
+        "speculators_model_type": config.speculators,
         "transformer_layer_config": {name: raw[name] for name in speculators.LAYER_KEYS},
         speculators.LAYER_IDS: [index + 1 for index in config.target_layer_ids],
         "mask_token_id": config.mask_token_id,
         "draft_vocab_size": config.vocab_size,
-        "sample_from_anchor": False,
+        "sample_from_anchor": config.shift_label,
         "sliding_window_non_causal": config.is_causal is False,
         "speculators_config": {
-            "algorithm": "dflash",
+            "algorithm": config.speculators,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": verifier, "architectures": []},

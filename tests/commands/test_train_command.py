@@ -158,6 +158,7 @@ def test_a_killed_run_continues_bit_for_bit(files, finished, tmp_path, monkeypat
 OTHER_HEADS = {
     "markov": {"config__drafter__markov__rank": 8, "config__drafter__markov__head_type": "rnn"},
     "dflash2": {"config__drafter__dflash2__rank": 8, "config__drafter__dflash2__top_k": 4},
+    "xpress": {"config__drafter__xpress__rank": 8, "config__drafter__xpress__mlp_hidden": 16},
 }
 
 

@@ -3,6 +3,7 @@
 Every set has the target, the training arrays, the losses with their gradients, and the drafts and texts of generations.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -11,14 +12,16 @@ import numpy as np
 import pytest
 
 from domino_jax.method import blocks
-from domino_jax.method.candidates import pick_candidates
+from domino_jax.method.candidates import Candidates, pick_candidates
 from domino_jax.method.drafter import Drafter
 from domino_jax.method.heads.dflash2 import SelectorSettings, Teacher, pair_scores, selector_outputs
 from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_states
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.medusa import MedusaSettings
-from domino_jax.method.losses import Labels, LossSettings
-from domino_jax.method.propose import draft_base, propose
+from domino_jax.method.heads.xpress import XpressSettings
+from domino_jax.method.losses import Labels, LossSettings, Outputs
+from domino_jax.method.propose import draft_base, known_tokens, propose
+from domino_jax.method.rollout import draft_in_passes, settle
 from domino_jax.method.row_losses import shifted
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.method.step import batch_gradients, corrected, label_blocks, target_pass
@@ -33,7 +36,7 @@ from tests.helpers.models import (
     run_blocks,
 )
 
-SETS = (*GOLDEN_SETS, *MARKOV_SETS, "dflash2", *ROW_SETS)
+SETS = (*GOLDEN_SETS, *MARKOV_SETS, "dflash2", "xpress", *ROW_SETS)
 BLOCK_SETS = tuple(name for name in SETS if name not in ROW_SETS)
 # Sets whose drafts start at given prefixes of the data, where the anchor is not always the target's choice.
 DRAFTED = SETS[2:]
@@ -59,6 +62,11 @@ FIGURES = {
     "dflash2": {"loss": "loss", "base_loss": "unary_loss", "base_accuracy": "unary_accuracy"}
     | {f"selector_{name}": f"selector_{name}" for name in ("loss", "accuracy", "coverage")}
     | {f"{name}_accept_len": f"{name}_accept_len" for name in ("serving", "oracle")},
+    "xpress": {
+        name: name
+        for name in ("loss", "tf_loss", "ce_loss", "tv_loss", "consistency_loss", "base_anchor_loss", "accuracy")
+        + ("accept_rate", "base_accept_rate", *(f"consistency_round{index}_loss" for index in range(3)))
+    },
     "eagle3": {"loss": "loss", "loss_": "step_losses", "accuracy_": "accuracies", "acceptance_": "acceptance_rates"},
     "medusa": {"loss": "loss", "loss_": "head_losses", "accuracy_": "head_accuracies"},
 }
@@ -160,7 +168,32 @@ def row_arrays(name: str) -> dict[str, np.ndarray]:
     return run(models)
 
 
-ARRAYS = {"domino": dual_arrays, "markov": dual_arrays, "dflash2": selector_arrays}
+def xpress_arrays(name: str) -> dict[str, np.ndarray]:
+    """The blocks of xPress, and the tokens and logits of the rounds of its loss."""
+    models, anchors = golden_models(name), drawn_blocks(name)[0]
+    config, arrays = models.drafter.config, dual_arrays(name)
+    before = blocks.head_tokens(batch_of(name)["tokens"], anchors, config.num_drafts, config.lead)
+    objective = XpressSettings().objective(0.0, 1.0)
+
+    @jax.jit
+    def run(models, z, base):
+        usual = (lambda *_: Outputs(base, base)), None
+        outputs_of, states = objective.outputs(models, models.draft_logits, None, before, usual)
+        rounds = outputs_of(models.drafter_params["head"], z, None, None, states).extra[0]
+        choices = jnp.argmax(jnp.stack([base, *rounds[:-1]]), axis=-1)
+        return rounds[-1], choices
+
+    final, choices = run(models, arrays["block_hidden"], arrays["base_logits"])
+    for array, values in (("final_logits", arrays["final_logits"]), ("round_logits", final)):
+        # Slot 0 predicts nothing.
+        reference = load_golden(name).arrays[f"train.{array}"]
+        arrays[array] = np.concatenate([reference[:, :, :1], values[:, :, 1:]], axis=2)
+    known = jnp.broadcast_to(before[..., :2], (*choices.shape[:-1], 2))
+    rounds = jnp.concatenate([known, choices[..., 1:-1]], axis=-1)
+    return arrays | {"previous_tokens": jnp.stack([before, *rounds])}
+
+
+ARRAYS = {"xpress": xpress_arrays, "domino": dual_arrays, "markov": dual_arrays, "dflash2": selector_arrays}
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -169,6 +202,7 @@ def test_arrays_of_the_training_pass_match_the_reference(name):
     assert ("confidence_logits" in ours) == ("train.confidence_logits" in arrays)
     for array, values in ours.items():
         valid = np.asarray(drawn_blocks(name)[1]) if name in BLOCK_SETS else slice(None)
+        valid = (..., *np.nonzero(valid), slice(None)) if array == "previous_tokens" else valid
         close(np.asarray(values)[valid], arrays["train." + array][valid])
 
 
@@ -207,6 +241,12 @@ def settings_of(name: str, variant: str):
         case "dflash2":
             settings = SelectorSettings(gamma=row["gamma"], contiguous=False, slice_blocks=7)
             return settings, row["selector_alpha"]
+        case "xpress":
+            names = {"rounds": "consistency_passes", "full_anchor": "base_anchor_full_weight", "gamma": "gamma"}
+            choices = {ours: row[theirs] for ours, theirs in {**names, "ce_from_data": "ce_from_data"}.items()}
+            weights = [row["loss_terms"].get(term, 0.0) for term in ("ce", "tv")]
+            weights += [row[f"{term}_weight"] for term in ("consistency", "base_anchor")]
+            return XpressSettings(**choices, weights=tuple(weights), slice_blocks=7), 0.0
         case "eagle3":
             return Eagle3Settings(figures["ttt_length"], row["step_decay"]), 0.0
     return MedusaSettings(row["head_decay"]), 0.0
@@ -220,10 +260,20 @@ def eagle3_reference_labels(batch: dict[str, jax.Array], passes: int) -> Labels:
     return Labels(jnp.broadcast_to(shifted(batch["tokens"], -1)[:, :, None], weights.shape), weights, weights)
 
 
+def models_of(name: str, variant: str):
+    """The pair of a variant of the loss: one reads the weights of xPress in the shifted layout."""
+    models = golden_models(name)
+    if variant != "shifted":
+        return models
+    return models.replace(drafter=Drafter(dataclasses.replace(models.drafter.config, shift_label=True)))
+
+
 @functools.lru_cache
-def program(name: str, settings):
+def program(name: str, settings, variant: str):
     """Jitted (models, λ or α) → (metrics, gradients, label weights)."""
     batch = batch_of(name)
+    if variant == "shifted":  # the reference counts a slot by the mask of its own place, not of its label's
+        batch = batch | {"loss_mask": jnp.roll(batch["loss_mask"], 1, axis=1)}
 
     @jax.jit
     def run(models, share):
@@ -246,7 +296,8 @@ def program(name: str, settings):
 def trained(name: str, variant: str):
     """(metrics, gradients by stored name in torch layout, label weights)."""
     settings, share = settings_of(name, variant)
-    metrics, gradients, weights = jax.device_get(program(name, settings)(golden_models(name), jnp.float32(share)))
+    run = program(name, settings, "shifted" if variant == "shifted" else "")
+    metrics, gradients, weights = jax.device_get(run(models_of(name, variant), jnp.float32(share)))
     return metrics, by_stored_name(load_golden(name).drafter.config, gradients), weights
 
 
@@ -299,6 +350,14 @@ def test_gradient_arrays_match_the_reference(name):
     assert len(references) >= 2
     for tensor, reference in references.items():
         assert np.linalg.norm(gradients[tensor] - reference) / np.linalg.norm(reference) < 1e-4, tensor
+
+
+def test_the_shifted_layout_of_xpress_matches_the_reference():
+    golden, (anchors, keep) = load_golden("xpress"), drawn_blocks("xpress")
+    module = models_of("xpress", "shifted").drafter
+    drafter = golden.drafter._replace(config=module.config, module=module, params={**golden.drafter.params})
+    ours = run_blocks(golden.target, drafter, batch_of("xpress")["tokens"], anchors, keep)["final"]
+    close(ours[np.asarray(keep)], golden.arrays["shifted.final_logits"][np.asarray(keep)])
 
 
 @pytest.mark.parametrize("name", [*MARKOV_SETS, "dflash2"])
@@ -354,6 +413,11 @@ def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
         scores = candidates.logits + pair_scores(models, codes, candidates.tokens)
         ours = {"block_hidden": z, "unary_logits": base, "candidate_ids": candidates.tokens}
         return ours | {"candidate_scores": scores}
+    if config.head == "xpress":
+        codes = models.head_codes(
+            models.head_hidden_half(z), jnp.concatenate([known_tokens(models, state), drafts[:, :-1]], axis=1)
+        )
+        return {"block_hidden": z, "base_logits": base, "final_logits": base + models.residual(codes[:, 1:])}
     method = {"method": lambda drafter: drafter.head.codes(z, before)}
     codes = models.drafter.apply({"params": models.drafter_params}, **method)
     final = corrected(models.drafter, models.drafter_params, base, codes)
@@ -364,11 +428,41 @@ def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
 @pytest.mark.parametrize("name", [name for name in DRAFTED if name != "eagle3"])
 def test_arrays_of_a_drafted_block_match_the_reference(name):
     arrays = load_golden(name).arrays
-    ours = jax.jit(drafted_block)(golden_models(name), prefixes(name), jnp.asarray(arrays["draft.tokens"], jnp.int32))
+    drafts = arrays["draft.pass_tokens"][:, -2] if name == "xpress" else arrays["draft.tokens"]  # F of the last pass
+    ours = jax.jit(drafted_block)(golden_models(name), prefixes(name), jnp.asarray(drafts, jnp.int32))
     stored = {key.removeprefix("draft.") for key in arrays if key.startswith("draft.")}
-    assert stored - set(ours) == {"rows", "starts", "tokens"}
+    assert stored - set(ours) - {"pass_tokens", "sequential_tokens"} == {"rows", "starts", "tokens"}
     for array, values in ours.items():
-        close(values, arrays["draft." + array][:, -values.shape[1] :])  # DFlash2's slot 0 predicts nothing
+        close(values, arrays["draft." + array][:, -values.shape[1] :])  # slot 0 of unshifted blocks predicts nothing
+
+
+def drafts_of(models, state, **choices) -> list[list[int]]:
+    """Greedy drafts; choices: of DraftSettings."""
+    settings = DraftSettings(head_candidates=0, **choices)
+    return jax.jit(lambda models, state: propose(models, state, SamplingParams(), settings)[0])(models, state).tolist()
+
+
+def test_every_pass_of_xpress_drafts_what_the_reference_does():
+    """The base logits' choices, those after each pass, and with a pass for each draft those of the loop over slots."""
+    arrays, models, state = load_golden("xpress").arrays, golden_models("xpress"), prefixes("xpress")
+    passes = [drafts_of(models, state, use_head=False), *(drafts_of(models, state, head_passes=k) for k in (1, 2, 3))]
+    assert np.swapaxes(passes, 0, 1).tolist() == arrays["draft.pass_tokens"].tolist()
+    for count in (7, 9):
+        assert drafts_of(models, state, head_passes=count) == arrays["draft.sequential_tokens"].tolist()
+    assert drafts_of(models_of("xpress", "shifted"), state) == arrays["shifted.draft_tokens"].tolist()
+
+
+def test_sampled_passes_of_xpress_share_the_noise_of_the_reference():
+    arrays, figures = load_golden("xpress").arrays, load_golden("xpress").figures
+
+    @jax.jit
+    def drafted(models, state):
+        z, base, _ = draft_base(models, state)
+        choose = functools.partial(settle, sampling=SamplingParams(figures["temperature"]))
+        candidates = Candidates(None, base, jnp.asarray(arrays["sample.noise"]))
+        return draft_in_passes(models, known_tokens(models, state), z, candidates, figures["num_passes"], choose)
+
+    assert drafted(golden_models("xpress"), prefixes("xpress")).tolist() == arrays["sample.tokens"].tolist()
 
 
 def test_the_selector_changes_drafts_of_the_reference():

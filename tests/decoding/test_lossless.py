@@ -41,6 +41,8 @@ DRAFTERS = {
         "output_multiplier": 1.5,
         "final_logit_softcapping": 2.0,
     },
+    "xpress": {"head": "xpress"},
+    "xpress shifted": {"head": "xpress", "shift_label": True, "tied": True},
     "eagle3": {"head": "eagle3"},
     "medusa": {"head": "medusa"},
 }
@@ -54,6 +56,7 @@ OWN = [None, SamplingParams(), SamplingParams(1.3, top_p=0.8), SamplingParams(1.
 # Two drafts of a head that corrects five tokens per slot. By rows: four rows take plain steps, two draft one token, and
 # one drafts three.
 WIDTHS = {"all": {}, "two": {"num_drafts": 2, "head_candidates": 5}, "by rows": {"widths": ((1, 3), (2, 1), (4, 0))}}
+WIDTHS["in passes"] = {"head_passes": 1}
 TREE = TreeSettings(nodes=9, lanes=4, candidates=8, beta=-0.1)
 AXES = {
     "drafter": tuple(DRAFTERS),
@@ -72,6 +75,8 @@ def head_of(drafter: str) -> str:
 
 def valid(drafter, mode, drafts, width, **_) -> bool:
     """Whether the case is different from all others: plain decoding reads no drafter, and a tree has one width."""
+    if width == "in passes" and (mode != "draft" or not KINDS[head_of(drafter)].has_head):
+        return False
     if mode == "autoregressive":
         return (drafter, drafts, width) == ("domino", "own", "all")
     if mode == "backbone":
@@ -195,7 +200,7 @@ def test_every_head_is_in_the_matrix():
     assert {head_of(drafter) for drafter in DRAFTERS} == set(HEADS)
 
 
-@pytest.mark.parametrize("drafter", ["domino", "dflash2", "eagle3", "medusa"])
+@pytest.mark.parametrize("drafter", ["domino", "dflash2", "xpress", "eagle3", "medusa"])
 def test_an_answer_streamed_alone_has_the_rounds_that_it_has_in_a_queue_with_growing_caches(drafter):
     """So no draft depends on a neighbour, on the size of a cache, or on what an earlier request left in its row."""
     together = check(new_generator(drafter, "sampled", "all", 2, 16), drafter, "draft", "sampled")
@@ -217,6 +222,7 @@ def test_after_some_rounds_both_caches_are_those_of_a_prefill_of_the_text(drafte
     texts = [prompt + state.tokens[row, : state.counts[row]].tolist() for row, prompt in enumerate(prompts)]
     fresh = made.start([text[:-1] for text in texts], range(rows), rows=rows)
     assert state.lengths.tolist() == fresh.lengths.tolist() == [len(text) - 1 for text in texts]
+    assert state.before.tolist() == fresh.before.tolist() == [text[-2] for text in texts]
     # The row of EAGLE-3 before the anchor is written by the next round: a prefill does not know the token after it.
     early = {"target_cache": 0, "draft_cache": drafter == "eagle3"}
     for name, missing in early.items():

@@ -17,6 +17,7 @@ from domino_jax.method.heads.dflash2 import SelectorSettings
 from domino_jax.method.heads.eagle3_model import Eagle3Settings
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.medusa import MedusaSettings
+from domino_jax.method.heads.xpress import XpressSettings
 from domino_jax.method.kinds import ROW_DRAFTERS, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
@@ -47,7 +48,7 @@ def models(head: str, **choices):
     return target, tiny_drafter(target.config, head=head, layers=1, target_layer_ids=(0,), **choices)
 
 
-OWN_LOSSES = {"markov": MarkovSettings, "dflash2": SelectorSettings}
+OWN_LOSSES = {"markov": MarkovSettings, "dflash2": SelectorSettings, "xpress": XpressSettings}
 ROW_SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from domino_jax.method.heads.dflash2 import SelectorSettings
 from domino_jax.method.heads.markov import MarkovSettings
+from domino_jax.method.heads.xpress import XpressSettings
 from domino_jax.method.kinds import new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import make_optimizer
@@ -26,6 +27,7 @@ KINDS = {
     "domino": ({}, LossSettings),
     "markov": ({"head": "markov", "markov_head_type": "gated", **CONFIDENT}, MarkovSettings),
     "dflash2": ({"head": "dflash2", "shift_label": False}, SelectorSettings),
+    "xpress": ({"head": "xpress", "shift_label": False}, XpressSettings),
 }
 
 

@@ -19,6 +19,8 @@ HEADS = {
     "domino, unshifted": {"shift_label": False, "pure_draft_prefix_len": 0},
     "markov rnn": {"head": "markov"},
     "dflash2": {"head": "dflash2"},
+    "xpress": {"head": "xpress"},
+    "xpress, shifted": {"head": "xpress", "shift_label": True},
 }
 CHOICES = {"greedy": (SamplingParams(), 0), "few, sampled": (SamplingParams(0.8, top_k=20), 9)}
 

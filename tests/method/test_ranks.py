@@ -23,6 +23,7 @@ KINDS = {
     "gated": {"head": "markov", "markov_head_type": "gated", **CONFIDENT},
     "rnn": {"head": "markov", "markov_head_type": "rnn", **CONFIDENT},
     "dflash2": {"head": "dflash2", "shift_label": False},
+    "xpress": {"head": "xpress", "shift_label": True, "block_size": 3},
 }
 
 

@@ -29,6 +29,8 @@ PLAIN = DraftSettings(draft_sharpness=math.inf, num_drafts=3, tree=WHOLE)
 
 # With a head whose state is another, and which reads token ids.
 KINDS = DRAFTERS | {"Markov, rnn": {"head": "markov", "markov_head_type": "rnn"}}
+# With a pass for each draft.
+KINDS["xPress, shifted"] = {"head": "xpress", "shift_label": True, "xpress_num_passes": 4}
 
 
 @functools.lru_cache

@@ -97,13 +97,17 @@ RULES = [
         (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
         for head, key, value in (
             *((head, "dpace_alpha", 0.5) for head in ("markov", *ROW_DRAFTERS)),
-            *((head, "distill", 0.1) for head in ("markov", "dflash2", *ROW_DRAFTERS)),
+            *((head, "distill", 0.1) for head in ("markov", "dflash2", "xpress", *ROW_DRAFTERS)),
             *((head, "loss", "cross_entropy") for head in ROW_DRAFTERS),
         )
     ),
     *(
         ("drafter.markov.weights", {**MARKOV, "drafter.markov.weights": weights})
         for weights in ((), (1.0, 0.0), (0, 0, 0), (0, 0, 1))
+    ),
+    *(
+        ("drafter.xpress.weights", {"drafter.head": "xpress", "drafter.xpress.weights": weights})
+        for weights in ((0.1, 0.9), (0, 0, 1, 1))
     ),
     *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),
     ("decode.simulate_tau", {"decode.simulate_tau": 0.5}),

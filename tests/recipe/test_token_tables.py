@@ -23,6 +23,7 @@ from tests.helpers.models import TARGET_FIELDS, random_target, random_tokens, ti
 HEADS = {
     "markov": {"head": "markov", "markov_head_type": "vanilla", "enable_confidence_head": True},
     "dflash2": {"head": "dflash2", "shift_label": False},
+    "xpress": {"head": "xpress", "shift_label": False},
 }
 
 

@@ -27,6 +27,10 @@ PAIRS = {
         {"drafter": {"head": "dflash2", "shift_label": False}, "contiguous": False},
         {"mesh": [4, 1, 1], "slice_blocks": 2, "remat": True},
     ),
+    "xPress": (
+        {"drafter": {"head": "xpress", "shift_label": False}, "rank_scales": [0.5, 1.0]},
+        {"mesh": [1, 2, 2], "accumulate": 2, "slice_blocks": 4},
+    ),
     "EAGLE-3": ({"drafter": {"head": "eagle3"}}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True}),
     "Medusa": ({"drafter": {"head": "medusa"}}, {"mesh": [1, 1, 4], "accumulate": 2}),
 }

@@ -18,7 +18,7 @@ from tests.helpers.paths import GOLDEN
 HEADS = {
     **{name: "domino" for name in ("tied_shift", "untied_noshift")},
     **{name: "markov" for name in ("markov_vanilla", "markov_gated", "markov_rnn")},
-    **{name: name for name in ("dflash2", "eagle3", "medusa")},
+    **{name: name for name in ("dflash2", "xpress", "eagle3", "medusa")},
 }
 WRONG = ("x", ["x"], {"x": 1}, True, 1.5)
 NESTED = {
@@ -116,13 +116,15 @@ def test_a_folder_is_known_by_its_keys_and_tensors_or_refused_with_both(layout):
     assert all(part in str(error.value) for part in expected)
 
 
-@pytest.mark.parametrize(("name", "key"), [("markov_vanilla", "markov_rank"), ("dflash2", "selector_rank")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("markov_vanilla", "markov_rank"), ("dflash2", "selector_rank"), ("xpress", "xpress_rank")]
+)
 def test_a_folder_without_the_class_of_its_keys_is_refused_with_that_class(tmp_path, name, key):
     raw = raw_config(name, "drafter") | {"architectures": ["DFlashDraftModel"]}
     raw["dflash_config"].pop("projector_type", None)
     folder = write_model(tmp_path / "drafter", raw, {})
     known = raw_config(name, "drafter")["architectures"][0]
-    with pytest.raises(DataError, match=rf"{folder}/config.json has dflash_config.{key} .* only a {known}"):
+    with pytest.raises(DataError, match=rf"{folder}/config.json has (dflash_config.)?{key} .* only a {known}"):
         hf.parse_config(folder, raw, parse_config)
 
 

@@ -1,0 +1,325 @@
+"""The refiner of xPress (arXiv 2608.02438): a causal correction of all slots at once, in a few passes over the block.
+
+K passes, each after the drafts of the pass before, replace the loop over the slots (rollout.draft_in_passes). Source of
+the formulas, which are in docs/heads.md: speculators 0.9.0 (models/xpress) and the authors' code.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from domino_jax.method.blocks import position_decay
+from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
+from domino_jax.method.config_keys import WRITTEN_WITH, either, integer, optional_integer, shift_label
+from domino_jax.method.head import Head, SplitLinear, cut_ranks
+from domino_jax.method.keys import Key
+from domino_jax.method.kind import Rule
+from domino_jax.method.losses import (
+    EPSILON,
+    Labels,
+    LossSettings,
+    Objective,
+    Outputs,
+    Sums,
+    cross_entropy,
+    loss_metrics,
+    total_variation,
+)
+from domino_jax.models.layers import Linear
+from domino_jax.models.shapes import Hidden, Logits
+from domino_jax.models.tables import Entry, linear
+from domino_jax.runtime.errors import DataError
+
+PASSES = 6  # of a file that does not say how many
+WEIGHTS = (0.1, 0.9, 0.3, 0.6)
+POOL, FIELDS = "xpress_candidate_topc", ("xpress_rank", "xpress_mlp_hidden", "xpress_num_passes")
+# {a matrix of the head, by speculators' name: its name in the authors' files}
+_MATRICES = {name: name for name in ("down_h", "down_g", "in_proj")}
+_MATRICES |= {f"mlp_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+_TABLES = {"token_embed": "w1", "readout": "w2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class XpressConfig(DrafterConfig):
+    """xpress_rank: E.  xpress_mlp_hidden: hidden units of its network.  xpress_num_passes: K of decoding."""
+
+    xpress_rank: int = 0
+    xpress_mlp_hidden: int = 0
+    xpress_num_passes: int = PASSES
+
+    head, title, paper, architecture = "xpress", "xPress", " (arXiv 2608.02438)", "Qwen3XPressModel"
+    has_head, own_loss = True, True
+    rank_key, table_fields, marks = "xpress_rank", ("xpress_rank",), ("xpress_rank",)
+    needed = FIELDS[:2]
+    speculators, speculators_class = "xpress", "XPressDraftModel"
+    speculators_keys = {name: name for name in ("xpress_rank", "xpress_mlp_ratio")}
+    speculators_keys["xpress_num_passes"] = "num_jacobi_passes"
+    speculators_names = {"xpress_head.mix.L": "refiner_head.mix_l"} | {
+        f"xpress_head.{ours}.weight": f"refiner_head.{theirs}.weight" for theirs, ours in (_MATRICES | _TABLES).items()
+    }
+
+    recipe_keys = {
+        "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
+        "mlp_hidden": Key(512, least=1, most=LARGEST_RANK, shape=True),  # hidden units of its network
+        "passes": Key(PASSES, least=1),  # over a block, in which the drafter drafts; decode.head_passes changes it
+        # In the loss: of cross-entropy and total variation in each term, then of the rounds and of the base logits.
+        "weights": Key(WEIGHTS, of=float, least=0, below=math.inf),
+        "rounds": Key(3, least=0),  # terms of the loss after the head's own choices, as in decoding
+        "ce_from_data": False,  # True: the label of the cross-entropy is the text's token, not the target's likeliest
+        "full_anchor": False,  # True: the term of the base logits has no decay over the slots
+    }
+
+    @property
+    def lead(self) -> int:
+        return self.first_slot
+
+    @property
+    def head_passes(self) -> int:
+        return self.xpress_num_passes
+
+    @classmethod
+    def matches(cls, raw: dict[str, Any], tensors: Collection[str]) -> bool:
+        return "XPress" in str(raw.get("architectures"))
+
+    @classmethod
+    def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+        size = either(raw, nested, "block_size")
+        mixed, pool = optional_integer(raw, nested, "xpress_block_size", size), optional_integer(raw, nested, POOL, 0)
+        if mixed != size:
+            sizes = f"block_size {size} and xpress_block_size {mixed}"
+            raise DataError(f"the drafter's config.json has {sizes}, and the head serves one size; {WRITTEN_WITH}")
+        if pool:
+            change = "a head of candidates alone is not supported; set it to 0 (decode.head_candidates does the like)"
+            raise DataError(f"the drafter's config.json has {POOL} {pool}: {change}.")
+        values = {name: optional_integer(raw, nested, name, PASSES) for name in FIELDS}
+        return {"shift_label": bool(shift_label(raw, nested)), **values}
+
+    @property
+    def xpress_mlp_ratio(self) -> int:
+        """Hidden units ÷ rank, which folders of speculators store."""
+        ratio, rest = divmod(self.xpress_mlp_hidden, self.xpress_rank)
+        if rest:
+            sizes = f"xpress_mlp_hidden {self.xpress_mlp_hidden} is no multiple of xpress_rank {self.xpress_rank}"
+            raise DataError(f"{sizes}, as it is in folders of speculators. Export the drafter as serving.")
+        return ratio
+
+    @classmethod
+    def from_speculators(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        head = {name: raw[key] for name, key in cls.speculators_keys.items()}
+        rank, ratio = (integer(name, head[name]) for name in ("xpress_rank", "xpress_mlp_ratio"))
+        return {**head, "xpress_mlp_hidden": rank * ratio}
+
+    def head_keys(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        keys = {"sample_from_anchor": self.shift_label, "xpress_block_size": self.block_size}
+        return {**keys, **{name: getattr(self, name) for name in FIELDS}}, {}
+
+    def problems(self) -> Problems:
+        return [
+            (not 1 <= value <= LARGEST_RANK, f"{name} {value} must be in 1..{LARGEST_RANK}")
+            for name, value in ((name, getattr(self, name)) for name in FIELDS)
+        ]
+
+    def head_module(self, dtype: Any, whole: bool) -> Head:
+        return XpressHead(self, dtype, whole)
+
+    def head_table(self) -> list[Entry]:
+        rank, hidden, size, vocab = self.xpress_rank, self.xpress_mlp_hidden, self.block_size, self.vocab_size
+        shapes = dict.fromkeys(("down_h", "down_g"), (rank, self.hidden_size)) | {"in_proj": (rank, 3 * rank)}
+        shapes |= dict.fromkeys(("mlp_gate", "mlp_up"), (hidden, rank)) | {"mlp_down": (rank, hidden)}
+        return [
+            Entry("xpress_head.w1.weight", ("head", "predecessor", "embedding"), (vocab, rank)),
+            Entry("xpress_head.mix.L", ("head", "mix"), (rank, size, size)),
+            *(linear(f"xpress_head.{_MATRICES[name]}", ("head", name), *shape) for name, shape in shapes.items()),
+            linear("xpress_head.w2", ("head", "up"), vocab, rank),
+        ]
+
+    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, ...], tuple]:
+        inputs = {(name, "kernel"): (None, own) for name in ("down_h", "down_g", "mlp_down")}
+        inputs |= {(name, "kernel"): (own, None) for name in ("mlp_gate", "mlp_up")}
+        inputs |= {("in_proj", "kernel"): (np.tile(own, 3), own), ("mix",): (own, None, None)}
+        return {**inputs, ("predecessor", "embedding"): (None, own)}
+
+    @classmethod
+    def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
+        section = recipe.drafter.xpress
+        return dict(zip(FIELDS, (section.rank, section.mlp_hidden, section.passes), strict=True))
+
+    @classmethod
+    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        if recipe.train.loss != "own":
+            return super().loss_settings(recipe, shared)
+        section = recipe.drafter.xpress
+        choices = {name: section[name] for name in ("rounds", "ce_from_data", "full_anchor")}
+        return XpressSettings(**shared, **choices, weights=tuple(section.weights))
+
+    @classmethod
+    def rules(cls, recipe: Any) -> list[Rule]:
+        weights = recipe.drafter.xpress.weights
+        change = "give four weights, the first two, which each term has, not both 0"
+        return [(len(weights) == 4 and any(weights[:2]), "drafter.xpress.weights", weights, change)]
+
+    def sglang_refusal(self) -> str | None:
+        return "SGLang has no xPress head"
+
+    def vllm_refusal(self) -> str | None:
+        return "vLLM has no xPress head"
+
+
+# --------------------------------------------------------------------------------------------------------------- module
+
+
+class XpressHead(Head):
+    """Code x_k = u_k + down(silu(gate u_k) ⊙ up u_k) with u_k[c] = a_k[c] + Σ_{j≤k} L[c, k, j]·a_j[c].
+
+    a_k = P·[D_h z_k ; D_g g ; E[y_k]], y_k the token before slot k and g the mean of all z of the block. It reads token
+    ids and slot 0 of unshifted blocks too, which predicts nothing but feeds the others.
+    """
+
+    def setup(self):
+        c, rank, hidden = self.config, self.config.xpress_rank, self.config.xpress_mlp_hidden
+        self.predecessor, self.up = self.token_table(rank), self.last_matrix()
+        self.down_h, self.down_g, self.mlp_down = (Linear(rank, dtype=self.dtype) for _ in range(3))
+        self.mlp_gate, self.mlp_up = (Linear(hidden, dtype=self.dtype) for _ in range(2))
+        self.in_proj = SplitLinear((rank, rank, rank), rank, self.dtype)
+        self.mix = self.param("mix", nn.initializers.zeros, (rank, c.block_size, c.block_size))
+
+    def initial_state(self, *batch: int) -> jax.Array:
+        """The vectors a_j of all slots, those that are not known zero: float32 [*batch, G·E]."""
+        return jnp.zeros((*batch, self.config.block_size * self.config.xpress_rank), jnp.float32)
+
+    def hidden_half(self, z: Hidden) -> jax.Array:
+        """z [B, G, D] → [B, G, 2E + G]: D_h z_k, D_g g, and the number of the slot as a one-hot row."""
+        mean = self.down_g(z.astype(jnp.float32).mean(axis=-2, keepdims=True))
+        state, numbers = self.down_h(z), jnp.eye(self.config.block_size, dtype=mean.dtype)
+        shared = (jnp.broadcast_to(part, (*state.shape[:-1], part.shape[-1])) for part in (mean, numbers))
+        return jnp.concatenate([state, *shared], axis=-1)
+
+    def step(self, state: jax.Array, x: jax.Array, half: jax.Array) -> tuple[jax.Array, jax.Array]:
+        vector, slot = self._vector(half, x), half[..., 2 * self.config.xpress_rank :].astype(jnp.float32)
+        placed = slot[..., :, None] * vector[..., None, :]
+        state = jax.lax.optimization_barrier(state + placed.reshape(*vector.shape[:-1], -1))  # as in the Domino head
+        row = jnp.einsum("...k,ckj->...jc", slot, jnp.tril(self.mix))
+        return state, self._code(vector + jnp.sum(row * state.reshape(placed.shape), axis=-2))
+
+    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        vectors = self._vector(half, x, kept)
+        slots = vectors.shape[-2]
+        mix = jnp.tril(self.mix)[:, :slots, :slots]
+        return cut_ranks(self._code(vectors + jnp.einsum("ckj,bjc->bkc", mix, vectors)), kept)
+
+    def _vector(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+        """a_k float32 [..., E]."""
+        state, mean, _ = jnp.split(half, [self.config.xpress_rank, 2 * self.config.xpress_rank], axis=-1)
+        inputs = enumerate((state, mean, self.look_up(x)))
+        vector = sum(self.in_proj.part(index, cut_ranks(part, kept)) for index, part in inputs)
+        return cut_ranks(vector.astype(jnp.float32), kept)
+
+    def _code(self, mixed: jax.Array) -> jax.Array:
+        return mixed + self.mlp_down(nn.silu(self.mlp_gate(mixed)) * self.mlp_up(mixed))
+
+
+# ----------------------------------------------------------------------------------------------------------------- loss
+
+
+@dataclasses.dataclass(frozen=True)
+class XpressSettings(LossSettings):
+    """Choices of this loss, which reads neither dpace_alpha nor distill.
+
+    weights: a, b of the cross-entropy and the total variation in each term, c of the rounds, d of the base logits.
+    rounds: J.  full_anchor: the term of the base logits has no decay over the slots.
+    ce_from_data: the label of the cross-entropy is the token of the text, not the target's likeliest.
+    """
+
+    contiguous: bool = False  # a block may run on into the next turn, as in the public trainer
+    weights: tuple[float, float, float, float] = WEIGHTS
+    rounds: int = 3
+    full_anchor: bool = False
+    ce_from_data: bool = False
+
+    reads_target, divides_by_labels = True, True
+
+    def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
+        return XpressObjective(self, lambda_base, weight)
+
+
+class XpressObjective(Objective):
+    """T(F⁰) + c·(1/J)·Σ_j T(Fʲ) + d·T(U), with T(F) = Σ w·decay·(a·CE(F) + b·TV(F)) / Σ w.
+
+    U are the base logits, F⁰ the final ones after the true tokens, F¹ those after the choices of U, and Fʲ those after
+    the choices of Fʲ⁻¹, as in decoding. CE is against the target's likeliest token, TV = ½ Σ |q - p| against its p.
+    Every term trains head and backbone; nothing flows through the choices.
+    """
+
+    runs_head = True
+
+    @property
+    def slice_blocks(self) -> int:
+        """Fewer than the usual loss has, as there are more logits of each block."""
+        return max(1, 3 * self.settings.slice_blocks // (3 + self.settings.rounds))
+
+    def extra(self, models: Any, z: Hidden, before: jax.Array, kept: jax.Array | None) -> jax.Array | None:
+        return None if kept is None else kept.astype(jnp.float32)
+
+    def outputs(self, models: Any, unembed: Callable, labels: Labels, before: jax.Array, usual: tuple) -> tuple:
+        config, (outputs_of, states) = models.drafter.config, usual
+        rounds = self.settings.rounds if self.settings.weights[2] else 0
+        decay = position_decay(config.block_size, config.first_slot, self.settings.gamma)
+
+        def refined(params: dict, z: Hidden, codes: jax.Array, kept: jax.Array | None, frozen: tuple) -> Outputs:
+            states, known = frozen
+            outputs = outputs_of(params, z, codes, kept, states)
+            head, logits = models.replace(drafter_params={"head": params}), [outputs.base]
+            for _ in range(rounds):
+                choices = jnp.argmax(logits[-1], axis=-1)[..., config.first_slot : -1]
+                codes = head.block_codes(z, jnp.concatenate([known, choices], axis=-1), kept)
+                logits.append(outputs.base.at[..., config.first_slot :, :].add(head.residual(codes)))
+            return outputs._replace(extra=(logits[1:], jnp.broadcast_to(decay, z.shape[:-1])))
+
+        return refined, (states, before[..., : 1 + config.lead])
+
+    def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
+        settings, valid, (rounds, decay) = self.settings, labels.label_weights, outputs.extra
+        token = labels.ids if settings.ce_from_data else jnp.argmax(outputs.target, axis=-1)
+        weights = valid * decay
+
+        def parts(logits: Logits) -> tuple[jax.Array, jax.Array]:
+            return cross_entropy(logits, token), total_variation(logits, outputs.target)
+
+        def term(losses: tuple[jax.Array, jax.Array], weights: jax.Array) -> jax.Array:
+            return jnp.sum(weights * (settings.weights[0] * losses[0] + settings.weights[1] * losses[1]))
+
+        forced, base = parts(outputs.final), parts(outputs.base)
+        sums = {f"consistency_round{index}_loss": term(parts(one), weights) for index, one in enumerate(rounds)}
+        sums |= {"tf_loss": term(forced, weights)}
+        sums |= {"base_anchor_loss": term(base, valid if settings.full_anchor else weights)}
+        sums |= {name: jnp.sum(weights * one) for name, one in zip(("ce_loss", "tv_loss"), forced, strict=True)}
+        sums |= {"accept_rate": jnp.sum(valid * (1.0 - forced[1]))}
+        return super().block_sums(outputs, labels) | sums | {"base_accept_rate": jnp.sum(valid * (1.0 - base[1]))}
+
+    def loss(self, sums: Sums) -> jax.Array:
+        consistency, base = self.settings.weights[2:]
+        total = sums["tf_loss"] + consistency * _consistency(sums) + base * sums["base_anchor_loss"]
+        return total / (self.weight + EPSILON)
+
+    def metrics(self, sums: Sums) -> dict[str, jax.Array]:
+        """Those of loss_metrics without λ; the terms of the loss and their parts, without weights (docs/heads.md); over
+        all labels accept_rate and base_accept_rate, Σ min(p, q) of F⁰ and U."""
+        metrics = loss_metrics(sums, jnp.float32(0.0))
+        del metrics["lambda_base"]
+        sums = sums | {"consistency_loss": _consistency(sums)}
+        metrics |= {name: value / (self.weight + EPSILON) for name, value in sums.items() if name.endswith("_loss")}
+        labels = jnp.maximum(sums["labels"], 1.0)
+        metrics |= {name: value / labels for name, value in sums.items() if name.endswith("accept_rate")}
+        return metrics | {"loss": self.loss(sums)}
+
+
+def _consistency(sums: Sums) -> jax.Array | float:
+    """The mean of the rounds' terms; 0 without rounds."""
+    rounds = [value for name, value in sums.items() if "_round" in name]
+    return sum(rounds) / max(1, len(rounds))
