@@ -150,7 +150,7 @@ def _checkpoint() -> Section:
 
 def _evaluation() -> Section:
     return section(
-        # Held-out prompt rows, also of decode and tune without --prompts. Absent: evaluations use those of
+        # Held-out prompt rows, also of decode without --prompts. Absent: evaluations use those of
         # data.held_out.
         prompts=Key(str),
         num_prompts=Key(64, least=1),
@@ -174,8 +174,7 @@ def _decode() -> Section:
     return section(
         **fields,
         num_prompts=Key(128, least=0),  # the first N rows of --prompts, or of eval.prompts; 0: all
-        # What mode tree drafts (docs/decoding.md). Where all keys have their defaults, tune's measurement replaces
-        # them.
+        # What mode tree drafts (docs/decoding.md).
         tree=section(**keys_of(TreeSettings)),
         tasks=Key((), of=str),  # of the paper, instead of prompts: ("gsm8k", "humaneval=FILE.jsonl", …)
         compare=Key((), of=str),  # drafter folders, all of them measured in one run and put into one table

@@ -26,7 +26,6 @@ import jax
 from etils import epath
 
 from domino_jax.decoding.generate import new_generator
-from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.evals.compare import COMPARISON, ComparedDrafter, compare_drafters, console_comparison, drafter_names
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, decode_mesh, needs_drafter
@@ -66,9 +65,9 @@ def main(flags: cli.Flags) -> None:
         distributed.initialize(flags.distributed, preemptible=False)
     mesh = decode_mesh(shape.data, shape.tensor, config.decode.batch_size)
 
-    # 3. The settings. Several drafters are compared with one, so none of them brings its own tuning.
+    # 3. The settings.
     path = None if config.decode.compare else config.drafter.path
-    settings = tuned(decode_settings(config.decode, head_to_decode(config, path)), path)
+    settings = decode_settings(config.decode, head_to_decode(config, path))
     made_up = functools.partial(drafter_config_of, config)
     loader = Loader(config.target.path, settings, mesh, made_up, flags.head)
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext(), memory_refused(settings):

@@ -24,7 +24,6 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from domino_jax.decoding import stored_tuning
 from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.kinds import AnyConfig, new_drafter, parse_stored
@@ -41,10 +40,9 @@ from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
 DRAFTER_CONFIG = "drafter_config.json"
 WORKDIR = "the workdir of a training run"
-# What an export replaces. Tuned constants go with the weights that they were measured with.
+# What an export replaces.
 OWN_NAMES = re.compile(
-    r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.[0-9a-f]+\.tmp|"
-    + stored_tuning.NAMES
+    r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.[0-9a-f]+\.tmp"
 )
 
 

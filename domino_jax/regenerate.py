@@ -37,7 +37,6 @@ from domino_jax.decoding.conversations import (
     split_turns,
     start_conversation,
 )
-from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.evals.models import check_kind
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
@@ -98,7 +97,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
 
 
 def settings_of(config) -> DecodeSettings:
-    """How prompts are answered: the recipe's values, with drafts as `decode` makes them."""
+    """How prompts are answered: the recipe's values, with drafts as `decode` makes them, of adaptive width."""
     section = config.regenerate
     return DecodeSettings().change(
         batch_size=section.batch_size,
@@ -109,6 +108,8 @@ def settings_of(config) -> DecodeSettings:
         seed=config.seed,
         thinking=config.data.thinking,
         dtype=config.target.dtype,
+        width="adaptive",
+        widths=tuple(config.decode.widths),
         draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,
         head_passes=config.decode.head_passes,
@@ -216,13 +217,13 @@ def refuse_unanswerable(row: Mapping[str, Any]) -> None:
 
 
 def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: str | None) -> Answerer:
-    """The target with a drafter, with the drafts that `domino_jax.tune` measured, or without one."""
+    """The target with a drafter, or without one."""
     if drafter_path is None:
         return Answerer(Models(loaded.model, loaded.params), settings, loaded.stop_ids)
     mesh = jax.sharding.get_mesh()
     everywhere = None if mesh.empty else replicated(mesh)
     models = load_models(loaded, drafter_path, everywhere, settings.drafting.head_rank)
-    return Answerer(models, tuned(settings, drafter_path), loaded.stop_ids)
+    return Answerer(models, settings, loaded.stop_ids)
 
 
 def own_queues(

@@ -25,7 +25,6 @@ import jax
 
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.prefixes import Prefixes
-from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.evals.models import Loader, decode_mesh
 from domino_jax.method.settings import BASELINE, DecodeSettings
 from domino_jax.recipe import cli, rules
@@ -94,7 +93,7 @@ def main(flags: cli.Flags) -> int:
 def settings_of(flags: cli.Flags) -> DecodeSettings:
     config, path = flags.config, flags.config.drafter.path
     head = stored_head(path) if path else config.drafter.head
-    return tuned(decode_settings(config.decode, head), path).change(batch_size=config.serve.batch_size)
+    return decode_settings(config.decode, head).change(batch_size=config.serve.batch_size)
 
 
 @contextlib.contextmanager

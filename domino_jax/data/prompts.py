@@ -1,4 +1,4 @@
-"""JSONL files: rows with their line numbers, and the prompt rows of decode, tune and regenerate."""
+"""JSONL files: rows with their line numbers, and the prompt rows of decode and regenerate."""
 
 import io
 import itertools

@@ -18,7 +18,6 @@ from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
-from domino_jax.decoding.stored_tuning import tuned
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import (
@@ -156,12 +155,12 @@ class Decoder:
 def load(target: str, drafter: str | None = None, settings: DecodeSettings | None = None, **changes: Any) -> Decoder:
     """A Decoder of a target's folder or hub id and, for speed, a drafter's folder, hub id or train workdir.
 
-    With num_drafts left open a batch has the drafts that `domino_jax.tune` measured for its rows on this device. A tree
-    of the default shape has the shape that it measured. Calls use mode "tree" by default where a tree is loaded.
+    Calls use mode "tree" by default where a tree is loaded.
 
     Args:
-        settings: DecodeSettings() when None. max_new_tokens is at most half of the cache and of the positions of
-            either model.
+        settings: DecodeSettings(width="adaptive") when None: every few rounds the number of drafts follows what was
+            accepted and how long rounds took (docs/decoding.md). max_new_tokens is at most half of the cache and of the
+            positions of either model.
         changes: fields of DecodeSettings and of its sampling and drafting by name, as in load(target, drafter,
             dtype="float32", temperature=0.7, draft_sharpness=1.0, tree=TreeSettings()).
 
@@ -169,7 +168,7 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
         DominoError, DataError: a folder that is missing or damaged, a drafter of another target, a value or a tree that
             does not fit.  TypeError: an unknown name.
     """
-    settings = (settings or DecodeSettings()).change(**changes)
+    settings = (settings or DecodeSettings(width="adaptive")).change(**changes)
     tree = settings.drafting.tree
     if tree is not None and not isinstance(tree, TreeSettings):
         raise DominoError(f"tree is {tree!r}: give its shape, as tree=domino_jax.TreeSettings(nodes=64).")
@@ -181,7 +180,6 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
     )
     if problem := settings.problem():
         raise DominoError(str(problem))
-    settings = tuned(settings, drafter)
     loaded = load_target(target, settings.dtype)
     models = load_models(loaded, drafter, head_rank=settings.drafting.head_rank)
     if tree and (refused := refused_mode(TREE, models.drafter.config)):

@@ -15,7 +15,7 @@ from domino_jax.decoding.requests import Request
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, SamplingKind
-from domino_jax.method.settings import DecodeSettings, canonical_mode
+from domino_jax.method.settings import BASELINE, DecodeSettings, canonical_mode
 from domino_jax.models.cache import slots_of
 
 QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes
@@ -84,7 +84,7 @@ class Generator(Programs):
         most = POLLED_ROUNDS if between else self.settings.max_new_tokens
         while queue.waiting or queue.live():
             queue.admit()
-            queue.state = self.advance(models, queue.state, mode, most, queue.idle(), clock=queue.clock)
+            queue.advance(most)
             queue.collect()
             if between:
                 between(sum(ticket.finish_reason is not None for ticket in tickets))
@@ -115,8 +115,7 @@ class Generator(Programs):
         while True:
             queue.admit()
             if tokens:
-                idle = queue.idle()
-                queue.state = self.advance(models, queue.state, mode, chunk_rounds, idle, clock=queue.clock)
+                queue.advance(chunk_rounds)
             queue.collect()
             yield Piece(ticket.token_ids[tokens:], ticket.accept_lengths[rounds:], ticket.finish_reason)
             if ticket.finish_reason:
@@ -141,7 +140,7 @@ class Generator(Programs):
         """
         requests = [self.request(request) for request in requests]
         least = self._slots_of_answers(prompts, requests)
-        queue = Queue(self, models, "", plain=plain, kind=self._sampling_kind(requests), least=least)
+        queue = Queue(self, models, BASELINE, plain=plain, kind=self._sampling_kind(requests), least=least)
         tickets = [Ticket(prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
         return queue.prefill(tickets, rows or self.settings.batch_size)
 
@@ -154,18 +153,20 @@ class Generator(Programs):
         idle: int | None = None,
         longest: int | None = None,
         clock: Clock | None = None,
+        drafts: int | None = None,
     ) -> DecodeState:
         """Runs up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated.
 
         Args:
+            drafts: of a round; None: as the settings say.
             longest: None: the rounds end before a live row would outgrow the caches. Blocks that do not fit are lost.
         """
         rows, slots = state.done.shape[0], slots_of(state.target_cache)
         idle = rows - 1 if idle is None else idle
         longest = slots - self.block_rows(mode) if longest is None else longest
         arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
-        key = (canonical_mode(mode), rows, slots, _kind(state.sampling), bool(state.draft_cache))
-        result, seconds = self.run(clock or Clock(), key, self.rounds(mode, rows), arguments, donate=(1,))
+        key = (canonical_mode(mode), rows, slots, _kind(state.sampling), bool(state.draft_cache), drafts)
+        result, seconds = self.run(clock or Clock(), key, self.rounds(mode, drafts), arguments, donate=(1,))
         if clock:
             clock.decode_seconds += seconds
         return result
@@ -252,7 +253,7 @@ def new_generator(models: Models, settings: DecodeSettings, stop_ids: Sequence[i
     limits = Limits.of(models, settings)
     # An id that no token has keeps the array non-empty without ever stopping a row.
     stop_ids = sorted({token for token in stop_ids if token < vocab and not settings.ignore_eos}) or [-1]
-    return Generator(settings, drafter, limits, jnp.asarray(stop_ids, jnp.int32), {})
+    return Generator(settings, drafter, limits, jnp.asarray(stop_ids, jnp.int32))
 
 
 def _kind(sampling: RowSampling | None) -> tuple | None:

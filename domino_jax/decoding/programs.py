@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from domino_jax.decoding.limits import Limits
+from domino_jax.decoding.width import WidthController
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.method.loop import DecodeState, Prompts, prefill, run_rounds
 from domino_jax.method.pair import Models
@@ -20,6 +22,7 @@ from domino_jax.method.settings import (
     TREE,
     DecodeSettings,
     DraftSettings,
+    canonical_mode,
     refused_mode,
 )
 from domino_jax.models import sharding
@@ -33,6 +36,7 @@ class Clock:
     """Wall seconds of a run, compilation separate; decode_tokens leaves out each row's first token, the prefill's.
 
     drafts: that the rounds offered to the target.
+    widths, exploring_seconds: where the width is adaptive, rounds by their drafts, and what exploring cost.
     """
 
     prefill_seconds: float = 0.0
@@ -40,6 +44,11 @@ class Clock:
     compile_seconds: float = 0.0
     decode_tokens: int = 0
     drafts: int = 0
+    exploring_seconds: float = 0.0
+    widths: dict[str, int] = dataclasses.field(default_factory=Counter)
+
+    def __post_init__(self):
+        self.widths = Counter(self.widths)  # a sum of clocks adds the values of a key
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,21 +58,22 @@ class Programs:
     They hold no parameters: every call gets the models, whose shapes and dtypes never change.
 
     drafter: of the models' drafter, None for plain decoding.  stop_ids: int32, never empty.
-    compiled: by what they differ in, filled as they are needed.
+    compiled: by what they differ in, filled as they are needed.  controllers: by mode, where the width is adaptive.
     """
 
     settings: DecodeSettings
     drafter: AnyConfig | None
     limits: Limits
     stop_ids: jax.Array
-    compiled: dict[tuple, jax.stages.Compiled]
+    compiled: dict[tuple, jax.stages.Compiled] = dataclasses.field(default_factory=dict)
+    controllers: dict[str, WidthController] = dataclasses.field(default_factory=dict)
 
-    def rounds(self, mode: str, rows: int | None = None) -> Callable[..., DecodeState]:
-        """The unjitted program of a mode for a batch of `rows` rows (batch_size when None).
+    def rounds(self, mode: str, drafts: int | None = None) -> Callable[..., DecodeState]:
+        """The unjitted program of a mode, with `drafts` drafts a round.
 
         (models, state, stop_ids, max_rounds, idle, longest) → the state after the rounds (loop.run_rounds).
         """
-        settings, drafting = self.settings, self.drafting(mode, rows or self.settings.batch_size)
+        settings, drafting = self.settings, self.drafting(mode, drafts)
         if mode == BASELINE:
             width = drafting.width(self.drafter) + 1 if settings.fixed_shape else None
             round_ = functools.partial(autoregressive_round, sampling=settings.sampling, fixed_width=width)
@@ -72,12 +82,24 @@ class Programs:
             round_ = functools.partial(speculative_round, sampling=settings.sampling, settings=drafting, **choices)
         return functools.partial(run_rounds, round_)
 
-    def drafting(self, mode: str, rows: int | None = None) -> DraftSettings:
-        """How rounds of a mode draft: of a batch of `rows` rows, or of any batch when None."""
+    def drafting(self, mode: str, drafts: int | None = None) -> DraftSettings:
+        """How rounds of a mode draft: as the settings say when `drafts` is None. A tree has all of its drafts or 0."""
         has_head = self.drafter is not None and self.drafter.has_head
-        tree = self.settings.drafting.tree if mode == TREE else None
+        tree = self.settings.drafting.tree if mode == TREE and drafts != 0 else None
         drafting = dataclasses.replace(self.settings.drafting, use_head=has_head and mode != BACKBONE, tree=tree)
-        return drafting if rows is None else drafting.at(rows)
+        return drafting if drafts is None or tree else dataclasses.replace(drafting, num_drafts=drafts)
+
+    def widths(self, mode: str) -> tuple[int, ...]:
+        """The numbers of drafts that an adaptive width chooses among; those between 0 and all are for chains."""
+        most = self.drafting(mode).width(self.drafter)
+        smaller = (0,) if mode == TREE else self.settings.widths
+        return (*sorted({drafts for drafts in smaller if drafts < most}), most)
+
+    def controller(self, mode: str) -> WidthController | None:
+        """What chooses the width of a mode's dispatches; None where it is fixed."""
+        if mode == BASELINE or not self.settings.adaptive:
+            return None
+        return self.controllers.setdefault(canonical_mode(mode), WidthController(self.widths(mode)))
 
     def block_rows(self, mode: str) -> int:
         """Slots after the committed ones that a round of a mode writes."""
@@ -160,10 +182,5 @@ class Programs:
             raise DominoError(f"{refused}.")
 
     def plain(self, mode: str) -> bool:
-        """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has that of a draft.
-
-        So does a draft that is plain in a batch of any size.
-        """
-        if mode == BASELINE:
-            return not self.settings.fixed_shape
-        return self.drafting(mode).width(self.drafter) == 0
+        """Whether a mode runs without the drafter's cache; in fixed shape plain decoding has it too."""
+        return mode == BASELINE and not self.settings.fixed_shape

@@ -2,7 +2,7 @@
 
 while queue.live() or queue.waiting:
     queue.admit()             # the sizes of batch and caches; the prefills of requests that get a row
-    queue.state = generator.advance(models, queue.state, mode, rounds, queue.idle(), clock=queue.clock)
+    queue.advance(rounds)     # one dispatch, whose width follows the last ones where it is adaptive
     queue.collect()           # the only host read
 """
 
@@ -87,6 +87,9 @@ class Queue:
         self.rows: list[Ticket | None] = []
         self.waiting: deque[Ticket] = deque()
         self.state: DecodeState | None = None
+        controller = generator.controller(mode)
+        self.pace = controller and controller.new_pace()
+        self.ran: tuple[float, bool] | None = None  # seconds of a dispatch, and whether its program was compiled before
 
     def add(self, prompt: Sequence[int], request: Request) -> Ticket:
         self.waiting.append(Ticket(prompt, request))
@@ -113,6 +116,8 @@ class Queue:
         tickets = [self.rows[place] for place in places]
         if not self.live():
             return []
+        if self.pace and tickets and (self.state is None or len(self.rows) == 1):
+            self.pace.new_text()
         if self.open:  # all programs but the rounds serve any sampling
             kinds = covering_kinds([ticket.request for ticket in self.live().values()])
             self.kind = kinds[0]
@@ -135,15 +140,30 @@ class Queue:
         rows = len(self.rows)
         return (self._together() if self.waiting else rows - self.generator.smaller_batch(rows)) - 1
 
+    def advance(self, rounds: int) -> None:
+        """Up to `rounds` rounds in one dispatch (Generator.advance)."""
+        drafts, clock = None, self.clock
+        if self.pace:
+            drafts, most, _ = self.pace.choose(len(self.rows))
+            rounds = min(rounds, most)
+        seconds, compiled, idle = clock.decode_seconds, clock.compile_seconds, self.idle()
+        arguments = self.models, self.state, self.mode, rounds, idle
+        self.state = self.generator.advance(*arguments, clock=clock, drafts=drafts)
+        self.ran = clock.decode_seconds - seconds, clock.compile_seconds == compiled
+
     def collect(self) -> list[Ticket]:
         """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""
         state, tickets = self.state, self.live()
         columns = state.done, state.lengths, state.drafted, state.counts, state.rounds, state.tokens, state.accepts
         done, lengths, drafted, counts, rounds, tokens, accepts = jax.device_get(columns)
+        emitted, longest = [], 0
         for place, ticket in tickets.items():
             before = len(ticket.token_ids)
             ticket.token_ids += tokens[place, before : counts[place]].tolist()
-            ticket.accept_lengths += accepts[place, len(ticket.accept_lengths) : rounds[place]].tolist()
+            fresh = accepts[place, len(ticket.accept_lengths) : rounds[place]].tolist()
+            ticket.accept_lengths += fresh
+            emitted += fresh[: len(fresh) - bool(done[place])]  # the end of an answer cuts its last round
+            longest = max(longest, len(fresh))
             self.clock.decode_tokens += len(ticket.token_ids) - max(before, 1)
             self.clock.drafts += int(drafted[place]) - ticket.drafted
             ticket.length, ticket.drafted = int(lengths[place]), int(drafted[place])
@@ -153,6 +173,9 @@ class Queue:
                 self.rows[place] = None
                 if self.prefixes:
                     self._keep(place, ticket)
+        if self.pace and self.ran and longest:
+            self.clock.exploring_seconds += self.pace.observe(emitted, longest, *self.ran)
+            self.clock.widths[str(self.pace.choice.drafts)] += longest
         return list(tickets.values())
 
     def drop(self, ticket: Ticket) -> None:

@@ -13,7 +13,7 @@ Definitions, the same wherever a figure is shown:
   time_split       of a round, in milliseconds (round_times.py): draft + head + verify + other = round; commit is the
                    part of other that was timed too; head_share is what leaving the head out saves, as a share of the
                    round; loop_overhead is round / (draft + head + verify + commit); step is a plain step, timed
-                   alternately with the rounds; drafts: that the round verifies in each row of a full batch
+                   alternately with the rounds; drafts: that the round verifies in each row
   break_even_tau   round / step of time_split: the τ from which on a mode is faster than plain decoding
   drafts_per_round drafts that a round verifies, the mean over the rounds of all answers
 """

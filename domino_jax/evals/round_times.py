@@ -50,7 +50,7 @@ def round_stopwatches(
 ) -> dict[str, Callable[[int], float]]:
     """What round_split times, as turns → seconds: parts of a chain by name, whole rounds by round_of."""
     live, with_head, parts = endless(state), _with_head(generator, modes), {}
-    drafting = generator.drafting(DRAFT, state.done.shape[0])
+    drafting = generator.drafting(DRAFT)
     if set(modes) & set(CHAINS) and drafting.num_drafts != 0:
         parts = _parts(state.sampling or generator.settings.sampling, drafting)
     timed = {

@@ -29,7 +29,7 @@ class PromptSource:
 class RunInfo:
     """One run of decode. The first four fields are known before anything is loaded; `loaded` fills in the others.
 
-    requested: the recipe's settings, with the drafter's tuning.  settings: those in effect, which fit its block.
+    requested: the recipe's settings.  settings: those in effect, which fit its block.
     drafter: its path, the paths of a comparison, or None for plain decoding.
     references: prompts with a reference answer.
     """
@@ -78,10 +78,10 @@ class RunInfo:
 
     @property
     def drafts_per_round(self) -> dict[str, int]:
-        """By drafting mode, the drafts that a round of a full batch verifies."""
+        """By drafting mode, the drafts that a round verifies, at most."""
         config, settings = self.drafter_config, self.settings
         draftings = settings.draftings(config) if config else {}
-        return {mode: drafting.at(settings.batch_size).verified(config) for mode, drafting in draftings.items()}
+        return {mode: drafting.verified(config) for mode, drafting in draftings.items()}
 
     def origin(self) -> dict[str, Any]:
         """JSON values by section: where everything comes from. A folder is continued or shown for these alone."""

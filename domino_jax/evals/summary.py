@@ -33,6 +33,8 @@ def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> d
         for name, rate in speedups.items():
             figures[name] = ratio(figures[rate], modes[BASELINE][rate]) if baseline else None
         figures["drafts_per_round"] = ratio(runs[mode].clock.drafts, figures["rounds"]) if mode != BASELINE else None
+        if clock := runs[mode].clock if runs[mode].clock.widths else None:
+            figures["widths"] = {"rounds": dict(clock.widths), "exploring_seconds": clock.exploring_seconds}
         figures["intervals"] = intervals(runs[mode], baseline if mode != BASELINE else None)
         figures["answers_right"] = runs[mode].answers_right if has_references else None
     return modes

@@ -61,7 +61,7 @@ def speculative_round(
         return _count_drafts(state, after, settings.verified(models.drafter.config))
     drafts, draft_cache = propose(models, state, sampling, settings)
     tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
-    taps = models.drafter.config.target_layer_ids if draft_cache else ()
+    taps = models.drafter.config.target_layer_ids
     # A place without a draft is computed along as token 0; it never equals a choice, so the chain ends before it.
     read = jnp.maximum(tokens, 0) if settings.confidence else tokens
     out = verify(models, state.target_cache, read, state.lengths, tap_layers=taps, isolated=isolated)
@@ -134,12 +134,11 @@ def commit(
     """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
 
     out: features, hidden states and cache with a chain's rows, at depths 0..M, right after the committed length.
-    draft_cache: () where no batch drafts.
     """
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
     passed = Passed(out.features, out.hidden, models.embed(chosen), accepted + 1)
-    context = models.extend_context(draft_cache, passed, positions - 1) if draft_cache else ()
+    context = models.extend_context(draft_cache, passed, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, kept = emit(state, chosen, accepted + 1, stop_ids)
     return record_round(state.replace(lengths=state.lengths + kept), kept)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BASELINE, BACKBONE, DRAFT, DOMINO, TREE = MODES = ("autoregressive", "backbone", "draft", "domino", "tree")
 PARITIES = ("near_tie", "fixed_shape")
+WIDTHS = ("fixed", "adaptive")
 DTYPES = ("float32", "bfloat16")  # that models run in
 
 
@@ -149,13 +150,10 @@ class DraftSettings:
     """How a round drafts. It changes the speed, never the text.
 
     tree: draft a tree instead of a chain.
-    widths: pairs (rows, drafts), rows ascending, that replace num_drafts of a chain, as `domino_jax.tune` measures
-        them. A batch takes the first pair whose rows are not fewer than its own, else the last pair.
     use_head: False drafts from base logits alone: a DFlash drafter, or the ablation of a Domino one.
     """
 
-    # Tokens drafted and verified. None, in a recipe 0: as `python -m domino_jax.tune` measured and stored them with the
-    # drafter for this device and the rows of the batch, else all that the drafter's block gives.
+    # Tokens drafted and verified, at most. None, in a recipe 0: all that the drafter's block gives.
     num_drafts: int | None = key(None, recipe=0, least=0)
     # c of drafts at temperature > 0: a chain drafts argmax(c·log q + g), with q the drafter's distribution and g the
     # noise with which the target chooses; a tree ranks tokens by log-softmax(log q + g/c). At 1 a drafter with q = p is
@@ -176,7 +174,6 @@ class DraftSettings:
     draft_window: int = key(0, least=0)
     draft_sink: int = key(0, least=0)
     tree: TreeSettings | None = None
-    widths: tuple[tuple[int, int], ...] = ()
     use_head: bool = True
 
     @property
@@ -184,19 +181,10 @@ class DraftSettings:
         """(window, sink) of what the backbone reads of the text."""
         return self.draft_window, self.draft_sink
 
-    def at(self, rows: int) -> "DraftSettings":
-        """How a batch of `rows` rows drafts: with num_drafts alone."""
-        if self.tree or not self.widths:
-            return dataclasses.replace(self, widths=())
-        drafts = next((drafts for most, drafts in self.widths if rows <= most), self.widths[-1][1])
-        return dataclasses.replace(self, num_drafts=drafts, widths=())
-
     def width(self, config: "DrafterConfig") -> int:
-        """Drafts of a round, of the widest one where there are several; of a tree, those of its longest path."""
+        """Drafts of a round; of a tree, those of its longest path."""
         if self.tree and self.tree.depth:
             return self.tree.depth
-        if self.widths and not self.tree:
-            return max(drafts for _, drafts in self.widths)
         return config.num_drafts if self.num_drafts is None else self.num_drafts
 
     def verified(self, config: "DrafterConfig") -> int:
@@ -223,9 +211,8 @@ class DraftSettings:
         change = f"but a block of {block_size} slots gives {block_drafts} drafts; lower it, or set 0"
         if most > block_drafts:
             change = f"but this drafter's chains have at most {most} drafts; lower it, or set 0"
-        widest = max([self.num_drafts or 0, *(drafts for _, drafts in self.widths)])
-        if widest > most:
-            return Problem("num_drafts", widest, change)
+        if (self.num_drafts or 0) > most:
+            return Problem("num_drafts", self.num_drafts, change)
         tree = self.tree
         if not tree:
             return None
@@ -266,6 +253,11 @@ class DecodeSettings:
     # near_tie: texts equal but for near ties, each of them checked. fixed_shape: plain decoding goes through the same
     # wide pass, so texts are equal without exception, in bfloat16 too, and the yardstick pays for the width.
     parity: str = key("near_tie", choices=PARITIES)
+    # fixed: every round verifies num_drafts. adaptive: each dispatch chooses among `widths` and these, by what was
+    # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. regenerate and
+    # decode --interactive are always adaptive.
+    width: str = key("fixed", choices=WIDTHS)
+    widths: tuple[int, ...] = key((0, 4, 8, 16), of=int, least=0)  # numbers of drafts; 0 is a plain step
     # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).
     simulate_tau: float = key(0.0, least=0, below=math.inf)
     ignore_eos: bool = key(False)  # every answer has max_new_tokens
@@ -288,6 +280,11 @@ class DecodeSettings:
     @property
     def fixed_shape(self) -> bool:
         return self.parity == "fixed_shape"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether dispatches choose their width."""
+        return self.width == "adaptive" and not self.fixed_shape and not self.simulate_tau
 
     def draftings(self, config: "DrafterConfig") -> dict[str, DraftSettings]:
         """How each mode drafts; modes that the drafter does not have are left out."""

@@ -203,7 +203,8 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
-    generator = new_generator(models, settings.change(batch_size=1), loaded.stop_ids)
+    width = "adaptive" if flags.interactive else settings.width
+    generator = new_generator(models, settings.change(batch_size=1, width=width), loaded.stop_ids)
     # The last turn's caches, which are no more than those that the next turn needs anyway.
     prefixes = Prefixes(1, sys.maxsize) if flags.interactive else None
     decoder = Decoder(models, generator, loaded.tokenizer, settings.thinking, prefixes)

@@ -1,6 +1,7 @@
 """The engine thread: requests of all connections through one queue per mode, and what it counts for /metrics."""
 
 import contextlib
+import copy
 import dataclasses
 import threading
 import time
@@ -173,6 +174,7 @@ class Engine(threading.Thread):
         lengths = sorted({min(1 << power, longest) for power in range(4, longest.bit_length() + 1)})
         largest = {generator.slots(length): length for length in lengths}.values()  # of each size of caches
         queue = self._queues[mode]
+        widths = generator.widths(mode) if queue.pace else (None,)
         for number, length in enumerate(lengths):  # the second prompt of a length starts from the first one's caches
             for sampling in (SamplingParams(), SamplingParams(1.0))[: 1 + (length in largest)]:
                 for count in sizes if length in largest else sizes[-1:]:
@@ -181,7 +183,9 @@ class Engine(threading.Thread):
                         queue.add([number] * length, request)
                     while (queue.waiting or queue.live()) and self.status == LOADING:
                         queue.admit()
-                        self._dispatch(queue, 1)
+                        for drafts in widths:
+                            limits = {"idle": queue.idle(), "clock": queue.clock, "drafts": drafts}
+                            queue.state = generator.advance(queue.models, queue.state, mode, 1, **limits)
                         queue.collect()
         self.served.prefixes.clear()
         self._queues[mode] = self._new_queue(mode)
@@ -213,17 +217,19 @@ class Engine(threading.Thread):
             if queue.admit():  # the first token is there before any round
                 self._deliver(queue, 0.0)
             if queue.live():
-                before = queue.clock.decode_seconds  # without compilation
+                before = copy.deepcopy(queue.clock)
                 self._dispatch(queue, ROUNDS)
-                self._deliver(queue, queue.clock.decode_seconds - before)
+                self._deliver(queue, queue.clock.decode_seconds - before.decode_seconds)  # without compilation
+                self.metrics.exploring.inc(queue.clock.exploring_seconds - before.exploring_seconds)
+                for drafts, rounds in (queue.clock.widths - before.widths).items():
+                    self.metrics.rounds.labels(drafts).inc(rounds)
         except jax.errors.JaxRuntimeError as error:  # no memory: what ran is lost, and the server goes on
             self.served.prefixes.clear()
             self._fail([job for job in list(self._jobs) if job.mode == mode and job.ticket], FAILED, first_line(error))
             self._queues[mode] = self._new_queue(mode)
 
     def _dispatch(self, queue: Queue, rounds: int) -> None:
-        generator, limits = self.served.generator, {"idle": queue.idle(), "clock": queue.clock}
-        queue.state = generator.advance(queue.models, queue.state, queue.mode, rounds, **limits)
+        queue.advance(rounds)
 
     def _deliver(self, queue: Queue, seconds: float) -> None:
         tickets = set(queue.collect())
@@ -265,7 +271,9 @@ class Metrics:
         self.waiting = new(Gauge, "num_requests_waiting", "Requests that wait for a row.")
         self.prompt = new(Counter, "prompt_tokens", "Tokens of prompts.")
         self.generated = new(Counter, "generation_tokens", "Tokens of answers.")
-        self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds that drafted.")
+        self.drafts = new(Counter, "spec_decode_num_drafts", "Rounds.")
+        self.rounds = new(Counter, "rounds", "Rounds of a batch by the drafts of each row.", labelnames=("drafts",))
+        self.exploring = new(Counter, "exploring_seconds", "Time lost to trying other numbers of drafts.")
         self.draft_tokens = new(Counter, "spec_decode_num_draft_tokens", "Tokens that were drafted.")
         self.accepted = new(Counter, "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
         self.first = new(Histogram, "time_to_first_token_seconds", "Arrival to first token.", buckets=seconds)

@@ -4,7 +4,7 @@
 
 exported_step is the one with the best τ, or the last. Written last, after the last export and the final decoding;
 nothing else marks a run as finished. The hash is over the files that hold the drafter, so the model card may be
-edited and `tune` may add its constants.
+edited.
 """
 
 import hashlib

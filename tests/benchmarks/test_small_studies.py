@@ -1,8 +1,8 @@
-"""The studies of heads, ablations and trees once at --small: the table that each writes."""
+"""The studies of heads, ablations, trees and widths once at --small: the table that each writes."""
 
 import pytest
 
-from benchmarks.studies import trees
+from benchmarks.studies import adaptive, trees
 from domino_jax.recipe import cli
 from tests.helpers.paths import ROOT
 from tests.helpers.studies import places, rows, run
@@ -43,3 +43,14 @@ def test_trees(capsys):
     assert left.value.code == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith("chain: τ ") and printed[1].startswith("| nodes |")
+
+
+@pytest.mark.slow(minutes=4)
+def test_adaptive(capsys):
+    flags = ["--config.decode.num_prompts=3", "--config.decode.max_new_tokens=16", "--config.decode.concurrency=(2,)"]
+    with pytest.raises(SystemExit) as left:
+        cli.run(adaptive.main, ("config",), argv=["adaptive", f"--config={ROOT / 'configs' / 'tiny.py'}", *flags])
+    assert left.value.code == 0
+    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [line.split("|")[1].strip() for line in table[2:]][:2] == ["1 rows", "2 rows"]
+    assert "easy, hard, easy" in table[-1]

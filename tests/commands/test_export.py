@@ -12,7 +12,6 @@ import pytest
 from etils import epath
 
 from domino_jax import export
-from domino_jax.decoding.stored_tuning import store_tuning
 from domino_jax.evals.model_card import model_card, public_sources
 from domino_jax.method.state import TrainState
 from domino_jax.recipe import cli
@@ -214,16 +213,6 @@ def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_firs
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".out.notes.tmp", "out"]
     assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == FILES
     assert_same(exported(tmp_path / "out")[1], scaled(params, 2.0))
-
-
-@pytest.mark.parametrize("place", ["disk", "bucket"])
-def test_a_later_export_replaces_the_constants_tuned_for_the_weights_before(drafter, tmp_path, request, place):
-    folder = tmp_path / "out" if place == "disk" else f"{request.getfixturevalue('bucket')}/export"
-    export.write_export(folder, *drafter, RECIPE, 1)
-    file = store_tuning(tmp_path, ((1, 4),), None)
-    epath.Path(file).copy(epath.Path(folder) / file.name)
-    export.write_export(folder, *drafter, RECIPE, 2)
-    assert sorted(file.name for file in epath.Path(folder).iterdir()) == FILES
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone_and_only_process_0_writes(drafter, tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ from etils import epath
 
 from domino_jax import export
 from domino_jax.data.answer_files import AnswerFiles, find_rows
-from domino_jax.decoding.stored_tuning import file_name, read_tuning
 from domino_jax.evals import report
 from domino_jax.evals.run_files import _progress_lines
 from domino_jax.runtime.errors import DominoError
@@ -19,7 +18,6 @@ READERS = {
     "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
     "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
     "generation_config.json": lambda file: hf.stop_ids(file.parent),
-    file_name(): lambda file: read_tuning(file.parent),
     "manifest.json": lambda file: manifest._parse(file.read_bytes()),
     "progress.jsonl": lambda file: list(_progress_lines(file)),
     "answers.jsonl": lambda file: find_rows([file]),
@@ -39,7 +37,7 @@ CONTENTS = {
     "an int of 5000 digits": b'{"step": ' + b"9" * 5_000 + b"}",
     "infinity": b'{"step": 1e400, "1": 1e400}',
     "a step in words": b'{"step": "8", "processes": 1, "exported_step": 8, "export_sha256": ""}',
-    "other kinds": b'{"tuned": 5, "chosen": 5, "id": 5, "eos_token_id": {}, "files": 5}',
+    "other kinds": b'{"chosen": 5, "id": 5, "eos_token_id": {}, "files": 5}',
 }
 
 

@@ -4,7 +4,6 @@ import concurrent.futures
 import dataclasses
 import fcntl
 import json
-import shutil
 import threading
 
 import pytest
@@ -16,7 +15,6 @@ from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import start_conversation
-from domino_jax.decoding.stored_tuning import store_tuning
 from domino_jax.method.settings import DecodeSettings, DraftSettings, SamplingParams
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
@@ -210,18 +208,11 @@ def test_the_drafter_runs_with_its_head_and_a_prompt_up_to_the_targets_last_posi
     answerer.generator(longest).check_prompt([1] * longest, "a prompt that just fits")
 
 
-def test_a_drafter_drafts_as_it_was_tuned_for_such_batches(target, tmp_path):
-    shutil.copytree(GOLDEN / "drafter", tmp_path / "drafter")
-    store_tuning(tmp_path / "drafter", ((1, 2), (4, 0)), None)
-    answerer = regenerate.new_answerer(target, SETTINGS, str(tmp_path / "drafter"))
-    assert answerer.settings.drafting == DraftSettings(widths=((1, 2), (4, 0)))
-
-
 def test_drafts_are_made_as_the_recipes_decode_section_has_them():
     config = tiny.get_config()
     config.decode.head_candidates, config.decode.draft_sharpness = 8, 1.0
-    drafting = regenerate.settings_of(config).drafting
-    assert drafting == DraftSettings(head_candidates=8, draft_sharpness=1.0)
+    settings = regenerate.settings_of(config)
+    assert settings.adaptive and settings.drafting == DraftSettings(head_candidates=8, draft_sharpness=1.0)
 
 
 def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(

@@ -20,7 +20,7 @@ PROMPT = "Laura has 46 plums. She breaks 5. She buys 9 more. How many plums does
 @functools.lru_cache
 def decoder() -> domino_jax.Decoder:
     folders = (str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"))
-    return domino_jax.load(*folders, dtype="float32", cache_length=256, max_new_tokens=96)
+    return domino_jax.load(*folders, dtype="float32", cache_length=256, max_new_tokens=96, width="fixed")
 
 
 @functools.lru_cache
@@ -32,6 +32,14 @@ def test_a_text_is_a_users_message_and_the_answer_is_text():
     assert answer().text and answer().finish_reason == "stop"
     assert answer() == decoder().generate([[{"role": "user", "content": PROMPT}]])[0]
     assert 1 + sum(answer().accept_lengths) == len(answer().token_ids)
+
+
+def test_by_default_the_width_adapts_and_the_text_stays():
+    folders = (str(ASSETS / "tiny_qwen3"), str(ASSETS / "tiny_domino"))
+    made = domino_jax.load(*folders, dtype="float32", cache_length=256, max_new_tokens=96)
+    assert made.generator.settings.adaptive
+    for prompts in ([PROMPT], [PROMPT, PROMPT]):
+        assert {tuple(one.token_ids) for one in made.generate(prompts)} == {tuple(answer().token_ids)}
 
 
 def test_the_drafter_makes_the_default_mode_and_changes_no_token():

@@ -80,7 +80,6 @@ def test_a_mode_that_the_models_do_not_have_is_refused(head, mode, message):
     ("head", "choices", "values"),
     [
         ("domino", {"num_drafts": 5}, "5.*4"),
-        ("domino", {"widths": ((2, 5), (8, 1))}, "5.*4"),
         ("medusa", {"num_drafts": 5}, "5.*4"),
         ("eagle3", {"num_drafts": 65}, "65.*64"),
     ],
@@ -123,7 +122,7 @@ def test_one_program_per_bucket_and_none_after_warm_up():
     for length in (1, 17, 33):
         made.generate([[1] * length] * 3, "domino")
     prefills = {("prefill", rows, bucket, 64, False, None) for rows in (1, 2) for bucket in (16, 32, 64)}
-    assert set(made.compiled) == {*prefills, ("admit", 2, 64, 1, 64, False, None), ("draft", 2, 64, None, True)}
+    assert set(made.compiled) == {*prefills, ("admit", 2, 64, 1, 64, False, None), ("draft", 2, 64, None, True, None)}
     with Compilations() as seen:
         clocks = [made.generator.generate(made.models, prompts, mode).clock for mode in ("domino", "draft")]
         made.generate(prompts[:3], "domino", [100, 7, 5])

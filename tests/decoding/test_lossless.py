@@ -16,6 +16,7 @@ import pytest
 
 from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.requests import Request
+from domino_jax.decoding.width import Choice, WidthController
 from domino_jax.method import rounds
 from domino_jax.method.kinds import HEADS, KINDS
 from domino_jax.method.settings import SamplingParams, TreeSettings, refused_mode
@@ -53,10 +54,13 @@ SAMPLINGS = {
     "mixed": SamplingParams(1.0),
 }
 OWN = [None, SamplingParams(), SamplingParams(1.3, top_p=0.8), SamplingParams(1.0, 9, 0.9, 0.05), SamplingParams(0.7)]
-# Two drafts of a head that corrects five tokens per slot. By rows: four rows take plain steps, two draft one token, and
-# one drafts three.
-WIDTHS = {"all": {}, "two": {"num_drafts": 2, "head_candidates": 5}, "by rows": {"widths": ((1, 3), (2, 1), (4, 0))}}
-WIDTHS["in passes"] = {"head_passes": 1}
+# Two drafts of a head that corrects five tokens per slot. Changing: every dispatch has another width (ForcedWidths).
+WIDTHS = {
+    "all": {},
+    "two": {"num_drafts": 2, "head_candidates": 5},
+    "changing": {"width": "adaptive", "widths": (0, 1, 2)},
+    "in passes": {"head_passes": 1},
+}
 TREE = TreeSettings(nodes=9, lanes=4, candidates=8, beta=-0.1)
 AXES = {
     "drafter": tuple(DRAFTERS),
@@ -74,14 +78,14 @@ def head_of(drafter: str) -> str:
 
 
 def valid(drafter, mode, drafts, width, **_) -> bool:
-    """Whether the case is different from all others: plain decoding reads no drafter, and a tree has one width."""
+    """Whether the case is different from all others: plain decoding reads no drafter."""
     if width == "in passes" and (mode != "draft" or not KINDS[head_of(drafter)].has_head):
         return False
     if mode == "autoregressive":
         return (drafter, drafts, width) == ("domino", "own", "all")
     if mode == "backbone":
         return drafter in ("domino", "markov rnn", "dflash2") and drafts == "own"
-    return not refused_mode(mode, KINDS[head_of(drafter)]) and not (mode == "tree" and width == "by rows")
+    return not refused_mode(mode, KINDS[head_of(drafter)])
 
 
 CASES = pairwise(AXES, valid)
@@ -134,7 +138,21 @@ def new_generator(drafter: str, sampling: str, width: str, batch: int, cache: in
     choices = {"sampling": SAMPLINGS[sampling], "stop_ids": expected_for(drafter, sampling)[1], "tree": TREE}
     if width == "two" and KINDS[head_of(drafter)].has_backbone:
         choices |= {"draft_window": 6, "draft_sink": 1}
-    return make_generator(models_of(drafter), **shape, **choices, **WIDTHS[width])
+    made = make_generator(models_of(drafter), **shape, **choices, **WIDTHS[width])
+    if width == "changing":
+        made.controllers.update({mode: ForcedWidths(made.widths(mode)) for mode in ("backbone", "draft", "tree")})
+    return made
+
+
+class ForcedWidths(WidthController):
+    """Plain steps, the widest round, plain steps, the next one, …, a few rounds each; a tree has one kind of round."""
+
+    dispatches = 0
+
+    def choose(self, pace, rows) -> Choice:
+        number, drafting = self.dispatches, self.widths[:0:-1]
+        self.dispatches += 1
+        return Choice(drafting[number // 2 % len(drafting)] if number % 2 else 0, 1 + number % 3)
 
 
 def check(made: SmallGenerator, drafter: str, mode: str, sampling: str) -> list[Generation]:
@@ -190,7 +208,9 @@ def test_the_text_is_the_targets(case):
     ran = [key for key in made.compiled if key[0] == mode]  # (mode, rows, slots of the caches, …)
     assert {key[1] for key in ran} == ({4, 1} if case["batch"] == 4 else {case["batch"]})
     assert len({key[2] for key in ran}) > (case["cache"] < 64)
-    if drafts == "planted" and case["width"] != "by rows":
+    if case["width"] == "changing":
+        assert {key[-1] for key in ran} >= {0, made.widths(mode)[-1]} or mode == "autoregressive"
+    elif drafts == "planted":
         width = made.drafting(mode).width(made.drafter)
         paces = [pace(request, len(answer.token_ids), width, mode) for request, answer in enumerate(answers)]
         assert [answer.accept_lengths for answer in answers] == paces
@@ -211,14 +231,18 @@ def test_an_answer_streamed_alone_has_the_rounds_that_it_has_in_a_queue_with_gro
         assert sum((piece.accept_lengths for piece in pieces), []) == together[row].accept_lengths
 
 
-@pytest.mark.parametrize("rows", [1, 4], ids=["drafts", "plain steps"])
+@pytest.mark.parametrize("schedule", [(3, 3), (0, 0), (0, 3), (3, 0)])
 @pytest.mark.parametrize("drafter", ["none", "domino windowed", "dflash2", "eagle3", "medusa"])
-def test_after_some_rounds_both_caches_are_those_of_a_prefill_of_the_text(drafter, rows):
-    """Four rows take plain steps, which extend the drafter's context too; one row drafts."""
-    made = make_generator(models_of(drafter), batch_size=4, sampling=SamplingParams(4.0), **WIDTHS["by rows"])
+def test_after_rounds_of_any_width_both_caches_are_those_of_a_prefill_of_the_text(drafter, schedule):
+    """So plain steps extend the drafter's context too."""
+    rows = 2
+    made = make_generator(models_of(drafter), batch_size=4, sampling=SamplingParams(4.0))
     prompts = random_prompts(rows, 2, 9)
-    state = made.advance(made.start(prompts, range(rows), rows=rows), "draft", 5)
-    assert (state.accepts[:, :5].max() > 1) == (rows == 1)
+    state = made.start(prompts, range(rows), rows=rows)
+    for drafts in schedule:
+        state = made.advance(state, "draft", 3, drafts=drafts)
+    if schedule in ((3, 3), (0, 0)):
+        assert (state.accepts[:, :6].max() > 1) == any(schedule)
     texts = [prompt + state.tokens[row, : state.counts[row]].tolist() for row, prompt in enumerate(prompts)]
     fresh = made.start([text[:-1] for text in texts], range(rows), rows=rows)
     assert state.lengths.tolist() == fresh.lengths.tolist() == [len(text) - 1 for text in texts]

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from configs import qwen3
-from domino_jax import decode, export, regenerate, serve, train, tune
+from domino_jax import decode, export, regenerate, serve, train
 from domino_jax.recipe import cli, rules
 from tests.helpers.paths import ROOT
 
@@ -18,7 +18,6 @@ COMMANDS = {
     "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
     "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
     "serve": (serve, ("config",), ("host", "port")),
-    "tune": (tune, ("config",), ("prompts",)),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
     "export": (export, ("workdir", "output"), ("format", "head_rank")),
 }
@@ -82,8 +81,7 @@ def test_every_command_of_the_pages_parses_and_passes_the_checks_of_its_recipe(l
     assert all(f'"{flag}"' in source.rsplit("cli.run(", 1)[1] for flag in (*required, *optional))
     flags = cli.parse([command, *words[1:]], required, optional)
     if flags.config:
-        checked = {"train": "dry_run" if flags.dry_run else "train", "tune": "decode"}
-        rules.check(flags.config, checked.get(command, command), flags.set_keys)
+        rules.check(flags.config, "dry_run" if flags.dry_run else command, flags.set_keys)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

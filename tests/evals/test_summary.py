@@ -49,9 +49,9 @@ def test_drafts_per_round_are_a_mean_over_rounds_of_any_width():
 
 def test_a_round_verifies_the_drafts_of_a_chain_and_the_nodes_of_a_tree_without_its_root():
     tree = TreeSettings(nodes=8, lanes=4, candidates=8)
-    info = info_with(modes=("domino", "tree"), num_drafts=2, tree=tree, widths=((1, 1), (2, 0)))
-    assert info.drafts_per_round == {"domino": 1, "tree": 7}
-    assert info.round_widths == {"domino": 2, "tree": 3}  # of num_drafts, as tree.depth is 0
+    info = info_with(modes=("domino", "tree"), num_drafts=2, tree=tree)
+    assert info.drafts_per_round == {"domino": 2, "tree": 7}
+    assert info.round_widths == {"domino": 3, "tree": 3}  # of num_drafts, as tree.depth is 0
 
 
 def test_histogram_and_acceptance_by_position():

@@ -34,7 +34,7 @@ def run_of(answers, clock, right=0, found=None) -> ModeRun:
     run = ModeRun(answers_right=right)
     for one in answers:
         run.add([one])
-        share = {name: value / len(answers) for name, value in vars(clock).items()}
+        share = {name: value / len(answers) for name, value in vars(clock).items() if name != "widths"}
         run.add_group(Clock(**{**share, "decode_tokens": len(one.token_ids) - 1}))
     if found is not None:
         run.add_comparison(len(answers), found)

@@ -105,7 +105,7 @@ def test_usage_counts_tokens_drafts_and_the_prefix_of_an_earlier_turn(client):
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     # A round emits its accepted drafts and one token more; the prompt's pass emits the first token.
     rounds = usage.completion_tokens - 1 - details.accepted_prediction_tokens
-    assert 0 < rounds and details.accepted_prediction_tokens + details.rejected_prediction_tokens == 8 * rounds
+    assert 0 < rounds and details.accepted_prediction_tokens + details.rejected_prediction_tokens <= 8 * rounds
 
 
 def test_a_stop_string_ends_the_text_before_it_also_across_tokens(engine, client):

@@ -1,0 +1,190 @@
+"""How many drafts the next dispatch verifies: the number with the most expected tokens per second.
+
+Both halves are learned from the dispatches themselves. Seconds of a round, by the rows of the batch and the width: the
+median of the last dispatches; of a width that has not run yet, a line through those that have. Tokens of a round, by
+position: the drafter's failure rate over all requests, scaled by how the last tokens of the text at hand compare with
+it. So a position that the width in use does not reach is judged by those that it does.
+
+Now and then a dispatch explores another width, because the text or the machine may have changed. After one that lost L
+seconds against the width in use, none explores for L / SHARE seconds.
+"""
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+SHARE = 0.015  # of the time is lost to exploring, at most
+FIRST, LONGEST, PROBE = 8, 32, 4  # rounds of a dispatch: of a new width, of any, of one that explores
+MARGIN = 1.02  # by how much another width must be faster to replace the one in use
+CALIBRATED = 2  # plain steps are timed this often once they may be half as fast as drafts, whatever that costs
+UNTRIED = 0.9  # a width that has not run, and may have to be compiled, is explored from this share of the best rate on
+SLOPE = 1 / 8  # cost of a draft in plain steps, until two widths are timed
+TEXT_MEMORY = 64  # tokens of a row after which 1/e of the evidence about a text is left
+CARRIED = 0.5  # of that evidence is left for the next text
+DRAFTER_MEMORY = 2_000  # rounds after which 1/e of the evidence about the drafter is left
+PRIOR_FAILURE, PRIOR_TRIALS = 0.3, 4.0  # of each position, before any draft was verified
+TEXT_TRIALS, PLACE_TRIALS = 1.0, 16.0  # weights: of an average text, and of the scaled average at a position
+
+
+class Choice(NamedTuple):
+    """The next dispatch. instead: seconds per token of the width in use if this one explores, else None."""
+
+    drafts: int
+    rounds: int
+    instead: float | None = None
+
+
+class Pace:
+    """The dispatches of one request, or of one batch of several rows, with the evidence about its text.
+
+    trials, failures: float [M], drafts that were reached by position, and those not accepted; old ones fade.
+    tokens: of a row since the last drafts.
+    """
+
+    def __init__(self, controller: "WidthController"):
+        self.controller = controller
+        self.trials = np.zeros(controller.widths[-1])
+        self.failures = np.zeros_like(self.trials)
+        self.tokens = 0.0
+        self.rows = 1
+        self.used: Choice | None = None  # the last one that did not explore
+        self.choice: Choice | None = None
+
+    def new_text(self) -> None:
+        """A request begins, taken to be like the last one until it shows otherwise."""
+        self.trials *= CARRIED
+        self.failures *= CARRIED
+        self.used = None
+
+    def choose(self, rows: int) -> Choice:
+        """The next dispatch of a batch of `rows` rows."""
+        self.rows, self.choice = rows, self.controller.choose(self, rows)
+        return self.choice
+
+    def observe(self, emitted: Sequence[int], rounds: int, seconds: float, timed: bool = True) -> float:
+        """Learns from the dispatch that was chosen; returns the seconds lost if it explored.
+
+        Args:
+            emitted: tokens of each round of each row, without rounds that the end of an answer has cut.
+            rounds: that the batch ran, at least 1.
+            timed: False for the first run of a program, which takes longer.
+        """
+        emitted = np.asarray(emitted, int)
+        mean = emitted.mean() if emitted.size else 1.0
+        lost = 0.0
+        if self.choice.instead is None:
+            self.used = self.choice
+        else:
+            lost = max(0.0, seconds - rounds * mean * self.choice.instead)
+        self.controller.add_run(self.rows, self.choice, rounds, seconds, lost, timed)
+        self.tokens += rounds * mean
+        if self.choice.drafts and emitted.size:
+            reached = np.array([(emitted > place).sum() for place in range(self.choice.drafts + 1)], float)
+            fade = np.exp(-self.tokens / TEXT_MEMORY)
+            _add(self.trials, self.failures, reached, fade, len(self.trials))
+            self.controller.add_drafts(reached)
+            self.tokens = 0.0
+        return lost
+
+
+class WidthController:
+    """Chooses among `widths`, numbers of drafts, of which the largest is the first to run; 0 is a plain step.
+
+    All requests of a mode share it.
+    """
+
+    def __init__(self, widths: Sequence[int]):
+        self.widths = sorted(widths)
+        self.seconds = 0.0  # of all dispatches
+        self._times: dict[tuple[int, int], deque[float]] = defaultdict(lambda: deque(maxlen=5))
+        self._last_run: dict[tuple[int, int], float] = {}
+        self._next_probe = 0.0
+        self._trials = np.full(self.widths[-1], PRIOR_TRIALS)
+        self._failures = PRIOR_FAILURE * self._trials
+        self._last = Pace(self)
+
+    def new_pace(self) -> Pace:
+        """For a request, or a batch; new_text begins it."""
+        pace = Pace(self)
+        pace.trials, pace.failures = self._last.trials.copy(), self._last.failures.copy()
+        self._last = pace
+        return pace
+
+    def choose(self, pace: Pace, rows: int) -> Choice:
+        """The next dispatch of a batch of `rows` rows."""
+        times = self._round_seconds(rows)
+        if not times:
+            return Choice(self.widths[-1], PROBE)
+        tokens = self._tokens(pace)
+        rates = {drafts: tokens[drafts] / times[drafts] for drafts in self.widths}
+        best, used = max(rates, key=rates.get), pace.used
+        if used and rates[best] < MARGIN * rates[used.drafts]:
+            best = used.drafts
+        if probe := self._probe(rows, rates, best):
+            return probe
+        return Choice(best, min(2 * used.rounds, LONGEST) if used and used.drafts == best else FIRST)
+
+    def add_run(self, rows: int, choice: Choice, rounds: int, seconds: float, lost: float, timed: bool) -> None:
+        """Counts a dispatch (Pace.observe)."""
+        key = rows, choice.drafts
+        if timed:
+            self._times[key].append(seconds / rounds)
+        self.seconds += seconds
+        self._last_run[key] = self.seconds
+        if choice.instead is not None:
+            # A probe that lost nothing is not repeated at once either: its dispatch is short.
+            self._next_probe = max(self._next_probe, self.seconds) + max(lost, 0.1 * seconds) / SHARE
+
+    def add_drafts(self, reached: np.ndarray) -> None:
+        """Counts rounds: reached float [M+1], how many rounds emitted more than 0, 1, … tokens."""
+        _add(self._trials, self._failures, reached, np.exp(-reached[0] / DRAFTER_MEMORY), len(reached) - 1)
+
+    def _probe(self, rows: int, rates: dict[int, float], best: int) -> Choice | None:
+        """The dispatch that explores, if it is time for one."""
+        instead = 1 / rates[best]
+        if best and rates.get(0, 0.0) > rates[best] / 2 and len(self._times[rows, 0]) < CALIBRATED:
+            return Choice(0, PROBE, instead)
+        worth = {}  # the faster and the longer ago its last run, the more a width is worth exploring
+        for drafts, rate in rates.items():
+            if drafts != best and ((rows, drafts) in self._last_run or rate >= UNTRIED * rates[best]):
+                worth[drafts] = rate * (self.seconds - self._last_run.get((rows, drafts), 0.0))
+        if not worth or self.seconds < self._next_probe:
+            return None
+        return Choice(max(worth, key=worth.get), PROBE, instead)
+
+    def _tokens(self, pace: Pace) -> np.ndarray:
+        """Expected tokens of a round, float [M+1], by its drafts."""
+        average = self._failures / self._trials
+        prior = TEXT_TRIALS * average[0]
+        ratio = (pace.failures.sum() + prior) / (pace.trials @ average + prior)
+        pooled = (pace.failures.sum() + prior) / (pace.trials.sum() + TEXT_TRIALS)
+        # Deep positions are reached by easy texts above all, so their average flatters a hard one.
+        scaled = np.clip(ratio * average, pooled, 1.0)
+        failure = (pace.failures + PLACE_TRIALS * scaled) / (pace.trials + PLACE_TRIALS)
+        return 1 + np.concatenate([[0.0], np.cumsum(np.cumprod(1 - failure))])
+
+    def _round_seconds(self, rows: int) -> dict[int, float]:
+        """Seconds of a round by width; {} before any was timed."""
+        timed = {drafts: self._times[rows, drafts] for drafts in self.widths if self._times[rows, drafts]}
+        # What disturbs a machine only adds time, so the lower one of two middle values.
+        timed = {drafts: statistics.median_low(times) for drafts, times in timed.items()}
+        if not timed or len(timed) == len(self.widths):
+            return timed
+        if len(timed) == 1:
+            [(drafts, seconds)] = timed.items()
+            plain = seconds / (1 + SLOPE * drafts)
+            slope = SLOPE * plain
+        else:
+            slope, plain = np.polyfit(list(timed), list(timed.values()), 1)
+        least = min(timed.values()) / 4
+        return {drafts: timed.get(drafts, max(plain + slope * drafts, least)) for drafts in self.widths}
+
+
+def _add(trials: np.ndarray, failures: np.ndarray, reached: np.ndarray, fade: float, places: int) -> None:
+    """Adds rounds (WidthController.add_drafts) to the counts of positions, of which the first `places` fade."""
+    for counts, more in ((trials, reached[:-1]), (failures, reached[:-1] - reached[1:])):
+        counts[:places] *= fade
+        counts[: len(more)] += more
