@@ -7,8 +7,8 @@
 Set --config.decode.temperature=1.0 for another temperature.
 
 Decodes 2 · decode.num_prompts prompts with the chain (mode draft) and replays every tree over the answers
-(domino_jax/evals/trees.py). Candidates, lanes and beta are chosen on the second half of the prompts and measured
-on the first half. Prints Markdown.
+(tree_replay.py). Candidates, lanes and beta are chosen on the second half of the prompts and measured on the first
+half. Prints Markdown.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.studies.tree_replay import record, replayed_tau
 from benchmarks.tables import markdown
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.generate import new_generator
-from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DRAFT, TREE, DecodeSettings, TreeSettings
 from domino_jax.recipe import cli, rules

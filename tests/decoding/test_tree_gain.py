@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
+from benchmarks.studies.tree_replay import record, replayed_tau
 from configs import tiny
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.acceptance import tau_pooled
 from domino_jax.decoding.generate import new_generator
-from domino_jax.evals.trees import record, replayed_tau
 from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.loading import load_models, load_target
 

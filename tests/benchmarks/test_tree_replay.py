@@ -1,11 +1,11 @@
-"""trees.py: a replay gives what decoding with these trees gives."""
+"""tree_replay.py: a replay gives what decoding with these trees gives."""
 
 import dataclasses
 import functools
 
 import pytest
 
-from domino_jax.evals.trees import record, replay, replayed_tau
+from benchmarks.studies.tree_replay import record, replay, replayed_tau
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.helpers.decoding_models import make_generator, random_models, random_prompts
 
