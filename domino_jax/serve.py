@@ -73,7 +73,7 @@ def main(flags: cli.Flags) -> int:
     options = {"log_level": "warning", "lifespan": "off", "timeout_graceful_shutdown": GRACE_SECONDS, "ws": "none"}
     server = Server(uvicorn.Config(app, server_header=False, **options))
     server.interrupted = False
-    engine.when_it_ends(lambda: setattr(server, "should_exit", True))
+    engine.ended = lambda: setattr(server, "should_exit", True)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, server.handle_exit)
     print(f"serve: http://{host}:{listener.getsockname()[1]}/ answers when the programs are compiled", flush=True)

@@ -79,20 +79,17 @@ class Engine(threading.Thread):
         most_waiting: requests that may wait for a row.
         timeout: seconds after which a request is given up, whether it waits or has a row.
 
-    failure: the exception that ended the thread, if one did.
+    ended: called when the thread ends.  failure: the exception that ended it, if one did.
     """
 
     def __init__(
-        self,
-        load: Callable[[], contextlib.AbstractContextManager[Served]],
-        most_waiting: int,
-        timeout: float,
+        self, load: Callable[[], contextlib.AbstractContextManager[Served]], most_waiting: int, timeout: float
     ):
         super().__init__(name="engine", daemon=True)
         self.status, self.failure, self.served = LOADING, None, None
+        self.ended: Callable[[], None] = lambda: None
         self.metrics = Metrics()
         self._load, self._most_waiting, self._timeout = load, most_waiting, timeout
-        self._ended: Callable[[], None] = lambda: None
         self._jobs: set[Job] = set()
         self._arrived: list[Job] = []
         self._cancelled: list[Job] = []
@@ -121,10 +118,6 @@ class Engine(threading.Thread):
                 self._cancelled.append(job)
                 self._changed.notify()
 
-    def when_it_ends(self, call: Callable[[], None]) -> None:
-        """`call` is called when the thread ends."""
-        self._ended = call
-
     def drain(self) -> None:
         """Ends the thread when everything that has arrived is answered."""
         with self._changed:
@@ -148,7 +141,7 @@ class Engine(threading.Thread):
         finally:
             self.drain()
             self._fail(list(self._jobs), FAILED, "the server stops.")
-            self._ended()
+            self.ended()
 
     def _running(self) -> int:
         return sum(len(queue.live()) for queue in self._queues.values())
