@@ -20,7 +20,7 @@ def test_ablations(tmp_path):
 def test_heads(tmp_path):
     run("studies.heads", *places(tmp_path))
     table = rows(tmp_path, "heads b")
-    assert [row["drafter"] for row in table] == ["DFlash (no head)", "Domino", "xPress, 2 passes", "EAGLE-3"]
+    assert [row["drafter"] for row in table] == ["DFlash (no head)", "Domino", "EAGLE-3", "xPress, 2 passes"]
     for row in table:
         assert 1 <= float(row["tau_t0"]) <= 4 and float(row["tflops"]) > 0 and float(row["trained_m"]) > 0
         assert float(row["tokens_s"]) > 0 and float(row["round_ms"]) > 0
