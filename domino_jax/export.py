@@ -42,7 +42,7 @@ DRAFTER_CONFIG = "drafter_config.json"
 WORKDIR = "the workdir of a training run"
 # What an export replaces.
 OWN_NAMES = re.compile(
-    r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|\..+\.[0-9a-f]+\.tmp"
+    r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|config\.json|README\.md|token_order\.st|\..+\.[0-9a-f]+\.tmp"
 )
 
 
@@ -70,6 +70,7 @@ def main(flags: cli.Flags) -> None:
         step,
         report=final_report(workdir, step) if measures_it else None,
         data=read_data(workdir),
+        token_order=read_token_order(workdir),
         tau=tau if measures_it else None,
         format=flags.format,
     )
@@ -90,6 +91,7 @@ def write_export(
     data: Mapping[str, Any] | None = None,
     tau: float | None = None,
     format: str = formats.SERVING,
+    token_order: bytes | None = None,
     keep_others: bool = False,
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md about their origin.
@@ -102,7 +104,7 @@ def write_export(
         recipe: the resolved recipe (recipe/loading.py).  step: optimizer steps done.
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's decoded τ, when it was measured in training.
-        format: one of formats.FORMATS.
+        format: one of formats.FORMATS.  token_order: as of read_token_order.
         keep_others: files of others in the folder stay, as they do in a bucket. Without it they are a DominoError.
     """
     params = on_host(params)
@@ -114,6 +116,8 @@ def write_export(
     def fill(fresh: Path) -> None:
         save_drafter(fresh, config, params, EXPORT_DTYPE, format, located(recipe["target"]["path"]))
         (fresh / "README.md").write_text(card, encoding="utf-8")
+        if token_order:
+            (fresh / hf.TOKEN_ORDER).write_bytes(token_order)
 
     if is_remote(folder):
         with tempfile.TemporaryDirectory() as local:
@@ -149,6 +153,12 @@ def on_host(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def count_weights(params: Mapping[str, Any]) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def read_token_order(workdir: epath.Path) -> bytes | None:
+    """The tokens of the run's rows by frequency (weights/draft_vocab.py); None where the run stored none."""
+    path = workdir / hf.TOKEN_ORDER
+    return path.read_bytes() if path.exists() else None
 
 
 def read_data(workdir: epath.Path) -> dict[str, Any] | None:

@@ -114,6 +114,8 @@ def settings_of(config) -> DecodeSettings:
         head_candidates=config.decode.head_candidates,
         head_passes=config.decode.head_passes,
         head_rank=config.decode.head_rank,
+        draft_vocab=config.decode.draft_vocab,
+        draft_vocab_rows=config.decode.draft_vocab_rows,
     )
 
 
@@ -222,7 +224,7 @@ def new_answerer(loaded: LoadedTarget, settings: DecodeSettings, drafter_path: s
         return Answerer(Models(loaded.model, loaded.params), settings, loaded.stop_ids)
     mesh = jax.sharding.get_mesh()
     everywhere = None if mesh.empty else replicated(mesh)
-    models = load_models(loaded, drafter_path, everywhere, settings.drafting.head_rank)
+    models = load_models(loaded, drafter_path, everywhere, settings.drafting)
     return Answerer(models, settings, loaded.stop_ids)
 
 

@@ -22,6 +22,7 @@ from etils import epath
 
 from domino_jax import export, regenerate
 from domino_jax.data.pipeline import Batches
+from domino_jax.data.token_counts import order_of_rows
 from domino_jax.evals.plots import plot_run
 from domino_jax.evals.report import console_table, read_report, refuse_file
 from domino_jax.forecast import dry_run
@@ -49,6 +50,7 @@ from domino_jax.training.preflight import run_preflight
 from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats, hf
+from domino_jax.weights.draft_vocab import order_bytes
 from domino_jax.weights.loading import (
     LoadedTarget,
     keep_compiled,
@@ -249,6 +251,8 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
     write_json(workdir / "config.json", recipe)
     write_json(workdir / "drafter_config.json", drafter_config.stored())
     environment.write_environment(workdir)
+    if not drafter_config.counts_tokens and not (workdir / hf.TOKEN_ORDER).exists():
+        write_whole(workdir / hf.TOKEN_ORDER, order_bytes(order_of_rows(batches.rows, drafter_config.vocab_size)))
     if batches.rows.num_held_out_prompts:
         rows = batches.rows.held_out_prompts()
         write_whole(workdir / "held_out.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows).encode())
@@ -261,10 +265,13 @@ def check_data(config, workdir, batches: Batches, loaded: LoadedTarget, drafter:
 
 def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[..., None]:
     """(parameters, step, τ, report) → None: writes the drafter to <workdir>/export; every process calls it."""
-    data = export.read_data(workdir) if distributed.is_primary() else None  # for the model card
+    # For the model card, and to be copied.
+    data, token_order = None, None
+    if distributed.is_primary():
+        data, token_order = export.read_data(workdir), export.read_token_order(workdir)
 
     def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
-        facts = {"report": report, "data": data, "tau": tau}
+        facts = {"report": report, "data": data, "tau": tau, "token_order": token_order}
         # A licence that somebody adds there must not end the run.
         export.write_export(workdir / "export", drafter, params, recipe, step, **facts, keep_others=True)
 

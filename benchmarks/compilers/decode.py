@@ -4,7 +4,8 @@
     python -m benchmarks.compilers.decode --folder=/tmp/compile_decode --small     # a test of the command, on a CPU
 
 chains: an autoregressive step, draft, head, verify of 17 and of 64 rows, a whole round; head and round with few
-candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and 6 passes. trees:
+candidates and over the whole vocabulary. heads: head and round of Domino and of xPress in 2, 4 and 6 passes.
+vocabulary: a round that drafts among few tokens. noise: a round whose drafts share the target's noise. trees:
 proposal, verify and commit of 16 to 128 nodes, and a round. contexts: step and round over caches of 512 to 32,768 slots
 for 1 to 32 requests, and rounds of one request with a draft window. From shapes alone (programs.py).
 Every entry is compiled in a separate process and leaves one JSON in --folder, so the script can be stopped and started
@@ -15,6 +16,7 @@ No figure is a measurement.
 import argparse
 import dataclasses
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -62,6 +64,10 @@ class Work:
 
 def chip_bytes(models) -> dict[str, int]:
     return programs.must_move(models, programs.state_on(jax.sharding.get_mesh(), models))
+
+
+def step_bytes(models) -> dict[str, int]:
+    return {"step": chip_bytes(models)["step"]}
 
 
 PLACE = {"entry": "size, chip, tensor"}
@@ -113,6 +119,25 @@ WORKS = {
         PLACE
         | {f"step {slots} 1 moved": f"step, {slots:,} slots, GB" for slots in programs.CONTEXTS}
         | {f"round {slots} 1 moved": f"round, {slots:,} slots, GB" for slots in programs.CONTEXTS},
+    ),
+}
+WORKS |= {
+    "vocabulary": Work(
+        "A draft vocabulary of 32,768 tokens",
+        tuple(itertools.product(("8b", "0.6b", "4b"), ("h200", "v6e"), (1,)))
+        + tuple((size, "v5p", 4) for size in ("8b", "0.6b", "4b")),
+        2,
+        programs.vocabulary,
+        step_bytes,
+        PLACE | {"step moved": "step, GB", "round64 moved": "round, GB", "round over step": "round ÷ step"},
+    ),
+    "noise": Work(
+        "Drafts that share the noise",
+        (("8b", "h200", 1), ("8b", "v6e", 1), ("8b", "v5p", 4)),
+        2,
+        programs.noise,
+        lambda models: {},
+        PLACE | {"greedy moved": "greedy drafts, GB", "shared moved": "shared noise, GB"},
     ),
 }
 SAYS = """\

@@ -6,9 +6,11 @@ Batch 1 and caches of 4,096 slots in bfloat16 where nothing else is stated; five
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from domino_jax.forecast import dry_run
@@ -36,7 +38,8 @@ NODES = (64, 16, 32, 128)  # of trees, in the order of compiling
 CONTEXTS, ROWS = (512, 4_096, 32_768), (1, 8, 32)  # slots and requests
 WINDOW = 2_048  # rows of the text that a windowed draft reads
 KV = ("k_proj", "v_proj")
-GREEDY = SamplingParams()
+GREEDY, WARM = SamplingParams(), SamplingParams(0.7, top_k=20, top_p=0.8)  # Qwen3's advice
+DRAFT_TOKENS = 32_768
 
 
 def drafting(candidates: int = CANDIDATES[0], passes: int = 0) -> DraftSettings:
@@ -76,9 +79,17 @@ def models_on(mesh: Mesh, size: str, layers: int | None = None) -> Models:
 def models_of(mesh: Mesh, config: DrafterConfig, target_config: Qwen3Config) -> Models:
     """Shapes of a drafter beside its target."""
     target = Qwen3(target_config, jnp.bfloat16)
+    return with_drafter(mesh, Models(target, dry_run.target_shapes(target, mesh)), config)
+
+
+def with_drafter(mesh: Mesh, models: Models, config: DominoConfig) -> Models:
+    """The shapes of a target as decoding lays them out, with those of a drafter of this config."""
+    target = models.target
     drafter = Drafter(config, jnp.bfloat16, whole_head=mesh.size > 1)
     shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
-    tied = target_config.tie_word_embeddings
+    if columns := len(config.draft_tokens):
+        shapes["lm_head"] = {"kernel": jax.ShapeDtypeStruct((config.hidden_size, columns), jnp.bfloat16)}
+    tied = target.config.tie_word_embeddings
     place = sharding.decode_placement(mesh, config.num_key_value_heads, tied)
 
     def laid_out(tree):
@@ -88,7 +99,7 @@ def models_of(mesh: Mesh, config: DrafterConfig, target_config: Qwen3Config) -> 
 
         return jax.tree_util.tree_map_with_path(one, tree)
 
-    return Models(target, laid_out(dry_run.target_shapes(target, mesh)), drafter, rows_together(laid_out(shapes)))
+    return Models(target, laid_out(models.target_params), drafter, rows_together(laid_out(shapes)))
 
 
 def placed(shapes, places, dtype=None):
@@ -267,6 +278,25 @@ def contexts(mesh: Mesh, models: Models) -> dict[str, tuple]:
         if rows == 1 and slots > WINDOW:
             programs[f"windowed {slots} 1"] = (windowed, (models, state, stop))
     return programs
+
+
+def vocabulary(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """A step, and a greedy round that drafts among DRAFT_TOKENS tokens."""
+    few = with_drafter(mesh, models, models.drafter.config.with_vocabulary(np.arange(DRAFT_TOKENS)))
+    chain = chains(mesh, models)
+    function, (_, *arguments) = chain[f"round{CANDIDATES[0]}"]
+    return {f"round{CANDIDATES[0]}": (function, (few, *arguments)), "step": chain["step"]}
+
+
+def noise(mesh: Mesh, models: Models) -> dict[str, tuple]:
+    """Rounds at temperature 0.7 whose drafts are greedy, or share the target's noise."""
+    arguments = (models, state_on(mesh, models), array(mesh, 1))
+
+    def round_of(sharpness: float):
+        settings = dataclasses.replace(drafting(), draft_sharpness=sharpness)
+        return lambda models, state, stop: speculative_round(models, state, stop, WARM, settings)
+
+    return {"greedy": (round_of(math.inf), arguments), "shared": (round_of(2.0), arguments)}
 
 
 # -------------------------------------------------------------------------------------------------------- bounds

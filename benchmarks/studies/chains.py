@@ -1,7 +1,7 @@
-"""τ of chains that share the target's noise, by `decode.draft_sharpness`, over the same answers (docs/decoding.md).
+"""τ of chains by `decode.draft_sharpness` or `decode.draft_vocab`, over the same answers (docs/decoding.md).
 
     python -m benchmarks.studies.chains --target=assets/smollm2 --drafter=assets/smollm2_domino \\
-        --prompts=assets/smollm2_prompts/prompts_heldout.jsonl --count=50
+        --prompts=assets/smollm2_prompts/prompts_heldout.jsonl --count=50 --table=vocabulary
     python -m benchmarks.studies.chains --small                                         # a test of the command
 
 A text does not depend on how it was drafted. So every text is decoded once, plainly. One teacher-forced pass then gives
@@ -33,16 +33,19 @@ from domino_jax.method.rollout import settle
 from domino_jax.method.sampling import RowSampling, Sampling, request_keys
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, DraftSettings, SamplingParams
 from domino_jax.runtime.errors import DominoError
+from domino_jax.weights.draft_vocab import read_order
 from domino_jax.weights.loading import load_models, load_target
 
+NOISE, VOCABULARY = "noise", "vocabulary"
 SHARPNESS = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0, math.inf)
 TEMPERATURES = (0.3, 0.7, 1.0)
 EDGES = ({}, {"top_k": 20, "top_p": 0.8})  # Qwen3's advice with a temperature of 0.7
+SHARES = (1, 2, 4, 8)  # parts of the vocabulary: all of it, a half, …
+Setting = tuple[float, int]  # sharpness, size of the draft vocabulary
 TEXTS, PLACES = 4, 128  # texts of a pass of the backbone, places of a pass of the lm_head
 CHECKED = (1.0,)  # with these a few texts are decoded with drafts too
 FEW = 4
 COLUMNS = {"temperature": "T", "top_k": "top-k", "top_p": "top-p"}
-COLUMNS |= {f"{c:g}": f"c = {c:g}" for c in SHARPNESS}
 
 
 class Text(NamedTuple):
@@ -64,23 +67,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plain, *drafting = (
         new_generator(models, settings.change(draft_sharpness=c), loaded.stop_ids) for c in (math.inf, *CHECKED)
     )
-    taus: dict[SamplingParams, list[dict[float, float]]] = {}
-    for seed, temperature, edges in itertools.product(options.seeds, TEMPERATURES, EDGES):
+    vocab = loaded.model.config.vocab_size
+    labels, samplings = {f"{c:g}": (c, vocab) for c in SHARPNESS}, itertools.product(TEMPERATURES, EDGES)
+    if options.table == VOCABULARY:
+        c = settings.drafting.draft_sharpness
+        labels, samplings = {f"{vocab // share}": (c, vocab // share) for share in SHARES}, ((0.0, {}), (0.7, {}))
+    ranks = token_ranks(options.drafter, vocab) if options.table == VOCABULARY else np.arange(vocab)
+    taus: dict[SamplingParams, list[dict[str, float]]] = {}
+    for seed, (temperature, edges) in itertools.product(options.seeds, list(samplings)):
         sampling = SamplingParams(temperature, **edges)
         requests = [Request(index, seed, sampling=sampling) for index in range(len(prompts))]
         answers = plain.generate(models, prompts, BASELINE, requests).answers
         texts = [Text(*parts) for parts in zip(prompts, [one.token_ids for one in answers], requests, strict=True)]
-        walks = replay(models, texts, settings.drafting, SHARPNESS)
+        walks = replay(models, texts, settings.drafting, tuple(labels.values()), ranks)
         for c, generator in zip(CHECKED, drafting, strict=True) if seed == options.seeds[0] else ():
-            check(models, generator, texts, walks[c])
-        found = {c: sum(map(sum, rounds)) / sum(map(len, rounds)) for c, rounds in walks.items()}
-        print(seed, sampling, found, flush=True)
-        taus.setdefault(sampling, []).append(found)
+            if (c, vocab) in walks:
+                check(models, generator, texts, walks[c, vocab])
+        rounds = {label: walks[setting] for label, setting in labels.items()}
+        measured = {label: sum(map(sum, one)) / sum(map(len, one)) for label, one in rounds.items()}
+        print(seed, sampling, measured, flush=True)
+        taus.setdefault(sampling, []).append(measured)
     table = [row_of(sampling, seeds) for sampling, seeds in taus.items()]
     text = f"""### {options.title}
 
 {len(prompts)} prompts, at most {options.tokens} tokens each, {len(options.seeds)} seeds. {conditions(("jax",))}"""
-    print(publish(options.page, options.name, table, COLUMNS, text), flush=True)
+    columns = COLUMNS | {label: f"{'N' if options.table == VOCABULARY else 'c'} = {label}" for label in labels}
+    print(publish(options.page, options.name, table, columns, text), flush=True)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -92,6 +104,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=50, help="of the first prompts")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--table", choices=(NOISE, VOCABULARY), default=NOISE)
     parser.add_argument("--name", default="noise tiny", help="of the section and its data file")
     parser.add_argument("--title", default="Shared noise, the tiny target")
     parser.add_argument("--page", type=pathlib.Path, default=DOCS / "results.md", help="the page that gets the table")
@@ -102,12 +115,22 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def row_of(sampling: SamplingParams, seeds: Sequence[dict[float, float]]) -> dict[str, Any]:
-    """Of each sharpness the mean of τ over the seeds, and half their range."""
+def token_ranks(drafter: str, vocab: int) -> np.ndarray:
+    """int [V], the place of each token in the order that is stored with the drafter."""
+    order = read_order(pathlib.Path(drafter), vocab)
+    if order is None:
+        raise DominoError(f"{drafter} has no order of tokens; name a drafter that has one.")
+    ranks = np.full(vocab, vocab)
+    ranks[order] = np.arange(len(order))
+    return np.argsort(np.argsort(ranks, kind="stable"))
+
+
+def row_of(sampling: SamplingParams, seeds: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Of each setting the mean of τ over the seeds, and half their range."""
     row = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
-    columns = {c: [seed[c] for seed in seeds] for c in SHARPNESS}
-    row |= {f"{c:g}": float(np.mean(column)) for c, column in columns.items()}
-    return row | {f"{c:g} spread": spread(column) for c, column in columns.items()}
+    columns = {label: [seed[label] for seed in seeds] for label in seeds[0]}
+    row |= {label: float(np.mean(column)) for label, column in columns.items()}
+    return row | {f"{label} spread": spread(column) for label, column in columns.items()}
 
 
 def check(models: Models, generator: Generator, texts: Sequence[Text], walks: Sequence[list[int]]) -> None:
@@ -128,17 +151,21 @@ def replay(
     models: Models,
     texts: Sequence[Text],
     drafting: DraftSettings,
-    sharpness: Sequence[float],
-) -> dict[float, list[list[int]]]:
-    """For each sharpness the tokens emitted per round, of every text (accept_lengths of a Generation)."""
+    variants: tuple[Setting, ...],
+    ranks: np.ndarray,
+) -> dict[Setting, list[list[int]]]:
+    """For each setting the tokens emitted per round, of every text (accept_lengths of a Generation).
+
+    ranks: int [V], a token's place by frequency.
+    """
     longest = max(len(text.prompt) + len(text.answer) for text in texts)
     size, places = -(-longest // 64) * 64, max(len(text.answer) for text in texts)
-    walks: dict[float, list[list[int]]] = {c: [] for c in sharpness}
+    walks: dict[Setting, list[list[int]]] = {setting: [] for setting in variants}
     for start in range(0, len(texts), TEXTS):
         some = texts[start : start + TEXTS]
-        accepted = accepted_drafts(models, some, drafting, tuple(sharpness), size, places)
-        for (row, text), (column, c) in itertools.product(enumerate(some), enumerate(sharpness)):
-            walks[c].append(walk(accepted[column, row, : len(text.answer) - 1]))
+        accepted = accepted_drafts(models, some, drafting, variants, ranks, size, places)
+        for (row, text), (column, setting) in itertools.product(enumerate(some), enumerate(variants)):
+            walks[setting].append(walk(accepted[column, row, : len(text.answer) - 1]))
     return walks
 
 
@@ -151,7 +178,7 @@ def walk(accepted: np.ndarray) -> list[int]:
     return emitted
 
 
-def accepted_drafts(models: Models, texts, drafting, sharpness: tuple, size: int, places: int) -> np.ndarray:
+def accepted_drafts(models: Models, texts, drafting, variants: tuple, ranks, size: int, places: int) -> np.ndarray:
     """int [settings, texts, places]: drafts accepted after each token of the answers.
 
     Slot after slot, only places go on at which some setting is right so far.
@@ -168,7 +195,7 @@ def accepted_drafts(models: Models, texts, drafting, sharpness: tuple, size: int
     keys = request_keys(seeds, noise)
     sampling = RowSampling.of([texts[0].request.sampling] * PLACES)
     ends = np.array([len(text.prompt) + len(text.answer) for text in texts] + [0] * (TEXTS - len(texts)))
-    accepted = np.zeros((len(sharpness), TEXTS, places), int)
+    accepted = np.zeros((len(variants), TEXTS, places), int)
     alive = np.ones(accepted.shape, bool)
     prefix = models.drafter.config.pure_draft_prefix_len
     for slot in range(models.drafter.config.num_drafts):
@@ -178,7 +205,7 @@ def accepted_drafts(models: Models, texts, drafting, sharpness: tuple, size: int
         for part in range(0, len(rows), PLACES):
             row, column = (np.resize(index[part : part + PLACES], PLACES) for index in (rows, columns))
             here = (z[row, column, slot], codes[row, column, slot], keys[row], positions[row, column])
-            drafts = np.asarray(choices(models, *here, sampling, slot >= prefix, drafting, sharpness))
+            drafts = np.asarray(choices(models, *here, sampling, ranks, slot >= prefix, drafting, variants))
             alive[:, row, column] &= drafts == tokens[row, positions[row, column]]
         accepted += alive & (positions < ends[:, None])
     return accepted[:, : len(texts)]
@@ -196,21 +223,34 @@ def block_states(models: Models, tokens: jax.Array, anchors: jax.Array) -> tuple
     return z[:, :, config.first_slot :], codes
 
 
-@functools.partial(jax.jit, static_argnums=(6, 7, 8))
+@functools.partial(jax.jit, static_argnums=(7, 8, 9))
 def choices(
-    models: Models, z, code, keys, positions, sampling: Sampling, corrected: bool, drafting: DraftSettings, sharpness
+    models: Models,
+    z,
+    code,
+    keys,
+    positions,
+    sampling: Sampling,
+    ranks,
+    corrected: bool,
+    drafting: DraftSettings,
+    variants: tuple[Setting, ...],
 ) -> jax.Array:
     """The drafts int32 [settings, R] of one slot at R places, after the text's own tokens."""
     config = models.drafter.config
     base = models.draft_logits(z)[:, None]
-    candidates = pick_candidates(base, config.candidates(drafting.head_candidates))
-    if corrected:
-        rows = None if candidates.tokens is None else models.head_rows(candidates.tokens[:, 0])
-        change = models.residual(code) if rows is None else models.residual_of(code[:, None], rows)[:, 0]
-        candidates = candidates._replace(logits=candidates.logits + change[:, None])
-    noisy = with_noise(candidates, keys, positions[:, None], base.shape[-1])
-    greedy = candidates._replace(noise=None)
-    return jnp.stack([settle(greedy if math.isinf(c) else noisy, sampling, c)[:, 0] for c in sharpness])
+    drafts = []
+    for c, count in variants:
+        likely = base if count == base.shape[-1] else jnp.where(ranks < count, base, -jnp.inf)
+        candidates = pick_candidates(likely, config.candidates(drafting.head_candidates))
+        if corrected:
+            rows = None if candidates.columns is None else models.head_rows(candidates.columns[:, 0])
+            change = models.residual(code) if rows is None else models.residual_of(code[:, None], rows)[:, 0]
+            candidates = candidates._replace(logits=candidates.logits + change[:, None])
+        if not math.isinf(c):
+            candidates = with_noise(candidates, keys, positions[:, None], base.shape[-1])
+        drafts.append(settle(candidates, sampling, c)[:, 0])
+    return jnp.stack(drafts)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,56 @@
-"""Which tokens the answers of the training rows use most: the draft vocabulary of EAGLE-3."""
+"""Which tokens the answers of training rows use most: the draft vocabulary of EAGLE-3 and of decode.draft_vocab."""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import rich.console
 
-from domino_jax.data.rows import TrainingRows
+from domino_jax.data.chat import TrainingRow
+from domino_jax.data.prompts import read_lines
+from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.progress import PATIENCE, Progress
 
-COUNTED_ROWS = 16_384  # drawn evenly from all; more of them hardly change the order, and long ones take 11 ms each
+COUNTED_ROWS = 16_384  # more of them hardly change the order, and long ones take 11 ms each
+LONGEST = 1 << 20  # tokens of a row
 
 
-def frequent_tokens(rows: TrainingRows, vocab: int, count: int) -> np.ndarray:
-    """The `count` most frequent supervised tokens, ascending, int64; ties go to the lower id.
+def order_of_rows(rows: TrainingRows, vocab: int) -> np.ndarray:
+    """`order_of` rows that are drawn evenly from all."""
+    places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COUNTED_ROWS)).round().astype(np.int64))
+    return order_of((rows[int(place)][1] for place in places), vocab, len(places))
+
+
+def order_of_file(path: str, tokenizer: Any, vocab: int) -> np.ndarray:
+    """`order_of` the first rows of a file in the format of data.train."""
+    encode = RowEncoder(tokenizer, LONGEST, thinking=False, vocab_size=vocab)
+    lines = itertools.islice(read_lines(path), COUNTED_ROWS)
+    return order_of((encode(line, f"{path}:{number}") for number, line in lines), vocab)
+
+
+def order_of(rows: Iterable[TrainingRow], vocab: int, count: int | None = None) -> np.ndarray:
+    """The supervised tokens that occur, int32, the most frequent first; ties go to the lower id.
 
     Args:
-        vocab: tokens that there are.
-        count: at most `vocab`. If fewer tokens occur, the lowest unused ids fill the rest.
+        vocab: tokens that there are.  count: of the rows, where it is known.
     """
-    places = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COUNTED_ROWS)).round().astype(np.int64))
     counts = np.zeros(vocab, np.int64)
     console = rich.console.Console(quiet=not is_primary())
-    with Progress("counting tokens", len(places), console=console, after=PATIENCE) as progress:
-        for place in places:
-            _, row = rows[int(place)]
+    with Progress("counting tokens", count or COUNTED_ROWS, console=console, after=PATIENCE) as progress:
+        for row in rows:
             counts += np.bincount(row.token_ids[row.loss_mask > 0.5], minlength=vocab)
             progress.advance(1)
-    return np.sort(np.argsort(-counts, kind="stable")[:count])
+    order = np.argsort(-counts, kind="stable")
+    return order[: np.count_nonzero(counts)].astype(np.int32)
+
+
+def frequent_tokens(order: np.ndarray, vocab: int, count: int, always: Sequence[int] = ()) -> np.ndarray:
+    """The `count` most frequent tokens, ascending, int32; those that never occurred follow by id.
+
+    Args:
+        order: as of `order_of`.  count: at most `vocab`.  always: tokens that are in whatever their place.
+    """
+    ranked = [*always, *order.tolist(), *range(vocab)]
+    return np.sort(np.fromiter(itertools.islice(dict.fromkeys(ranked), count), np.int32))

@@ -181,7 +181,7 @@ def load(target: str, drafter: str | None = None, settings: DecodeSettings | Non
     if problem := settings.problem():
         raise DominoError(str(problem))
     loaded = load_target(target, settings.dtype)
-    models = load_models(loaded, drafter, head_rank=settings.drafting.head_rank)
+    models = load_models(loaded, drafter, drafting=settings.drafting)
     if tree and (refused := refused_mode(TREE, models.drafter.config)):
         raise DominoError(f"tree is given, but {refused}.")
     modules = [module for module in (models.target, models.drafter) if module]

@@ -119,7 +119,7 @@ class Loader:
             models = random_drafter(loaded, config, place)
         else:
             path = named_drafter(drafter_path, modes)
-            models = load_models(loaded, path, place, rank)
+            models = load_models(loaded, path, place, self.settings.drafting)
             check_kind(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.head, modes)
         return models

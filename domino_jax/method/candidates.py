@@ -2,9 +2,11 @@
 
 The head's correction of all V logits reads a matrix [V, E] for every draft. A token that the backbone ranks far down is
 hardly ever the best one after the correction, so chains (propose.py) and trees (tree.py) may correct Q candidates per
-slot and read Q rows of the matrix. The verifying pass decides about every draft, so candidates never change the text.
+slot and read Q rows of the matrix. With a draft vocabulary the matrices have the columns of its N tokens alone. The
+verifying pass decides about every draft, so neither changes the text.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,27 +19,34 @@ CHUNK = 128  # tokens of a vocabulary that are looked at by their largest first;
 
 
 class Candidates(NamedTuple):
-    """The choices at each of M slots.
+    """The choices at each of M slots. Letters: N tokens that can be drafted, all V without a draft vocabulary.
 
-    tokens: int32 [B, M, Q], best first; None: the whole vocabulary in its order, Q = V.
+    tokens: int32 [B, M, Q]; None: the whole vocabulary in its order, Q = V.
     logits: float32 [B, M, Q], their base logits.
     noise: float32 [B, M, Q], the target's for these tokens at their positions; None for a draft that shares none.
+    columns: int32 [B, M, Q], best first, of the head's last matrix [E, N]; None: all N in their order.
     """
 
     tokens: jax.Array | None
     logits: jax.Array
     noise: jax.Array | None = None
+    columns: jax.Array | None = None
 
 
-def pick_candidates(base: Logits, count: int) -> Candidates:
-    """The `count` likeliest tokens of each slot, from base logits float32 [B, M, V]; 0: all of them, as they are.
+def pick_candidates(base: Logits, count: int, draft_tokens: Sequence[int] = ()) -> Candidates:
+    """The `count` likeliest tokens of each slot, from base logits float32 [B, M, N]; 0: all of them, as they are.
 
-    All of them, best first, where `count` is larger than V.
+    All of them, best first, where `count` is larger than N.
+
+    Args:
+        draft_tokens: the N ids of a draft vocabulary; empty: all tokens.
     """
-    if not count:
-        return Candidates(None, base)
-    logits, tokens = largest(base, min(count, base.shape[-1]))
-    return Candidates(tokens, logits)
+    logits, columns = largest(base, min(count, base.shape[-1])) if count else (base, None)
+    if not len(draft_tokens):
+        return Candidates(columns, logits, columns=columns)
+    tokens = jnp.asarray(draft_tokens)
+    tokens = jnp.broadcast_to(tokens, base.shape) if columns is None else tokens[columns]
+    return Candidates(tokens, logits, columns=columns)
 
 
 def with_noise(candidates: Candidates, keys: jax.Array, positions: jax.Array, vocab: int) -> Candidates:

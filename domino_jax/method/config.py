@@ -68,6 +68,7 @@ class DrafterConfig(Kind, DecoderConfig):
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
+    draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)  # no key: decode.draft_vocab
 
     architecture, has_backbone = "DFlashDraftModel", True
     own_keys = needed = ()

@@ -57,8 +57,12 @@ class Head(nn.Module):
         return self.codes_after(self.hidden_half(z), x, rank_mask)
 
     def last_matrix(self, **choices: Any) -> Linear:
-        """The matrix [E, V], stored as the parameter up/kernel; choices: of Linear."""
-        return Linear(self.config.vocab_size, dtype=self.dtype, whole=self.whole, logits=True, **choices)
+        """The matrix [E, N], stored as the parameter up/kernel; choices: of Linear.
+
+        N is V; in decoding with a draft vocabulary, its size.
+        """
+        columns = len(self.config.draft_tokens) or self.config.vocab_size
+        return Linear(columns, dtype=self.dtype, whole=self.whole, logits=True, **choices)
 
     def token_table(self, rank: int) -> nn.Embed:
         """A table [V, rank] for `look_up`, stored as the parameter predecessor/embedding."""
@@ -75,14 +79,14 @@ class Head(nn.Module):
         return constrain(rows, "batch")
 
     def residual(self, code: jax.Array) -> jax.Array:
-        """Codes [..., E] → the correction of all logits, float32 [..., V]."""
+        """Codes [..., E] → the correction of all logits, float32 [..., N]."""
         return self.up(code)
 
-    def rows(self, tokens: jax.Array) -> jax.Array:
-        """Rows [..., Q, E] of the transposed matrix for tokens [..., Q]: all that `residual_of` reads of it."""
+    def rows(self, columns: jax.Array) -> jax.Array:
+        """`columns` [..., Q] of the matrix as rows [..., Q, E]: all that `residual_of` reads of it."""
         kernel = self.up.variables["params"]["kernel"].astype(self.dtype)
         kernel = kernel if self.whole else gathered(kernel, "up")
-        return jnp.take(kernel.T, tokens, axis=0)
+        return jnp.take(kernel.T, columns, axis=0)
 
     def residual_of(self, code: jax.Array, rows: jax.Array) -> jax.Array:
         """As `residual`, for a few tokens: codes [..., W, E], their `rows` [..., Q, E] → float32 [..., W, Q]."""

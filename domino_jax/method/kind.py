@@ -1,9 +1,11 @@
 """What the package asks of a kind of drafter: a config is an instance of it, and a file in heads/ gives the answers."""
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
+import numpy as np
 
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry
@@ -40,6 +42,18 @@ class Kind:
     lead, head_passes = 0, 0
     rank_key, table_fields, marks, layer_ids_hint = "", (), (), ""
     copies = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
+    # `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the hash of bytes, while
+    # it would go through 32,000 numbers of a tuple again.
+    draft_token_bytes = b""
+
+    @property
+    def draft_tokens(self) -> np.ndarray:
+        """The target's ids of the draft vocabulary, int32, ascending; empty: all tokens can be drafted."""
+        return np.frombuffer(self.draft_token_bytes, np.int32)
+
+    def with_vocabulary(self, tokens: np.ndarray) -> Any:
+        """The config of a drafter whose parameters hold these tokens' columns alone."""
+        return dataclasses.replace(self, draft_token_bytes=tokens.astype(np.int32).tobytes())
 
     # ------------------------------------------------------------------------------------------------------- files
 

@@ -8,6 +8,7 @@ import jax
 
 from domino_jax.method.backbone import transformed_logits
 from domino_jax.method.passed import Passed
+from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3
 
 
@@ -32,8 +33,16 @@ class Models:
         return self.target.apply({"params": self.target_params}, hidden, method=Qwen3.unembed)
 
     def draft_logits(self, z: jax.Array) -> jax.Array:
-        """The backbone's z [..., D], or the like of another drafter → its base logits float32 [..., V]."""
-        logits, config = self.unembed(z), self.drafter.config
+        """The backbone's z [..., D], or the like of another drafter → its base logits float32 [..., N].
+
+        N: tokens of the draft vocabulary, whose columns of the lm_head are the drafter's parameters; else V.
+        """
+        config = self.drafter.config
+        if len(config.draft_tokens):
+            head = Linear(len(config.draft_tokens), dtype=self.target.dtype, logits=True, name="lm_head")
+            logits = head.apply({"params": self.drafter_params["lm_head"]}, z)
+        else:
+            logits = self.unembed(z)
         return transformed_logits(logits, config) if config.has_backbone else logits
 
     def extend_context(self, cache: Any, passed: Passed, slots: jax.Array) -> Any:
@@ -76,8 +85,8 @@ class Models:
         """
         return self._drafter(lambda drafter: drafter.head.confidence(z, tokens, kept))
 
-    def head_rows(self, tokens: jax.Array) -> jax.Array:
-        return self._drafter(lambda drafter: drafter.head.rows(tokens))
+    def head_rows(self, columns: jax.Array) -> jax.Array:
+        return self._drafter(lambda drafter: drafter.head.rows(columns))
 
     def residual(self, code: jax.Array) -> jax.Array:
         return self._drafter(lambda drafter: drafter.head.residual(code))

@@ -10,7 +10,7 @@ from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
 from domino_jax.method.rollout import draft_in_passes, roll_out, scan_drafts, settle
-from domino_jax.method.sampling import Sampling, choose, reads_noise
+from domino_jax.method.sampling import Sampling, reads_noise
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
@@ -34,7 +34,8 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
     if use_head:
         drafts = roll_out_head(models, state, z, base, sampling, settings)
         return (until_unsure(models, state, z, drafts, settings.confidence) if settings.confidence else drafts), cache
-    return choose(base, state.keys, draft_positions(state, base.shape[1]), sampling, settings.draft_sharpness), cache
+    candidates = slot_candidates(models, state, base, 0, sampling, settings)
+    return settle(candidates, sampling, settings.draft_sharpness), cache
 
 
 def draft_positions(state: DecodeState, drafts: int) -> jax.Array:
@@ -49,7 +50,7 @@ def draft_base(
     use_head: bool = True,
     reach: tuple[int, int] = (0, 0),
 ) -> tuple[Hidden, Logits, Cache]:
-    """One backbone pass → (z [B, T, D] of the slots that the head sees, base logits float32 [B, M, V], the cache).
+    """One backbone pass → (z [B, T, D] of the slots that the head sees, base logits float32 [B, M, N], the cache).
 
     Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
     first `num_drafts`. The heads of a drafter without one take the place of a backbone and its slots.
@@ -74,6 +75,17 @@ def draft_base(
     return z, base, cache
 
 
+def slot_candidates(
+    models: Models, state: DecodeState, base: Logits, count: int, sampling: Sampling, settings: DraftSettings
+) -> Candidates:
+    """`pick_candidates` of base logits float32 [B, M, N], with the target's noise where the drafts share it."""
+    candidates = pick_candidates(base, count, models.drafter.config.draft_tokens)
+    if not reads_noise(sampling, settings.draft_sharpness):
+        return candidates
+    vocab = models.target.config.vocab_size
+    return with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), vocab)
+
+
 def roll_out_head(
     models: Models,
     state: DecodeState,
@@ -82,13 +94,12 @@ def roll_out_head(
     sampling: Sampling,
     settings: DraftSettings,
 ) -> jax.Array:
-    """The head's drafts int32 [B, M] from z [B, T, D] and base logits float32 [B, M, V], slot after slot or in passes.
+    """The head's drafts int32 [B, M] from z [B, T, D] and base logits float32 [B, M, N], slot after slot or in passes.
 
     Draft i shares the target's noise at its absolute position, in every pass the same.
     """
-    candidates = pick_candidates(base, models.drafter.config.candidates(settings.head_candidates))
-    if reads_noise(sampling, settings.draft_sharpness):
-        candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
+    count = models.drafter.config.candidates(settings.head_candidates)
+    candidates = slot_candidates(models, state, base, count, sampling, settings)
     choose_draft = functools.partial(settle, sampling=sampling, sharpness=settings.draft_sharpness)
     known, passes = known_tokens(models, state), settings.head_passes or models.drafter.config.head_passes
     if passes:
@@ -118,14 +129,11 @@ def draft_chain(
     """
     config = models.drafter.config
     drafts = settings.width(config)
-    tokens = jnp.asarray(config.draft_tokens) if len(config.draft_tokens) else None
 
     def step(carry, index):
         rows, hidden, token = carry
         logits, hidden, rows = models.draft_step(rows, hidden, models.embed(token), state.lengths - 1 + index)
-        choices = Candidates(None, logits[:, None])
-        if tokens is not None:
-            choices = choices._replace(tokens=jnp.broadcast_to(tokens, choices.logits.shape))
+        choices = pick_candidates(logits[:, None], 0, config.draft_tokens)
         if reads_noise(sampling, settings.draft_sharpness):
             here = state.lengths[:, None] + 1 + index
             choices = with_noise(choices, state.keys, here, models.target.config.vocab_size)

@@ -80,7 +80,7 @@ def roll_out(
         token = choose(choices)[:, 0]
         return (head, token), token
 
-    rows = None if corrected.tokens is None else models.head_rows(corrected.tokens)
+    rows = None if corrected.columns is None else models.head_rows(corrected.columns)
     by_slot = jax.tree.map(lambda x: x.swapaxes(0, 1), (halves[:, lead + prefix :], corrected, rows))
     _, rest = scan(correct, (head, consumed[:, -1]), by_slot)
     return jnp.concatenate([first, rest.T], axis=1)
@@ -101,7 +101,7 @@ def draft_in_passes(
     """
     config, slots = models.drafter.config, candidates.logits.shape[1]
     halves = models.head_hidden_half(z)[:, : config.lead + slots]
-    rows = None if candidates.tokens is None else models.head_rows(candidates.tokens)
+    rows = None if candidates.columns is None else models.head_rows(candidates.columns)
     untouched = jnp.arange(slots)[:, None] < config.pure_draft_prefix_len
 
     def again(drafts, _):

@@ -166,6 +166,11 @@ class DraftSettings:
     # Passes over the block in which the head of a chain drafts, all slots at once in each. 0: as the drafter's config
     # says, in most cases slot after slot.
     head_passes: int = key(0, least=0)
+    # Tokens that can be drafted, the most frequent ones of the training rows' answers. 0: all. The lm_head and the
+    # head's last matrix are read for these alone, by the draft and not by the verifying pass (docs/decoding.md).
+    draft_vocab: int = key(0, least=0)
+    # A file in the format of data.train whose answers are counted instead, as for a drafter without stored counts.
+    draft_vocab_rows: str | None = key(None, recipe=str)
     head_rank: int = key(0, least=0)  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
     confidence: float = key(0.0, least=0, most=1)
@@ -199,7 +204,13 @@ class DraftSettings:
     def problem(self) -> Problem | None:
         """A value that no drafter has."""
         sink = "it is for a draft_window; set both or none"
-        problem = first_problem(self, ("draft_sink", not self.draft_sink or self.draft_window > 0, sink))
+        most = max(self.head_candidates, self.tree.candidates if self.tree else 0)
+        fewer = f"but a slot has {most} candidates (head_candidates, tree.candidates); raise it or lower them"
+        problem = first_problem(
+            self,
+            ("draft_sink", not self.draft_sink or self.draft_window > 0, sink),
+            ("draft_vocab", not self.draft_vocab or self.draft_vocab >= most, fewer),
+        )
         return problem or (self.tree and self.tree.problem())
 
     def width_problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.candidates import Candidates, pick_candidates, with_noise
+from domino_jax.method.candidates import Candidates
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.propose import draft_base, draft_positions, known_tokens
+from domino_jax.method.propose import draft_base, known_tokens, slot_candidates
 from domino_jax.method.rollout import scan_drafts
-from domino_jax.method.sampling import Sampling, process_logits, reads_noise
+from domino_jax.method.sampling import Sampling, process_logits
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
@@ -74,9 +74,8 @@ def roll_out_lanes(
 ) -> Ledger:
     """The counterpart of roll_out_head: from z [B, T, D] and base logits float32 [B, M, V] the nodes to choose from."""
     config, count = models.drafter.config, settings.tree.candidates
-    candidates = pick_candidates(base, config.candidates(count) if settings.use_head else count)
-    if reads_noise(sampling, settings.draft_sharpness):
-        candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
+    count = config.candidates(count) if settings.use_head else count
+    candidates = slot_candidates(models, state, base, count, sampling, settings)
     divisor = _divisor(sampling)
     candidates = candidates._replace(logits=candidates.logits / divisor)
     rest = log_rest(base / divisor, candidates.logits)
@@ -121,7 +120,7 @@ def grow_lanes(
     if settings.use_head:
         halves, lead = models.head_hidden_half(z), known.shape[1] - 1
         per_depth["half"] = halves[:, lead : lead + depths]
-        per_depth["rows"] = models.head_rows(candidates.tokens)
+        per_depth["rows"] = models.head_rows(candidates.columns)
         head = models.head_start(batch, lanes)
         for index in range(lead):
             tokens = jnp.broadcast_to(known[:, index, None], (batch, lanes))

@@ -20,7 +20,7 @@ from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, make_batches
 from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
-from domino_jax.data.token_counts import frequent_tokens
+from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.generate import Generator, new_generator
 from domino_jax.method.head import TOKEN_TABLES
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
@@ -120,7 +120,8 @@ def with_draft_vocabulary(config: AnyConfig, rows: TrainingRows) -> AnyConfig:
     """The config with the draft vocabulary that the training rows suggest, where a drafter has one."""
     if not config.counts_tokens or config.draft_vocab_size == config.vocab_size:
         return config
-    return config.with_draft_tokens(frequent_tokens(rows, config.vocab_size, config.draft_vocab_size))
+    order = order_of_rows(rows, config.vocab_size)
+    return config.with_draft_tokens(frequent_tokens(order, config.vocab_size, config.draft_vocab_size))
 
 
 def find_mask_token(chosen: int | None, loaded: LoadedTarget) -> int:

@@ -31,7 +31,6 @@ from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
-from domino_jax.method.ranks import cut_head
 from domino_jax.method.settings import DecodeSettings, supported_modes
 from domino_jax.recipe import cli, loading
 from domino_jax.recipe.values import decode_settings
@@ -39,7 +38,7 @@ from domino_jax.runtime import distributed
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights.drafter import EXPORT_DTYPE
-from domino_jax.weights.loading import LoadedTarget, cast_target
+from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target
 from domino_jax.weights.random_weights import made_up_prompts
 
 
@@ -254,12 +253,12 @@ def decode_trained(
     models, settings, path = Models(target.model, target.params), requested, None
     if needs_drafter(requested.modes):
         rounded = jax.tree.map(lambda leaf: leaf.astype(EXPORT_DTYPE).astype(requested.dtype), drafter_params)
-        drafter_config, rounded = cut_head(drafter_config, rounded, requested.drafting.head_rank)
+        path = f"{os.fspath(output).rpartition('/')[0]}/export"
+        drafter_config, rounded = as_drafted(drafter_config, rounded, target, path, requested.drafting)
         drafter = new_drafter(drafter_config, np.dtype(requested.dtype))
         models = Models(target.model, target.params, drafter, rows_together(rounded))
         settings, notes = fit_to_drafter(requested, drafter_config, ())
         print(*notes, sep="\n", end="\n" * bool(notes))
-        path = f"{os.fspath(output).rpartition('/')[0]}/export"
     prompts = final_prompts(config, target, models, settings)
     prompt_file = PromptSource(loading.portable(config.eval.prompts), limit=config.decode.num_prompts)
     info = RunInfo(requested, loading.portable(config.target.path), path, prompt_file)

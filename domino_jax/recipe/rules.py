@@ -256,6 +256,8 @@ def _check_final_decoding(config) -> None:
     rank, largest = decode.head_rank, head_rank(config)
     change = f"the head of drafter.head {head} has rank {largest}; give at most that, or 0 for all of it"
     require(rank <= largest, "decode.head_rank", rank, change)
+    change = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
+    require(not (decode.draft_vocab and kind.counts_tokens), "decode.draft_vocab", decode.draft_vocab, change)
     block_drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
     size, drafts, most = kind.widths(drafter, block_drafts)
     refuse(decode_settings(decode, head).drafting.width_problem(size, drafts, most))

@@ -24,7 +24,8 @@ from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
 from domino_jax.weights.safetensors_file import Stored, is_finite, parse_json, read_header
 
-FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja")
+TOKEN_ORDER = "token_order.st"  # tokens by frequency, in a drafter's folder (draft_vocab.py)
+FOLDER_FILES = ("*.json", "*.safetensors", "merges.txt", "*.jinja", TOKEN_ORDER)
 SINGLE = "model.safetensors"
 FASTER_DECODING = "medusa_lm_head.safetensors"  # in place of it, in that project's folders
 INDEX = "model.safetensors.index.json"

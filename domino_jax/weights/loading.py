@@ -14,13 +14,15 @@ import jax
 import numpy as np
 
 from domino_jax.method.drafter import rows_together
-from domino_jax.method.kinds import new_drafter
+from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.ranks import cut_head
+from domino_jax.method.settings import DraftSettings
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
+from domino_jax.weights.draft_vocab import choose_tokens, with_draft_vocab
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import Sharding, read_target_config
 
@@ -149,18 +151,29 @@ def load_models(
     loaded: LoadedTarget,
     drafter_path: str | None,
     sharding: Sharding = None,
-    head_rank: int = 0,
+    drafting: DraftSettings | None = None,
 ) -> Models:
     """The target with the drafter of a folder, a hub id or a train workdir (its export/); alone without one.
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
-        head_rank: what the head is cut to; 0: all of it.
+        drafting: what the head is cut to (head_rank), and the tokens that are drafted (draft_vocab); None: all.
     """
     if not drafter_path:
         return Models(loaded.model, loaded.params)
     dtype = np.dtype(loaded.model.dtype)
     config, params = load_drafter(drafter_path, loaded.model.config, dtype, sharding, loaded.path)
-    config, params = cut_head(config, params, head_rank)
+    config, params = as_drafted(config, params, loaded, drafter_path, drafting or DraftSettings(), sharding)
     drafter = new_drafter(config, dtype, whole_head=sharding is not None)
     return Models(loaded.model, loaded.params, drafter, rows_together(params))
+
+
+def as_drafted(
+    config: AnyConfig, params: dict, loaded: LoadedTarget, path: str, drafting: DraftSettings, sharding: Sharding = None
+) -> tuple[AnyConfig, dict]:
+    """A drafter with its head cut to head_rank and restricted to draft_vocab tokens; path: of its folder."""
+    config, params = cut_head(config, params, drafting.head_rank)
+    if not drafting.draft_vocab:
+        return config, params
+    tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)
+    return with_draft_vocab(config, params, loaded.model.config, loaded.params, tokens, sharding)

@@ -11,6 +11,7 @@ from domino_jax.evals import measure
 from domino_jax.method.kinds import ROW_DRAFTERS
 from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
+from domino_jax.weights.draft_vocab import read_order
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.golden_files import target_config
 from tests.helpers.train_runs import CASES, arguments, start, training_files
@@ -43,6 +44,8 @@ def run(head, files, workdir) -> int:
     }
     if head == "eagle3":
         drafter["config.drafter.target_layer_ids"] = "(1,2,4)"
+    else:
+        drafter["config.decode.draft_vocab"] = 128
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(measure, "time_rounds", lambda *_: {})
         return start(arguments(files, workdir, drafter, **choices))
@@ -69,6 +72,9 @@ def test_a_run_evaluates_exports_and_decodes(finished, head):
     report = json.loads((finished[head] / "report" / "report.json").read_text())
     assert report["identical_outputs"]["draft"]["same"] == 2
     assert report["drafter"]["head"] == head and report["round_widths"] == {"draft": 4}
+    assert (
+        head == "eagle3" or report["drafter"]["draft_vocab_bytes"] == 128 * 4 * target_config("tied_shift").hidden_size
+    )
     for name in ("plots/losses.png", "plots/tau.png"):
         assert (finished[head] / name).stat().st_size > 500, name
     card = (finished[head] / "export" / "README.md").read_text()
@@ -81,6 +87,7 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens_of_the_answers(finishe
     counts = np.bincount([token for case in CASES for token in case["output"]], minlength=260)
     expected = np.sort(np.argsort(-counts, kind="stable")[:48])
     assert config.draft_tokens.tolist() == expected.tolist() and counts[expected].sum() > 200
+    assert np.sort(read_order(finished["medusa"] / "export", 260)[:48]).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("head", ROW_DRAFTERS)

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,14 @@ from domino_jax.decoding.width import Choice, WidthController
 from domino_jax.method import rounds
 from domino_jax.method.kinds import HEADS, KINDS
 from domino_jax.method.settings import SamplingParams, TreeSettings, refused_mode
-from tests.helpers.decoding_models import SmallGenerator, make_generator, planted_drafts, random_models, random_prompts
+from tests.helpers.decoding_models import (
+    SmallGenerator,
+    make_generator,
+    planted_drafts,
+    random_models,
+    random_prompts,
+    with_tokens,
+)
 from tests.helpers.pairwise import pairwise
 from tests.helpers.twin import cut, plain_texts
 
@@ -54,10 +62,11 @@ SAMPLINGS = {
     "mixed": SamplingParams(1.0),
 }
 OWN = [None, SamplingParams(), SamplingParams(1.3, top_p=0.8), SamplingParams(1.0, 9, 0.9, 0.05), SamplingParams(0.7)]
-# Two drafts of a head that corrects five tokens per slot. Changing: every dispatch has another width (ForcedWidths).
+# Drafts share the noise, but for the greedy two of a head that corrects five tokens per slot. Changing: every dispatch
+# has another width (ForcedWidths).
 WIDTHS = {
     "all": {},
-    "two": {"num_drafts": 2, "head_candidates": 5},
+    "two": {"num_drafts": 2, "head_candidates": 5, "draft_sharpness": math.inf},
     "changing": {"width": "adaptive", "widths": (0, 1, 2)},
     "in passes": {"head_passes": 1},
 }
@@ -69,6 +78,7 @@ AXES = {
     "drafts": ("own", "planted"),
     "width": tuple(WIDTHS),
     "batch": (1, 2, 4),  # rows; six requests queue for them, and four rows shrink to one
+    "tokens": (0, 24),  # of the draft vocabulary; 0 are all
     "cache": (64, 16),  # slots of the smallest cache; all are 64, or they grow
 }
 
@@ -77,12 +87,14 @@ def head_of(drafter: str) -> str:
     return DRAFTERS[drafter].get("head", "domino")
 
 
-def valid(drafter, mode, drafts, width, **_) -> bool:
+def valid(drafter, mode, drafts, width, tokens, **_) -> bool:
     """Whether the case is different from all others: plain decoding reads no drafter."""
     if width == "in passes" and (mode != "draft" or not KINDS[head_of(drafter)].has_head):
         return False
+    if tokens and (drafts == "planted" or KINDS[head_of(drafter)].counts_tokens):
+        return False
     if mode == "autoregressive":
-        return (drafter, drafts, width) == ("domino", "own", "all")
+        return (drafter, drafts, width, tokens) == ("domino", "own", "all", 0)
     if mode == "backbone":
         return drafter in ("domino", "markov rnn", "dflash2") and drafts == "own"
     return not refused_mode(mode, KINDS[head_of(drafter)])
@@ -108,8 +120,9 @@ def requests_of(sampling: str) -> list[Request]:
 
 
 @functools.lru_cache
-def models_of(drafter: str):
-    return random_models(4, **DRAFTERS[drafter])
+def models_of(drafter: str, tokens: int = 0):
+    models = random_models(4, **DRAFTERS[drafter])
+    return with_tokens(models, np.linspace(0, 63, tokens).astype(int)) if tokens else models
 
 
 @functools.lru_cache
@@ -133,12 +146,12 @@ def expected_for(drafter: str, sampling: str):
     return expected(models.target.config.tie_word_embeddings, models.target.config.num_hidden_layers, sampling)
 
 
-def new_generator(drafter: str, sampling: str, width: str, batch: int, cache: int) -> SmallGenerator:
+def new_generator(drafter: str, sampling: str, width: str, batch: int, cache: int, tokens: int = 0) -> SmallGenerator:
     shape = {"cache_length": 64, "max_new_tokens": LONGEST, "batch_size": batch, "smallest_cache": cache}
     choices = {"sampling": SAMPLINGS[sampling], "stop_ids": expected_for(drafter, sampling)[1], "tree": TREE}
     if width == "two" and KINDS[head_of(drafter)].has_backbone:
         choices |= {"draft_window": 6, "draft_sink": 1}
-    made = make_generator(models_of(drafter), **shape, **choices, **WIDTHS[width])
+    made = make_generator(models_of(drafter, tokens), **shape, **choices, **WIDTHS[width])
     if width == "changing":
         made.controllers.update({mode: ForcedWidths(made.widths(mode)) for mode in ("backbone", "draft", "tree")})
     return made
@@ -201,8 +214,8 @@ def pace(request: int, length: int, drafts: int, mode: str) -> list[int]:
 
 @pytest.mark.parametrize("case", CASES, ids=["-".join(map(str, case.values())) for case in CASES])
 def test_the_text_is_the_targets(case):
-    drafter, mode, sampling, drafts, *shape = case.values()
-    made = new_generator(drafter, sampling, *shape)
+    drafter, mode, sampling, drafts, width, batch, tokens, cache = case.values()
+    made = new_generator(drafter, sampling, width, batch, cache, tokens)
     with planted(drafter, sampling) if drafts == "planted" else contextlib.nullcontext():
         answers = check(made, drafter, mode, sampling)
     ran = [key for key in made.compiled if key[0] == mode]  # (mode, rows, slots of the caches, …)

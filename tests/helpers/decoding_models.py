@@ -25,6 +25,7 @@ from domino_jax.method.settings import DecodeSettings
 from domino_jax.method.tree import Tree, ancestor_table
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import decode_settings
+from domino_jax.weights.draft_vocab import with_draft_vocab
 from tests.helpers.models import load_golden
 
 VOCAB = 64
@@ -116,6 +117,13 @@ def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices)
 def random_models(block_size: int = 4, vocab: int = VOCAB, tied: bool = False, **choices) -> Models:
     target, params = random_target(vocab, tied, layers=4 if choices.get("head") == "eagle3" else 2)
     return Models(target, params, *random_drafter(target, block_size, **choices))
+
+
+def with_tokens(models: Models, tokens: np.ndarray) -> Models:
+    """The models with these tokens as their draft vocabulary."""
+    target = models.target.config, models.target_params
+    config, params = with_draft_vocab(models.drafter.config, models.drafter_params, *target, tokens, None)
+    return Models(models.target, models.target_params, new_drafter(config), params)
 
 
 def golden_models(name: str) -> Models:

@@ -130,7 +130,9 @@ RULES = [
     ("decode.confidence", {**HELD_OUT, "decode.confidence": 0.5}),
     ("decode.confidence", {**HELD_OUT, **MARKOV, "drafter.markov.weights": (1.0, 1.0, 0.0), "decode.confidence": 0.5}),
     ("decode.head_rank", {**HELD_OUT, "decode.head_rank": 257}),
+    ("decode.draft_vocab", {"decode.draft_vocab": 63}),  # below the candidates of a slot
     ("decode.head_rank", {**HELD_OUT, **EAGLE3, "decode.head_rank": 1}),
+    ("decode.draft_vocab", {**HELD_OUT, **EAGLE3, "decode.draft_vocab": 128}),
 ]
 
 

@@ -259,7 +259,7 @@ def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Cal
         covered = (tokens == teacher.labels[..., None]).any(axis=-1)
         unary = jnp.take_along_axis(base, tokens, axis=-1)
         scores = unary + pair_scores(models.replace(drafter_params={"head": params}), codes, tokens)
-        candidates = Candidates(tokens, served[0])
+        candidates = Candidates(tokens, served[0], columns=tokens)
         path = roll_out_blocks(drafting, teacher.anchors, jax.lax.stop_gradient(z), candidates)
         return Outputs(base, base, extra=Choices(tokens, scores, covered, path))
 

@@ -67,8 +67,6 @@ class Eagle3Config(Kind, DecoderConfig):
     norm_output: a drafted row gets the normed state of the row before.  norm_before_fc: the features are normed before
         they are fused.  norm_before_residual: the layer adds to the normed state.
     sliding_window: how many rows a row reads, its own included; None: all of them.
-    draft_token_bytes: `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the
-        hash of bytes, while it would go through 32,000 numbers of a tuple again.
     """
 
     target_layer_ids: tuple[int, ...]
@@ -97,11 +95,6 @@ class Eagle3Config(Kind, DecoderConfig):
     def block_size(self) -> int:
         """Rows of the pass that verifies a chain of the usual length, the anchor's included."""
         return self.num_drafts + 1
-
-    @property
-    def draft_tokens(self) -> np.ndarray:
-        """The target's ids of the draft vocabulary, int32 [V_d], ascending; empty for all tokens."""
-        return np.frombuffer(self.draft_token_bytes, np.int32)
 
     @property
     def target_ids(self) -> np.ndarray:
@@ -224,7 +217,7 @@ class Eagle3Config(Kind, DecoderConfig):
         if (np.diff(ids) <= 0).any():
             raise DataError("the draft vocabulary names the target's tokens twice or out of order; d2t is damaged.")
         whole = self.draft_vocab_size == self.vocab_size
-        return dataclasses.replace(self, draft_token_bytes=b"" if whole else ids.astype(np.int32).tobytes())
+        return self if whole else self.with_vocabulary(ids)
 
     def to_dict(self) -> dict[str, Any]:
         """The public config.json; what it lacks, the draft vocabulary, is stored as tensors."""

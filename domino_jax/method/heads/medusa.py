@@ -48,6 +48,7 @@ class MedusaConfig(Kind):
     num_heads: int
     num_hidden_layers: int = 1
     bias: bool = False
+    draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
 
     head, title, paper = MEDUSA, "Medusa", " (arXiv 2401.10774)"
     sglang = vllm = ""
