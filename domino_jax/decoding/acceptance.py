@@ -3,6 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from domino_jax.decoding.generate import Generation
 
@@ -15,6 +16,29 @@ def accept_histogram(answers: Sequence[Generation], width: int) -> dict[str, int
 def full_histogram(counts: Mapping[int, int], width: int) -> dict[str, int]:
     """{"1": rounds that emitted one token, … up to "width"}; {} when there was no round."""
     return {str(length): counts[length] for length in range(1, width + 1)} if counts else {}
+
+
+def acceptance_record(counts: Mapping[int, int], drafts: int) -> dict[str, Any] | None:
+    """The acceptance of drafts under the names by which engines report it and benchmark clients read it (vLLM, AIPerf).
+
+    Args:
+        counts: rounds by the tokens that they emitted.  drafts: that they offered to the target.
+
+    Returns:
+        None without rounds. The bonus token counts in mean_acceptance_length alone.
+    """
+    steps = sum(counts.values())
+    if not steps:
+        return None
+    accepted = sum((emitted - 1) * count for emitted, count in counts.items())
+    return {
+        "mean_acceptance_length": 1 + accepted / steps,
+        "draft_acceptance_rate": accepted / drafts if drafts else 0.0,
+        "acceptance_histogram": {str(emitted - 1): counts[emitted] for emitted in sorted(counts)},
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafts,
+        "num_spec_steps": steps,
+    }
 
 
 def accept_rates(histogram: Mapping[str, int]) -> tuple[list[float], list[float | None]]:

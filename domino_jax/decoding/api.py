@@ -37,12 +37,13 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """text: without special tokens, None without a tokenizer.  accept_lengths: tokens per round, [] when plain."""
+    """text: without special tokens, None without a tokenizer; the other fields are those of a Generation."""
 
     text: str | None
     token_ids: list[int]
     accept_lengths: list[int]
     finish_reason: str  # "stop" | "length"
+    drafts: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,11 +27,13 @@ class Generation:
     """One answer.
 
     token_ids: new tokens only, a stop id included.  accept_lengths: tokens emitted per round, [] when plain.
+    drafts: tokens that its rounds offered to the target.
     """
 
     token_ids: list[int]
     accept_lengths: list[int]
     finish_reason: str  # "stop" | "length"
+    drafts: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Generator(Programs):
             queue.collect()
             if between:
                 between(sum(ticket.finish_reason is not None for ticket in tickets))
-        answers = [Generation(one.token_ids, one.accept_lengths, one.finish_reason) for one in tickets]
+        answers = [Generation(one.token_ids, one.accept_lengths, one.finish_reason, one.drafted) for one in tickets]
         return Generated(answers, queue.clock)
 
     def stream(

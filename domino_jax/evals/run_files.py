@@ -11,10 +11,12 @@ continues.
 import contextlib
 import datetime
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generation
 from domino_jax.runtime.errors import unwritable
 from domino_jax.runtime.journal import Journal, Line, locked, whole_lines
@@ -110,12 +112,14 @@ def generation_row(
         "text": text,
         "accept_lengths": answer.accept_lengths,
         "finish_reason": answer.finish_reason,
+        "acceptance": acceptance_record(Counter(answer.accept_lengths), answer.drafts),
     }
 
 
 def read_generation(row: Mapping[str, Any]) -> Generation:
     """The answer of a row of generations.jsonl."""
-    return Generation(row["token_ids"], row["accept_lengths"], row["finish_reason"])
+    drafts = row["acceptance"]["num_draft_tokens"] if row["acceptance"] else 0
+    return Generation(row["token_ids"], row["accept_lengths"], row["finish_reason"], drafts)
 
 
 def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from domino_jax.decoding.acceptance import accept_rates, full_histogram
+from domino_jax.decoding.acceptance import accept_rates, acceptance_record, full_histogram
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.settings import BASELINE
@@ -60,6 +60,7 @@ def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
         "tau_pooled": ratio(sum(run.emitted), sum(run.rounds)),
         "tau_per_prompt": ratio(sum(means), len(means)),
         "accept_histogram": histogram,
+        "acceptance": acceptance_record(run.histogram, clock.drafts),
         "accept_rate_by_position": plain,
         "conditional_accept_rate_by_position": conditional,
         "stopped": run.stopped,

@@ -4,10 +4,12 @@ import dataclasses
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from domino_jax.data.chat import encode_prompt
+from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.keys import LARGEST
@@ -205,7 +207,7 @@ class Answer:
     def whole(self, text: str) -> dict[str, Any]:
         """The object of an answer that is not streamed."""
         content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return {**self._head(), "choices": [self._choice(content)], "usage": self.usage()}
+        return {**self._head(), "choices": [self._choice(content)], "usage": self.usage(), **self._metrics()}
 
     def chunk(self, text: str, **more: Any) -> dict[str, Any]:
         """One object of a stream."""
@@ -219,7 +221,11 @@ class Answer:
         return chunk
 
     def usage_chunk(self) -> dict[str, Any]:
-        return {**self._head(".chunk"), "choices": [], "usage": self.usage()}
+        return {**self._head(".chunk"), "choices": [], "usage": self.usage(), **self._metrics()}
+
+    def _metrics(self) -> dict[str, Any]:
+        """Where vLLM has it, so that AIPerf reads it."""
+        return {"metrics": {"speculative_decoding": acceptance_record(Counter(self.rounds), self.drafted)}}
 
     def _choice(self, content: dict[str, Any]) -> dict[str, Any]:
         return {"index": 0, **content, "logprobs": None, "finish_reason": self.finish_reason}

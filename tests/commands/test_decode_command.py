@@ -106,6 +106,10 @@ def test_the_report_measures_what_the_generations_hold(finished):
     domino = report["modes"]["domino"]
     assert domino["tau_pooled"] == sum(map(sum, lengths)) / sum(map(len, lengths))
     assert domino["tokens"] == NEW * len(CASES)
+    records = [row["acceptance"] for row in generations(finished[1]) if row["mode"] == "domino"]
+    assert domino["acceptance"]["mean_acceptance_length"] == pytest.approx(domino["tau_pooled"])
+    for count in ("num_accepted_draft_tokens", "num_draft_tokens", "num_spec_steps"):
+        assert domino["acceptance"][count] == sum(record[count] for record in records)
     assert len(domino["accept_rate_by_position"]) == 8 and report["verify_width"] == 9
     assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 9
     times = {"draft", "head", "verify", "other", "round", "commit", "without_head"}

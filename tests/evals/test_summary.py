@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from domino_jax.decoding.acceptance import accept_histogram, accept_rates
+from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
 from domino_jax.decoding.generate import Clock
 from domino_jax.evals.summary import averages, figures_of, identical_outputs, intervals, ratio_interval, resampled_sums
 from domino_jax.method.settings import TreeSettings
@@ -128,3 +128,16 @@ def test_one_prompt_or_no_round_gives_no_interval():
     assert intervals(groups_of([[2]], [1.0]), None)["tau_pooled"] is None
     plain = intervals(groups_of([[], []], [1.0, 1.0]), None)
     assert (plain["tau_pooled"], plain["speedup"]) == (None, None)
+
+
+def test_the_acceptance_record_counts_the_bonus_in_the_mean_length_alone():
+    record = acceptance_record({1: 2, 3: 1, 5: 1}, drafts=16)
+    assert record == {
+        "mean_acceptance_length": 2.5,
+        "draft_acceptance_rate": 6 / 16,
+        "acceptance_histogram": {"0": 2, "2": 1, "4": 1},
+        "num_accepted_draft_tokens": 6,
+        "num_draft_tokens": 16,
+        "num_spec_steps": 4,
+    }
+    assert acceptance_record({}, 0) is None

@@ -105,6 +105,9 @@ def test_usage_counts_tokens_drafts_and_the_prefix_of_an_earlier_turn(client):
     # A round emits its accepted drafts and one token more; the prompt's pass emits the first token.
     rounds = usage.completion_tokens - 1 - details.accepted_prediction_tokens
     assert 0 < rounds and details.accepted_prediction_tokens + details.rejected_prediction_tokens <= 8 * rounds
+    record = last.metrics["speculative_decoding"]  # as vLLM reports it
+    both = details.accepted_prediction_tokens + details.rejected_prediction_tokens
+    assert (record["num_spec_steps"], record["num_draft_tokens"]) == (rounds, both)
 
 
 def test_a_stop_string_ends_the_text_before_it_also_across_tokens(engine, client):
