@@ -56,7 +56,7 @@ class Key:
         """The range in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        words = {"least": "{} or more", "above": "above {}", "most": "at most {}", "below": "below {}"}
+        words = {"least": "{} or more", "above": "a number above {}", "most": "at most {}", "below": "below {}"}
         limits = [text.format(getattr(self, name)) for name, text in words.items() if getattr(self, name) is not None]
         kind = self.of or (self.default if isinstance(self.default, type) else type(self.default))
         return " and ".join(limits) or {int: "an integer", str: "a text"}.get(kind, "a number")

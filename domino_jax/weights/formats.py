@@ -1,7 +1,7 @@
 """The folders a drafter is exported as, and which released servers draft with it as it was trained.
 
-What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33, and compared with classes of theirs
-(docs/decoding.md).
+What the servers do was read in the sources of SGLang 0.5.23 and vLLM 0.33, and compared with SGLang's classes and
+with vLLM 0.32 (docs/serving.md).
 """
 
 import re
@@ -71,10 +71,11 @@ def is_hub_id(path: str | None) -> bool:
 
 
 def serving_note(config: AnyConfig) -> str | None:
-    """A sentence for whoever exports a drafter that no released server drafts with; None for the others."""
+    """A sentence for whoever exports a drafter that no other released server drafts with; None for the others."""
     reasons = config.sglang_refusal(), config.vllm_refusal()
     if None in reasons:
         return None
     return (
-        f"SGLang cannot serve this drafter: {reasons[0]}. vLLM cannot either: {reasons[1]}. domino_jax.decode reads it."
+        f"SGLang cannot serve this drafter: {reasons[0]}. vLLM cannot either: {reasons[1]}. domino_jax.serve and"
+        " domino_jax.decode read it."
     )
