@@ -62,7 +62,7 @@ def _drafter() -> Section:
         # counted from 0 (absent: all).
         sliding_window=Key(0, least=0),
         sliding_layers=Key(tuple, of=int, least=0),
-        target_layer_ids=Key(tuple, of=int, least=0),  # absent: spread over the target by the public rule
+        target_layer_ids=Key(tuple, of=int, least=0, shape=True),  # absent: spread over the target by the public rule
         mask_token_id=Key(int, least=0),  # absent: <|mask|>, or the first row past the tokenizer
         # A section per head: drafter.domino.emb_dim, drafter.markov.rank, …
         **{head: section(**kind.recipe_keys) for head, kind in KINDS.items() if kind.recipe_keys},

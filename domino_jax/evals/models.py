@@ -17,8 +17,8 @@ from domino_jax.weights.loading import LoadedTarget, load_models, read_target_co
 from domino_jax.weights.random_weights import random_drafter, target_or_random
 
 
-def decode_mesh(data: int, tensor: int, batch_size: int) -> Mesh | None:
-    """The mesh to decode on; None for one device. -1 is the rest of the devices.
+def decode_mesh(data: int, tensor: int, batch_size: int, key: str = "decode.batch_size") -> Mesh | None:
+    """The mesh to decode on; None for one device. -1 is the rest of the devices. key: that of batch_size.
 
     Raises:
         DominoError: more devices than are here, rows that cannot be cut evenly, or processes left without work.
@@ -36,8 +36,7 @@ def decode_mesh(data: int, tensor: int, batch_size: int) -> Mesh | None:
     mesh = sharding.make_mesh(data, 1, tensor, devices=jax.devices()[:wanted])
     if batch_size % mesh.shape["data"]:
         raise DominoError(
-            f"decode.batch_size {batch_size} cannot be cut into decode.mesh.data = {mesh.shape['data']} parts;"
-            " make it a multiple."
+            f"{key} {batch_size} cannot be cut into decode.mesh.data = {mesh.shape['data']} parts; make it a multiple."
         )
     return mesh
 
@@ -113,13 +112,18 @@ class Loader:
         place = self._place()
         if not needs_drafter(modes):
             return load_models(loaded, None)
-        rank = self.settings.drafting.head_rank
+        drafting = self.settings.drafting
         if self.settings.simulate_tau and not drafter_path:
-            config = with_head_rank(self.made_up(loaded.model.config), rank)
+            if drafting.draft_vocab:
+                raise DominoError(
+                    f"decode.draft_vocab is {drafting.draft_vocab}, but a drafter that simulate_tau makes up has all"
+                    " tokens; name one in config.drafter.path, or set draft_vocab to 0."
+                )
+            config = with_head_rank(self.made_up(loaded.model.config), drafting.head_rank)
             models = random_drafter(loaded, config, place)
         else:
             path = named_drafter(drafter_path, modes)
-            models = load_models(loaded, path, place, self.settings.drafting)
+            models = load_models(loaded, path, place, drafting)
             check_kind(models.drafter.config.head, self.head, path)
         check_head(models.drafter.config.head, modes)
         return models

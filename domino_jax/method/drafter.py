@@ -124,16 +124,18 @@ class Drafter(nn.Module):
 
         Args:
             window: above 0, no layer reads further back than a sliding window of this size.
-            sink: with a window, first rows of the text that are read all the same.
+            sink: with a window, first rows of the text that layers without a window of their training read as well.
         """
         size = x.shape[1]
         positions = lengths[:, None] + jnp.arange(size)
 
         def attention(layer):
-            windows = [rows for rows in (self.config.window(layer), window) if rows]
-            readable = slots_read(size, self.config.window(layer), self.config.causal(layer))
+            trained = self.config.window(layer)
+            windows = [rows for rows in (trained, window) if rows]
+            readable = slots_read(size, trained, self.config.causal(layer))
             if windows:
-                return attention_over_window(cache[layer], lengths, readable, min(windows), sink if window else 0)
+                first = sink if trained is None else 0
+                return attention_over_window(cache[layer], lengths, readable, min(windows), first)
             mask = block_mask(lengths, readable, slots_of(cache))
 
             def over_cache(q, k, v):

@@ -29,7 +29,8 @@ FREE_TO_CHANGE = (
 
 def fixed_keys(config) -> tuple[str, ...]:
     """What decides the shapes of a checkpoint's arrays: a run with other values cannot continue it, allowed or not."""
-    return (*(name for name, key, _ in walk(config) if key.shape), "drafter.confidence_head")
+    declared = (name for name, key, _ in walk(config) if key.shape)
+    return (*declared, *KINDS[config.drafter.head].shape_keys, "drafter.confidence_head")
 
 
 def load_recipe(path: str) -> Section:

@@ -38,6 +38,9 @@ def test_a_folder_without_weights_gives_the_same_made_up_weights_each_time(tmp_p
     assert all(map(np.array_equal, jax.tree.leaves(models), jax.tree.leaves(again)))
     assert models.drafter.config == made_up(None)
     assert [len(row["token_ids"]) for row in made_up_prompts(2, 64, 8)] == [8, 8]
+    cut = dataclasses.replace(loader, settings=SETTINGS.change(draft_vocab=64))
+    with pytest.raises(DominoError, match=r"draft_vocab is 64, .*simulate_tau"):
+        cut.models(loader.target(), None, SETTINGS.modes)
 
 
 def test_a_stop_id_that_no_token_has_is_dropped():

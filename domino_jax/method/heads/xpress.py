@@ -64,6 +64,7 @@ class XpressConfig(DrafterConfig):
         f"xpress_head.{ours}.weight": f"refiner_head.{theirs}.weight" for theirs, ours in (_MATRICES | _TABLES).items()
     }
 
+    shape_keys = ("drafter.block_size",)
     recipe_keys = {
         "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
         "mlp_hidden": Key(512, least=1, most=LARGEST_RANK, shape=True),  # hidden units of its network
