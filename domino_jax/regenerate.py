@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +65,10 @@ def main(flags: cli.Flags) -> None:
         check_kind(stored_head(config.drafter.path), flags.head, config.drafter.path)
     keep_compiled()
     distributed.initialize(flags.distributed, preemptible=False)  # every answered row is on the disk
-    answer_prompts(config, flags.prompts, flags.output)
+    answer_prompts(config, flags.prompts, flags.output, flags.set_keys)
 
 
-def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
+def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Collection[str] = ()) -> None:
     """Answers the prompts of a file into `output` with the recipe's settings; all processes of a run call it together.
 
     The target is loaded onto devices of this process and released again, or not loaded at all when every row has its
@@ -77,7 +77,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
     output = local_output(output)
     skip_bad = config.data.skip_bad_rows
     rows = read_prompts(prompts, config.regenerate.num_prompts or None, skip_bad, refuse_unanswerable)
-    settings = settings_of(config)
+    settings = settings_of(config, set_keys)
     processes = ProcessGroup(jax.process_index(), jax.process_count(), patient_barrier)
     identity = read_target_identity(config.target.path, config.target.dtype)
     files = files_of(rows, output, identity, read_stop_ids(config.target.path), settings, processes)
@@ -96,8 +96,11 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike) -> None:
         regenerate_rows(loaded, rows, files, settings, drafter_path, skip_bad)
 
 
-def settings_of(config) -> DecodeSettings:
-    """How prompts are answered: the recipe's values, with drafts as `decode` makes them, of adaptive width."""
+def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
+    """How prompts are answered: the recipe's values, with drafts as `decode` makes them.
+
+    The width is adaptive unless decode.width is among set_keys, the keys that the command line sets.
+    """
     section = config.regenerate
     return DecodeSettings().change(
         batch_size=section.batch_size,
@@ -108,7 +111,7 @@ def settings_of(config) -> DecodeSettings:
         seed=config.seed,
         thinking=config.data.thinking,
         dtype=config.target.dtype,
-        width="adaptive",
+        width=config.decode.width if "decode.width" in set_keys else "adaptive",
         widths=tuple(config.decode.widths),
         draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,

@@ -86,7 +86,7 @@ def main(flags: cli.Flags) -> int | None:
         builders.drafter_config_of(config, target_shape)  # refuses what does not fit before the target answers
 
         # 3. The target and the training rows.
-        source = training_source(config, workdir)
+        source = training_source(flags, workdir)
         stack.enter_context(jax.set_mesh(mesh))
         loaded = load_target(target.path, target.dtype, sharding.placement(mesh, target_shape.num_key_value_heads))
         batches = builders.batches_of(config, source, loaded, workdir, mesh, say)
@@ -205,12 +205,13 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def training_source(config, workdir: epath.Path) -> str:
+def training_source(flags: cli.Flags, workdir: epath.Path) -> str:
     """Where the training rows are: data.train, or the target's answers to it, which are made if they do not exist."""
+    config = flags.config
     if not config.data.regenerate:
         return config.data.train
     source = str(workdir / "regenerated.jsonl")
-    regenerate.answer_prompts(config, config.data.train, source)
+    regenerate.answer_prompts(config, config.data.train, source, flags.set_keys)
     return source
 
 

@@ -266,7 +266,7 @@ class DecodeSettings:
     parity: str = key("near_tie", choices=PARITIES)
     # fixed: every round verifies num_drafts. adaptive: each dispatch chooses among `widths` and these, by what was
     # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. regenerate and
-    # decode --interactive are always adaptive.
+    # decode --interactive are adaptive unless the command line sets this key.
     width: str = key("fixed", choices=WIDTHS)
     widths: tuple[int, ...] = key((0, 4, 8, 16), of=int, least=0)  # numbers of drafts; 0 is a plain step
     # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).

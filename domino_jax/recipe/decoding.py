@@ -202,7 +202,8 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
-    width = "adaptive" if flags.interactive else settings.width
+    adaptive = flags.interactive and "decode.width" not in flags.set_keys
+    width = "adaptive" if adaptive else settings.width
     generator = new_generator(models, settings.change(batch_size=1, width=width), loaded.stop_ids)
     # The last turn's caches, which are no more than those that the next turn needs anyway.
     prefixes = Prefixes(1, sys.maxsize) if flags.interactive else None

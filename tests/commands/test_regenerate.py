@@ -213,6 +213,7 @@ def test_drafts_are_made_as_the_recipes_decode_section_has_them():
     config.decode.head_candidates, config.decode.draft_sharpness = 8, 1.0
     settings = regenerate.settings_of(config)
     assert settings.adaptive and settings.drafting == DraftSettings(head_candidates=8, draft_sharpness=1.0)
+    assert not regenerate.settings_of(config, {"decode.width"}).adaptive  # the command line has the recipe's value
 
 
 def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(
