@@ -47,6 +47,8 @@ DECODING = {
     "decode": (phases.decode, 3.0),
     "context": (phases.context, 3.0),
     "batch": (phases.batch, 3.5),
+    "drafts": (phases.drafts, 2.0),
+    "attention": (phases.attention, 1.0),
 }
 PIPELINE = {
     "answers": (smollm2.answers, 3.0),

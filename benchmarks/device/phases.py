@@ -5,20 +5,26 @@ compared with it. Models have random weights, made on the device.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from benchmarks.compilers.programs import CANDIDATES
+from benchmarks.compilers.programs import CANDIDATES, WINDOW
 from benchmarks.device import decode_latency, train_step
 from benchmarks.device.decode_latency import copy_stopwatch, rate, timed
-from benchmarks.device.random_models import decoding_models, state_of
+from benchmarks.device.random_models import decoding_models, state_of, target_config
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals.round_times import endless, round_stopwatch, stopwatch
 from domino_jax.method.settings import BASELINE, DOMINO, DecodeSettings, DraftSettings
+from domino_jax.models.attention import attend, attend_cache
+from domino_jax.models.cache import block_mask
+from domino_jax.runtime.errors import first_line
 from domino_jax.training import estimates
+from domino_jax.weights.draft_vocab import with_draft_vocab
 
 # Acceptance lengths at T = 0 of public runs, set by hand here: random weights accept nothing.
 TAUS = (5.42, 7.17)
@@ -36,7 +42,8 @@ class Scale:
     """How much of everything a phase takes.
 
     slots: of the caches in `decode`.  contexts: slots in `context`.  row_counts, row_slots: of `batch`.
-    widths: rows of verify.  trees: nodes.  product: rows and columns of the matrices of `bandwidth`.
+    vocabulary, window: of `drafts`.  widths: rows of verify.  trees: nodes.
+    product: rows and columns of the matrices of `bandwidth`.
     train: arguments of train_step beside a point's own.
     """
 
@@ -53,6 +60,8 @@ class Scale:
     contexts: tuple[int, ...] = (512, 4096, 32_768)
     row_counts: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     row_slots: int = 1024
+    vocabulary: int = 32_768
+    window: int = WINDOW
     train: tuple[str, ...] = ()
 
 
@@ -71,6 +80,8 @@ SMALL = Scale(
     contexts=(32, 64),
     row_counts=(1, 2),
     row_slots=64,
+    vocabulary=64,
+    window=16,
     train=("--dtype=float32", "--length=24", "--rows=2", "--anchors=4", "--layers=1", "--block=4", "--steps=2"),
 )
 
@@ -173,6 +184,77 @@ def steps_and_rounds(size: str, scale: Scale, sizes: dict[str, tuple[int, int]])
         rates = {"plain_tokens_per_second": rate(rows, step), "rows": rows, "slots": slots}
         by_size[name] = {**parts, **compared(step, whole), **rates}
     return {"copy_bytes_per_second": bandwidth, "sizes": by_size, "peak_bytes": peak_bytes()}
+
+
+def drafts(size: str, scale: Scale) -> dict[str, Any]:
+    """A round of one request over the longest caches, as it is, with a draft vocabulary, and with a draft window."""
+    models = decoding_models(size, scale.dtype, scale.layers, scale.head)
+    target, slots = models.target.config, scale.contexts[-1]
+    tokens = np.arange(min(scale.vocabulary, target.vocab_size))
+    shared = (models.drafter.config, models.drafter_params, target, models.target_params, tokens, None)
+    config, params = with_draft_vocab(*shared)
+    few = models.replace(drafter=models.drafter.clone(config=config), drafter_params=params)
+    drafting = DraftSettings(head_candidates=min(CANDIDATES[0], len(tokens)))
+    forms = {
+        "round": (models, drafting),
+        f"round, {len(tokens):,} tokens": (few, drafting),
+        f"round, window {scale.window:,}": (models, dataclasses.replace(drafting, draft_window=scale.window)),
+    }
+    copy, copied = copy_stopwatch(scale.copy_megabytes)
+    stopwatches = {"copy": copy}
+    for name, (models, drafting) in forms.items():
+        shape = {"cache_length": slots, "max_new_tokens": 16, "simulate_tau": TAUS[-1]}
+        generator = new_generator(models, DecodeSettings(**shape, drafting=drafting))
+        state = state_of(models, generator, 1, slots, max(1, slots - CHAIN - 1))
+        stopwatches[name] = round_stopwatch(models, generator, endless(state), DOMINO)
+    seconds = decode_latency.median_seconds(stopwatches, scale.repeats)
+    bandwidth = rate(copied, seconds.pop("copy"))
+    return {
+        "copy_bytes_per_second": bandwidth,
+        "parts": {name: timed(spent, None, bandwidth) for name, spent in seconds.items()},
+        "peak_bytes": peak_bytes(),
+    }
+
+
+def attention(size: str, scale: Scale) -> dict[str, Any]:
+    """Attention of a verifying pass in one layer over the longest caches: as einsums, by our kernel, by cuDNN's.
+
+    cuDNN reads the caches in its own order of axes, [B, S, K, H], so that no copy is timed. A form that the device does
+    not have is left out.
+    """
+    config, slots = target_config(size), scale.contexts[-1]
+    shapes = [(1, config.num_attention_heads, CHAIN, config.head_dim)]
+    shapes += [(1, config.num_key_value_heads, slots, config.head_dim)] * 2
+    q, k, v = (jax.random.normal(jax.random.key(seed), shape, scale.dtype) for seed, shape in enumerate(shapes))
+    mask = block_mask(jnp.array([slots - CHAIN]), jnp.tril(jnp.ones((CHAIN, CHAIN), bool)), slots)
+
+    def cudnn(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+
+    ordered = (q, k, v), tuple(x.swapaxes(1, 2) for x in (q, k, v))
+    forms = {"einsums": (attend, 0), "kernel": (attend_cache, 0), "cudnn": (cudnn, 1)}
+    copy, copied = copy_stopwatch(scale.copy_megabytes)
+    stopwatches, refused = {"copy": copy}, {}
+    for name, (function, order) in forms.items():
+        masked = function if order else functools.partial(function, mask=mask)
+
+        def turns(q, k, v, count, masked=masked):
+            return jax.lax.fori_loop(0, count, lambda _, q: masked(q, k, v).astype(q.dtype), q)
+
+        try:
+            stopwatches[name] = stopwatch(jax.jit(turns), *ordered[order])
+            stopwatches[name](1)
+        except (RuntimeError, ValueError, NotImplementedError) as error:  # no such kernel on this device
+            refused[name] = first_line(error)
+            stopwatches.pop(name, None)
+    seconds = decode_latency.median_seconds(stopwatches, scale.repeats)
+    bandwidth, read = rate(copied, seconds.pop("copy")), k.nbytes + v.nbytes
+    return {
+        "copy_bytes_per_second": bandwidth,
+        "parts": {name: timed(spent, read, bandwidth) for name, spent in seconds.items()},
+        "refused": refused,
+        "peak_bytes": peak_bytes(),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- training

@@ -13,6 +13,7 @@ from tests.helpers.models import GOLDEN_SETS
 from tests.helpers.paths import ASSETS, ROOT
 
 MEASURED = ["parity", "bandwidth", "train-public", "train-paper", "decode-small", "context-small", "batch-small"]
+MEASURED += ["drafts-small", "attention-small"]
 
 
 def choices_of(folder, *flags):
