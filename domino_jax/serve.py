@@ -36,12 +36,14 @@ from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import keep_compiled
 
 HOST, PORT = "127.0.0.1", 8000
+# Pages of other sites can point a name of theirs at this machine, and then read answers as their own site's.
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 KEY = "DOMINO_API_KEY"
 GRACE_SECONDS = 10  # in which clients have to read the end of their answers after SIGTERM
 
 
 def main(flags: cli.Flags) -> int:
-    # 1. The recipe, and the address: what is wrong with them is said before anything is loaded.
+    # 1. The recipe, and the address: what is wrong with them is reported before anything is loaded.
     config = flags.config
     rules.check(config, "serve")
     keep_compiled()
@@ -60,7 +62,8 @@ def main(flags: cli.Flags) -> int:
     # 2. The engine, on its own thread: it loads, compiles and decodes. Until it is ready /health answers 503.
     load = functools.partial(loaded, flags, settings)
     engine = Engine(load, config.serve.most_waiting, config.serve.timeout)
-    app = new_app(engine, key, settings.thinking, config.serve.timeout)
+    hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
+    app = new_app(engine, key, settings.thinking, config.serve.timeout, hosts)
 
     # 3. The server, on the main thread, which gets the signals.
     class Server(uvicorn.Server):
@@ -103,7 +106,7 @@ def loaded(flags: cli.Flags, settings: DecodeSettings) -> Iterator:
 
     config = flags.config
     shape = config.decode.mesh
-    mesh = decode_mesh(shape.data, shape.tensor, settings.batch_size)
+    mesh = decode_mesh(shape.data, shape.tensor, settings.batch_size, "serve.batch_size")
     with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
         loader = Loader(config.target.path, settings, mesh, functools.partial(drafter_config_of, config), flags.head)
         target = loader.target()

@@ -1,4 +1,4 @@
-"""The caches of finished texts, so that a prompt that begins as one of them is read from where the two part."""
+"""The caches of finished texts: a prompt that begins as one of them is read from the first token that differs."""
 
 import dataclasses
 from collections import OrderedDict
@@ -66,7 +66,12 @@ class Prefixes:
         return self.texts[best], lengths[best]
 
     def add(self, text: CachedText) -> None:
-        """Stores a text in place of those that it goes on from, then drops the oldest that are too many."""
+        """Stores a text in place of those that it goes on from, then drops the oldest that are too many.
+
+        A text that has more than `most_bytes` by itself is not stored.
+        """
+        if _bytes(text) > self.most_bytes:
+            return
         for number, earlier in list(self.texts.items()):
             if earlier.common(text.token_ids) == len(earlier.token_ids) and (
                 text.draft_cache or not earlier.draft_cache

@@ -104,8 +104,6 @@ class Queue:
     def admit(self) -> list[Ticket]:
         """Fits batch and caches to the requests that are left, and starts those that get a row; returns these."""
         live = self.live()
-        if self.open and not live:
-            self.state = None
         rows = 1 if self.single else self.generator.batch_rows(len(live) + len(self.waiting))
         if self.state is None:
             self.rows, real = [None] * rows, list(range(rows))
@@ -176,6 +174,7 @@ class Queue:
         if self.pace and self.ran and longest:
             self.clock.exploring_seconds += self.pace.observe(emitted, longest, *self.ran)
             self.clock.widths[str(self.pace.choice.drafts)] += longest
+        self._free_idle()
         return list(tickets.values())
 
     def drop(self, ticket: Ticket) -> None:
@@ -185,9 +184,17 @@ class Queue:
         for place, live in self.live().items():
             if live is ticket:
                 self.rows[place] = None
+                self._free_idle()
+                if self.state is None:
+                    return
                 key, ended = ("drop", len(self.rows)), np.arange(len(self.rows)) == place
                 done, _ = self.generator.run(self.clock, key, jnp.logical_or, (self.state.done, ended))
                 self.state = self.state.replace(done=done)
+
+    def _free_idle(self) -> None:
+        """An open queue without requests holds no caches while it waits for the next one."""
+        if self.open and not self.live():
+            self.state = None
 
     # ------------------------------------------------------------------------------------------------- prefills
 
@@ -243,12 +250,21 @@ class Queue:
         self.clock.prefill_seconds += seconds
 
     def _keep(self, place: int, ticket: Ticket) -> None:
-        """Stores the caches of a row that is done, cut to its text."""
+        """Stores the caches of a row that is done, cut to its text; without memory for it, frees all that are stored.
+
+        The answer is complete: it must not fail because of a copy that only later prompts need.
+        """
         caches, slots = (self.state.target_cache, self.state.draft_cache), self.generator.slots(ticket.length)
         slots = min(slots, slots_of(self.state.target_cache))
         key = ("keep", len(self.rows), slots_of(self.state.target_cache), slots, self.plain)
         program = functools.partial(_fit_part, slots=slots)
-        caches, _ = self.generator.run(self.clock, key, program, (caches, np.array([place], np.int32)))
+        try:
+            caches, _ = self.generator.run(self.clock, key, program, (caches, np.array([place], np.int32)))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            self.prefixes.clear()
+            return
         text = np.array([*ticket.prompt, *ticket.token_ids][: ticket.length], np.int32)
         self.prefixes.add(CachedText(text, *caches))
 

@@ -5,12 +5,14 @@ import contextlib
 import hmac
 import json
 import pathlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -180,8 +182,15 @@ async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-def new_app(engine: Engine, key: str | None, thinking: bool, timeout: float) -> Starlette:
-    """The application around an engine; key: that requests under /v1 must have, None or empty: none."""
+def new_app(
+    engine: Engine, key: str | None, thinking: bool, timeout: float, hosts: Sequence[str] = ("*",)
+) -> Starlette:
+    """The application around an engine.
+
+    Args:
+        key: that requests under /v1 must have, None or empty: none.
+        hosts: names in the Host header that are answered; "*": all.
+    """
     server = Server(engine, key, thinking, timeout)
     routes = [
         Route("/", server.page),
@@ -192,4 +201,5 @@ def new_app(engine: Engine, key: str | None, thinking: bool, timeout: float) -> 
         Route("/v1/completions", server.text, methods=["POST"]),
     ]
     handlers = {Refusal: on_refusal, HTTPException: on_http_error, ClientDisconnect: on_disconnect}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[hosts])

@@ -64,6 +64,7 @@ class Job:
     ticket: Ticket | None = None
     tokens: int = 0  # delivered so far
     rounds: int = 0
+    drafted: int = 0
     last: float = 0.0  # when
 
 
@@ -211,18 +212,18 @@ class Engine(threading.Thread):
                 self._deliver(queue, 0.0)
             if queue.live():
                 before = copy.deepcopy(queue.clock)
-                self._dispatch(queue, ROUNDS)
+                queue.advance(ROUNDS)
                 self._deliver(queue, queue.clock.decode_seconds - before.decode_seconds)  # without compilation
                 self.metrics.exploring.inc(queue.clock.exploring_seconds - before.exploring_seconds)
                 for drafts, rounds in (queue.clock.widths - before.widths).items():
                     self.metrics.rounds.labels(drafts).inc(rounds)
-        except jax.errors.JaxRuntimeError as error:  # no memory: what ran is lost, and the server goes on
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            # What ran is lost, its arrays may be deleted, and the server goes on with another queue.
             self.served.prefixes.clear()
-            self._fail([job for job in list(self._jobs) if job.mode == mode and job.ticket], FAILED, first_line(error))
             self._queues[mode] = self._new_queue(mode)
-
-    def _dispatch(self, queue: Queue, rounds: int) -> None:
-        queue.advance(rounds)
+            self._fail([job for job in list(self._jobs) if job.mode == mode and job.ticket], FAILED, first_line(error))
 
     def _deliver(self, queue: Queue, seconds: float) -> None:
         tickets = set(queue.collect())
@@ -234,6 +235,7 @@ class Engine(threading.Thread):
             update = Update(*new, ticket.finish_reason, ticket.drafted, ticket.cached, seconds)
             self.metrics.count(job, update)
             job.tokens, job.rounds, job.last = len(ticket.token_ids), len(ticket.accept_lengths), time.perf_counter()
+            job.drafted = ticket.drafted
             if ticket.finish_reason:
                 self._forget(job)
             job.deliver(update)
@@ -275,7 +277,7 @@ class Metrics:
 
     def count(self, job: Job, update: Update) -> None:
         """The update of a job whose own counts are those before it."""
-        now, new = time.perf_counter(), len(update.token_ids)
+        now, new, rounds = time.perf_counter(), len(update.token_ids), update.accept_lengths
         if not job.tokens:
             self.prompt.inc(len(job.prompt))
             self.first.observe(now - job.arrived)
@@ -283,9 +285,8 @@ class Metrics:
             for _ in range(new):
                 self.between.observe((now - job.last) / new)
         self.generated.inc(new)
+        self.drafts.inc(len(rounds))
+        self.draft_tokens.inc(update.drafted - job.drafted)
+        self.accepted.inc(sum(rounds) - len(rounds))
         if update.finish_reason:
-            rounds = job.ticket.accept_lengths
             self.whole.observe(now - job.arrived)
-            self.drafts.inc(len(rounds))
-            self.draft_tokens.inc(update.drafted)
-            self.accepted.inc(sum(rounds) - len(rounds))

@@ -29,7 +29,7 @@ OFF = {"logprobs": False, "tools": [], "functions": [], "presence_penalty": 0, "
 OFF |= {"best_of": 1, "echo": False, "suffix": "", "response_format": {"type": "text"}}
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 ROLES = ("system", "user", "assistant")
-MOST_STOPS = 16
+MOST_STOPS, LONGEST_STOP = 16, 1_000  # characters: each token is compared with the beginnings of all stop strings
 
 
 class Refusal(Exception):
@@ -111,8 +111,8 @@ def _need(fine: bool, name: str, change: str) -> None:
 def _stops(raw: dict[str, Any]) -> tuple[str, ...]:
     stops = raw.get("stop", [])
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    fine = len(stops) <= MOST_STOPS and all(isinstance(stop, str) and stop for stop in stops)
-    _need(fine, "stop", f"give a text or at most {MOST_STOPS} of them, none empty")
+    fine = len(stops) <= MOST_STOPS and all(isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops)
+    _need(fine, "stop", f"give a text or at most {MOST_STOPS} of them, each of 1 to {LONGEST_STOP:,} characters")
     return stops
 
 
@@ -192,7 +192,8 @@ class Answer:
             self.finish_reason = "stop"
             return held[: min(places)]
         # What may be the beginning of a stop string waits for the next token.
-        starts = (size for stop in stops for size in range(1, len(stop)) if held.endswith(stop[:size]))
+        sizes = ((stop, size) for stop in stops for size in range(1, min(len(stop), len(held) + 1)))
+        starts = (size for stop, size in sizes if held.endswith(stop[:size]))
         waits = 0 if last else max(starts, default=0)
         self._held = held[len(held) - waits :]
         return held[: len(held) - waits]

@@ -42,13 +42,13 @@ def tiny_engine():
 
 
 @contextlib.contextmanager
-def listening(engine, key: str | None = None):
+def listening(engine, key: str | None = None, hosts: tuple[str, ...] = ("*",)):
     """The port of a server around the engine."""
     import uvicorn
 
     from domino_jax.serving.app import new_app
 
-    app = new_app(engine, key, False, 120.0)
+    app = new_app(engine, key, False, 120.0, hosts)
     listener = serve.bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -79,10 +79,10 @@ def post(port: int, body: bytes | dict, path: str = "/v1/chat/completions", **he
         return answer.status, dict(answer.getheaders()), json.loads(answer.read())
 
 
-def get(port: int, path: str) -> tuple[int, str]:
+def get(port: int, path: str, **headers) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     with contextlib.closing(connection):
-        connection.request("GET", path)
+        connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
@@ -94,7 +94,7 @@ def asked(content: str = QUESTION, **fields) -> dict:
 def raw_stream(port: int, body: dict) -> socket.socket:
     """A socket that has sent a request and reads nothing yet."""
     data = json.dumps(body).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(data)}"
     connection = socket.create_connection(("127.0.0.1", port), timeout=120)
     connection.sendall(head.encode() + b"\r\n\r\n" + data)

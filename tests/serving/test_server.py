@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from domino_jax.decoding.queue import Queue
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams
+from domino_jax.serve import LOOPBACK
 from tests.helpers.serving import (
     MODEL,
     QUESTION,
@@ -154,6 +156,7 @@ BAD = {
     json.dumps(asked(seed=-1)): None,
     json.dumps(asked(mode="tree")): "mode",
     json.dumps(asked(stop=["a", 1])): "stop",
+    json.dumps(asked(stop="a" * 100_000)): "stop",
     json.dumps(asked(stream_options={"continuous": True})): "stream_options",
     json.dumps(asked(max_tokens=3, max_completion_tokens=4)): "max_tokens",
     json.dumps(asked("x " * 500)): None,
@@ -237,17 +240,37 @@ def test_a_slow_reader_and_half_sent_requests_hold_up_nobody(engine, port):
         connection.close()
 
 
-def test_a_dispatch_that_fails_answers_its_requests_and_the_server_goes_on(engine, port, monkeypatch):
+@pytest.mark.parametrize("part", ["prefill", "advance"])
+def test_a_step_without_memory_answers_its_requests_and_the_server_goes_on(port, monkeypatch, part):
     import jax
 
-    def fails(queue, rounds):
+    def fails(queue, *arguments):
+        queue.state = None
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
+    wait_for(lambda: idle(port), 60)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_dispatch", fails)
+        patch.setattr(Queue, part, fails)
         status, _, answer = post(port, asked())
         assert status == 500 and "RESOURCE_EXHAUSTED" in answer["error"]["message"]
     assert post(port, asked(max_tokens=3))[0] == 200
+
+
+def test_rounds_of_an_answer_that_a_stop_string_ends_are_counted(engine, port):
+    text = alone(engine, QUESTION)
+    names = [f"spec_decode_num_{part}_total" for part in ("drafts", "draft_tokens", "accepted_tokens")]
+    before = [metric(port, name) for name in names]
+    assert post(port, asked(stop=text[20:27]))[0] == 200
+    wait_for(lambda: idle(port), 60)
+    rounds, drafted, accepted = (metric(port, name) - old for name, old in zip(names, before, strict=True))
+    assert rounds > 0 and 0 < accepted <= drafted <= 8 * rounds
+
+
+def test_on_the_loopback_other_host_names_are_refused(engine):
+    with listening(engine, hosts=LOOPBACK) as port:
+        for host in ("localhost", "127.0.0.1:80", "[::1]:8000"):
+            assert get(port, "/v1/models", Host=host)[0] == 200
+        assert get(port, "/v1/models", Host="example.com")[0] == 400
 
 
 @pytest.mark.slow
