@@ -42,6 +42,7 @@ from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.models.sharding import make_mesh, placement, replicated
 from domino_jax.recipe import cli, rules
+from domino_jax.recipe.values import width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import patient_barrier
 from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
@@ -111,7 +112,7 @@ def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
         seed=config.seed,
         thinking=config.data.thinking,
         dtype=config.target.dtype,
-        width=config.decode.width if "decode.width" in set_keys else "adaptive",
+        width=width_of(config.decode, set_keys),
         widths=tuple(config.decode.widths),
         draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,

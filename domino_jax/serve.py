@@ -30,7 +30,7 @@ from domino_jax.method.settings import BASELINE, DecodeSettings
 from domino_jax.recipe import cli, rules
 from domino_jax.recipe.builders import drafter_config_of
 from domino_jax.recipe.decoding import fit_to_drafter
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights.drafter import stored_head
 from domino_jax.weights.loading import keep_compiled
@@ -96,7 +96,8 @@ def main(flags: cli.Flags) -> int:
 def settings_of(flags: cli.Flags) -> DecodeSettings:
     config, path = flags.config, flags.config.drafter.path
     head = stored_head(path) if path else config.drafter.head
-    return decode_settings(config.decode, head).change(batch_size=config.serve.batch_size)
+    changes = {"batch_size": config.serve.batch_size, "width": width_of(config.decode, flags.set_keys)}
+    return decode_settings(config.decode, head).change(**changes)
 
 
 @contextlib.contextmanager

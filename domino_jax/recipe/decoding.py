@@ -33,7 +33,7 @@ from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings, supported_modes
 from domino_jax.recipe import cli, loading
-from domino_jax.recipe.values import decode_settings
+from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
@@ -202,8 +202,7 @@ def at_terminal(flags: cli.Flags, loader: Loader) -> None:
         settings, notes = fit_to_drafter(settings, models.drafter.config, flags.set_keys)
         for note in notes:
             console.print(note, highlight=False, soft_wrap=True)
-    adaptive = flags.interactive and "decode.width" not in flags.set_keys
-    width = "adaptive" if adaptive else settings.width
+    width = width_of(flags.config.decode, flags.set_keys) if flags.interactive else settings.width
     generator = new_generator(models, settings.change(batch_size=1, width=width), loaded.stop_ids)
     # The last turn's caches, which are no more than those that the next turn needs anyway.
     prefixes = Prefixes(1, sys.maxsize) if flags.interactive else None

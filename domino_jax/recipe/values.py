@@ -1,5 +1,7 @@
 """What the values stand for that a recipe leaves open, and its decode section as settings."""
 
+from collections.abc import Collection
+
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import TREE, DecodeSettings, TreeSettings, default_modes
 
@@ -31,6 +33,14 @@ def head_rank(config) -> int:
 def modes_of(decode, head: str) -> tuple[str, ...]:
     """decode.modes, or where they are left open those of a drafter with this head."""
     return default_modes(KINDS[head]) if decode.modes is None else tuple(decode.modes)
+
+
+def width_of(decode, set_keys: Collection[str]) -> str:
+    """decode.width where the command line sets it, else adaptive: for texts that are no measurement.
+
+    set_keys: of cli.Flags.
+    """
+    return decode.width if "decode.width" in set_keys else "adaptive"
 
 
 def decode_settings(decode, head: str) -> DecodeSettings:
