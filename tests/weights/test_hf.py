@@ -339,7 +339,7 @@ def test_the_hub_is_queried_for_weights_and_tokenizer_files_of_the_named_revisio
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
     assert hf.resolve_folder("owner/name@v1") == tmp_path
     assert (asked["name"], asked["revision"], asked["ignore_patterns"]) == ("owner/name", "v1", ["*/*"])
-    assert asked["allow_patterns"] == ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
+    assert asked["allow_patterns"] == ["*.json", "*.safetensors", "merges.txt", "*.jinja", hf.TOKEN_ORDER]
 
 
 # ---- tokenizer -------------------------------------------------------------------------------------------------------
