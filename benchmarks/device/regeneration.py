@@ -47,7 +47,7 @@ class RowRounds:
 class CountingGenerator(Generator):
     """A generator that counts the row-rounds of its dispatches."""
 
-    row_rounds: RowRounds
+    row_rounds: RowRounds = dataclasses.field(kw_only=True)
 
     def advance(self, models, state, mode, *args, **kwargs):
         def taken(state) -> np.ndarray:

@@ -43,7 +43,8 @@ def test_the_programs_of_an_entry_are_counted_named_as_the_compilers_files_and_c
             jax.eval_shape(function, *arguments)
     with jax.set_mesh(mesh):
         bound = work.must(models)
-    assert set(by_name) - set(bound) <= {"round_tree64"}
+    if what in ("chains", "trees"):  # whose tables state what a program must move
+        assert set(by_name) - set(bound) <= {"round_tree64"}
 
 
 def test_the_head_of_an_absent_chip_has_the_numbers_of_a_token_side_by_side(monkeypatch):
