@@ -1,10 +1,7 @@
-"""The studies of heads, ablations, trees and widths once at --small: the table that each writes."""
+"""The studies of trainings once at --small: the table that each writes."""
 
 import pytest
 
-from benchmarks.studies import adaptive, trees
-from domino_jax.recipe import cli
-from tests.helpers.paths import ROOT
 from tests.helpers.studies import places, rows, run
 
 
@@ -25,32 +22,3 @@ def test_heads(tmp_path):
         assert 1 <= float(row["tau_t0"]) <= 4 and float(row["tflops"]) > 0 and float(row["trained_m"]) > 0
         assert float(row["tokens_s"]) > 0 and float(row["round_ms"]) > 0
     assert " 0 differ by more than a near tie" in (tmp_path / "page.md").read_text()
-
-
-@pytest.mark.slow(minutes=3)
-def test_chains(tmp_path):
-    """The command itself holds its replay against real rounds."""
-    run("studies.chains", f"--page={tmp_path / 'page.md'}")
-    table = rows(tmp_path, "noise tiny")
-    assert len(table) == 6 and all(1 <= float(row[c]) <= 9 for row in table for c in ("0.5", "1", "inf"))
-
-
-@pytest.mark.slow(minutes=2)
-def test_trees(capsys):
-    flags = ["--config.decode.num_prompts=1", "--config.decode.max_new_tokens=8", "--config.decode.tree.nodes=16"]
-    with pytest.raises(SystemExit) as left:
-        cli.run(trees.main, ("config",), argv=["trees", f"--config={ROOT / 'configs' / 'tiny.py'}", *flags])
-    assert left.value.code == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("chain: τ ") and printed[1].startswith("| nodes |")
-
-
-@pytest.mark.slow(minutes=4)
-def test_adaptive(capsys):
-    flags = ["--config.decode.num_prompts=3", "--config.decode.max_new_tokens=16", "--config.decode.concurrency=(2,)"]
-    with pytest.raises(SystemExit) as left:
-        cli.run(adaptive.main, ("config",), argv=["adaptive", f"--config={ROOT / 'configs' / 'tiny.py'}", *flags])
-    assert left.value.code == 0
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert [line.split("|")[1].strip() for line in table[2:]][:2] == ["1 rows", "2 rows"]
-    assert "easy, hard, easy" in table[-1]
