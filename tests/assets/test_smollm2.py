@@ -191,7 +191,7 @@ def test_the_shipped_drafter_has_the_recipes_shape_and_a_card_with_its_figures()
 def test_the_shipped_drafter_changes_no_token_of_the_real_model(smollm2):
     drafter = ASSETS / "smollm2_domino"
     settings = {"dtype": "float32", "cache_length": 256, "max_new_tokens": 48, "head_candidates": 0}
-    decoder = domino_jax.load(str(smollm2), str(drafter), **settings)
+    decoder = domino_jax.load(str(smollm2), str(drafter), width="fixed", **settings)
     asked = ["List three healthy breakfast ideas.", "What is the difference between a lake and a pond?"]
     for temperature in (0.0, 0.7):
         plain, drafted = (
