@@ -24,6 +24,7 @@ from domino_jax.recipe import builders as building, cli
 from domino_jax import decode, regenerate, train
 from domino_jax.evals import run as decode_run
 from domino_jax.decoding.generate import Generator
+from domino_jax.decoding.queue import Queue
 from domino_jax.training.evaluate import DecodedEvaluation
 
 def blocked(owner, name, call=1):
@@ -61,7 +62,7 @@ elif phase == "first compilation":
 elif phase == "evaluation":
     Generator.advance = slow(Generator.advance)
 elif phase == "compilation of an evaluation":
-    blocked(Generator, "_start")
+    blocked(Queue, "prefill")
 elif phase == "final decoding":
     blocked(decode_run, "decode_group", call=2)
 cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), sys.argv)
