@@ -126,7 +126,7 @@ def token_ranks(drafter: str, vocab: int) -> np.ndarray:
 
 
 def row_of(sampling: SamplingParams, seeds: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Of each setting the mean of τ over the seeds, and half their range."""
+    """A row of the table: for each setting the mean of τ over the seeds, and half their range."""
     row = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     columns = {label: [seed[label] for seed in seeds] for label in seeds[0]}
     row |= {label: float(np.mean(column)) for label, column in columns.items()}

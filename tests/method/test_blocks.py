@@ -194,7 +194,7 @@ def test_head_consumes_the_tokens_from_the_anchor_on_clamped_to_the_row():
 
 
 def test_a_head_may_read_the_token_before_the_anchor_where_its_document_has_one():
-    """Otherwise the anchor stands for it."""
+    """At the first token of a document the anchor itself takes that place."""
     anchors, positions = jnp.array([[0, 1, 3]]), jnp.array([[0, 1, 2, 0, 1, 2, 3, 4]])
     assert blocks.head_tokens(ROW, anchors, 2, 1).tolist() == [[[10, 10, 11], [10, 11, 12], [12, 13, 14]]]
     assert blocks.head_tokens(ROW, anchors, 2, 1, positions).tolist() == [[[10, 10, 11], [10, 11, 12], [13, 13, 14]]]
