@@ -4,10 +4,8 @@ import json
 import re
 
 import pytest
-from safetensors import safe_open
-from tokenizers import Tokenizer
 
-from assets.tiny_answers import KINDS, expected_answer, hinted, prompt_code, reference, renamed
+from assets.tiny_answers import KINDS, expected_answer, prompt_code, reference
 from domino_jax.data.references import Reference
 from tests.helpers.paths import ASSETS
 
@@ -107,11 +105,6 @@ def test_checker_accepts_right_and_refuses_wrong(row, right, slip):
         assert not check_answer(row, wrong)
 
 
-def test_json_is_compared_as_json():
-    row, right, _ = CASES[0]
-    assert check_answer(row, json.dumps(json.loads(right), indent=2))
-
-
 def test_prompts_parse_and_accept_their_own_answers(train_rows, held_out_rows):
     assert len(held_out_rows) >= 256 and len(train_rows) >= 2_500
     for rows in (train_rows, held_out_rows):
@@ -120,13 +113,6 @@ def test_prompts_parse_and_accept_their_own_answers(train_rows, held_out_rows):
         assert all(check_answer(row, expected_answer(row)) for row in rows)
         assert len({expected_answer(row) for row in rows}) >= 0.9 * len(rows)
     assert all(row["reference"] == reference(row) for row in held_out_rows)
-
-
-def test_values_are_inserted_as_they_are():
-    """In a replacement text of `re` these would be references to groups, and re.error."""
-    assert renamed("a + ab", "a", r"\1\g<x>") == r"\1\g<x> + ab"
-    assert hinted("def f(a, b):\n    pass", "b", r"\g<9>") == "def f(a, b: \\g<9>):\n    pass"
-    assert hinted("def f(*a):\n    pass", None, r"\1") == "def f(*a) -> \\1:\n    pass"
 
 
 def test_held_out_functions_are_not_in_the_training_prompts(train_rows, held_out_rows):
@@ -139,38 +125,6 @@ def test_held_out_functions_are_not_in_the_training_prompts(train_rows, held_out
         for rows in (train_rows, held_out_rows)
     )
     assert not train & held_out
-
-
-def test_folder_is_small_and_complete():
-    assert (FOLDER / "model.safetensors").stat().st_size <= 12_000_000
-    assert all((FOLDER / f"prompts_{name}.jsonl").stat().st_size < 3_000_000 for name in ("train", "heldout"))
-    config = json.loads((FOLDER / "config.json").read_text())
-    with safe_open(FOLDER / "model.safetensors", framework="numpy") as file:
-        names = set(file.keys())
-        table = file.get_slice("model.embed_tokens.weight")
-        assert table.get_shape() == [config["vocab_size"], config["hidden_size"]]
-        assert table.get_dtype() == "BF16"
-    assert len(names) == 2 + 11 * config["num_hidden_layers"]
-    assert config["architectures"] == ["Qwen3ForCausalLM"]
-
-
-def test_special_tokens_are_rows_of_the_embedding():
-    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    config = json.loads((FOLDER / "config.json").read_text())
-    rows = config["vocab_size"]
-    assert tokenizer.get_vocab_size() == rows
-    assert tokenizer.token_to_id("<|mask|>") == rows - 1
-    assert tokenizer.token_to_id("<|endoftext|>") == config["pad_token_id"]
-    stops = [tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")]
-    generation = json.loads((FOLDER / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == stops
-
-
-def test_tokenizer_gives_every_text_back(held_out_rows):
-    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
-    texts = [row["messages"][0]["content"] for row in held_out_rows] + ["naïve — 漢字 🙂\r\n\tx  y"]
-    assert [tokenizer.decode(tokenizer.encode(text).ids) for text in texts] == texts
-    assert len(tokenizer.encode("1234").ids) == 4
 
 
 def test_transformers_loads_tokenizer_and_template():

@@ -4,11 +4,8 @@ import json
 import sys
 import types
 
-import pytest
-
 from assets import make_hub_prompts
 from domino_jax.data.prompts import read_prompts
-from domino_jax.runtime.errors import DataError
 
 
 def asked(*turns):
@@ -57,12 +54,6 @@ def test_rows_that_cannot_be_answered_are_left_out_and_counted(tmp_path, monkeyp
     assert "1 prompts" in shown and sum(int(line.split()[2]) for line in shown.splitlines()[1:]) == 10
 
 
-@pytest.mark.parametrize(("row", "named"), BAD_ROWS)
-def test_the_reason_names_what_is_wrong(row, named):
-    with pytest.raises(DataError, match=named):
-        make_hub_prompts.prompt_of(row, 0, 10)
-
-
 def test_the_hub_is_asked_for_the_split_train_and_parts_take_turns(tmp_path, monkeypatch, capsys):
     calls = []
 
@@ -76,10 +67,3 @@ def test_the_hub_is_asked_for_the_split_train_and_parts_take_turns(tmp_path, mon
     parts = [read_prompts(tmp_path / f"prompts-{part}-of-2.jsonl") for part in range(2)]
     assert [[row["id"] for row in rows] for rows in parts] == [["0", "2", "4"], ["1", "3"]]
     assert capsys.readouterr().out.startswith("5 prompts in ")
-
-
-def test_a_file_is_read_where_there_is_one(tmp_path, monkeypatch):
-    (tmp_path / "rows.jsonl").write_text(json.dumps(asked(("human", "Größe?"))) + "\n", encoding="utf-8")
-    made(tmp_path, monkeypatch, f"--dataset={tmp_path / 'rows.jsonl'}")
-    [row] = read_prompts(tmp_path / "prompts.jsonl")
-    assert row == {"id": "0", "messages": [{"role": "user", "content": "Größe?"}]}

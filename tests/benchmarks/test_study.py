@@ -1,10 +1,8 @@
 """benchmarks/studies/study.py: stages run once, continue, stop at the limit, and are refused with other flags."""
 
-import dataclasses
 import json
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -13,7 +11,6 @@ import pytest
 from benchmarks.studies import study
 from benchmarks.studies.study import OutOfTime, Stage, Study
 from domino_jax.runtime.errors import DominoError
-from tests.helpers.studies import stand_in
 
 WORKER = """
 import pathlib, signal, sys, time
@@ -67,34 +64,6 @@ def test_other_flags_are_refused_also_for_an_unfinished_stage(tmp_path, worker):
         Study(tmp_path).run(stage(worker, "broken", "other", size=5))
 
 
-def test_a_brief_stage_with_other_flags_is_run_again(tmp_path, worker):
-    for size, count in ((1, 1), (1, 1), (2, 2), (2, 2), (1, 3)):
-        folder = Study(tmp_path).run(dataclasses.replace(stage(worker, size=size), brief=True))
-        assert starts(folder) == count
-    assert json.loads((tmp_path / "stage.json").read_text())["flags"]["size"] == "1"
-
-
-def test_a_value_of_the_recipe_may_be_overridden(tmp_path):
-    assert Study(tmp_path).of_recipe("decode.tree.nodes") == 16
-    assert Study(tmp_path, ["--config.decode.tree.nodes=32"]).of_recipe("decode.tree.nodes") == "32"
-
-
-def test_a_moved_workdir_keeps_its_stages(tmp_path, worker):
-    before, after = tmp_path / "before", tmp_path / "after"
-    Study(before).run(stage(worker, rows=before / "rows"))
-    before.rename(after)
-    assert starts(Study(after).run(stage(worker, rows=after / "rows"))) == 1
-
-
-def test_a_failure_shows_the_end_of_the_log_and_is_tried_again(tmp_path, worker):
-    for count in (1, 2):
-        with pytest.raises(DominoError) as failed:
-            Study(tmp_path).run(stage(worker, "broken"))
-        assert "stage left with exit code 3" in str(failed.value) and "last words" in str(failed.value)
-        assert len(str(failed.value).splitlines()) <= 5
-        assert starts(tmp_path / "stage.folder") == count
-
-
 def test_at_the_limit_a_stage_saves_and_a_later_start_continues_it(tmp_path, worker, monkeypatch):
     monkeypatch.setattr(study, "MINUTE", 1.0)
     with pytest.raises(OutOfTime, match="stage was stopped with everything saved") as stopped:
@@ -117,41 +86,3 @@ def test_a_signal_to_the_study_stops_its_stage(tmp_path, worker):
     with pytest.raises(OutOfTime, match="start again to continue"):
         Study(tmp_path).run(stage(worker, "slow"))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_the_exit_codes_are_those_of_the_commands(capsys):
-    def leave(error):
-        def main():
-            raise error
-
-        with pytest.raises(SystemExit) as left:
-            study.run_main(main)
-        return left.value.code
-
-    assert leave(OutOfTime("later")) == 42
-    assert leave(DominoError("wrong")) == 2
-    assert capsys.readouterr().err == "later\nerror: wrong\n"
-
-
-def test_trainings_and_decodings_are_the_real_commands(tmp_path, monkeypatch):
-    commands = []
-    stand_in(monkeypatch, lambda study, command, name: commands.append((name, command)))
-    work = Study(tmp_path, ["--config.train.batch_size=2", "--config.data.train=PROMPTS"])
-    assert work.answers() == tmp_path / "rows.jsonl"
-    folder = work.train("domino", {"train.gamma": 3.0}, seed=1, steps=10)
-    [(_, answers), (name, train)] = commands
-    assert answers[0] == "domino_jax.regenerate" and "--prompts=PROMPTS" in answers
-    assert name == "domino_seed1_steps10" and folder == tmp_path / name and train[0] == "domino_jax.train"
-    wanted = ["config.seed=1", "config.train.steps=10", "config.train.gamma=3.0", "config.train.batch_size=2"]
-    wanted += ["config.eval.every=3", f"config.data.train={tmp_path / 'rows.jsonl'}", f"workdir={folder}"]
-    assert {f"--{flag}" for flag in wanted} <= set(train)
-    (tmp_path / "chain").mkdir()
-    (tmp_path / "chain" / "report.json").write_text('{"format": 2}')
-    assert work.decode("chain", folder, {"decode.temperature": 1.0}) == {"format": 2}
-    assert commands[2][1][0] == "domino_jax.decode"
-    assert {f"--config.drafter.path={folder}", f"--output={tmp_path / 'chain'}"} <= set(commands[2][1])
-
-
-def test_this_interpreter_runs_the_stages(tmp_path, worker):
-    Study(tmp_path).run(stage(worker, "quick"))
-    assert sys.executable and (tmp_path / "stage.log").exists() and (tmp_path / ".xla_cache").is_dir()

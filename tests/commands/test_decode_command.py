@@ -6,16 +6,11 @@ import shutil
 
 import jax
 import pytest
-from etils import epath
 
-from configs import tiny
 from domino_jax import decode
-from domino_jax.data.chat import encode_prompt
-from domino_jax.decoding.api import prompt_row
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import measure
 from domino_jax.evals.models import check_head, check_kind
-from domino_jax.evals.report import copy_folder
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
@@ -268,19 +263,6 @@ def test_a_mistake_is_one_short_message_and_its_exit_code(tmp_path, capsys, rows
     assert message in error and len(error.strip().splitlines()) <= 5
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("{", "is not JSON"), ("[]", "holds a list, not a report"), ("{}", "was written by another version")],
-)
-def test_a_damaged_report_of_an_earlier_run_is_named(tmp_path, capsys, text, message):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "report.json").write_text(text)
-    prompts = write_prompts(tmp_path, GOOD)
-    code, _, error = start(capsys, arguments(prompts, tmp_path / "out"))
-    assert (code, "Traceback" in error) == (3, False)
-    assert f"report.json {message}" in error and "another folder" in error and len(error.strip().splitlines()) == 1
-
-
 def test_a_file_in_the_place_of_the_output_is_refused_before_anything_is_loaded(tmp_path, capsys):
     path = tmp_path / "out"
     path.write_text("")
@@ -303,27 +285,11 @@ def test_too_little_memory_is_refused_with_the_sizes_that_need_it(tmp_path, caps
         cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
 
 
-def test_a_bare_text_is_a_users_message_where_there_is_a_chat_template():
-    class Tokenizer:
-        chat_template = "{{ messages }}"
-
-    assert prompt_row("Hi", Tokenizer()) == {"messages": [{"role": "user", "content": "Hi"}]}
-    assert prompt_row("Hi", None) == {"prompt": "Hi"}
-
-
 def test_a_folder_with_another_head_than_was_asked_for_is_refused():
     check_kind("domino", None, "F")
     check_kind("domino", "domino", "F")
     with pytest.raises(DominoError, match="drafter.head is 'markov', but the drafter in F has the head 'domino'"):
         check_kind("domino", "markov", "F")
-
-
-def test_open_modes_are_those_of_the_drafters_folder():
-    config = tiny.get_config()
-    path = str(GOLDEN.parent / "eagle3" / "drafter")
-    assert (decode.head_to_decode(config, path), decode.head_to_decode(config, None)) == ("eagle3", "domino")
-    config.decode.modes = ("autoregressive",)
-    assert decode.head_to_decode(config, "./nowhere") == "domino"  # the folder is not read
 
 
 @pytest.mark.parametrize(
@@ -334,27 +300,3 @@ def test_a_mode_that_a_drafter_does_not_have_is_refused_before_anything_runs(hea
     others = ("autoregressive", "backbone") if head == "none" else ("autoregressive",)
     with pytest.raises(DominoError, match=f"(?s)decode.modes holds {mode}, but .*'draft'"):
         check_head(head, (*others, mode))
-
-
-@pytest.mark.parametrize("text", ["<|nonsense|>", "<unk>", "[MASK] <s>", "<|im_start", "\x00\ufffd"])
-def test_what_looks_like_a_special_token_and_is_none_is_text(text):
-    tokenizer = hf.load_tokenizer(ROOT / "assets" / "tiny_qwen3")
-    ids = encode_prompt(tokenizer, {"prompt": text}, thinking=False)
-    assert tokenizer.decode(ids) == text and not set(ids) & set(tokenizer.all_special_ids)
-
-
-def test_a_report_is_copied_whole_and_its_json_last(tmp_path, monkeypatch):
-    here = tmp_path / "here"
-    for name in ("report.json", "generations.jsonl", "plots/a.png"):
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / name).write_text(name)
-    written = []
-    write = type(epath.Path(tmp_path)).write_bytes
-    monkeypatch.setattr(
-        type(epath.Path(tmp_path)), "write_bytes", lambda path, data: written.append(path.name) or write(path, data)
-    )
-    copy_folder(here, epath.Path(tmp_path / "there"))
-    assert {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*.*")} == {
-        *("report.json", "generations.jsonl", "plots/a.png")
-    }
-    assert written[-1] == "report.json"

@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from etils import epath
 
 from domino_jax import export
 from domino_jax.evals.model_card import model_card, public_sources
@@ -236,32 +235,6 @@ def test_what_somebody_adds_to_a_runs_export_stays_there(drafter, tmp_path):
     export.write_export(folder, *drafter, RECIPE, 2, keep_others=True)
     assert (folder / "LICENSE").read_text() == "mine" and (folder / ".cache" / "upload").read_text() == "half"
     assert sorted(entry.name for entry in folder.iterdir()) == sorted([*FILES, "LICENSE", ".cache"])
-
-
-def test_an_object_store_never_shows_a_config_before_the_weights(drafter, tmp_path):
-    config, params = drafter
-    folder = tmp_path / "bucket"
-    export.write_export(tmp_path / "local", config, params, RECIPE, 1)
-    seen = []
-
-    folder.mkdir()
-    (folder / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
-    (folder / "config.json").write_text("{}")
-    with pytest.MonkeyPatch.context() as patch:
-        copy = type(epath.Path(tmp_path)).copy
-        patch.setattr(
-            type(epath.Path(tmp_path)),
-            "copy",
-            lambda self, to, overwrite=False: (
-                seen.append((to.name, (folder / "config.json").exists())),
-                copy(self, to, overwrite=overwrite),
-            )[1],
-        )
-        export.upload(tmp_path / "local", epath.Path(folder))
-    assert [name for name, _ in seen] == ["README.md", "model.safetensors", "config.json"]
-    assert not any(there for _, there in seen)
-    assert not (folder / "model-00001-of-00002.safetensors").exists()
-    assert_same(exported(folder)[1], params)
 
 
 def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter):

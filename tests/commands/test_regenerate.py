@@ -8,14 +8,13 @@ import threading
 
 import pytest
 
-from configs import tiny
 from domino_jax import regenerate
 from domino_jax.data.answer_files import ALONE, AnswerFiles, ProcessGroup
 from domino_jax.data.chat import encode_training_row
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import start_conversation
-from domino_jax.method.settings import DecodeSettings, DraftSettings, SamplingParams
+from domino_jax.method.settings import DecodeSettings, SamplingParams
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.loading import load_target, read_target_identity, target_identity
@@ -208,14 +207,6 @@ def test_the_drafter_runs_with_its_head_and_a_prompt_up_to_the_targets_last_posi
     answerer.generator(longest).check_prompt([1] * longest, "a prompt that just fits")
 
 
-def test_drafts_are_made_as_the_recipes_decode_section_has_them():
-    config = tiny.get_config()
-    config.decode.head_candidates, config.decode.draft_sharpness = 8, 1.0
-    settings = regenerate.settings_of(config)
-    assert settings.adaptive and settings.drafting == DraftSettings(head_candidates=8, draft_sharpness=1.0)
-    assert not regenerate.settings_of(config, {"decode.width"}).adaptive  # the command line has the recipe's value
-
-
 def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(
     target, rows_file, monkeypatch
 ):
@@ -269,15 +260,6 @@ def test_the_merged_file_of_several_processes_is_that_of_one(target, shared, row
     run_shares(target, path, count)
     assert path.read_bytes() == rows_file.read_bytes()
     assert sorted(file.name for file in path.parent.iterdir()) == ["rows.jsonl", "rows.jsonl.meta.json"]
-
-
-def test_every_process_answers_every_other_batch(target, shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(AnswerFiles, "merge", lambda self: None)
-    run_shares(target, tmp_path / "rows.jsonl", 2)
-    by_length = [row["id"] for row in sorted(PROMPTS, key=lambda row: len(row["token_ids"]))]  # in batches of two
-    assert list(rows_of(tmp_path / "rows.jsonl.part-0-of-2.jsonl")) == [*by_length[:2], by_length[4]]
-    assert list(rows_of(tmp_path / "rows.jsonl.part-1-of-2.jsonl")) == by_length[2:4]
-    assert not (tmp_path / "rows.jsonl").exists()
 
 
 def test_rows_of_any_part_are_not_answered_again_whatever_the_number_of_processes(target, shared, rows_file, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 import transformers
 
-from domino_jax.data.chat import TrainingRow, closing_token, encode_prompt, encode_training_row
+from domino_jax.data.chat import TrainingRow, encode_prompt, encode_training_row
 from domino_jax.data.rows import count_against_thinking
 from domino_jax.runtime.errors import DataError
 
@@ -84,11 +84,6 @@ def test_turns_after_the_last_answer_and_an_opening_answer_are_not_supervised(to
     assert marked(tokenizer, opening).count("[") == 1 and "[b<|im_end|>]" in marked(tokenizer, opening)
 
 
-def test_a_row_without_an_answer_supervises_nothing(tokenizer):
-    row = encode_training_row(tokenizer, {"messages": turns("a")}, thinking=False)
-    assert len(row.token_ids) > 0 and row.loss_mask.sum() == 0
-
-
 def test_sharegpt_rows_equal_their_messages(tokenizer):
     shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
     ours = encode_training_row(tokenizer, {"messages": turns("a", "b")}, thinking=False)
@@ -146,10 +141,6 @@ def test_token_rows_need_no_tokenizer():
     row = encode_training_row(None, {"token_ids": [5, 6, 7], "loss_mask": [0, 1, 1]}, thinking=False)
     assert row.token_ids.tolist() == [5, 6, 7] and row.loss_mask.tolist() == [0, 1, 1]
     assert encode_prompt(None, {"token_ids": [5, 6]}, thinking=False) == [5, 6]
-
-
-def test_a_raw_prompt_is_encoded_unchanged(tokenizer):
-    assert tokenizer.decode(encode_prompt(tokenizer, {"prompt": "<|im_start|>x"}, thinking=False)) == "<|im_start|>x"
 
 
 @pytest.mark.parametrize(
@@ -221,18 +212,3 @@ def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_
     row = encode_training_row(open_calls, {"messages": messages}, thinking=False)
     assert marked(open_calls, row) == "user:q<|im_end|>assistant:f()tool:7<|im_end|>assistant:[Seven.<|im_end|>]"
     assert (row.answers, row.context_answers) == (1, 1)
-
-
-def test_the_closing_token_is_known_for_templates_that_demand_a_system_message_and_unknown_for_changed_texts():
-    demand = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    strict = make_tokenizer(demand + TEMPLATE)
-    assert closing_token(strict) == ("<|im_end|>", strict.convert_tokens_to_ids("<|im_end|>"))
-    shout = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | upper }}<|im_end|>{% endfor %}"
-    assert closing_token(make_tokenizer(shout)) is None
-
-
-def test_a_line_end_before_the_closing_token_is_part_of_the_answer():
-    spaced = make_tokenizer("{% for m in messages %}{{ m.content + '\n<|im_end|>' }}{% endfor %}")
-    row = encode_training_row(spaced, {"messages": turns("a b", "c d")}, thinking=False)
-    assert marked(spaced, row) == "a b\n<|im_end|>[c d\n<|im_end|>]"
-    assert closing_token(spaced) == ("<|im_end|>", spaced.convert_tokens_to_ids("<|im_end|>"))

@@ -134,11 +134,6 @@ def test_thinking_on_the_thoughts_are_supervised(qwen):
     assert marked(qwen, encode_training_row(qwen, {"messages": apart}, thinking=True)) == expected
 
 
-def test_thinking_on_an_answer_without_thoughts_shows_its_empty_block(qwen):
-    row = encode_training_row(qwen, {"messages": turns("Hi", "Hello")}, thinking=True)
-    assert marked(qwen, row).endswith("assistant\n[<think>\n\n</think>\n\nHello<|im_end|>]\n")
-
-
 @pytest.mark.parametrize("thinking", [False, True])
 def test_every_answer_of_a_conversation_is_supervised_and_history_has_no_thoughts(qwen, thinking):
     messages = [{"role": "system", "content": "Be brief."}, *turns("a?", "<think>\nhm\n</think>\n\nB.", "c?", "D.")]
@@ -163,12 +158,6 @@ def test_tool_calls_are_supervised_and_tool_results_are_not(qwen):
     check_ids(qwen, row)
 
 
-def test_a_tool_call_without_text_is_supervised_whole(qwen):
-    messages = [TOOL_MESSAGES[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}]
-    row = encode_training_row(qwen, {"messages": messages}, thinking=False)
-    assert marked(qwen, row).endswith(f"<think>\n\n</think>\n\n[{TOOL_CALL}<|im_end|>]\n")
-
-
 @pytest.mark.parametrize("thinking", [False, True])
 def test_a_row_begins_with_exactly_the_tokens_of_its_prompt(qwen, thinking):
     for messages in (turns("Hi", "\n\nHello"), turns("a", "b", " c ", "d"), TOOL_MESSAGES):
@@ -176,12 +165,6 @@ def test_a_row_begins_with_exactly_the_tokens_of_its_prompt(qwen, thinking):
         prompt = encode_prompt(qwen, {"messages": messages[:-1]}, thinking)
         assert row.token_ids[: len(prompt)].tolist() == prompt
         assert row.loss_mask[len(prompt)] == 1 and row.loss_mask[len(prompt) - 1] == 0
-
-
-def test_a_row_decodes_to_the_templates_text(qwen):
-    for messages in (turns("Hi", "naïve 你好 🙂  \n\n x"), TOOL_MESSAGES):
-        row = encode_training_row(qwen, {"messages": messages}, thinking=False)
-        assert qwen.decode(row.token_ids) == qwen.apply_chat_template(messages, tokenize=False)
 
 
 END = "<|im_end|>"

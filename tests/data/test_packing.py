@@ -4,7 +4,6 @@ import collections
 
 import hypothesis
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 
 from domino_jax.data.chat import TrainingRow
@@ -59,18 +58,6 @@ def test_a_packed_row_restarts_positions_and_counts_documents():
     }
 
 
-def test_a_packed_batch_has_the_documented_shape(tmp_path):
-    file = write_rows(tmp_path, rows_of([3, 4, 5]))
-    [batch] = take(batches_of(file, kind="pack", batch_size=2), 1)
-    assert {key: (value.shape, value.dtype.name) for key, value in batch.items()} == {
-        "tokens": ((2, 8), "int32"),
-        "loss_mask": ((2, 8), "float32"),
-        "row_ids": ((2,), "int32"),
-        "positions": ((2, 8), "int32"),
-        "documents": ((2, 8), "int32"),
-    }
-
-
 def test_packs_hold_whole_rows_each_once_an_epoch(tmp_path):
     lengths = [3, 8, 4, 5, 7, 3, 6, 8, 4, 3, 12]  # the last is cut to 8
     file = write_rows(tmp_path, rows_of(lengths))
@@ -98,12 +85,3 @@ def test_the_supervised_tokens_of_a_pack_are_those_of_its_rows(tmp_path):
     supervised = {token for token, mask in by_token.items() if mask}
     assert supervised == {1, 2, 100, 101, 103}
     assert row_lengths(batch["documents"][0]) in ([3, 4], [4, 3])
-
-
-def test_the_share_of_text_is_reported(tmp_path):
-    reports = []
-    file = write_rows(tmp_path, rows_of([4] * 16))
-    batches = batches_of(file, kind="pack", report=reports.append)
-    assert reports[1] == "layout pack: 100.0% of a batch's tokens are text, 2 rows in each of its places"
-    assert batches.fill() == (1.0, 2.0)
-    assert batches_of(file).fill()[0] == pytest.approx(0.5)

@@ -125,15 +125,6 @@ def test_a_batch_is_padded_to_the_smallest_bucket_that_holds_its_longest_row(tmp
         assert batch["tokens"].shape == (2, 4 if longest <= 4 else 8)
 
 
-def test_buckets_bring_rows_of_one_bucket_together(tmp_path):
-    file = write_rows(tmp_path, rows_of([3, 8] * 16))
-    batches = batches_of(file, kind="buckets", window=32)
-    lengths = batches.rows.lengths
-    assert all(len(set(lengths[batch["row_ids"]].tolist())) == 1 for batch in take(batches, 8))
-    assert batches.fill()[0] == pytest.approx((3 + 8) / (4 + 8))
-    assert [batch["tokens"].shape[1] for batch in take(batches, 8)] != [4] * 4 + [8] * 4  # shuffled again
-
-
 def test_a_mixture_draws_by_its_weights_and_starts_a_short_source_again(tmp_path):
     many = write_rows(tmp_path, rows_of([3] * 60), "many.jsonl")
     few = write_rows(tmp_path, rows_of([3] * 2), "few.jsonl")
@@ -141,12 +132,6 @@ def test_a_mixture_draws_by_its_weights_and_starts_a_short_source_again(tmp_path
     assert sum(row_id >= 60 for row_id in stream) == 20  # a quarter of 80
     assert collections.Counter(row_id for row_id in stream if row_id >= 60) == {60: 10, 61: 10}
     assert sorted(row_id for row_id in stream if row_id < 60) == list(range(60))
-
-
-def test_two_sources_of_one_length_are_not_shuffled_alike(tmp_path):
-    files = [write_rows(tmp_path, rows_of([3] * 32), name) for name in ("a.jsonl", "b.jsonl")]
-    stream = ids_of(take(batches_of(f"{files[0]}=1,{files[1]}=1"), 16))
-    assert [row_id for row_id in stream if row_id < 32] != [row_id - 32 for row_id in stream if row_id >= 32]
 
 
 @pytest.mark.parametrize(
@@ -183,26 +168,6 @@ def test_a_damaged_index_is_built_again(file, tmp_path):
     kept.write_bytes(b"")
     assert len(batches_of(file, cache=cache).rows) == 8
     assert [path.name for path in cache.iterdir()] == [kept.name]
-
-
-def test_an_index_of_worker_processes_equals_one_of_this_process(tmp_path, monkeypatch):
-    file = write_rows(tmp_path, rows_of([3 + place % 5 for place in range(20)]))
-    alone = batches_of(file, cache=tmp_path / "alone")
-    monkeypatch.setattr(index, "LINES_PER_TASK", 3)
-    monkeypatch.setattr(index, "ROWS_PER_WORKER", 4)
-    monkeypatch.setattr(index, "usable_cores", lambda: 2)
-    pools = []
-
-    class Pool(index.concurrent.futures.ProcessPoolExecutor):
-        def __init__(self, count, *rest, **options):
-            pools.append(count)
-            super().__init__(count, *rest, **options)
-
-    monkeypatch.setattr(index.concurrent.futures, "ProcessPoolExecutor", Pool)
-    shared = batches_of(file, cache=tmp_path / "shared")
-    assert pools == [2] and alone.fingerprint == shared.fingerprint
-    one, two = (np.load(next((tmp_path / name).glob("index-*.npz"))) for name in ("alone", "shared"))
-    assert set(one) == set(two) and all(np.array_equal(one[name], two[name]) for name in one)
 
 
 # ---------------------------------------------------------------- rows that cannot be used
@@ -253,34 +218,6 @@ def test_machines_share_the_index_through_the_bucket(file, tmp_path, bucket, mon
     bucket_index(bucket).unlink()
     batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
     assert bucket_index(bucket).exists()
-
-
-def test_a_damaged_index_in_the_bucket_is_replaced(file, tmp_path, bucket):
-    first = batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
-    whole = bucket_index(bucket).read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    for damaged in (whole[: len(whole) // 2], flipped):
-        bucket_index(bucket).write_bytes(bytes(damaged))
-        again = batches_of(file, cache=tmp_path / str(len(damaged)), bucket=f"{bucket}/run/data")
-        np.testing.assert_array_equal(again.rows.lengths, first.rows.lengths)
-        (tmp_path / "copy.npz").write_bytes(bucket_index(bucket).read_bytes())
-        assert index._load(tmp_path / "copy.npz") is not None
-
-
-def test_the_first_process_builds_the_index_and_the_others_load_it(file, tmp_path, monkeypatch):
-    order = []
-    measure = index._measure
-    monkeypatch.setattr(index, "_measure", lambda *given: (order.append("row read"), measure(*given))[1])
-
-    def second(work):
-        order.append("waits")
-        batches_of(file, cache=tmp_path / "cache")  # the first process, meanwhile
-        order.append("continues")
-        return work()
-
-    assert len(batches_of(file, cache=tmp_path / "cache", primary_first=second).rows) == 8
-    assert order == ["waits", "row read", "continues"]
 
 
 def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):

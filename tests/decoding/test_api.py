@@ -114,11 +114,6 @@ def test_one_prompt_in_place_of_a_list_is_refused(prompts, kind):
         decoder().generate(prompts)
 
 
-def test_pieces_of_no_rounds_are_refused():
-    with pytest.raises(DominoError, match="chunk_rounds is 0: give 1 or more"):
-        next(decoder().stream(PROMPT, chunk_rounds=0))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -140,27 +135,6 @@ def test_a_setting_that_cannot_be_is_refused_before_anything_is_loaded(changes):
 def test_a_prompt_that_is_none_is_refused(prompt):
     with pytest.raises(DataError, match="prompt 0"):
         decoder().generate([prompt])
-
-
-def test_an_unknown_name_of_the_package_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'lod'"):
-        domino_jax.lod  # noqa: B018
-
-
-def test_a_terminal_sees_what_came_together_in_one_colour_and_a_summary():
-    shown = io.StringIO()
-    console = rich.console.Console(file=shown, force_terminal=True, width=200, color_system="standard")
-    text = terminal.show(decoder(), PROMPT, "domino", console)
-    assert text == answer().text
-    assert "\x1b[36m" in shown.getvalue() and "\x1b[32m" in shown.getvalue()
-    assert f"τ {sum(answer().accept_lengths) / len(answer().accept_lengths):.2f}" in shown.getvalue()
-
-
-def test_a_pipe_sees_plain_text():
-    shown = io.StringIO()
-    terminal.show(decoder(), PROMPT, "domino", rich.console.Console(file=shown, width=200))
-    assert "\x1b" not in shown.getvalue()
-    assert shown.getvalue().startswith(answer().text)
 
 
 def test_a_chat_keeps_its_history_until_an_empty_line():
@@ -197,9 +171,3 @@ def test_a_character_is_shown_once_all_its_bytes_are_there():
     pieces = [stream.add([byte]) for byte in text.encode()]
     assert "".join(pieces) == text
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀", "z"]
-
-
-def test_what_is_no_character_is_shown_at_the_end():
-    stream = TextStream(Bytes())
-    assert stream.add(list(b"a\xe2")) == ""
-    assert stream.add([], last=True) == "a\ufffd"

@@ -7,31 +7,12 @@ from domino_jax.decoding.conversations import (
     converse,
     find_answer,
     output_row,
-    queues,
     split_turns,
     start_conversation,
 )
 from domino_jax.decoding.generate import Generation
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import BytesTokenizer
-
-
-def conversations_of(lengths):
-    return [Conversation({"id": str(i)}, i, [[]], [], [0] * size) for i, size in enumerate(lengths)]
-
-
-def test_queues_are_neighbours_by_length_within_a_window():
-    found = [[len(one.prompt) for one in queue] for queue in queues(conversations_of([5, 1, 4, 2, 3]), 2)]
-    assert found == [[1, 2], [3, 4], [5]]
-    made = list(queues(conversations_of(range(200, 0, -1)), 2))
-    assert [one.request for one in made[0]] == list(range(63, 47, -1))  # the shortest of the first 32 batches
-    assert {len(queue) for queue in made} == {16, 8}  # eight prompts for each row, and what is left
-
-
-@pytest.mark.parametrize(("prompts", "size"), [(20, 2), (31, 2), (32, 4), (100, 12), (128, 16), (1000, 16)])
-def test_queues_are_as_long_as_eight_of_them_allow(prompts, size):
-    made = list(queues(conversations_of([1] * prompts), 2))
-    assert len(made[0]) == size and sum(map(len, made)) == prompts and len(made) >= 8
 
 
 def test_turns_are_the_messages_before_each_answer():

@@ -64,23 +64,6 @@ def caches(state):
     return state.target_cache, state.draft_cache
 
 
-@pytest.mark.parametrize(
-    ("batch", "padded", "size"),
-    [(1, 4_096, 4_096), (1, 32_768, 4_096), (8, 32_768, 512), (12, 448, 256), (32, 256, 128), (2_000, 16, 16)],
-)
-def test_a_chunk_has_4096_tokens_of_all_rows_together_and_64_of_each_or_more(batch, padded, size):
-    assert loop.chunk_size(batch, padded) == size
-
-
-def test_padding_past_the_longest_prompt_is_not_read_chunk_by_chunk(monkeypatch):
-    """The number of passes is a value of the program and not of its shape: 64 of 256 padded tokens are one pass."""
-    monkeypatch.setattr(loop, "PREFILL_TOKENS", 1)
-    models = random_models()
-    run = jax.jit(lambda lengths: loop.read_prompts(models, jnp.zeros((1, 256), jnp.int32), lengths)[0])
-    written = [np.asarray(run(jnp.array([length]))[0][0]).any(axis=(0, 1, 3)).sum() for length in (64, 65)]
-    assert written == [64, 128]
-
-
 def shapes_of(tree):
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
@@ -123,28 +106,6 @@ def test_a_prefill_of_4096_tokens_of_qwen3_8bs_widths_needs_little_besides_its_r
     """All scores of one layer are 2.1 GB and their exponentials as much again; in slices 0.27 GB each."""
     lowered = prefill_lowered(as_wide_as_qwen3_8b(), batch=1)
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 1.1e9
-
-
-def test_a_prefill_of_many_tokens_needs_what_one_of_its_chunks_does():
-    """Two prompts of 4,096 tokens: caches, one chunk, and no features or activations of all tokens."""
-
-    def temporaries() -> int:
-        return prefill_lowered(as_wide_as_qwen3_8b(), batch=2).compile().memory_analysis().temp_size_in_bytes
-
-    chunked = temporaries()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "PREFILL_TOKENS", 2 * PROMPT)
-        assert chunked < 0.75 * temporaries()
-
-
-def test_attention_of_eight_prompts_of_4096_tokens_needs_what_that_of_one_does():
-    def temporaries(batch: int) -> int:
-        q, kv = ((batch, heads, PROMPT, 128) for heads in (32, 8))
-        arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (q, kv, kv)]
-        program = jax.jit(attend_prompts).lower(*arrays).compile().memory_analysis()
-        return program.temp_size_in_bytes - 3 * batch * 32 * PROMPT * 128 * 4  # what is as long as the prompts
-
-    assert temporaries(8) < 1.2e9 and temporaries(1) < 1.2e9
 
 
 def test_one_row_of_a_prompt_goes_through_the_lm_head():

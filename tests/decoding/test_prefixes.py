@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from domino_jax.decoding.generate import Generation, Generator
-from domino_jax.decoding.prefixes import CachedText, Prefixes
+from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.decoding.test_lossless import DRAFTERS
@@ -99,14 +99,6 @@ def test_the_text_that_was_not_used_for_the_longest_time_goes_first():
     assert chat.read == [22, 22, 22] and chat.prefixes.bytes <= size
 
 
-def test_a_text_that_is_too_large_leaves_the_others_in():
-    caches = [(np.zeros(size, np.int8), ()) for size in (40, 40, 200)]
-    prefixes = Prefixes(9, 100)
-    for number, cache in enumerate(caches):
-        prefixes.add(CachedText(np.full(20, number, np.int32), *cache))
-    assert len(prefixes.texts) == 2 and prefixes.bytes == 80
-
-
 def test_an_answer_is_complete_also_when_its_caches_find_no_memory(monkeypatch):
     made, prefixes = generator("domino"), Prefixes(4, 10**9)
     chat = Chat(made, "draft", prefixes)
@@ -120,15 +112,6 @@ def test_an_answer_is_complete_also_when_its_caches_find_no_memory(monkeypatch):
 
     monkeypatch.setattr(Generator, "run", fails)
     assert chat.ask(SECOND).finish_reason and not prefixes.texts
-
-
-def test_a_plain_text_serves_plain_decoding_alone():
-    made, prefixes = generator("domino"), Prefixes(4, 10**9)
-    plain, draft = (Chat(made, mode, prefixes) for mode in ("autoregressive", "draft"))
-    plain.ask([*FIRST, 1])
-    draft.ask([*FIRST, 1])
-    plain.ask([*FIRST, 2])
-    assert (plain.read, draft.read) == ([21, 2], [21])
 
 
 def test_a_stream_starts_from_the_text_before_it():

@@ -4,10 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from domino_jax.decoding import generate
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
-from domino_jax.models.cache import init_cache, resize
 from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import SmallGenerator, make_generator, random_models, random_prompts, texts
 
@@ -96,20 +94,7 @@ def test_a_batch_shrinks_to_a_quarter_and_admits_an_eighth_of_its_rows_at_a_time
     assert {key[1] for key in small.compiled if key[0] == "draft"} <= {4, 1}
 
 
-def test_batches_are_quarters_of_the_largest():
-    made = {batch: generator(batch) for batch in (1, 3, 6, 32)}
-    assert [made[32].batch_rows(count) for count in (1, 2, 3, 8, 9, 32, 99)] == [2, 2, 8, 8, 32, 32, 32]
-    assert [made[6].batch_rows(count) for count in (0, 1, 2)] == [1, 1, 6]
-    assert (made[3].batch_rows(1), made[1].batch_rows(1)) == (3, 1)
-
-
 # ------------------------------------------------------------------------------------------------ slots of caches
-
-
-def test_sizes_are_powers_of_two_from_the_smallest_to_the_limit():
-    made = make_generator(random_models(), cache_length=448, smallest_cache=96)
-    assert [made.slots(rows) for rows in (1, 128, 129, 256, 257, 448)] == [128, 128, 256, 256, 448, 448]
-    assert make_generator(random_models(), smallest_cache=1).slots(3) == 16  # a prompt is padded to 16
 
 
 def test_a_short_answer_compiles_no_more_than_a_prefill_and_its_rounds():
@@ -119,15 +104,6 @@ def test_a_short_answer_compiles_no_more_than_a_prefill_and_its_rounds():
     assert {key[2] for key in made.compiled if key[0] == "draft"} == {256}
 
 
-def test_while_prompts_wait_the_caches_have_no_more_than_the_longest_answer_needs(monkeypatch):
-    """Prompts of 33 with 40 new tokens and a block: 96 slots, a multiple of 16, where a power of two is 128."""
-    monkeypatch.setattr(generate, "QUEUE_STEP", 16)
-    prompts, shape = random_prompts(3, 33, 33), {"cache_length": 128, "max_new_tokens": 40, "smallest_cache": 16}
-    made = generator(2, **shape)
-    made.generate(prompts, "autoregressive")
-    assert max(key[2] for key in made.compiled if key[0] == "autoregressive") == 96
-
-
 def test_in_fixed_shape_batch_and_caches_keep_one_size_in_every_mode():
     """Sums over other sizes may round otherwise, and modes end rows after different numbers of rounds."""
     shape = {"batch_size": 8, "smallest_cache": 16, "max_new_tokens": 32}
@@ -135,12 +111,3 @@ def test_in_fixed_shape_batch_and_caches_keep_one_size_in_every_mode():
     plain, fast = (texts(made.generate(PROMPTS, mode)) for mode in ("autoregressive", "draft"))
     assert {key[1:3] for key in made.compiled if key[0] in ("autoregressive", "draft")} == {(8, 64)}
     assert plain == fast
-
-
-def test_a_resized_cache_keeps_its_rows():
-    [layer] = init_cache(1, 2, 3, 2, 4)
-    layer = tuple(part + np.arange(3).reshape(1, 1, 3, 1) + 1 for part in layer)
-    for slots in (2, 3, 5):
-        for part in resize(layer, slots):
-            assert part.shape == (2, 2, slots, 4)
-            assert part[1, 1, :, 3].tolist() == [1, 2, 3, 0, 0][:slots]

@@ -61,20 +61,6 @@ class Answering:
         yield TextPiece("yes", [5, 6], [1], "stop")
 
 
-@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
-def test_a_line_that_is_no_utf_8_is_left_out_and_the_chat_goes_on(errors):
-    decoder, shown = Answering(), io.StringIO()
-    lines = iter([b"caf\xe9", b"caf\xc3\xa9"])
-
-    def read(_):
-        for line in lines:
-            return line.decode(errors=errors)
-        raise EOFError
-
-    terminal.chat(decoder, "domino", rich.console.Console(file=shown), read=read)
-    assert decoder.asked == ["café"] and shown.getvalue().count("not UTF-8") == 1
-
-
 class Forgetful(Answering):
     """Has room for 12 letters of messages; a longer prompt is refused as a real one is."""
 
@@ -96,17 +82,6 @@ def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
     assert decoder.asked == [["first"], ["second"], ["third"]]
     assert shown.getvalue().count("oldest turns are left out from here on: 1.") == 2
     assert shown.getvalue().count("the prompt has too many letters.") == 1
-
-
-def test_a_system_message_is_never_left_out_of_a_chat():
-    def message(role, text):
-        return {"role": role, "content": text}
-
-    messages = [message("system", "be"), message("user", "one"), message("assistant", "yes"), message("user", "second")]
-    assert terminal.drop_oldest(Forgetful(), messages) == 1
-    assert [one["content"] for one in messages] == ["be", "second"]
-    alone = [message("system", "be"), message("user", "one"), message("assistant", "y"), message("user", "x" * 11)]
-    assert terminal.drop_oldest(Forgetful(), alone) == 0 and len(alone) == 4
 
 
 @pytest.mark.parametrize(

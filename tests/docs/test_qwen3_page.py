@@ -17,19 +17,15 @@ import sys
 import textwrap
 from typing import NamedTuple
 
-import jax
-import numpy as np
 import pytest
 
 from assets import make_hub_prompts
 from domino_jax.data.tasks import TASKS
 from domino_jax.evals import measure
-from domino_jax.forecast import dry_run, topologies
+from domino_jax.forecast import topologies
 from domino_jax.forecast.dry_run import shapes_of
-from domino_jax.models import sharding
-from domino_jax.models.qwen3 import Qwen3, Qwen3Config
+from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import builders, cli, loading
-from domino_jax.training import estimates
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import save_drafter
 from domino_jax.weights.target import save_target
@@ -251,8 +247,6 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
 # ---------------------------------------------------------------------------------------------------- the figures
 
 ROWS = 1_420_000
-PRICES = {"8 × H100": 31.92, "v5e:4x4": 16 * 1.20, "v5p:2x2x4": 16 * 4.20, "v6e:4x4": 16 * 2.70}
-CHIPS = {"8 × H100": ("h100:8", 8), **{name: (name, 16) for name in ("v5e:4x4", "v5p:2x2x4", "v6e:4x4")}}
 
 
 def cells(label: str) -> list[str]:
@@ -266,57 +260,3 @@ def recipe(size: str):
     config = loading.load_recipe(str(ROOT / "configs" / f"qwen3_{size.lower()}.py"))
     target = shapes_of(config.target.path)
     return config, target, builders.drafter_config_of(config, target)
-
-
-@pytest.mark.parametrize("size", ["4B", "8B"])
-def test_hours_and_cost_of_training_follow_from_the_recipe(size):
-    config, target, drafter = recipe(size)
-    assert config.train.steps * config.train.batch_size == 6 * ROWS
-    drafter, mesh = builders.drafter_of(drafter, config), sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    config.train.batch_size, rows = 1, []
-    for length in (config.data.max_length // 4, config.data.max_length):
-        config.data.max_length = length
-        traced, _ = dry_run.trace_step(config, Qwen3(target, np.dtype("bfloat16")), drafter, mesh)
-        rows.append(estimates.product_flops(traced.jaxpr))
-    assert "1.42 million" in PAGE and set(map(len, (PRICES, cells(f"hours, {size}")))) == {4}
-    for machine, hours, cost in zip(PRICES, cells(f"hours, {size}"), cells(f"cost, {size}"), strict=True):
-        kind, chips = CHIPS[machine]
-        took = [6 * ROWS * flops / (0.4 * chips * estimates.peak_flops(kind)) / 3_600 for flops in rows]
-        assert hours == " to ".join(f"{one:.0f}" for one in took)
-        assert cost == " to ".join(f"${one * PRICES[machine]:,.0f}" for one in took)
-
-
-def products_of(target) -> int:
-    """Weights of the target's layers and lm_head."""
-    attention = 2 * target.hidden_size * (target.num_attention_heads + target.num_key_value_heads) * target.head_dim
-    layer = attention + 3 * target.hidden_size * target.intermediate_size
-    return target.num_hidden_layers * layer + target.vocab_size * target.hidden_size
-
-
-def test_figures_of_the_answers_follow_from_bytes_and_bandwidth():
-    [table] = re.findall(r"cost at least \|\n\|[-|: ]+\n((?:\|.*\n)+)", PAGE)
-    seen = []
-    for line in table.splitlines():
-        machine, rows, size, memory, rate, hours, cost = (cell.strip() for cell in line.strip("|").split("|"))
-        chip, price = {"8 × H100": ("h100", 31.92), "v5e, 8 chips": ("v5e", 8 * 1.20)}[machine]
-        _, target, _ = recipe(size)
-        lookup = 0 if target.tie_word_embeddings else target.vocab_size * target.hidden_size
-        weights = 2 * (products_of(target) + lookup)
-        slot = 2 * 2 * target.num_hidden_layers * target.num_key_value_heads * target.head_dim
-        found = int(rows) * topologies.CHIPS[chip].bandwidth * 8 / (weights + int(rows) * 1_024 * slot)
-        took = ROWS * 400 / found / 3_600
-        assert memory.startswith(f"{(weights + int(rows) * 16_384 * slot) / 8e9:.1f} of ")
-        assert (rate, hours, cost) == (f"{found:,.0f}", f"{took:.1f}", f"${took * price:,.0f}")
-        assert f"{weights / 1e9:.2f} GB at {size}" in PAGE and f"{slot:,} bytes" in PAGE
-        seen.append((machine, size))
-    assert len(seen) == len(set(seen)) == 4
-
-
-def test_hours_of_the_table_follow_from_its_tasks_and_bytes():
-    tasks = [task for name, task in TASKS.items() if name != "speed-bench"]  # which is not of the paper
-    answers = sum(task.count * (2 if task.listed else 1) for task in tasks)
-    assert f"({sum(task.count for task in tasks):,} prompts)" in PAGE
-    plain = answers * 2_048 * 15.74e9 / topologies.CHIPS["h100"].bandwidth / 3_600
-    backbone, domino = (plain * 1.40 / tau for tau in (6.12, 7.33))
-    for hours in (plain + backbone + domino, plain + 3 * backbone + 2 * domino):
-        assert f"{hours:.1f}" in PAGE and f"(${hours * 4.29:.0f})" in PAGE

@@ -7,7 +7,6 @@ import pytest
 from tests.helpers.paths import ROOT
 
 DRAWN = runpy.run_path(str(ROOT / "docs" / "draw_figures.py"))["FIGURES"]
-SHOW_AS_WRITTEN = runpy.run_path(str(ROOT / "docs" / "conf.py"))["show_as_written"]
 BROKEN_LINKS = runpy.run_path(str(ROOT / "docs" / "check_links.py"))["broken_links"]
 
 
@@ -24,18 +23,3 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
         "b.html: none.png",
         "index.html: b.html#there",
     ]
-
-
-@pytest.mark.parametrize(
-    ("docstring", "shown"),
-    [
-        ("a * b, one_ of |x|", r"a \* b, one\_ of \|x\|"),
-        ("`jit` and `a * b`", "``jit`` and ``a * b``"),
-        ("nodes: rows.\n    lanes: paths.", "::\n\n    nodes: rows.\n        lanes: paths."),
-        ("Args:\n    x: one of *these*.", "Args:\n    x: one of \\*these\\*."),
-    ],
-)
-def test_docstrings_are_shown_as_they_are_written(docstring, shown):
-    lines = docstring.split("\n")
-    SHOW_AS_WRITTEN(None, "function", "name", None, None, lines)
-    assert "\n".join(lines).strip() == shown

@@ -7,25 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method import blocks
 from domino_jax.method.backbone import slots_read, training_attention
 from domino_jax.method.drafter import attention_over_window
-from domino_jax.method.pair import Models
-from domino_jax.method.passed import Passed
-from domino_jax.method.propose import draft_base, propose
-from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.models.attention import attend
 from domino_jax.models.cache import append, block_mask
-from tests.helpers.decoding_models import make_generator
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 SLIDING = ("full_attention", "sliding_attention")
-LAYER_KINDS = [
-    pytest.param((), None, id="full"),
-    # a window narrower than the block of 4, and one that reaches further back than the block
-    pytest.param(SLIDING, 3, id="window3"),
-    pytest.param(SLIDING, 6, id="window6"),
-]
 
 
 def weights_picture(anchors, keep, block_size, length, window, causal=False):
@@ -137,20 +125,6 @@ def test_z_of_a_block_ignores_a_token_after_its_anchor(position):
     assert (block_hidden(tokens) == block_hidden(changed)).all()
 
 
-def test_z_of_a_block_ignores_all_tokens_after_its_anchor_but_not_the_anchor():
-    tokens = random_tokens((2, 16))
-    after = tokens.at[:, 6:].add(1)
-    assert (block_hidden(tokens)[:, 0] == block_hidden(after)[:, 0]).all()
-    anchor = tokens.at[:, 5].add(1)
-    assert (block_hidden(tokens)[:, 0] != block_hidden(anchor)[:, 0]).any(axis=(1, 2)).all()
-
-
-def test_z_of_a_block_depends_on_the_token_before_its_anchor():
-    tokens = random_tokens((2, 16))
-    changed = tokens.at[:, 4].add(1)
-    assert (block_hidden(tokens)[:, 0] != block_hidden(changed)[:, 0]).any(axis=(1, 2)).all()
-
-
 def test_another_blocks_anchor_does_not_matter():
     tokens = random_tokens((2, 16))
     moved = block_hidden(tokens, jnp.array([[5, 12], [5, 2]]))
@@ -163,98 +137,6 @@ def test_a_dropped_block_leaves_the_others_and_stays_finite():
     dropped = block_hidden(tokens, ANCHORS, jnp.array([[True, False], [True, False]]))
     assert (block_hidden(tokens)[:, 0] == dropped[:, 0]).all()
     assert np.isfinite(dropped).all()
-
-
-@pytest.mark.parametrize("position, changes", [(3, True), (4, True), (5, False), (6, False), (15, False)])
-def test_target_states_count_up_to_the_one_before_the_anchor(position, changes):
-    """The features alone are changed here; a token's own embedding is not part of the change."""
-    _, drafter = models()
-    rng = np.random.default_rng(1)
-    features = jnp.asarray(rng.standard_normal((1, 16, 64)), jnp.float32)
-    x = jnp.asarray(rng.standard_normal((1, 1, 4, 32)), jnp.float32)
-    run = hidden_from_features()
-    before = run(drafter.params, features, x, jnp.array([[5]]))
-    after = run(drafter.params, features.at[:, position].add(1.0), x, jnp.array([[5]]))
-    assert bool((before != after).any()) is changes
-
-
-@functools.lru_cache
-def hidden_from_features():
-    _, drafter = models()
-    return jax.jit(
-        lambda params, features, x, anchors: drafter.module.apply(
-            {"params": params}, features, x, anchors, jnp.ones(anchors.shape, bool), method="block_hidden"
-        )
-    )
-
-
-def test_the_block_is_bidirectional_in_a_full_layer():
-    """The last slot's input reaches the first slot's output."""
-    _, drafter = models()
-    x = jnp.asarray(np.random.default_rng(1).standard_normal((1, 1, 4, 32)), jnp.float32)
-    features = jnp.ones((1, 16, 64))
-    before = hidden_from_features()(drafter.params, features, x, jnp.array([[5]]))
-    after = hidden_from_features()(drafter.params, features, x.at[:, :, 3].add(1.0), jnp.array([[5]]))
-    assert (before[0, 0, 0] != after[0, 0, 0]).any()
-
-
-@pytest.mark.parametrize("layer_types, window", LAYER_KINDS)
-def test_decoding_hidden_states_equal_the_training_path(layer_types, window):
-    """The same context and anchor through extend_context + draft_hidden and through block_hidden.
-
-    Three rows with anchors at 1, 5 and 11. The whole row's features are written first, as a round does with rejected
-    rows, and another block is drafted over the cache before, so that stale rows lie behind every length.
-    """
-    target, drafter = models(layer_types, window)
-    anchors = jnp.array([1, 5, 11])
-    tokens = random_tokens((3, 16), seed=4)
-    trained = run_blocks(target, drafter, tokens, anchors[:, None])
-    c = drafter.config
-    block = blocks.block_tokens(tokens, anchors[:, None], jnp.ones((3, 1), bool), c.block_size, c.mask_token_id)[:, 0]
-    x = target.module.apply({"params": target.params}, block, method="embed")
-    slots = jnp.broadcast_to(jnp.arange(16), (3, 16))
-
-    @jax.jit
-    def decode(features):
-        def run(*args, method):
-            return drafter.module.apply({"params": drafter.params}, *args, method=method)
-
-        cache = drafter.module.init_cache(3, 24)
-        cache = run(cache, Passed(features), slots, method="extend_context")
-        _, cache = run(cache, 3.0 * x, anchors, method="draft_hidden")
-        return run(cache, x, anchors, method="draft_hidden")[0]
-
-    np.testing.assert_allclose(decode(trained["features"]), trained["z"][:, 0], atol=2e-5)
-
-
-@pytest.mark.parametrize("shift_label", [True, False], ids=["shifted", "unshifted"])
-@pytest.mark.parametrize("layer_types, window", LAYER_KINDS[:2])
-def test_a_drafting_round_equals_the_teacher_forced_forward_over_its_own_drafts(layer_types, window, shift_label):
-    """Prompts of 2, 7 and 11 tokens are prefilled and drafted; [prompt, anchor, drafts] is then teacher-forced."""
-    target, drafter = models(layer_types, window, shift_label)
-    lengths = [2, 7, 11]
-    prompts = [random_tokens((n,), seed=n).tolist() for n in lengths]
-    bundle = Models(target.module, target.params, drafter.module, drafter.params)
-    generator = make_generator(bundle, cache_length=40, batch_size=3)
-    state = generator.start(prompts, range(3))
-
-    @jax.jit
-    def run(bundle, state):
-        return draft_base(bundle, state)[:2], propose(bundle, state, SamplingParams(), DraftSettings())[0]
-
-    (z, base), drafts = run(bundle, state)
-
-    rows = np.zeros((3, 18), np.int32)
-    for row, prompt, anchor, draft in zip(rows, prompts, state.anchors.tolist(), drafts.tolist(), strict=True):
-        filled = [*prompt, anchor, *draft]
-        row[: len(filled)] = filled
-    forced = run_blocks(target, drafter, rows, np.array(lengths)[:, None])
-    first = drafter.config.first_slot
-    np.testing.assert_allclose(z, forced["z"][:, 0, first:], atol=2e-5)
-    np.testing.assert_allclose(base, forced["base"][:, 0, first:], atol=1e-4)
-    assert drafts.tolist() == forced["final"][:, 0, first:].argmax(-1).tolist()
-    # the head matters here: base logits alone would have drafted something else
-    assert drafts.tolist() != forced["base"][:, 0, first:].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("window, sink", [(2, 0), (6, 0), (6, 2), (6, 12), (40, 3)])

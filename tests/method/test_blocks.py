@@ -74,14 +74,6 @@ def test_a_row_draws_the_same_anchors_whatever_the_batch():
     assert batched[::-1].tolist() == reversed_.tolist()
 
 
-def test_rows_and_steps_draw_different_anchors():
-    mask = jnp.ones((2, 40))
-    first, _ = sample_anchors(jax.random.key(0), mask, jnp.array([1, 2]), 6)
-    second, _ = sample_anchors(jax.random.key(1), mask, jnp.array([1, 2]), 6)
-    assert first[0].tolist() != first[1].tolist()
-    assert first[0].tolist() != second[0].tolist()
-
-
 def test_anchors_are_legal_distinct_and_ascending():
     mask = jnp.asarray(np.random.default_rng(0).random((5, 60)) < 0.8, jnp.float32)
     anchors, keep = sample_anchors(jax.random.key(0), mask, jnp.arange(5), 12)
@@ -152,14 +144,6 @@ def test_uncut_labels_go_on_after_a_gap(first_slot, weights):
     assert labels_at([1], "01101111", first_slot=first_slot, contiguous=False)[1] == [weights]
 
 
-@pytest.mark.parametrize("first_slot", [0, 1])
-def test_contiguous_and_uncut_labels_agree_without_a_gap(first_slot):
-    contiguous, uncut = (
-        labels_at([1, 3], "01111110", first_slot=first_slot, contiguous=choice) for choice in (True, False)
-    )
-    assert contiguous == uncut
-
-
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_dropped_block_has_no_weight(contiguous):
     assert labels_at([2, 0], keep=[True, False], contiguous=contiguous)[1] == [[1, 1, 1, 1], [0, 0, 0, 0]]
@@ -180,15 +164,6 @@ def test_decay_of_unshifted_slots_starts_at_slot_one():
     np.testing.assert_allclose(decay[jnp.array([1, 2, 15])], [1.0, 0.866878, 0.135335], rtol=1e-5)
 
 
-def test_unshifted_slot_zero_has_no_weight_with_decay_either():
-    _, weights = labels_at([1], first_slot=1)
-    assert (np.array(weights[0]) * blocks.position_decay(4, 1, 7.0))[0] == 0.0
-
-
-def test_no_gamma_means_no_decay():
-    assert blocks.position_decay(3, 0, None).tolist() == [1.0, 1.0, 1.0]
-
-
 def test_head_consumes_the_tokens_from_the_anchor_on_clamped_to_the_row():
     assert blocks.head_tokens(ROW, jnp.array([[1, 6]]), 4).tolist() == [[[11, 12, 13, 14], [16, 17, 17, 17]]]
 
@@ -199,7 +174,3 @@ def test_a_head_may_read_the_token_before_the_anchor_where_its_document_has_one(
     assert blocks.head_tokens(ROW, anchors, 2, 1).tolist() == [[[10, 10, 11], [10, 11, 12], [12, 13, 14]]]
     assert blocks.head_tokens(ROW, anchors, 2, 1, positions).tolist() == [[[10, 10, 11], [10, 11, 12], [13, 13, 14]]]
     assert blocks.head_tokens(ROW, anchors, 2, 0, positions).tolist() == [[[10, 11], [11, 12], [13, 14]]]
-
-
-def test_positions_are_not_clamped():
-    assert blocks.slot_positions(jnp.array([[1, 6]]), 4).tolist() == [[[1, 2, 3, 4], [6, 7, 8, 9]]]

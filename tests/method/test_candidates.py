@@ -1,7 +1,6 @@
 """candidates.py: a chain whose head corrects few tokens per slot drafts the best of them and changes no text."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 
 from domino_jax.method.candidates import CHUNK, largest
-from domino_jax.method.drafter import transposed_in_memory
 from domino_jax.method.propose import draft_base, roll_out_head
 from domino_jax.method.sampling import RowSampling
 from domino_jax.method.settings import DraftSettings, SamplingParams
@@ -19,7 +17,6 @@ from tests.helpers.decoding_models import (
     golden_models,
     make_generator,
     random_models,
-    random_prompts,
     texts,
 )
 from tests.helpers.models import load_golden
@@ -74,23 +71,6 @@ def test_the_draft_is_the_best_of_the_candidates_and_with_all_tokens_the_whole_v
     assert few.tolist() == masked.tolist() != whole.tolist()
     likeliest = np.argsort(-np.asarray(base), axis=-1)[:, :, :FEW]
     assert (likeliest == np.asarray(few)[:, :, None]).any(-1).all()
-
-
-def test_a_head_that_is_stored_by_tokens_drafts_the_same():
-    """As accelerators store it; the program takes the matrix in that order."""
-    models, prompts = random_models(4), random_prompts(3)
-    head = models.drafter_params["head"]
-    stored = {**head, "up": {"kernel": transposed_in_memory(head["up"]["kernel"])}}
-    others = models.replace(drafter_params={**models.drafter_params, "head": stored})
-    usual, other = (make_generator(each, head_candidates=5, batch_size=2) for each in (models, others))
-    assert other.generate(prompts, "domino") == usual.generate(prompts, "domino")
-    orders = [_order_of_the_last_matrix(each) for each in (usual, other)]
-    assert orders == ["f32[8,64]{1,0}", "f32[8,64]{0,1}"]
-
-
-def _order_of_the_last_matrix(made) -> str:
-    [program] = [program for key, program in made.compiled.items() if key[0] == "draft"]
-    return re.search(r"f32\[8,64\]\{[01],[01]\}", program.as_text())[0]
 
 
 def test_a_trained_drafter_loses_little_with_a_quarter_of_the_vocabulary():

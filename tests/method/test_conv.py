@@ -5,9 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from domino_jax.method.conv import INPUT, OUTPUT, GroupedConvolution
 from domino_jax.method.drafter import init_drafter_params
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
@@ -20,38 +18,6 @@ def models(**changes):
     """Blocks of 4 slots, 32 wide: 4 groups of 8 channels."""
     target = tiny_target(tied=False)  # a tied one would predict the mask token in every masked slot
     return target, tiny_drafter(target.config, **{**CONVOLVED, **changes})
-
-
-@pytest.mark.parametrize("taps", [1, 2, 4])
-@pytest.mark.parametrize("side", [INPUT, OUTPUT])
-def test_the_convolution_is_the_published_sum_inside_each_block(taps, side):
-    """Against loops over 2 rows of 3 blocks; filters are those of the slot that is computed."""
-    _, drafter = models(conv_kernel_size=taps)
-    c, rng = drafter.config, np.random.default_rng(taps)
-    rows, width, groups = 3 * c.block_size, c.hidden_size, c.conv_groups
-    x = rng.standard_normal((2, rows, width), dtype=np.float32)
-    filters = rng.standard_normal((2, rows, 2, taps, groups), dtype=np.float32)
-    base = rng.standard_normal((2, taps, width), dtype=np.float32)
-    expected = np.zeros_like(x)
-    for row, i, channel, tap in np.ndindex(2, rows, width, taps):
-        if i % c.block_size >= tap:
-            weight = base[side, tap, channel] + filters[row, i, side, tap, channel // c.conv_group_size]
-            expected[row, i, channel] += weight * x[row, i - tap, channel]
-    params = {"base_kernel": base, "kernel_projection": {"kernel": jnp.zeros((width, 2 * taps * groups))}}
-    ours = jax.jit(lambda: GroupedConvolution(c).apply({"params": params}, x, filters, side))()
-    np.testing.assert_allclose(ours, expected, atol=1e-5)
-
-
-def test_the_projections_rows_are_ordered_by_side_tap_and_group():
-    _, drafter = models()
-    c = drafter.config
-    width = 2 * c.conv_kernel_size * c.conv_groups
-    kernel = jnp.zeros((c.hidden_size, width)).at[0].set(jnp.arange(width))
-    params = {"base_kernel": jnp.zeros((2, 2, c.hidden_size)), "kernel_projection": {"kernel": kernel}}
-    u = jnp.zeros((1, c.block_size, c.hidden_size)).at[:, :, 0].set(1.0)
-    filters = GroupedConvolution(c).apply({"params": params}, u, method="filters")
-    assert filters.shape == (1, c.block_size, 2, 2, 4)
-    assert filters[0, 0].ravel().tolist() == list(range(width)) and float(filters[0, 0, 1, 0, 2]) == 8 + 2
 
 
 def test_a_new_drafter_with_convolutions_is_one_without():

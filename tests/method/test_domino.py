@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,28 +53,6 @@ def test_gru_equals_the_documented_torch_cell():
     np.testing.assert_allclose(our_gru(x, weight_ih, weight_hh), numpy_gru(x, weight_ih, weight_hh), atol=1e-5)
 
 
-@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1)])
-def test_gru_with_swapped_gate_rows_is_another_function(order):
-    """So the test above cannot pass with another gate order."""
-    x, weight_ih, weight_hh = gru_case()
-    swapped = [np.concatenate([np.split(w, 3)[gate] for gate in order]) for w in (weight_ih, weight_hh)]
-    assert abs(our_gru(x, *swapped) - numpy_gru(x, weight_ih, weight_hh)).max() > 0.1
-
-
-def test_gru_applies_the_reset_gate_after_the_hidden_product():
-    x, weight_ih, weight_hh = gru_case()
-    assert abs(our_gru(x, weight_ih, weight_hh) - numpy_gru(x, weight_ih, weight_hh, reset_first=True)).max() > 0.01
-
-
-def test_gru_of_one_unit_by_hand():
-    """Input 1, state 0.5, all gate sums zero but the new gate's: h' = ½·tanh(½·(2·0.5)) + ½·0.5."""
-    gru = GRU(width=1, state=1)
-    params = {"params": {"weight_ih": jnp.zeros((1, 3)), "weight_hh": jnp.array([[0.0, 0.0, 2.0]])}}
-    gates = gru.apply(params, jnp.ones((1,)), method="input_gates")
-    state = gru.apply(params, jnp.array([0.5]), gates, method="advance")
-    np.testing.assert_allclose(state, [0.5 * np.tanh(0.5) + 0.25], rtol=1e-6)
-
-
 @functools.lru_cache
 def head_alone(dtype=jnp.float32):
     """A head of width 32, 10 GRU units, rank 6, with its random weights."""
@@ -100,30 +77,10 @@ def test_stepwise_head_equals_all_positions_at_once():
         np.testing.assert_allclose(residual, whole[:, slot], atol=1e-5)
 
 
-def test_stepwise_states_equal_prefix_states():
-    head, params = head_alone()
-    z, x = random_blocks()
-    states = head.apply(params, x, method="prefix_states")
-    state = jnp.zeros((3, 10))
-    for slot in range(4):
-        state, _ = head.apply(params, state, x[:, slot], z[:, slot, :6], method="step")
-        np.testing.assert_allclose(states[:, slot], state, atol=1e-6)
-
-
 def test_the_state_stays_float32_in_a_bfloat16_head():
     head, params = head_alone(jnp.bfloat16)
     _, x = random_blocks()
     assert head.apply(params, x, method="prefix_states").dtype == jnp.float32
-
-
-def test_residual_is_the_low_rank_product_of_z_first_and_state_second():
-    head, params = head_alone()
-    z, x = random_blocks()
-    weights = jax.device_get(params["params"])
-    states = head.apply(params, x, method="prefix_states")
-    inner = np.concatenate([z, states], axis=-1) @ weights["down"]["kernel"]
-    expected = (inner * sigmoid(inner)) @ weights["up"]["kernel"]
-    np.testing.assert_allclose(head.apply(params, z, x), expected, atol=1e-5)
 
 
 def test_the_residual_of_a_few_tokens_is_that_of_the_whole_vocabulary():
@@ -135,27 +92,6 @@ def test_the_residual_of_a_few_tokens_is_that_of_the_whole_vocabulary():
     assert rows.shape == (5, 6)
     few = head.apply(params, codes, rows, method="residual_of")
     np.testing.assert_allclose(few, head.apply(params, codes, method="residual")[:, tokens], atol=1e-5)
-
-
-@pytest.mark.parametrize("shift_label, prefix, start", [(True, 1, 1), (True, 0, 0), (False, 1, 2), (False, 0, 1)])
-def test_suffix_start(shift_label, prefix, start):
-    assert tiny_drafter(tiny_target().config, shift_label, prefix).config.suffix_start == start
-
-
-@pytest.mark.parametrize("shift_label, drafts", [(True, 4), (False, 3)])
-def test_number_of_drafts_of_a_block_of_four(shift_label, drafts):
-    assert tiny_drafter(tiny_target().config, shift_label).config.num_drafts == drafts
-
-
-def test_zero_up_projection_leaves_the_base_logits_on_every_slot():
-    target = tiny_target()
-    drafter = tiny_drafter(target.config, layers=1)
-    up = {"kernel": jnp.zeros_like(drafter.params["head"]["up"]["kernel"])}
-    params = {**drafter.params, "head": {**drafter.params["head"], "up": up}}
-    out = run_blocks(target, drafter, random_tokens((2, 16)), ANCHORS, params=params)
-    assert (out["final"] == out["base"]).all()
-    untouched = run_blocks(target, drafter, random_tokens((2, 16)), ANCHORS)
-    assert (untouched["final"] != untouched["base"]).any()
 
 
 CONVENTIONS = [(True, 0), (True, 1), (True, 2), (False, 0), (False, 1)]

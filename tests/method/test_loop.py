@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.loop import DecodeState, Prompts, emit, record_round, run_rounds
+from domino_jax.method.loop import DecodeState, Prompts, emit, run_rounds
 from domino_jax.method.settings import SamplingParams
 from tests.helpers.decoding_models import make_generator, planted_drafts, random_models, random_prompts
 
@@ -66,21 +66,6 @@ def test_a_finished_row_takes_nothing():
     assert after.before.tolist() == [7]
 
 
-def test_a_round_is_recorded_only_where_tokens_came_out():
-    state = make_state(rounds=jnp.array([1, 1]), accepts=jnp.array([[4, 0], [4, 0]]))
-    state = record_round(state, jnp.array([3, 0]))
-    assert (state.accepts.tolist(), state.rounds.tolist()) == ([[4, 3], [4, 0]], [2, 1])
-
-
-def test_rounds_run_until_every_row_is_done():
-    def one(models, state, stop_ids):
-        return state.replace(counts=state.counts + 1, done=state.counts + 1 >= jnp.array([3, 5]))
-
-    state = make_state(counts=jnp.array([2, 2]), done=jnp.array([False, False]))
-    assert run_rounds(one, None, state, None, jnp.int32(10)).counts.tolist() == [5, 5]
-    assert run_rounds(one, None, state, None, jnp.int32(1)).counts.tolist() == [3, 3]
-
-
 def test_rounds_end_before_a_row_that_goes_on_is_longer_than_allowed():
     """The first row is done and may be of any length; the second grows by two."""
 
@@ -122,11 +107,6 @@ def test_rounds_in_chunks_equal_one_long_run(chunk):
         state = run(state, chunk)
     assert whole.done.all()
     assert_same(whole, state)
-
-
-def test_a_chunk_runs_no_more_rounds_than_asked():
-    _, run = generator()
-    assert run(started(), 2).rounds.tolist() == [2, 2, 2]
 
 
 @functools.lru_cache

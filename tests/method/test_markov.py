@@ -36,33 +36,6 @@ def sigmoid(x):
     return 1.0 / (1.0 + np.exp(-x))
 
 
-def numpy_codes(kind, params, z, tokens):
-    """The formulas of the heads in torch's layout, one slot after another: a list of [3, 6]."""
-    p, codes = jax.device_get(params["params"]), []
-    state = np.zeros((len(z), 6))
-    for slot in range(z.shape[1]):
-        here, v = np.asarray(z[:, slot], np.float64), p["predecessor"]["embedding"][np.asarray(tokens[:, slot])]
-        if kind == "gated":
-            v = sigmoid(np.concatenate([here, v], 1) @ p["gate"]["kernel"] + p["gate"]["bias"]) * v
-        if kind == "rnn":
-            joined = np.concatenate([state, v, here], 1) @ p["joint"]["kernel"] + p["joint"]["bias"]
-            keep, new, out = np.split(joined, 3, axis=1)
-            state = sigmoid(keep) * state + (1 - sigmoid(keep)) * np.tanh(new)
-            v = np.tanh(out)
-        codes.append(v)
-    return np.stack(codes, axis=1)
-
-
-@pytest.mark.parametrize("kind", MARKOV_KINDS)
-def test_codes_are_those_of_the_formula(kind):
-    head, params = head_alone(kind)
-    z, tokens = slots()
-    codes = head.apply(params, z, tokens, method="codes")
-    np.testing.assert_allclose(codes, numpy_codes(kind, params, z, tokens), atol=1e-5)
-    up = params["params"]["up"]["kernel"]
-    np.testing.assert_allclose(head.apply(params, z, tokens), codes @ up, atol=1e-5)
-
-
 @pytest.mark.parametrize("kind", MARKOV_KINDS)
 def test_a_step_with_lanes_gives_the_codes_of_all_slots_at_once(kind):
     """The state goes from slot to slot: started again in every one, an rnn would give other codes from slot 1 on."""
@@ -78,21 +51,6 @@ def test_a_step_with_lanes_gives_the_codes_of_all_slots_at_once(kind):
         for lane in range(2):
             np.testing.assert_allclose(code[:, lane], whole[:, slot], atol=1e-6)
         assert bool(jnp.allclose(forgetful, code)) == (kind != "rnn" or slot == 0)
-
-
-def test_confidence_reads_z_and_with_markov_the_token_before():
-    """C · [z ; v] + c, z first; without the Markov input the token makes no difference."""
-    z, tokens = slots()
-    for with_markov in (True, False):
-        head, params = head_alone("vanilla", **CONFIDENT | {"confidence_head_with_markov": with_markov})
-        p = jax.device_get(params["params"])
-        v = p["predecessor"]["embedding"][np.asarray(tokens)]
-        joined = np.concatenate([z, v], axis=-1) if with_markov else z
-        expected = joined @ p["confidence_proj"]["kernel"] + p["confidence_proj"]["bias"]
-        logits = head.apply(params, z, tokens, method="confidence")
-        np.testing.assert_allclose(logits, expected[..., 0], atol=1e-5)
-        other = head.apply(params, z, tokens + 1, method="confidence")
-        assert bool((other != logits).any()) is with_markov
 
 
 @pytest.mark.parametrize("kind", MARKOV_KINDS)

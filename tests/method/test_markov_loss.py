@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.blocks import labels_and_weights
 from domino_jax.method.heads.markov import MarkovObjective, MarkovSettings
 from domino_jax.method.losses import Labels, Outputs, sliced_loss
 from domino_jax.method.optimizer import make_optimizer
@@ -50,22 +49,6 @@ def test_the_three_terms_and_the_metrics_by_hand():
     assert (metrics["teacher_top1_prob"], metrics["draft_top1_prob"]) == pytest.approx((0.5, 0.625), abs=1e-5)
 
 
-def test_a_slot_without_a_label_counts_nowhere_and_ends_the_expected_run():
-    loss, metrics = measured(FINAL, TARGET, [[0.0, 9.0]], [[1, 0]])
-    expected = 0.1 * np.log(4 / 3) + 0.9 * 0.5 + np.log(2)
-    assert loss == pytest.approx(expected, abs=1e-5)
-    assert metrics["tau_probabilistic"] == pytest.approx(1.75, abs=1e-5)
-
-
-def test_weights_of_zero_and_one_leave_one_term():
-    for place, expected in enumerate(((np.log(4 / 3) + np.log(2)) / 2, 0.25, np.log(2))):
-        weights = tuple(float(index == place) for index in range(3))
-        settings = dataclasses.replace(SETTINGS, weights=weights)
-        assert measured(FINAL, TARGET, [[0.0, 0.0]], [[1, 1]], settings=settings)[0] == pytest.approx(
-            expected, abs=1e-5
-        )
-
-
 def test_without_a_target_or_a_confidence_head_the_other_terms_are_left_out():
     loss, metrics = measured(FINAL, None, None, [[1, 1]], settings=dataclasses.replace(SETTINGS, weights=(1, 0, 0)))
     assert loss == pytest.approx((np.log(4 / 3) + np.log(2)) / 2, abs=1e-5)
@@ -90,16 +73,6 @@ def test_no_gradient_flows_through_the_teacher_or_the_chance_that_confidence_lea
     of_final, of_confidence = jax.grad(loss_of, argnums=(0, 1))(jnp.asarray(FINAL), jnp.zeros((1, 2)))
     assert (of_final == 0.0).all()
     np.testing.assert_allclose(of_confidence, [[(0.5 - 0.75) / 2, (0.5 - 1.0) / 2]], atol=1e-6)
-
-
-def test_nothing_counts_after_the_first_unsupervised_label():
-    """Anchor 1 with labels at 2, 3, 4: a gap at 3 ends the block, and the public trainer's other mask goes on."""
-    tokens, mask = jnp.arange(8)[None], jnp.array([[1.0, 1, 1, 0, 1, 1, 1, 1]])
-    shape = {"block_size": 3, "first_slot": 0}
-    for contiguous, weights in ((True, [1, 0, 0]), (False, [1, 0, 1])):
-        anchors, keep = jnp.array([[1]]), jnp.array([[True]])
-        ids, found = labels_and_weights(tokens, mask, anchors, keep, contiguous=contiguous, **shape)
-        assert ids.tolist() == [[[2, 3, 4]]] and found.tolist() == [[weights]]
 
 
 RNG = np.random.default_rng(1)

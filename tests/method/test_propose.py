@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.propose import draft_base, draft_positions, propose
+from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.sampling import RowSampling, choose
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.method.step import corrected
@@ -65,14 +65,6 @@ def test_the_draft_is_the_argmax_of_the_teacher_forced_logits_on_its_own_tokens(
         assert drafts[row].tolist() == jnp.argmax(final, -1)[config.first_slot :].tolist()
 
 
-def test_the_head_changes_the_corrected_slots_and_no_other():
-    models, state = started("shifted, prefix 2, window 4")
-    drafts, _, _, base = drafted(models, state)
-    plain = jnp.argmax(base, -1)
-    assert drafts[:, :2].tolist() == plain[:, :2].tolist()
-    assert (drafts[:, 2:] != plain[:, 2:]).any()
-
-
 def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
     models, state = started("shifted, prefix 1")
     kind = {"layer_types": ("sliding_attention",) * 2, "sliding_window": 5, "is_causal": False}
@@ -84,23 +76,6 @@ def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
     assert drafted(models, state, settings=settings)[0].tolist() == expected[0].tolist()
     everything = dataclasses.replace(settings, draft_sink=9)
     assert drafted(models, state, settings=everything)[0].tolist() == drafted(models, state)[0].tolist()
-
-
-def test_without_the_head_the_draft_is_the_argmax_of_the_base_logits():
-    models, state = started("shifted, prefix 1")
-    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, draft_sharpness=1.0))
-    assert drafts.tolist() == jnp.argmax(base, -1).tolist()
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-def test_a_head_that_says_nothing_drafts_what_the_backbone_drafts(sampling):
-    models, state = started("shifted, prefix 1")
-    head = models.drafter_params["head"]
-    silent = {**head, "up": jax.tree.map(jnp.zeros_like, head["up"])}
-    models = models.replace(drafter_params={**models.drafter_params, "head": silent})
-    with_head = drafted(models, state, sampling)[0]
-    without = drafted(models, state, sampling, DraftSettings(use_head=False, draft_sharpness=1.0))[0]
-    assert with_head.tolist() == without.tolist()
 
 
 QWEN3 = SamplingParams(0.6, top_k=20, top_p=0.95)
@@ -119,11 +94,6 @@ def test_a_greedy_draft_is_the_same_program_whatever_is_sampled():
     assert program(QWEN3) != program(QWEN3, coupled) and "top_k" in program(QWEN3, DraftSettings(draft_sharpness=1.0))
 
 
-def test_drafts_stand_right_after_the_anchor():
-    _, state = started("shifted, prefix 1")
-    assert draft_positions(state, 3).tolist() == [[8, 9, 10], [4, 5, 6]]
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_a_sampled_draft_shares_the_targets_noise_at_its_own_position(scale):
     models, state = started("shifted, prefix 1")
@@ -139,11 +109,3 @@ def test_drafting_leaves_the_committed_rows_of_the_draft_cache_alone():
     for before, after in zip(jax.tree.leaves(state.draft_cache), jax.tree.leaves(cache), strict=True):
         for row, prompt in enumerate(PROMPTS):
             np.testing.assert_array_equal(before[row, :, : len(prompt)], after[row, :, : len(prompt)])
-
-
-def test_a_dflash_drafter_drafts_without_a_head():
-    models = random_models(5, head="none", shift_label=False)
-    state = make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
-    drafts, _, _, base = drafted(models, state, settings=DraftSettings(use_head=False, draft_sharpness=1.0))
-    assert drafts.shape == (2, 4)
-    assert drafts.tolist() == jnp.argmax(base, -1).tolist()

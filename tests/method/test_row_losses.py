@@ -11,7 +11,7 @@ from domino_jax.method import row_losses
 from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_labels
 from domino_jax.method.heads.medusa import MedusaSettings, medusa_labels
 from domino_jax.method.optimizer import learning_rate, make_optimizer
-from domino_jax.method.row_losses import row_loss, shifted
+from domino_jax.method.row_losses import row_loss
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step, target_pass
 from tests.helpers.decoding_models import random_models
@@ -32,12 +32,6 @@ def batch_of(rows=4, length=16) -> dict[str, jax.Array]:
 
 
 # --------------------------------------------------------------------------------------------------------- labels
-
-
-def test_shifted_moves_both_ways_and_fills_with_zeros():
-    x = jnp.array([[1, 2, 3]])
-    moved = {by: shifted(x, by).tolist() for by in (0, 1, 2, 5, -1, -5)}
-    assert moved == {0: [[1, 2, 3]], 1: [[0, 1, 2]], 2: [[0, 0, 1]], 5: [[0, 0, 0]], -1: [[2, 3, 0]], -5: [[0, 0, 0]]}
 
 
 ROW = {"tokens": jnp.array([[10, 11, 12, 13, 14, 15]]), "loss_mask": jnp.array([[0, 0, 1, 1, 0, 1.0]])}
@@ -197,10 +191,3 @@ def test_micro_batches_give_the_step_of_the_whole(head):
     np.testing.assert_allclose(others["grad_norm"], metrics["grad_norm"], rtol=1e-4)
     for one, two in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
         np.testing.assert_allclose(two, one, atol=2e-4)
-
-
-def test_an_average_of_the_weights_is_kept_and_the_step_repeats_itself():
-    (state, metrics), (again, others) = (run("eagle3", 2, ema=0.5) for _ in range(2))
-    assert metrics == others
-    moved = [np.abs(ema - new).max() for ema, new in zip(*map(jax.tree.leaves, (state.ema, state.params)), strict=True)]
-    assert max(moved) > 0 and jax.tree.structure(state.ema) == jax.tree.structure(again.params)

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -59,33 +58,6 @@ def test_logits_are_transformed_before_they_are_compared():
     assert abs(untouched).max() > 2.0
 
 
-def test_the_recipes_number_of_candidates_does_not_apply():
-    models, state = started()
-    expected = drafted(models, state)[2].tolist()
-    for count in (0, 1, 64):
-        assert (
-            drafted(models, state, settings=DraftSettings(draft_sharpness=1.0, head_candidates=count))[2].tolist()
-            == expected
-        )
-
-
-def test_sampled_drafts_are_candidates_and_share_the_targets_noise():
-    models, state = started()
-    _, base, drafts = (np.asarray(part) for part in drafted(models, state, SamplingParams(1.0)))
-    likeliest = np.argsort(-base, axis=-1)[:, :, :K]
-    assert (likeliest == drafts[:, :, None]).any(-1).all()
-    assert (drafts != np.asarray(drafted(models, state)[2])).any()
-
-
-def test_a_selector_of_zeros_drafts_what_the_backbone_drafts():
-    models, state = started()
-    head = models.drafter_params["head"]
-    silent = {**head, "up": jax.tree.map(jnp.zeros_like, head["up"])}
-    models = models.replace(drafter_params={**models.drafter_params, "head": silent})
-    _, base, drafts = drafted(models, state)
-    assert drafts.tolist() == base.argmax(-1).tolist()
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "coupled"])
 def test_a_tree_of_one_lane_is_the_chain(sampling):
     models, state = started()
@@ -114,12 +86,3 @@ def test_a_tree_scores_paths_by_the_softmax_over_the_candidates():
                 log_law = found - np.log(np.exp(found).sum())
                 total += log_law[ids.tolist().index(previous)] if previous in ids else -np.inf
             np.testing.assert_allclose(scores[row, node], total, atol=1e-4)
-
-
-def test_more_lanes_than_candidates_leave_a_tree():
-    """Sixteen lanes over five candidates: the first depth has five nodes."""
-    models, state = started()
-    settings = DraftSettings(tree=TreeSettings(nodes=12, lanes=16, candidates=16))
-    tree, _ = jax.jit(lambda models, state: propose_tree(models, state, GREEDY, settings))(models, state)
-    first = np.asarray(tree.depths) == 1
-    assert 1 <= first.sum(1).max() <= K and np.asarray(tree.depths).max() > 1

@@ -127,18 +127,6 @@ def test_with_as_many_lanes_as_drafts_the_tree_is_the_best_first_one(kind):
         assert tree.depths[row].tolist() == [len(path) for path in paths_of(tree, row)]
 
 
-def test_without_a_head_the_tree_is_the_likeliest_products_of_the_marginals():
-    choice = dataclasses.replace(PLAIN, use_head=False)
-    tree, _, _, _, base = drafted(random_models(4), started(), settings=choice)
-    scores = np.asarray(jax.nn.log_softmax(base[0] / PEAKED.temperature), np.float64)
-    pairs = [((a, b), scores[0, a] + scores[1, b]) for a in range(VOCAB) for b in range(VOCAB)]
-    triples = [((*path, c), score + scores[2, c]) for path, score in pairs for c in range(VOCAB)]
-    everything = [((a,), scores[0, a]) for a in range(VOCAB)] + pairs + triples
-    best = sorted(everything, key=lambda entry: -entry[1])[: NODES - 1]
-    drafts = paths_of(tree, 0)[1:]
-    assert set(drafts) == {path for path, _ in best} and max(map(len, drafts)) >= 2
-
-
 @pytest.mark.parametrize("use_head", [True, False])
 def test_few_lanes_and_a_penalty_on_depth_leave_a_tree(use_head):
     tree = drafted_warm(use_head)[0]
@@ -147,14 +135,6 @@ def test_few_lanes_and_a_penalty_on_depth_leave_a_tree(use_head):
         assert len(set(children)) == 11  # siblings differ
         assert all(parent < node for node, (parent, _) in enumerate(children, 1))
         assert (tree.depths[row, 1:] == tree.depths[row][tree.parents[row, 1:]] + 1).all()
-
-
-def test_a_tree_may_be_deeper_than_the_chain_beside_it():
-    deep = dataclasses.replace(PLAIN, num_drafts=1, tree=dataclasses.replace(WHOLE, depth=3))
-    assert (deep.width(None), dataclasses.replace(deep, tree=None).width(None)) == (3, 1)
-    shape = (random_models(4), started(), PEAKED)
-    tree, expected = (propose_tree(*shape, dataclasses.replace(some, use_head=False))[0] for some in (deep, PLAIN))
-    assert (tree.tokens == expected.tokens).all() and tree.depths.max() >= 2
 
 
 # ------------------------------------------------------------------------------------------------ scores and budget
@@ -171,37 +151,12 @@ def test_scores_are_log_probabilities_over_the_vocabulary_though_only_candidates
     assert few.tokens[0, 1].tolist() == np.argsort(-np.asarray(base[0, 1]), kind="stable")[:4].tolist()
 
 
-def test_candidates_outside_the_targets_edges_are_no_paths():
-    logits = jnp.array([[[2.0, 1.0, 0.0, -1.0]]])
-    scores = edge_scores(logits, jnp.zeros((1, 1, 1)), None, SamplingParams(1.0, top_k=2), PLAIN)
-    np.testing.assert_allclose(scores[0, 0, :2], jax.nn.log_softmax(jnp.array([2.0, 1.0])), atol=1e-6)
-    assert np.isneginf(scores[0, 0, 2:]).all()
-
-
-def test_a_coupled_edge_is_the_share_of_the_shared_noise():
-    """log q + g/c, normalised over the candidates: c 2."""
-    logits, noise = jnp.array([[[2.0, 1.0, 0.0]]]), jnp.array([[[0.5, 3.0, -1.0]]])
-    settings = DraftSettings(draft_sharpness=2.0, tree=TreeSettings())
-    scores = edge_scores(logits, jnp.full((1, 1, 1), -jnp.inf), noise, SamplingParams(1.0), settings)
-    expected = jax.nn.log_softmax(jax.nn.log_softmax(logits) + noise / 2.0)
-    np.testing.assert_allclose(scores, expected, atol=1e-6)
-
-
 kept_best = functools.partial(jax.jit, static_argnames=("lanes", "nodes", "beta"))(keep_best)
 
 
 def ledger(scores, parents, tokens=None) -> Ledger:
     tokens = range(10, 10 + len(scores)) if tokens is None else tokens
     return Ledger(jnp.array([tokens]), jnp.array([parents]), jnp.array([scores], jnp.float32))
-
-
-def test_the_best_nodes_are_kept_in_the_ledgers_order():
-    """Two lanes, three depths; the two worst of six go."""
-    book = ledger([-1.0, -2.0, -1.5, -4.0, -1.6, -5.0], [ROOT, ROOT, 0, 1, 2, 2])
-    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=5, beta=0.0)
-    assert tree.tokens.tolist() == [[7, 10, 11, 12, 14]]
-    assert tree.depths.tolist() == [[0, 1, 1, 2, 3]]
-    assert tree.parents.tolist() == [[0, 0, 0, 1, 3]]
 
 
 def test_a_penalty_on_depth_keeps_the_broader_tree():
@@ -246,13 +201,6 @@ def test_the_ancestor_table_is_what_walking_up_gives():
     parents[0] = [0, *range(63)]
     table = np.asarray(jax.jit(ancestor_table, static_argnums=1)(jnp.array(parents), 63))
     assert all((table[row] == brute_ancestors(parents[row].tolist())).all() for row in range(4))
-
-
-@pytest.mark.parametrize("kind", DRAFTERS)
-def test_the_table_of_a_drafted_tree_is_what_walking_up_gives(kind):
-    tree = drafted_by(kind)[0]
-    for row in range(2):
-        assert (np.asarray(tree.ancestors[row]) == brute_ancestors(tree.parents[row].tolist())).all()
 
 
 @functools.cache
@@ -312,18 +260,6 @@ def accepted_along(tokens, parents, chosen):
             return path
         [node] = down
         path.append(node)
-
-
-def test_what_stands_is_the_path_that_the_targets_choices_walk():
-    """Root 0 over 1, 2, 3; 4 under 1; 5, 6 under 2; 7 under 5. First row: 2, then 5, then what nobody drafted."""
-    tokens = jnp.array([[9, 1, 2, 3, 4, 5, 6, 7]] * 3)
-    parents = jnp.array([[0, 0, 0, 0, 1, 2, 2, 5]] * 3)
-    depths = jnp.array([[0, 1, 1, 1, 2, 2, 2, 3]] * 3)
-    table = ancestor_table(parents, 3)
-    chosen = jnp.array([[2, 4, 5, 0, 0, 8, 0, 0], [8, 4, 5, 0, 0, 7, 0, 0], [2, 4, 5, 0, 0, 7, 0, 0]])
-    accepted, path = accept_tree(tokens, chosen, depths, parents, table, 3)
-    assert accepted.tolist() == [2, 0, 3]
-    assert path[0, :3].tolist() == [0, 2, 5] and path[1, 0] == 0 and path[2].tolist() == [0, 2, 5, 7]
 
 
 def test_random_choices_walk_random_trees_alike():

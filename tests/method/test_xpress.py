@@ -38,28 +38,6 @@ def test_a_token_moves_its_slot_and_those_after_it(z, slot):
     assert moved.tolist() == [place >= slot for place in range(BLOCK)]
 
 
-@pytest.mark.parametrize("slot", [0, 5])
-def test_a_hidden_state_moves_every_slot_through_the_mean_of_the_block(z, slot):
-    moved = np.abs(codes(z.at[0, slot].add(1.0), TOKENS) - codes(z, TOKENS)).max(axis=-1)
-    assert (moved > 1e-3).all()
-
-
-def test_codes_are_those_of_the_formula(z):
-    """Slot by slot and channel by channel, with numpy."""
-    p = jax.tree.map(np.asarray, head()[1])
-    z, mix = np.asarray(z[0]), p["mix"]
-    mean = z.mean(axis=0) @ p["down_g"]["kernel"]
-    inputs = [
-        [h @ p["down_h"]["kernel"], mean, p["predecessor"]["embedding"][y]] for h, y in zip(z, TOKENS[0], strict=True)
-    ]
-    a = np.array([np.concatenate(parts) for parts in inputs]) @ p["in_proj"]["kernel"]
-    for k in range(BLOCK):
-        u = np.array([a[k, c] + sum(mix[c, k, j] * a[j, c] for j in range(k + 1)) for c in range(RANK)])
-        gate, up = u @ p["mlp_gate"]["kernel"], u @ p["mlp_up"]["kernel"]
-        expected = u + (gate / (1 + np.exp(-gate)) * up) @ p["mlp_down"]["kernel"]
-        np.testing.assert_allclose(codes(jnp.asarray(z[None]), TOKENS)[k], expected, rtol=1e-4, atol=1e-4)
-
-
 def test_steps_with_lanes_give_the_codes_of_a_whole_block(z):
     """As in a tree: every lane has its own tokens before the slots."""
     module, params = head()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from domino_jax.models.gpu_attention import FEWEST_SLOTS, applies, multiplies_bfloat16, part_count
+from domino_jax.models.gpu_attention import applies, multiplies_bfloat16
 from tests.helpers.attention import shapes
 
 
@@ -26,22 +26,6 @@ from tests.helpers.attention import shapes
 def test_shapes_that_it_does_not_pay_for_or_cannot_compute_stay_plain(shape, used):
     q, k, *_ = shapes(*shape)
     assert applies(q, k) is used
-
-
-@pytest.mark.parametrize(
-    ("heads", "slots", "count"),
-    [
-        (8, 32_768, 32),  # two programs for each multiprocessor
-        (64, 32_768, 4),
-        (256, 512, 1),
-        (8, 4_096, 4),  # programs of at least 1,024 slots
-        (8, 40_000, 25),  # 625 steps have no other divisor up to 39
-        (8, 64 * 33, 1),  # three parts would have 704 slots
-    ],
-)
-def test_enough_programs_share_a_head_while_each_has_enough_slots(heads, slots, count):
-    assert part_count(heads, slots) == count
-    assert slots // count >= FEWEST_SLOTS or count == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from domino_jax.method.kinds import parse_config
 from domino_jax.method.pair import Models
@@ -15,9 +14,9 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter
-from domino_jax.weights.target import load_target, save_target, target_table
+from domino_jax.weights.target import load_target, save_target
 from tests.helpers.decoding_models import make_generator, random_prompts, texts
-from tests.helpers.models import TARGET_FIELDS, Model, random_params, random_tokens, tiny_drafter, tiny_target
+from tests.helpers.models import TARGET_FIELDS, Model, random_params, random_tokens, tiny_drafter
 
 # No head_dim: 32 / 4.
 FIELDS = {name: value for name, value in TARGET_FIELDS.items() if name != "head_dim"}
@@ -143,11 +142,6 @@ def test_decoding_a_llama_target_with_a_drafter_gives_its_own_text():
 # ---- config.json -----------------------------------------------------------------------------------------------------
 
 
-def test_the_model_type_decides_whether_queries_and_keys_are_normed():
-    assert not read().qk_norm
-    assert tiny_target().config.qk_norm
-
-
 def test_an_absent_head_dim_is_width_over_heads_for_llama():
     assert read().head_dim == 8
     assert read(head_dim=None).head_dim == 8
@@ -203,14 +197,6 @@ def test_keys_with_the_values_that_change_nothing_are_accepted():
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_lists_exactly_the_models_parameters():
-    target = llama(**CASES["untied, head_dim 12, biases"])
-    leaves = jax.tree_util.tree_leaves_with_path(target.params)
-    expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
-    assert {entry.path: entry.leaf_shape for entry in target_table(target.config)} == expected
-    assert not any("q_norm" in path or "k_norm" in path for path in expected)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_llama_target_written_and_read_is_the_same(case, tmp_path):
     config, _, params = llama(**CASES[case])
@@ -221,15 +207,6 @@ def test_a_llama_target_written_and_read_is_the_same(case, tmp_path):
     raw = hf.read_config(tmp_path)
     assert (raw["model_type"], raw["architectures"]) == ("llama", ["LlamaForCausalLM"])
     assert not {"qk_norm", "sliding_window", "layer_types"} & set(raw)
-
-
-def test_norms_of_queries_in_a_llama_folder_are_refused_as_unknown(tmp_path):
-    config, _, params = llama()
-    save_target(tmp_path, config, params, "float32")
-    tensors = load_file(tmp_path / hf.SINGLE)
-    save_file({**tensors, "model.layers.0.self_attn.q_norm.weight": np.ones(8, np.float32)}, tmp_path / hf.SINGLE)
-    with pytest.raises(DataError, match="unknown: model.layers.0.self_attn.q_norm.weight"):
-        load_target(tmp_path, "float32")
 
 
 def test_a_llama_folder_that_calls_itself_qwen3_is_refused_for_its_missing_norms(tmp_path):

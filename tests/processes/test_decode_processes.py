@@ -32,19 +32,6 @@ def primary(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("says", [True, False])
-@pytest.mark.parametrize("finds", [True, False])
-def test_what_the_first_process_found_counts_in_all_of_them(primary, says, finds):
-    primary.says = says
-    assert agreement.from_primary(lambda: finds) == says
-    assert primary.heard == [finds]
-
-
-@pytest.mark.parametrize("finds", [True, False])
-def test_one_process_asks_nobody(finds):
-    assert agreement.from_primary(lambda: finds) is finds
-
-
 def files(*records):
     return types.SimpleNamespace(records=list(records))
 

@@ -1,6 +1,5 @@
 """regenerate.py in processes of their own: killed with -9, several at once, on several devices."""
 
-import contextlib
 import json
 import os
 import random
@@ -11,7 +10,6 @@ import time
 
 import pytest
 
-from domino_jax import regenerate
 from launch.local import free_port
 from tests.helpers.paths import ROOT
 
@@ -150,21 +148,3 @@ def test_sigterm_ends_the_command_and_the_next_start_makes_the_same_file(uninter
     printed = process.communicate(timeout=300)[0]
     assert process.returncode == 0, printed
     assert output.read_bytes() == whole
-
-
-def test_the_layout_follows_the_devices_the_heads_and_the_batch(monkeypatch):
-    made = []
-    monkeypatch.setattr(regenerate.jax.sharding, "SingleDeviceSharding", lambda device: made.append(device))
-    monkeypatch.setattr(regenerate.jax, "set_mesh", lambda mesh: contextlib.nullcontext())
-    monkeypatch.setattr(regenerate, "placement", lambda *_: None)
-    monkeypatch.setattr(regenerate, "make_mesh", lambda *shape: made.append(shape))
-    for devices, batch_size in (("a", 16), ("abc", 4), ("abc", 3), ("abcd", 16), ("abcd", 3)):
-        monkeypatch.setattr(regenerate, "own_devices", lambda devices=devices: list(devices))
-        with regenerate.local_mesh(str(GOLDEN / "target"), batch_size):  # two key/value heads
-            pass
-    rows, weights = (3, 1, 1, list("abc")), (1, 1, 2, list("ab"))
-    assert made == ["a", "a", rows, (2, 1, 2, list("abcd")), weights]
-
-
-def test_of_the_devices_of_a_cpu_one_answers():
-    assert len(regenerate.own_devices()) == 1

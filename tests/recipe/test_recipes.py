@@ -74,45 +74,6 @@ def test_the_papers_values_are_in_the_real_recipes():
     assert (optimizer.B1, optimizer.B2, optimizer.CLIP_NORM) == (0.9, 0.999, 1.0)
 
 
-def test_the_real_recipes_judge_the_run_on_prompts_held_out_of_their_rows():
-    config = load("qwen3_8b")
-    assert (config.data.held_out, config.eval.num_prompts, config.eval.prompts, config.eval.final) == (64,) * 2 + (
-        None,
-        False,
-    )
-    assert 0 < config.eval.every < config.train.steps / 50
-    assert config.eval.every % config.checkpoint.every == 0  # the evaluated state has a checkpoint anyway
-    for name in ("tiny", "smollm2_135m"):
-        assert load(name).data.held_out == 0 and load(name).eval.prompts
-
-
-def test_float_fields_hold_floats_so_that_any_number_is_accepted():
-    config = load("qwen3_8b")
-    for key in ("gamma", "lambda_start", "lambda_decay_ratio", "learning_rate"):
-        assert config.train.get_type(key) is float
-    for key in ("temperature", "top_p", "min_p"):
-        assert config.decode.get_type(key) is float
-
-
-def test_the_tiny_recipe_names_its_assets_wherever_it_is_started(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert load("tiny").target.path == str(ROOT / "assets" / "tiny_qwen3")
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_public_shapes_are_in_the_assets(size):
-    _, hidden, intermediate, layers, heads, tied = SIZES[size]
-    file = ROOT / "assets" / "qwen3_configs" / size.replace("_", ".") / "config.json"
-    shape = json.loads(file.read_text())
-    assert (shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]) == (
-        hidden,
-        intermediate,
-        layers,
-    )
-    assert (shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]) == (heads, 8, 128)
-    assert (shape["vocab_size"], shape["tie_word_embeddings"], shape["rope_theta"]) == (151936, tied, 1_000_000)
-
-
 def test_a_drafter_has_its_targets_hidden_units_unless_the_recipe_gives_others():
     config, target = load("tiny"), read_target_config(load("tiny").target.path)
     assert drafter_config_of(config, target).intermediate_size == target.intermediate_size

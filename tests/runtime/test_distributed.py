@@ -87,13 +87,6 @@ def test_one_process_starts_no_service():
     assert listened(out) == set()
 
 
-def test_every_interface_is_served_on_request():
-    port = free_port()
-    code, out, _ = finish(start(**by_hand(port, 1, 0), JAX_COORDINATOR_BIND_ADDRESS=f"[::]:{port}"))
-    assert code == 0
-    assert not listened(out) <= LOOPBACK_ONLY
-
-
 # What processes do together, and at the end process 0 still writes while the other is done.
 TOGETHER = """
     broadcast = agreement.multihost_utils.broadcast_one_to_all
@@ -218,31 +211,6 @@ def test_a_survivor_leaves_within_30_seconds_when_its_peer_is_killed():
     assert survivor[0] == -signal.SIGABRT
     [died] = moments([killed[1]], "dies")[0]
     assert left - died < 30
-
-
-def test_a_command_that_is_not_preemptible_is_ended_by_sigterm():
-    program = PROGRAM.replace("distributed.initialize(flags.distributed)", "distributed.initialize(preemptible=False)")
-    program = program.replace("ACT", "os.kill(os.getpid(), 15); time.sleep(20)")
-    environment = {**os.environ, **by_hand(free_port(), 1, 0)}
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, timeout=60)
-    assert ended.returncode == -signal.SIGTERM
-
-
-FAILS_FIRST = """
-    from domino_jax.runtime.errors import DataError
-    def work():
-        time.sleep(jax.process_index())
-        print(f"worked at {time.time()}", flush=True)
-        raise DataError("row 3 is broken")
-    agreement.primary_first(work)
-"""
-
-
-def test_the_others_work_also_after_a_first_process_that_failed():
-    """The first one waits for them: they end with it, because it runs the coordinator."""
-    ends = pair(FAILS_FIRST.strip())
-    found = moments([out for _, out, _ in ends], "worked")
-    assert [len(times) for times in found] == [1, 1] and found[0] < found[1] and ends[0][0] == 3, ends
 
 
 ALIKE = """

@@ -1,7 +1,6 @@
 """environment.py: enough to know under what a run ran, and no secret."""
 
 import json
-import pathlib
 import subprocess
 
 import jax
@@ -57,15 +56,3 @@ def test_a_checkouts_commit_and_the_hash_of_what_was_changed(checkout):
         (checkout / "__init__.py").write_text(text)
         hashes.add(git_state(checkout)["diff_sha256"])
     assert len(hashes) == 2 and None not in hashes
-
-
-def test_a_package_that_is_not_tracked_has_no_state(checkout):
-    installed = checkout.parent / "site-packages"
-    installed.mkdir()
-    (installed / "__init__.py").write_text("")
-    assert git_state(installed) is None
-
-
-def test_no_git_is_no_state(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state(pathlib.Path(__file__).parent) is None

@@ -9,7 +9,6 @@ import pytest
 
 from domino_jax.data.sources import open_sources
 from domino_jax.runtime import files, remote
-from domino_jax.runtime.errors import refuse_read_only
 from domino_jax.weights import hf
 from tests.helpers.paths import ROOT
 
@@ -81,8 +80,3 @@ def test_a_model_and_data_in_a_bucket_are_copied_once_whoever_asks_meanwhile(buc
     for thread in threads:
         thread.join(60)
     assert found[0] == found[1] and len(copied) == 1
-
-
-def test_an_address_is_never_looked_for_on_the_disk():
-    refuse_read_only("gs://bucket/run")
-    assert files.is_remote("gs://bucket/run") and not files.is_remote("/a/b:c")

@@ -86,14 +86,6 @@ def test_a_save_cut_off_by_kill_9_is_cleared_away_and_its_step_saved_again(tmp_p
     assert resume(tmp_path)[0].step == 5
 
 
-def test_a_temporary_folder_of_orbax_is_cleared_away(tmp_path):
-    save(tmp_path, [4])
-    (tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp-12" / "state").mkdir(parents=True)
-    restored, lines = resume(tmp_path)
-    assert restored.step == 4 and len(lines) == 1 and "step 5" in lines[0]
-    assert names(tmp_path) == ["4"]
-
-
 @pytest.mark.parametrize(
     ("step", "with_manifest", "left"),
     [(5, True, ["4", "5"]), (5, False, ["4"]), (4, False, ["5"])],
@@ -244,24 +236,6 @@ def test_a_full_disk_at_the_last_save_stops_with_3_and_keeps_the_one_before(tmp_
         assert refused.value.exit_code == 3 and len(str(refused.value).splitlines()) <= 5
         assert "Make room" in str(refused.value)
         assert resume(tmp_path)[0].step == 1
-
-
-def test_no_room_for_the_manifest_costs_that_checkpoint(tmp_path, monkeypatch):
-    lines = []
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    with Checkpoints(tmp_path, keep=1, report=lines.append) as checkpoints:
-        checkpoints.save(1, state_of(1), {"item": 1}, {})
-        checkpoints.wait()
-        with monkeypatch.context() as patch:
-            patch.setattr("domino_jax.training.manifest.write_whole", full)
-            checkpoints.save(2, state_of(2), {"item": 2}, {})
-            with pytest.raises(DataError, match="No space left"):
-                checkpoints.wait()
-        assert checkpoints.steps() == [1] and checkpoints.damage(1) is None
-    assert names(tmp_path) == ["1"]
 
 
 # ---------------------------------------------------------------- another sharding

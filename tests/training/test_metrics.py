@@ -99,13 +99,6 @@ def test_processes_other_than_the_first_write_and_say_nothing(tmp_path):
     assert not (tmp_path / "run").exists() and console.file.getvalue() == ""
 
 
-def test_a_list_of_numbers_is_in_the_file_and_not_on_the_console(tmp_path):
-    console = log_console()
-    (row,) = write_steps(tmp_path, [5], console=console, values={"eval_tau": 2.5, "by_position": [0.75, float("nan")]})
-    assert row["by_position"] == [0.75, None]
-    assert console.file.getvalue().startswith("step 5/10  τ 2.5  left ")
-
-
 def test_tensorboard_gets_the_values_and_none_of_the_bookkeeping(tmp_path):
     with MetricsWriter(tmp_path, 10, console=log_console()) as metrics:
         metrics.write(1, {"loss": 1.0, "rates": [0.5, 0.25], "started": 1e9, "productive_seconds": 2.0})
@@ -147,39 +140,3 @@ def test_a_log_gets_one_plain_line_a_step(tmp_path):
 
 def terminal():
     return rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)
-
-
-def test_a_terminal_gets_a_bar_with_the_time_left_and_keeps_the_last_evaluation_beside_the_last_step(tmp_path):
-    console = terminal()
-    with MetricsWriter(tmp_path, 10, console=console) as metrics:
-        metrics.write(4, {"eval_tau": 3.25})
-        metrics.write(5, {"loss": 2.5})
-        metrics.advance(7)
-        metrics.say("a word beside the bar [not markup]")
-    shown = console.file.getvalue()
-    assert "7/10" in shown and "loss 2.5  τ 3.25" in shown and "left" in shown and "[not markup]" in shown
-
-
-def test_an_evaluation_shows_its_progress_and_the_time_left_on_a_terminal(tmp_path):
-    console = terminal()
-    with MetricsWriter(tmp_path, 10, console=console) as metrics, metrics.progress("evaluation", 6) as phase:
-        phase.advance(2)
-        metrics._bar.refresh()
-        phase.advance(4)
-    assert "evaluation" in console.file.getvalue() and "2/6" in console.file.getvalue()
-
-
-def test_a_log_gets_nothing_of_an_evaluation_that_takes_a_moment(tmp_path):
-    console = log_console()
-    with MetricsWriter(tmp_path, 10, console=console) as metrics, metrics.progress("evaluation", 6) as phase:
-        phase.advance(6)
-    assert console.file.getvalue() == ""
-
-
-def test_skipped_steps_are_shown_once_there_are_some(tmp_path):
-    console = log_console()
-    with MetricsWriter(tmp_path, 10, console=console) as metrics:
-        metrics.write(1, {"loss": 1.0, "skipped": 0})
-        metrics.write(2, {"loss": 1.0, "skipped": 3})
-    one, two = console.file.getvalue().splitlines()
-    assert "SKIPPED" not in one and "loss 1  SKIPPED 3  left" in two

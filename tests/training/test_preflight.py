@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +16,6 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.training.preflight import run_preflight
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
-from launch.local import free_port
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
@@ -180,31 +176,3 @@ facts = t.preflight(loaded, drafter, pathlib.Path(sys.argv[1]), [*t.greedy_rows(
 print("SHARE", facts["chosen_share"], flush=True)
 distributed.shutdown()
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_the_share_is_the_same_on_a_mesh_and_in_every_process(target, drafter, tmp_path, processes):
-    alone = preflight(target, drafter, tmp_path / "alone", [*greedy_rows(), foreign_row(0)])["chosen_share"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(4 // processes)}
-    environment |= {"PYTHONPATH": str(ROOT)}
-    if processes > 1:
-        address = f"127.0.0.1:{free_port()}"
-        environment |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(processes)}
-    argv = [sys.executable, "-c", ON_A_MESH, str(tmp_path / "mesh")]
-    running = [
-        subprocess.Popen(
-            argv,
-            cwd=ROOT,
-            env=environment | ({"JAX_PROCESS_ID": str(index)} if processes > 1 else {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(processes)
-    ]
-    texts = [process.communicate(timeout=300)[0] for process in running]
-    for text in texts:
-        (line,) = [line for line in text.splitlines() if line.startswith("SHARE ")] or pytest.fail(text)
-        assert float(line.removeprefix("SHARE ")) == pytest.approx(alone)
-    assert sum("pre-flight" in text for text in texts) == 1

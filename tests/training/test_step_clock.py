@@ -95,24 +95,6 @@ def test_goodput_counts_neither_lost_steps_nor_the_time_between_starts(tmp_path,
     assert second["goodput"] == pytest.approx(18 / (32 + 168 + 16))
 
 
-def test_the_first_start_is_remembered_when_all_its_steps_were_lost(tmp_path, clock_time):
-    first = logged_start(tmp_path, clock_time, 0, 4)
-    with MetricsWriter(tmp_path, 20):
-        pass  # killed before its first row
-    second = logged_start(tmp_path, clock_time, 0, 4)
-    assert second["started"] == first["started"]
-    assert second["goodput"] == pytest.approx(9 / 32)
-
-
-def test_processor_time_goes_on_from_the_kept_rows_and_is_told_of_cpus_alone(clock_time, monkeypatch):
-    monkeypatch.setattr(time, "process_time", lambda: 50.0)
-    clock = StepClock([], [{"cpu_seconds": 100.0}])
-    monkeypatch.setattr(time, "process_time", lambda: 57.0)
-    assert clock.rates()["cpu_seconds"] == 107.0
-    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert "cpu_seconds" not in clock.rates()
-
-
 # ---------------------------------------------------------------- the trace of train.profile_steps
 
 
@@ -129,23 +111,6 @@ def steps(profile: Profile, numbers, calls) -> None:
     for number in numbers:
         calls.append(f"step {number}")
         profile(SimpleNamespace(done=number, measured=jnp.zeros(())))
-
-
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [((2, 3), ["step 1", "start folder", "step 2", "step 3", "stop", "step 4"]), ((), ["step 1", "step 2"])],
-)
-def test_the_steps_asked_for_are_traced_and_no_other(calls, wanted, expected):
-    with Profile("folder", wanted) as profile:
-        steps(profile, [int(line[-1]) for line in expected if line.startswith("step")], calls)
-    assert calls == expected
-
-
-def test_a_run_that_ends_early_closes_its_trace(calls):
-    with pytest.raises(RuntimeError), Profile("folder", (1, 9)) as profile:
-        steps(profile, range(1, 3), calls)
-        raise RuntimeError
-    assert calls[-1] == "stop" and calls.count("stop") == 1
 
 
 def test_a_trace_is_a_file_that_a_viewer_opens(tmp_path):

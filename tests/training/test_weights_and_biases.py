@@ -7,10 +7,7 @@ import types
 import pytest
 import rich.console
 
-from domino_jax.runtime.errors import DominoError
-from domino_jax.training import weights_and_biases
 from domino_jax.training.metrics import MetricsWriter
-from domino_jax.training.weights_and_biases import require_wandb
 
 
 class Service(types.ModuleType):
@@ -53,13 +50,6 @@ def writer(workdir, **changes):
     return MetricsWriter(workdir, 10, wandb="domino", recipe={"seed": 42}, console=console, **changes), console
 
 
-def test_a_package_that_is_not_installed_is_reported_with_the_line_to_type(monkeypatch):
-    monkeypatch.setattr(weights_and_biases.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DominoError, match=r"train.wandb is 'domino'.*pip install wandb"):
-        require_wandb("domino")
-    require_wandb("")
-
-
 def test_rows_recipe_and_project_arrive(service, tmp_path):
     metrics, _ = writer(tmp_path)
     with metrics:
@@ -78,13 +68,6 @@ def test_a_later_start_continues_the_same_run(service, tmp_path):
     assert one["id"] == two["id"] and two["resume"] == "allow"
 
 
-def test_another_workdir_is_another_run(service, tmp_path):
-    for name in ("a", "b"):
-        with writer(tmp_path / name)[0] as metrics:
-            metrics.write(1, {"loss": 1.0})
-    assert service.settings[0]["id"] != service.settings[1]["id"]
-
-
 def test_a_service_that_fails_is_one_line_and_the_run_goes_on(service, tmp_path):
     service.fails = "no network"
     metrics, console = writer(tmp_path)
@@ -93,9 +76,3 @@ def test_a_service_that_fails_is_one_line_and_the_run_goes_on(service, tmp_path)
     message = [line for line in console.file.getvalue().splitlines() if "Weights" in line]
     assert message == ["Weights & Biases: no network; the run goes on without it."]
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
-
-
-def test_only_the_first_process_talks_to_the_service(service, tmp_path):
-    with writer(tmp_path, primary=False)[0] as metrics:
-        metrics.write(1, {"loss": 1.0})
-    assert service.settings == [] and service.rows == []

@@ -13,7 +13,6 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf, speculators
 from domino_jax.weights.drafter import stored_head
 from tests.helpers.golden_files import folder_of, raw_config, write_model
-from tests.helpers.paths import GOLDEN
 
 HEADS = {
     **{name: "domino" for name in ("tied_shift", "untied_noshift")},
@@ -126,7 +125,3 @@ def test_a_folder_without_the_class_of_its_keys_is_refused_with_that_class(tmp_p
     known = raw_config(name, "drafter")["architectures"][0]
     with pytest.raises(DataError, match=rf"{folder}/config.json has (dflash_config.)?{key} .* only a {known}"):
         hf.parse_config(folder, raw, parse_config)
-
-
-def test_the_golden_sets_are_all_here():
-    assert {folder.parent.name for folder in GOLDEN.glob("*/drafter")} == set(HEADS)

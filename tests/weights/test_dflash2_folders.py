@@ -4,7 +4,6 @@ import dataclasses
 import filecmp
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +12,7 @@ from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import formats, hf
-from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter
+from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.golden_files import raw_config, stored_tensors, target_config, write_model
 from tests.helpers.paths import GOLDEN
 
@@ -36,14 +35,6 @@ def read(nested: dict | None = None, **top) -> DrafterConfig:
 
 def load(folder):
     return load_drafter(folder, target_config(TARGET), "float32")
-
-
-def test_the_public_file_is_read_as_it_is_meant():
-    config = read()
-    assert {name: getattr(config, name) for name in KEYS} == KEYS
-    assert (config.head, config.shift_label, config.suffix_start, config.num_drafts) == ("dflash2", False, 1, 7)
-    assert (config.is_causal, config.window(0)) == (False, None)
-    assert (config.output_multiplier, config.final_logit_softcapping, config.input_embedding_scale) == (1.0, None, 1.0)
 
 
 @pytest.mark.parametrize("place", ["top", "nested", "both"])
@@ -109,40 +100,6 @@ def test_convolutions_are_an_option_of_any_backbone(tmp_path):
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_27b_drafter_has_these_tensors():
-    """Five layers, taps 2, groups of 16, rank 256, over 248,320 tokens 5,120 wide."""
-    wide = {"hidden_size": 5120, "vocab_size": 248_320, "num_hidden_layers": 5, "layer_types": "absent"}
-    config = read({"selector_rank": 256, "selector_top_k": 16}, **wide)
-    table = {entry.name: entry.shape for entry in drafter_table(config)}
-    assert len(table) == 58 + 5 * 4 + 3
-    assert table["layers.4.mlp_conv.base_kernel"] == (2, 2, 5120)
-    assert table["layers.0.attention_conv.kernel_projection.weight"] == (2 * 2 * 320, 5120)
-    assert table["candidate_selector.predecessor_codebook"] == (248_320, 256)
-    assert table["candidate_selector.successor_codebook"] == (248_320, 256)
-    assert table["candidate_selector.hidden_projection.weight"] == (256, 5120)
-
-
-@pytest.mark.parametrize(
-    ("width", "selector", "convolutions"),
-    [(4096, 78.84e6, 42.11e6), (2560, 78.45e6, 16.49e6), (1024, 78.05e6, 2.66e6)],
-    ids=["8B", "4B", "0.6B"],
-)
-def test_sizes_of_the_selector_and_of_five_layers_of_convolutions(width, selector, convolutions):
-    wide = {"hidden_size": width, "vocab_size": 151_936, "num_hidden_layers": 5, "layer_types": "absent"}
-    entries = drafter_table(read({"selector_rank": 256}, **wide))
-    sizes = {entry.name: int(np.prod(entry.shape)) for entry in entries}
-    found = [sum(size for name, size in sizes.items() if part in name) for part in ("candidate_selector", "_conv.")]
-    assert found == pytest.approx([selector, convolutions], abs=1e4)
-
-
-def test_the_table_lists_exactly_the_modules_parameters():
-    config = read()
-    tree = jax.eval_shape(lambda: init_drafter_params(Drafter(config), jax.random.key(0)))
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    expected = {tuple(key.key for key in path): leaf.shape for path, leaf in leaves}
-    assert {entry.path: entry.leaf_shape for entry in drafter_table(config)} == expected
-
-
 def test_a_float32_drafter_written_back_is_the_same_file_with_the_same_keys(tmp_path):
     config, params = load(GOLDEN / NAME / "drafter")
     save_drafter(tmp_path, config, params, "float32")
@@ -165,25 +122,6 @@ def test_codebooks_are_read_under_both_names_and_not_twice(tmp_path):
         load(write_model(tmp_path / "twice", raw, twice))
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda tensors: tensors.pop("layers.1.mlp_conv.base_kernel"), "missing: layers.1.mlp_conv.base_kernel"),
-        (lambda tensors: tensors.update({"candidate_selector.bias": np.zeros(3, np.float32)}), "unknown: candidate"),
-        (
-            lambda tensors: tensors.update({"layers.0.attention_conv.base_kernel": np.zeros((2, 3, 64), np.float32)}),
-            r"misshaped: layers.0.attention_conv.base_kernel \[2, 3, 64\] for \[2, 2, 64\]",
-        ),
-    ],
-    ids=["missing", "unknown", "misshaped"],
-)
-def test_tensors_other_than_the_configs_are_refused_by_name(tmp_path, change, named):
-    tensors = stored_tensors(NAME, "drafter")
-    change(tensors)
-    with pytest.raises(DataError, match=named):
-        load(write_model(tmp_path, raw_config(NAME, "drafter"), tensors))
-
-
 def test_servers_draft_with_a_dflash2_drafter_and_not_with_half_of_one():
     config = read()
     assert config.sglang_refusal() is None and config.vllm_refusal() is None
@@ -196,14 +134,6 @@ def test_servers_draft_with_a_dflash2_drafter_and_not_with_half_of_one():
     # The keys that vLLM finds a target by are those of a plain DFlash drafter.
     assert "speculators_config" not in formats.public_config(config, verifier="owner/target")
     assert formats.public_config(config, formats.SPECFORGE)["architectures"] == ["DFlash2DraftModel"]
-
-
-def test_a_new_selector_changes_nothing_at_the_start():
-    """Successor codes of zero; the predecessor's and the projection are drawn."""
-    params = init_drafter_params(Drafter(read()), jax.random.key(0))["head"]
-    assert (params["up"]["kernel"] == 0).all()
-    for part in (params["predecessor"]["embedding"], params["hidden_projection"]["kernel"]):
-        assert float(jnp.std(part)) == pytest.approx(0.02, rel=0.1)
 
 
 LAYER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

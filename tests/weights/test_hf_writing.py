@@ -34,20 +34,6 @@ def test_rewriting_a_sharded_folder_leaves_no_old_weights(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", hf.SINGLE]
 
 
-def test_until_all_is_written_there_is_no_config_that_would_make_it_a_model(tmp_path, monkeypatch):
-    hf.write_folder(tmp_path, {"a": np.ones(2, np.float32)}, {"version": 1})
-    seen, write = [], hf.write_whole
-
-    def look(path, content):
-        seen.append((path.name, (tmp_path / "config.json").exists()))
-        write(path, content)
-
-    monkeypatch.setattr(hf, "write_whole", look)
-    hf.write_folder(tmp_path, {"a": np.ones(2, np.float32)}, {"version": 2}, {"generation_config.json": {}})
-    names = [hf.SINGLE, "generation_config.json", "config.json"]
-    assert seen == [(name, False) for name in names]
-
-
 def test_a_writing_that_fails_leaves_the_old_folder_whole_and_no_litter(tmp_path):
     hf.write_folder(tmp_path, {"a": np.ones(2, np.float32)}, {"version": 1})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -40,12 +40,6 @@ def test_a_tensor_and_a_slice_of_it_are_what_the_public_library_wrote(tmp_path, 
     assert whole.dtype == part.dtype == array.dtype
 
 
-def test_tensors_at_unaligned_offsets_are_read(tmp_path):
-    data = np.array([1.5, -2.0], np.float32)
-    (tmp_path / hf.SINGLE).write_bytes(sized(json.dumps(entry()).encode() + b" ", data.tobytes()))
-    np.testing.assert_array_equal(hf.open_tensors(tmp_path).read("a"), data)
-
-
 REFUSED = {
     "empty file": (b"", "not a complete safetensors file"),
     "pickle bytes": (b"\x80\x04\x95" + b"\0" * 40, "not a complete safetensors file"),
@@ -90,18 +84,6 @@ def test_a_header_of_99_megabytes_is_refused_unread(tmp_path):
     with pytest.raises(DataError, match="99000000 bytes; more than 16000000"):
         hf.open_tensors(tmp_path)
     assert time.process_time() - start < 1
-
-
-def test_a_header_of_many_names_is_judged_in_seconds(tmp_path):
-    """The first name is also the last. Found by comparing each with all before it, that would take minutes."""
-    names = [b"t%07d" % number for number in range(40_000)]
-    text = b",".join(b'"%s":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % name for name in names)
-    text = b"{%s,%s}" % (text, text[:59])
-    (tmp_path / hf.SINGLE).write_bytes(sized(text, b""))
-    start = time.process_time()
-    with pytest.raises(DataError, match="'t0000000' twice"):
-        hf.open_tensors(tmp_path)
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])

@@ -12,7 +12,6 @@ from safetensors import safe_open
 
 from domino_jax import export
 from domino_jax.evals.model_card import model_card
-from domino_jax.recipe import cli
 from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import read_target_config
@@ -151,10 +150,6 @@ def test_specforge_gets_the_architecture_its_training_looks_for(tmp_path, head):
     assert "speculators_config" not in raw and shapes_of(folder) == public_shapes(raw)
     target = read_target_config(GOLDEN / "untied_noshift" / "target")
     assert load_drafter(folder, target, "float32")[0].to_dict() == config.to_dict()
-
-
-def test_the_command_line_knows_the_formats():
-    assert cli.CHOICES["format"] == formats.FORMATS and cli.Flags().format == formats.SERVING
 
 
 def test_a_plain_drafters_card_is_not_dominos():

@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
@@ -102,26 +101,6 @@ def test_a_sharded_target_loads_as_the_single_file_does(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, again)
 
 
-@pytest.mark.parametrize("form", ["one for all", "function"])
-def test_a_sharding_is_one_for_all_or_a_function_of_path_and_parameter_shape(form):
-    source = GOLDEN / "untied_noshift" / "target"
-    _, plain = load_target(source, "float32")
-    mesh = jax.make_mesh((1,), ("tensor",), axis_types=(AxisType.Auto,))
-    split, seen = NamedSharding(mesh, PartitionSpec("tensor")), {}
-
-    def place(path, shape):
-        seen[path] = shape
-        return split
-
-    _, params = load_target(source, "float32", split if form == "one for all" else place)
-    assert {leaf.sharding for leaf in jax.tree.leaves(params)} == {split}
-    jax.tree.map(np.testing.assert_array_equal, plain, params)
-    assert not seen or (seen["lm_head", "kernel"], seen["layers_0", "mlp", "up_proj", "kernel"]) == (
-        (48, 300),
-        (48, 112),
-    )
-
-
 SHARDED_LOAD = """
 import collections, jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -199,13 +178,6 @@ def test_a_stored_head_is_accepted_under_a_tied_embedding_only_if_it_equals_it(t
         assert "lm_head.weight differs from model.embed_tokens.weight" in refused(folder)
     else:
         assert "lm_head" not in load_target(folder, "float32")[1]
-
-
-def test_rotary_buffers_of_old_writers_are_ignored(tmp_path):
-    tensors = tensors_of("tied_shift")
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(16, np.float32)
-    tensors["model.rotary_emb.inv_freq"] = np.ones(16, np.float32)
-    load_target(folder_with(tmp_path, "tied_shift", tensors), "float32")
 
 
 @pytest.mark.parametrize("value, reason", [(np.nan, "holds NaN"), (1e300, "holds values beyond the range of float32")])
