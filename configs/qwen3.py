@@ -116,10 +116,6 @@ def _train() -> Section:
         # A drafter's folder or train workdir with the same head, of any target with the same tokenizer: its tables of
         # tokens are the first values of a markov or dflash2 head's.
         head_from=Key(str),
-        frozen_tables=False,  # True: these tables are left as they are
-        # In each block the head is cut to its rank times one of these, drawn at random, so that one training serves
-        # several values of decode.head_rank, as (0.25, 0.5, 1.0). Empty: never.
-        rank_scales=Key((), of=float, above=0, most=1),
         # What a domino or markov head reads in training. text: the tokens of the text. drafts: its own greedy drafts,
         # as when it decodes (training-time test).
         head_tokens=Key("text", choices=("text", "drafts")),

@@ -2,13 +2,11 @@
 
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER
     python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER --format=specforge
-    python -m domino_jax.export --workdir=/tmp/domino --output=DRAFTER --head_rank=32
 
 Takes the checkpoint with the best decoded τ, or the newest where none was measured; of a run that averages its weights,
 the average. The checkpoint may come from any mesh: it is read into this host's memory, without an accelerator, and
 nothing in the workdir changes. `train` writes the same folder as WORKDIR/export by itself. SGLang and vLLM open the
-default format; specforge names the architecture that SpecForge's training looks for. --head_rank writes the drafter
-with its head cut to that rank, which is a folder like any other; its training should have had train.rank_scales.
+default format; specforge names the architecture that SpecForge's training looks for.
 """
 
 import os
@@ -27,7 +25,6 @@ from jax.experimental import multihost_utils
 from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.kinds import AnyConfig, new_drafter, parse_stored
-from domino_jax.method.ranks import cut_head, with_head_rank
 from domino_jax.recipe import cli
 from domino_jax.recipe.loading import located
 from domino_jax.runtime.errors import DataError, DominoError, first_line
@@ -56,27 +53,22 @@ def main(flags: cli.Flags) -> None:
     config = hf.parse_config(workdir, raw, parse_stored, DRAFTER_CONFIG)
     recipe = hf.read_json(workdir, "config.json", kind=WORKDIR)
     step, tau = choose_step(workdir)
-    with_head_rank(config, flags.head_rank, "--head_rank")  # refused before weights are read
     with Checkpoints(workdir, keep=1) as checkpoints:
         params = restore_params(checkpoints, config, step, "ema" if recipe["train"]["ema_decay"] > 0 else "params")
-    whole = config
-    config, params = cut_head(config, params, flags.head_rank)
-    measures_it = config == whole  # τ and the report are those of the whole head
     write_export(
         flags.output,
         config,
         params,
         recipe,
         step,
-        report=final_report(workdir, step) if measures_it else None,
+        report=final_report(workdir, step),
         data=read_data(workdir),
         token_order=read_token_order(workdir),
-        tau=tau if measures_it else None,
+        tau=tau,
         format=flags.format,
     )
     measured = f", the best of the run with a decoded τ of {tau:.2f}," if tau is not None else ""
-    cut = "" if measures_it else f", its head cut from rank {whole.head_rank} to {flags.head_rank},"
-    print(f"wrote the drafter of step {step}{measured}{cut} to {flags.output}")
+    print(f"wrote the drafter of step {step}{measured} to {flags.output}")
     if note := formats.serving_note(config):
         print(f"note: {note}")
 
@@ -242,4 +234,4 @@ def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) ->
 
 
 if __name__ == "__main__":
-    cli.run(main, required=("workdir", "output"), optional=("format", "head_rank"))
+    cli.run(main, required=("workdir", "output"), optional=("format",))

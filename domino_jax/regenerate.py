@@ -117,7 +117,6 @@ def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
         draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,
         head_passes=config.decode.head_passes,
-        head_rank=config.decode.head_rank,
         draft_vocab=config.decode.draft_vocab,
         draft_vocab_rows=config.decode.draft_vocab_rows,
     )

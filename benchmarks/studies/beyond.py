@@ -1,23 +1,20 @@
-"""Beyond the paper: heads of several ranks from one training, tables of tokens for a second target, combined drafters.
+"""Beyond the paper: tables of tokens for a second target, combined drafters.
 
-    python -m benchmarks.studies.beyond --workdir=/tmp/beyond --table=multiscale --head=domino --seeds=0,1,2
     python -m benchmarks.studies.beyond --workdir=/tmp/beyond --table=transfer --seeds=0,1,2
     python -m benchmarks.studies.beyond --workdir=/tmp/beyond --table=best --seeds=0,1,2 \\
         --variant="dpace train.dpace_alpha=0.5" --variant="deep train.dpace_alpha=0.5 drafter.num_layers=5"
     python -m benchmarks.studies.beyond --workdir=/tmp/beyond --small               # a test of the command
 
-multiscale: one training with nested ranks (train.rank_scales), decoded at each of its ranks (decode.head_rank), against
-trainings at that rank alone and against the cut of a training without nesting. transfer: a Markov head's tables of
-tokens, trained on the tiny target, as the start of a head for a smaller target of 12 layers, 96 wide, with the same
-tokenizer (train.head_from); the script trains that target first. best: Domino against the drafters that --variant
-describes (a name, then recipe keys with their values), at temperature 0 and 1, with the cost of their rounds.
+transfer: a Markov head's tables of tokens, trained on the tiny target, as the start of a head for a smaller target of
+12 layers, 96 wide, with the same tokenizer (train.head_from); the script trains that target first. best: Domino against
+the drafters that --variant describes (a name, then recipe keys with their values), at temperature 0 and 1, with the
+cost of their rounds.
 
 All training rows are the target's own answers. Every training and decoding is a stage of a study (study.py): start the
 command again to continue it. Times are measured last and need a machine with nothing else to do; τ does not.
 --minutes=N saves and stops after that time with exit code 42. --only=NAME runs one training, in transfer after the
-source and the backbone. Tables in one workdir share their stages, and multiscale those of ablations.py. Any further
---config.KEY=VALUE goes to every command. Writes a table to WORKDIR/tables.md and a CSV file;
-docs/results.md shows them.
+source and the backbone. Tables in one workdir share their stages. Any further --config.KEY=VALUE goes to every
+command. Writes a table to WORKDIR/tables.md and a CSV file; docs/results.md shows them.
 """
 
 import argparse
@@ -27,23 +24,18 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.studies.ablations import RECIPE_ROW, VARIANTS
 from benchmarks.studies.study import RECIPE, Stage, Study, parse, parser_of, run_main, write
 from benchmarks.tables import ROOT, changes_of, say_changes, with_spread
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, DRAFT, TREE, supported_modes
 from domino_jax.recipe.cli import check_key
 from domino_jax.recipe.loading import load_recipe
-from domino_jax.recipe.values import key_of
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training.metrics import read_rows
 
-RANK = 64  # of the recipe's heads
-SCALES = (0.25, 0.5, 1.0)
+RANK = 64  # of the head
 VANILLA = {"drafter.head": "markov", "drafter.markov.head_type": "vanilla"}
-AT_THE_END = {"eval.every": 0}  # the table shows its end alone; the ablation's trainings are evaluated on the way
-HEADS = {"domino": {}, "markov": VANILLA | AT_THE_END, "dflash2": {"drafter.head": "dflash2", **AT_THE_END}}
-CHAIN = {"decode.modes": f"('{BASELINE}','{DRAFT}')"}
+AT_THE_END = {"eval.every": 0}  # the table shows its end alone
 POINTS = 10  # of a curve of τ over the steps
 # The target that takes the tables over: its shape, and the layers that its drafters tap.
 SMALL, SMALL_TAPS = {"layers": 12, "width": 96}, "(1,3,5,8,10)"
@@ -69,14 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [flag for flag in OWN_FLAGS[options.table] if flag != "variant"]
     variants = [f"--variant={shlex.quote(variant)}" for variant in options.variant]
     names = ["table", *chosen, "steps", "seeds"]
-    section["name"] = f"beyond {options.table}" + (f"_{options.head}" if options.table == "multiscale" else "")
+    section["name"] = f"beyond {options.table}"
     write(options, [*variants, *overrides], "benchmarks.studies.beyond", names, section)
 
 
 def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = parser_of(__doc__, steps=400)
-    parser.add_argument("--table", choices=list(TABLES), default="multiscale", help="which comparison")
-    parser.add_argument("--head", choices=list(HEADS), default="domino", help="multiscale: of which head")
+    parser.add_argument("--table", choices=list(TABLES), default="transfer", help="which comparison")
     parser.add_argument("--target_minutes", type=float, default=20.0, help="transfer: to train the smaller target")
     parser.add_argument("--width", type=int, default=16, help="best: slots of a block, rows of the verifying pass")
     parser.add_argument("--variant", action="append", default=[], help="best: 'NAME KEY=VALUE ...'")
@@ -92,81 +83,7 @@ def parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
 
 def names_of(options: argparse.Namespace) -> list[str]:
     """The trainings of a table."""
-    if options.table == "multiscale":
-        nested, alone = nested_and_alone(options.head)
-        return [nested[0], *(name for name, _ in alone.values())]
     return ["source", *small_variants("", "")] if options.table == "transfer" else list(best_variants(options))
-
-
-# ------------------------------------------------------------------------------------------------- several ranks
-
-
-def nested_and_alone(head: str) -> tuple[tuple[str, Changes], dict[int, tuple[str, Changes]]]:
-    """(name, changes) of the nested training, and of the training at each rank alone."""
-    key, changes = key_of(head, KINDS[head].rank_key), HEADS[head]
-    ranks = [round(scale * RANK) for scale in SCALES]
-    alone = {rank: (f"{head}_rank{rank}", {**changes, key: rank}) for rank in ranks}
-    if head == "domino":  # as the ablation's table of ranks has them
-        names = {rank: RECIPE_ROW if rank == RANK else f"rank{rank}" for rank in ranks}
-        alone = {rank: (name, VARIANTS[name][1]) for rank, name in names.items()}
-    nested = {**alone[RANK][1], **AT_THE_END, "train.rank_scales": f"({','.join(map(str, SCALES))})"}
-    return (f"{head}_nested", nested), alone
-
-
-def multiscale(study: Study, options: argparse.Namespace) -> dict[str, Any]:
-    (name, nested), alone = nested_and_alone(options.head)
-    trainings = {name: nested, **dict(alone.values())}
-    taus: dict[tuple[int, str], list[float]] = {}
-    runs = {}
-    for seed in options.seeds:
-        runs = {
-            one: study.train(one, changes, seed, options.steps)
-            for one, changes in trainings.items()
-            if not options.only or one in options.only
-        }
-        for rank, (one, _) in alone.items() if not options.only else ():
-            kinds = {
-                "nested": chain_tau(study, runs[name], rank),
-                "cut": chain_tau(study, runs[alone[RANK][0]], rank),
-                "alone": chain_tau(study, runs[one]),
-            }
-            for kind, tau in kinds.items():
-                taus.setdefault((rank, kind), []).append(tau)
-    if options.only:
-        return {}
-    timed = {str(rank): runs[one] for rank, (one, _) in alone.items()}
-    drafts = int(study.of_recipe("decode.num_drafts"))
-    timings = study.timings(f"timings_multiscale_{options.head}", timed, drafts, study.nodes)
-    rows = []
-    for rank in alone:
-        nested, kinds = taus[rank, "nested"], {kind: taus[rank, kind] for kind in ("nested", "alone", "cut")}
-        row = {"rank": rank, **{kind: with_spread(values) for kind, values in kinds.items()}}
-        row["nested against alone"] = say_changes(changes_of(nested, taus[rank, "alone"]))
-        row["nested against cut"] = say_changes(changes_of(nested, taus[rank, "cut"]))
-        rows.append(row | chain_times(timings[str(rank)]))
-    columns = {"rank": "rank", "nested": "τ, nested", "alone": "τ, at that rank alone", "cut": "τ, cut"}
-    columns |= {"nested against alone": "nested against alone", "head_ms": "head, ms", "round_ms": "round, ms"}
-    says = (
-        "Each training has the same steps, so the nested one trains all ranks for the price of one. τ is of chains at "
-        "temperature 0; cut: a training at the full rank, decoded at this rank. Times are of the heads trained alone, "
-        "last seed."
-    )
-    return {"title": f"Several ranks from one training: {options.head}", "rows": rows, "columns": columns, "says": says}
-
-
-def chain_tau(study: Study, run: pathlib.Path, rank: int = 0) -> float:
-    """τ at temperature 0 with the head cut to `rank`; 0 or RANK: all that it has."""
-    if rank in (0, RANK):
-        report = study.decode(f"{run.name}_chain", run, CHAIN)
-    else:
-        report = study.decode(f"{run.name}_rank{rank}", run, {**CHAIN, "decode.head_rank": rank})
-    return report["modes"][DRAFT]["tau_pooled"]
-
-
-def chain_times(modes: Mapping[str, Any]) -> dict[str, Any]:
-    chain = modes[DRAFT]
-    row = {f"{part}_ms": chain["time_split"][part] for part in ("draft", "head", "verify", "round")}
-    return row | {"break_even": chain["break_even_tau"], "tokens_s": chain["tokens_per_second"]}
 
 
 # ------------------------------------------------------------------------------------------------- two targets
@@ -255,7 +172,6 @@ def small_variants(source: str, backbone: str) -> dict[str, dict[str, Any]]:
         "backbone": {"drafter.head": "none", "drafter.shift_label": True},
         "scratch": markov,
         "tables": markov | tables,
-        "tables_frozen": markov | tables | {"train.frozen_tables": True},
         "alone_scratch": alone,
         "alone_tables": alone | tables,
         "untrained": alone | tables | {"train.learning_rate": NO_LEARNING},
@@ -357,11 +273,10 @@ def decoding(changes: Changes, width: int, temperature: float, seed: int) -> dic
 
 TIMED = (("", 0.0), ("_sampled", 1.0))
 TABLES: dict[str, Callable[[Study, argparse.Namespace], dict[str, Any]]] = {
-    "multiscale": multiscale,
     "transfer": transfer,
     "best": best,
 }
-OWN_FLAGS = {"multiscale": ["head"], "transfer": ["target_minutes"], "best": ["width", "variant"]}
+OWN_FLAGS = {"transfer": ["target_minutes"], "best": ["width", "variant"]}
 
 if __name__ == "__main__":
     run_main(main)

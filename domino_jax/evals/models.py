@@ -8,7 +8,6 @@ from jax.sharding import Mesh
 
 from domino_jax.method.kinds import KINDS, AnyConfig
 from domino_jax.method.pair import Models
-from domino_jax.method.ranks import with_head_rank
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, refused_mode, supported_modes
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3Config
@@ -119,8 +118,7 @@ class Loader:
                     f"decode.draft_vocab is {drafting.draft_vocab}, but a drafter that simulate_tau makes up has all"
                     " tokens; name one in config.drafter.path, or set draft_vocab to 0."
                 )
-            config = with_head_rank(self.made_up(loaded.model.config), drafting.head_rank)
-            models = random_drafter(loaded, config, place)
+            models = random_drafter(loaded, self.made_up(loaded.model.config), place)
         else:
             path = named_drafter(drafter_path, modes)
             models = load_models(loaded, path, place, drafting)

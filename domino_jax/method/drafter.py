@@ -41,7 +41,6 @@ class Drafter(nn.Module):
         keep: jax.Array,
         inputs: jax.Array,
         positions: Positions | None = None,
-        rank_mask: jax.Array | None = None,
     ) -> tuple[Hidden, jax.Array | None]:
         """The teacher-forced forward of A blocks per row; also what `init` traces.
 
@@ -50,7 +49,6 @@ class Drafter(nn.Module):
             inputs: of the tokens before the T slots that it sees, what the head reads (`Head`): embeddings
                 [B, A, T, D] or ids int32 [B, A, T].
             positions: int32 [B, S] of packed rows, from 0 in each document; a block sees its own document only.
-            rank_mask: bool [B, A, E], the ranks of the head that remain in each block; None: all.
 
         Returns:
             z [B, A, G, D], and the head's codes [B, A, M, E] (None without one) to put through its `residual`; the full
@@ -59,18 +57,17 @@ class Drafter(nn.Module):
         z = self.block_hidden(features, x, anchors, keep, positions)
         if not self.config.has_head:
             return z, None
-        codes = self.block_codes(z, inputs, rank_mask)
+        codes = self.block_codes(z, inputs)
         if self.is_initializing():
             self.head.residual(codes)
             if self.config.has_confidence:
                 self.head.confidence(z, jnp.zeros(z.shape[:-1], jnp.int32))
         return z, codes
 
-    def block_codes(self, z: Hidden, inputs: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
+    def block_codes(self, z: Hidden, inputs: jax.Array) -> jax.Array:
         """The head's codes [B, A, M, E] of blocks z [B, A, G, D], after tokens given as `inputs` of a forward."""
         read = z[:, :, self.config.first_slot - self.config.lead :]
-        rank_mask = None if rank_mask is None else rank_mask.reshape(-1, 1, rank_mask.shape[-1])
-        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (read, inputs)), rank_mask)
+        codes = self.head.codes(*(part.reshape(-1, *part.shape[2:]) for part in (read, inputs)))
         return codes.reshape(*read.shape[:3], -1)[:, :, self.config.lead :]
 
     def block_hidden(

@@ -44,17 +44,16 @@ class Head(nn.Module):
         """State, the token before the slot, and the slot's half → (the state after that token, code [..., E])."""
         raise NotImplementedError
 
-    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
+    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
         """Codes [B, t, E] of the first t slots at once, from their halves and x [B, t, ...], the tokens before them.
 
-        They equal those of t steps. With `rank_mask`, bool [B, 1, E], the numbers that it leaves out are 0 wherever the
-        head reads or makes them: the codes are those of a head of the rank that is left.
+        They equal those of t steps.
         """
         raise NotImplementedError
 
-    def codes(self, z: Hidden, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
+    def codes(self, z: Hidden, x: jax.Array) -> jax.Array:
         """`codes_after` from z [B, T, D] of a block."""
-        return self.codes_after(self.hidden_half(z), x, rank_mask)
+        return self.codes_after(self.hidden_half(z), x)
 
     def last_matrix(self, **choices: Any) -> Linear:
         """The matrix [E, N], stored as the parameter up/kernel; choices: of Linear.
@@ -95,11 +94,6 @@ class Head(nn.Module):
     def __call__(self, z: Hidden, x: jax.Array) -> jax.Array:
         """The correction float32 [B, T, V] of all slots, with arguments as `codes`."""
         return self.residual(self.codes(z, x))
-
-
-def cut_ranks(values: jax.Array, rank_mask: jax.Array | None) -> jax.Array:
-    """values [..., E] with 0 at the ranks that `rank_mask`, bool [..., E], leaves out; None: as they are."""
-    return values if rank_mask is None else values * rank_mask.astype(values.dtype)
 
 
 class SplitLinear(nn.Module):

@@ -116,14 +116,6 @@ class Kind:
         """The tensors of the head."""
         return []
 
-    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, ...], tuple]:
-        """For each parameter of the head that has ranks, but for the last matrix, by axis the rank of each place.
-
-        Args:
-            ranks: [E], 0, 1, ….  width: [D], that of places which belong to z: ranks.NO_RANK.
-        """
-        raise NotImplementedError
-
     # ------------------------------------------------------------------------------------------------------ recipe
 
     # What the recipe's drafter.shift_label and conv_kernel_size mean where they are absent: as in public checkpoints.

@@ -33,8 +33,6 @@ class LossSettings:
     slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
     drafted_tokens: the head reads its own greedy drafts instead of the true tokens (own_drafts.py).
     frozen_backbone: no gradient enters the backbone.
-    frozen_tables: none enters the head's tables of tokens.
-    rank_scales: in each block the head is cut to its rank times one of these, drawn at random; empty: never.
     """
 
     gamma: float | None = 7.0
@@ -44,8 +42,6 @@ class LossSettings:
     slice_blocks: int = 32
     drafted_tokens: bool = False
     frozen_backbone: bool = False
-    frozen_tables: bool = False
-    rank_scales: tuple[float, ...] = ()
 
     @property
     def reads_target(self) -> bool:
@@ -198,13 +194,12 @@ class Objective:
     def slice_blocks(self) -> int:
         return self.settings.slice_blocks
 
-    def extra(self, models: Any, z: Hidden, before: jax.Array, rank_mask: jax.Array | None) -> Any:
+    def extra(self, models: Any, z: Hidden, before: jax.Array) -> Any:
         """What else the loss of a head reads of its blocks, a tree of float arrays [B, A, ...].
 
         Args:
             models: pair.Models.  z: [B, A, G, D].  before: int32 [B, A, T], the tokens before the slots that the head
                 sees.
-            rank_mask: bool [B, A, E], the ranks of the head that remain; None: all.
         """
         return None
 

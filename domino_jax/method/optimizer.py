@@ -17,10 +17,10 @@ def learning_rate(peak: float, total_steps: int, warmup_ratio: float) -> optax.S
     return optax.join_schedules([lambda step: peak * (step + 1) / warmup, cosine], [warmup])
 
 
-def make_optimizer(kind: str, frozen: tuple[str, ...] = ()) -> optax.GradientTransformation:
+def make_optimizer(kind: str, frozen_backbone: bool = False) -> optax.GradientTransformation:
     """Clip by the global L2 norm, then `kind`: "adamw" (the paper's, without weight decay) or "muon".
 
-    frozen: parts of the drafter that never change, as "backbone" or "head/up"; they have no moments.
+    frozen_backbone: the backbone never changes, and has no moments.
 
     Moments are float32 as the parameters.
 
@@ -43,23 +43,10 @@ def make_optimizer(kind: str, frozen: tuple[str, ...] = ()) -> optax.GradientTra
     else:
         update = optax.adamw(1.0, b1=B1, b2=B2, eps=EPSILON, weight_decay=0.0)
     chain = optax.chain(optax.clip_by_global_norm(CLIP_NORM), update)
-    if not frozen:
+    if not frozen_backbone:
         return chain
     parts = {"frozen": optax.set_to_zero(), "trained": chain}
-    return optax.partition(parts, lambda params: _labels(params, frozen))
-
-
-def _labels(params: dict, frozen: tuple[str, ...]) -> dict:
-    """ "frozen" or "trained" for each part of the drafter, or for the parts of a part."""
-
-    def label(name: str, part: dict) -> str | dict:
-        if name in frozen:
-            return "frozen"
-        if not any(path.startswith(f"{name}/") for path in frozen):
-            return "trained"
-        return {below: "frozen" if f"{name}/{below}" in frozen else "trained" for below in part}
-
-    return {name: label(name, part) for name, part in params.items()}
+    return optax.partition(parts, {"backbone": "frozen", "head": "trained"})
 
 
 def _hidden_matrices(params: dict) -> dict:

@@ -59,9 +59,9 @@ class Models:
         """What the head reads of tokens int32 [...]: their embeddings [..., D] or the tokens themselves."""
         return self.embed(tokens) if self.drafter.config.reads_embeddings else tokens
 
-    def block_codes(self, z: jax.Array, tokens: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+    def block_codes(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
         """Codes [B, A, M, E] of blocks z [B, A, G, D] after `tokens` int32 [B, A, T]."""
-        return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens), kept))
+        return self._drafter(lambda drafter: drafter.block_codes(z, self.head_inputs(tokens)))
 
     def head_start(self, *batch: int) -> Any:
         """The head's state before any token (`Head.initial_state`)."""
@@ -78,12 +78,9 @@ class Models:
         """(the head's state after `tokens` int32 [...], the code [..., E] of the slots that follow them)."""
         return self._drafter(lambda drafter: drafter.head.step(state, self.head_inputs(tokens), half))
 
-    def confidence(self, z: jax.Array, tokens: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        """Logits float32 [...] of the confidence head, for slots z [..., D] after `tokens` int32 [...].
-
-        kept: bool [..., E], the ranks of the head that remain; None: all.
-        """
-        return self._drafter(lambda drafter: drafter.head.confidence(z, tokens, kept))
+    def confidence(self, z: jax.Array, tokens: jax.Array) -> jax.Array:
+        """Logits float32 [...] of the confidence head, for slots z [..., D] after `tokens` int32 [...]."""
+        return self._drafter(lambda drafter: drafter.head.confidence(z, tokens))
 
     def head_rows(self, columns: jax.Array) -> jax.Array:
         return self._drafter(lambda drafter: drafter.head.rows(columns))

@@ -171,7 +171,6 @@ class DraftSettings:
     draft_vocab: int = key(0, least=0)
     # A file in the format of data.train whose answers are counted instead, as for a drafter without stored counts.
     draft_vocab_rows: str | None = key(None, recipe=str)
-    head_rank: int = key(0, least=0)  # the head is cut to this rank; 0: all of it (docs/heads.md, train.rank_scales)
     # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
     confidence: float = key(0.0, least=0, most=1)
     # Rows at the end of the text that the draft's backbone reads, and rows at its beginning with them. 0: all of the

@@ -15,7 +15,6 @@ from domino_jax.method import blocks
 from domino_jax.method.backbone import transformed_logits
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.head import TOKEN_TABLES
 from domino_jax.method.kinds import AnyDrafter
 from domino_jax.method.losses import (
     Labels,
@@ -29,7 +28,6 @@ from domino_jax.method.losses import (
 )
 from domino_jax.method.own_drafts import greedy_tokens
 from domino_jax.method.pair import Models
-from domino_jax.method.ranks import kept_ranks, sample_ranks
 from domino_jax.method.row_losses import RowSettings, row_loss
 from domino_jax.method.state import TrainState
 from domino_jax.models.qwen3 import Qwen3
@@ -62,15 +60,11 @@ def target_pass(
 
 
 class DrawnBlocks(NamedTuple):
-    """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels.
-
-    ranks: int32 [B, A], what the head is cut to in each block; None: it is whole.
-    """
+    """The draft blocks of a batch: anchors int32 [B, A], keep bool [B, A] (False: no block), and their labels."""
 
     anchors: jax.Array
     keep: jax.Array
     labels: Labels
-    ranks: jax.Array | None = None
 
 
 def label_blocks(
@@ -104,10 +98,12 @@ def drafter_loss(
         features: of the target, [B, S, C·D].
         hidden: the target's last hidden states [B, S, D]; needed where settings.reads_target.
     """
-    drafter, tokens, (anchors, keep, labels, ranks) = models.drafter, batch["tokens"], drawn
+    drafter, tokens, (anchors, keep, labels) = models.drafter, batch["tokens"], drawn
     config = drafter.config
-    ranks_left = None if ranks is None else kept_ranks(ranks, config.head_rank)
-    models = models.replace(drafter_params=_frozen(models.drafter_params, objective.settings))
+    settings = objective.settings
+    if settings.frozen_backbone:
+        backbone = jax.lax.stop_gradient(models.drafter_params["backbone"])
+        models = models.replace(drafter_params={**models.drafter_params, "backbone": backbone})
     head_params = models.target.with_gathered_head(models.target_params)
 
     def unembed(rows):
@@ -120,8 +116,7 @@ def drafter_loss(
     positions = batch["positions"] if "positions" in batch else None
     before = blocks.head_tokens(tokens, anchors, config.num_drafts, config.lead, positions)
     inputs = models.head_inputs(before)
-    settings = objective.settings
-    forward = (features, x, anchors, keep, inputs, positions, ranks_left)
+    forward = (features, x, anchors, keep, inputs, positions)
     z, codes = drafter.apply({"params": models.drafter_params}, *forward)
     if settings.drafted_tokens:
         before = greedy_tokens(
@@ -129,7 +124,7 @@ def drafter_loss(
         )
         codes = models.block_codes(z, before)
     states = _states_before_labels(hidden, anchors, config) if settings.reads_target else None
-    extra = objective.extra(models, z, before, ranks_left)
+    extra = objective.extra(models, z, before)
     # Where the rest of the head has run, zeros would be summed for its weights in every slice.
     head = models.drafter_params["head"] if config.has_head else {}
     head = {name: weights for name, weights in head.items() if name == "up" or objective.runs_head}
@@ -141,16 +136,6 @@ def drafter_loss(
 
     outputs_of, states = objective.outputs(models, base_logits, labels, before, (outputs_of, states))
     return sliced_loss(outputs_of, head, (z, codes, extra), (labels, states), objective)
-
-
-def _frozen(params: dict, settings: LossSettings) -> dict:
-    """The drafter's parameters, where no gradient enters the parts that the settings freeze."""
-    if settings.frozen_backbone:
-        params = {**params, "backbone": jax.lax.stop_gradient(params["backbone"])}
-    if settings.frozen_tables:
-        tables = {name: jax.lax.stop_gradient(params["head"][name]) for name in TOKEN_TABLES}
-        params = {**params, "head": {**params["head"], **tables}}
-    return params
 
 
 def _states_before_labels(hidden: Hidden, anchors: jax.Array, config: DrafterConfig) -> jax.Array:
@@ -229,10 +214,6 @@ def make_train_step(
             step_key = jax.random.fold_in(key, state.step)
             anchors = blocks.sample_anchors(step_key, batch["loss_mask"], batch["row_ids"], num_anchors, documents)
             drawn = label_blocks(batch, *anchors, drafter.config, settings)
-            if settings.rank_scales:
-                ranks = tuple(round(scale * drafter.config.head_rank) for scale in settings.rank_scales)
-                blocks_of_row = drawn.anchors.shape[1]
-                drawn = drawn._replace(ranks=sample_ranks(step_key, batch["row_ids"], blocks_of_row, ranks))
             objective = settings.objective(curriculum(state.step), drawn.labels.weight)
             count = drawn.keep.sum()
         else:

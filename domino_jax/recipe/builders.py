@@ -22,7 +22,6 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.generate import Generator, new_generator
-from domino_jax.method.head import TOKEN_TABLES
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
@@ -168,16 +167,12 @@ def loss_settings(config) -> LossSettings | RowSettings:
         "gamma": None if math.isinf(train.gamma) else train.gamma,
         "drafted_tokens": train.head_tokens == "drafts",
         "frozen_backbone": train.frozen_backbone is not None,
-        "frozen_tables": train.frozen_tables,
-        "rank_scales": tuple(train.rank_scales),
     }
     return KINDS[config.drafter.head].loss_settings(config, shared)
 
 
 def optimizer_of(train) -> optax.GradientTransformation:
-    frozen = [] if train.frozen_backbone is None else ["backbone"]
-    frozen += [f"head/{name}" for name in TOKEN_TABLES] if train.frozen_tables else []
-    return make_optimizer(train.optimizer, frozen=tuple(frozen))
+    return make_optimizer(train.optimizer, frozen_backbone=train.frozen_backbone is not None)
 
 
 def with_stored_weights(state: TrainState, config: AnyConfig, train, loaded: LoadedTarget) -> TrainState:

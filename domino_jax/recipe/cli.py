@@ -33,7 +33,6 @@ HELP = {
     "prompt": "one prompt, given here",
     "output": "file or folder to write",
     "format": "serving (default: what SGLang and vLLM open), specforge or speculators (what they train further)",
-    "head_rank": "cut the head to this rank; a training with train.rank_scales made it fit to be cut",
     "host": "address to listen on (default 127.0.0.1; other machines reach 0.0.0.0)",
     "port": "port to listen on (default 8000; 0 is any free one)",
     "interactive": "chat at the terminal, text shown as it comes",
@@ -46,7 +45,7 @@ OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)(?:=.*)?", re.DOTALL)  # a valu
 LONGEST_LINE = 1_000  # characters of an error message
 LISTS = ("allow_config_change",)
 BOOLEANS = ("dry_run", "interactive")
-INTEGERS = ("head_rank", "port")
+INTEGERS = ("port",)
 CHOICES = {"distributed": ("auto", "manual", "off"), "format": ("serving", "specforge", "speculators")}
 
 
@@ -63,7 +62,6 @@ class Flags:
     prompt: str | None = None
     output: str | None = None
     format: str = "serving"
-    head_rank: int = 0
     allow_config_change: tuple[str, ...] = ()
     distributed: str = "auto"
     host: str | None = None

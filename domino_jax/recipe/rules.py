@@ -13,7 +13,7 @@ from domino_jax.method.keys import walk
 from domino_jax.method.kind import Rule
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, MODES, Problem, TreeSettings, refused_mode
-from domino_jax.recipe.values import decode_settings, head_rank, key_of, modes_of, shifts_labels
+from domino_jax.recipe.values import decode_settings, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError
 
 HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
@@ -36,7 +36,7 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
     if command in ("train", "dry_run"):  # the others take a drafter as it is
         rules += [*_unread_rules(config, set_keys), *_window_rules(config.drafter), *_training_rules(config)]
-        rules += [*_start_rules(config), *_loss_rules(config), *_rank_rules(config)]
+        rules += [*_start_rules(config), *_loss_rules(config)]
         rules += KINDS[config.drafter.head].rules(config)
     if command == "train":
         rules += _data_rules(config)
@@ -173,37 +173,6 @@ def _start_rules(config) -> list[Rule]:
             f"name a drafter's folder for a drafter.head of {' or '.join(WITH_TABLES)} (it is {head}), whose tables"
             " depend on tokens alone, or leave it out",
         ),
-        (
-            tables is not None or not train.frozen_tables,
-            "train.frozen_tables",
-            train.frozen_tables,
-            "it freezes the tables that train.head_from names; name a drafter's folder there, or leave it out",
-        ),
-    ]
-
-
-def _rank_rules(config) -> list[Rule]:
-    """The ranks that a head is cut to in training."""
-    scales, key, rank, head = config.train.rank_scales, "train.rank_scales", head_rank(config), config.drafter.head
-    if not scales:
-        return []
-    rank_key = key_of(head, KINDS[head].rank_key)
-    broken = [scale for scale in scales if (scale * rank) % 1 or scale * rank < 1]
-    return [
-        (rank > 0, key, scales, f"drafter.head {head} has no rank; leave it out"),
-        (max(scales) == 1, key, scales, 'the largest has to be 1, as in "(0.25,0.5,1.0)"'),
-        (
-            not broken,
-            key,
-            scales,
-            f"{', '.join(map(str, broken))} of {rank_key} {rank} is no whole number; change one of the two",
-        ),
-        (
-            config.train.head_tokens == "text",
-            key,
-            scales,
-            "a head that is cut at random reads the text; set --config.train.head_tokens=text",
-        ),
     ]
 
 
@@ -253,9 +222,6 @@ def _check_final_decoding(config) -> None:
     change = f"a drafter of drafter.head {head} has no confidence head, or nothing trains it; set it to 0"
     sure = kind.has_confidence_in(config) or decode.confidence == 0
     require(sure, "decode.confidence", decode.confidence, change)
-    rank, largest = decode.head_rank, head_rank(config)
-    change = f"the head of drafter.head {head} has rank {largest}; give at most that, or 0 for all of it"
-    require(rank <= largest, "decode.head_rank", rank, change)
     change = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
     require(not (decode.draft_vocab and kind.counts_tokens), "decode.draft_vocab", decode.draft_vocab, change)
     block_drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)

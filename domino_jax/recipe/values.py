@@ -24,12 +24,6 @@ def key_of(head: str, field: str) -> str:
     return f"drafter.{head}.{names[0]}" if names else f"drafter.{field}"
 
 
-def head_rank(config) -> int:
-    """The rank of the recipe's head; 0 without one."""
-    kind = KINDS[config.drafter.head]
-    return kind.recipe_fields(config)[kind.rank_key] if kind.has_head else 0
-
-
 def modes_of(decode, head: str) -> tuple[str, ...]:
     """decode.modes, or where they are left open those of a drafter with this head."""
     return default_modes(KINDS[head]) if decode.modes is None else tuple(decode.modes)

@@ -16,7 +16,6 @@ import numpy as np
 from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
-from domino_jax.method.ranks import cut_head
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
@@ -157,7 +156,7 @@ def load_models(
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
-        drafting: what the head is cut to (head_rank), and the tokens that are drafted (draft_vocab); None: all.
+        drafting: the tokens that are drafted (draft_vocab); None: all.
     """
     if not drafter_path:
         return Models(loaded.model, loaded.params)
@@ -171,8 +170,7 @@ def load_models(
 def as_drafted(
     config: AnyConfig, params: dict, loaded: LoadedTarget, path: str, drafting: DraftSettings, sharding: Sharding = None
 ) -> tuple[AnyConfig, dict]:
-    """A drafter with its head cut to head_rank and restricted to draft_vocab tokens; path: of its folder."""
-    config, params = cut_head(config, params, drafting.head_rank)
+    """A drafter restricted to draft_vocab tokens; path: of its folder."""
     if not drafting.draft_vocab:
         return config, params
     tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)

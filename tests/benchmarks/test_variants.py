@@ -14,7 +14,6 @@ TRAININGS = {
     **{name: changes for name, (_, changes) in ablations.VARIANTS.items()},
     **{f"{name} of heads": one.changes for name, one in variants(16).items()},
     **{f"{name} of transfer": changes for name, changes in beyond.small_variants("/source", "/backbone").items()},
-    **{f"{head} nested": beyond.nested_and_alone(head)[0][1] for head in beyond.HEADS},
 }
 
 

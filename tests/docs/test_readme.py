@@ -19,7 +19,7 @@ COMMANDS = {
     "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
     "serve": (serve, ("config",), ("host", "port")),
     "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
-    "export": (export, ("workdir", "output"), ("format", "head_rank")),
+    "export": (export, ("workdir", "output"), ("format",)),
 }
 FIRST = (
     "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"

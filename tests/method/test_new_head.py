@@ -60,7 +60,7 @@ class BiasHead(Head):
     def step(self, state, x, half):
         return (), jnp.broadcast_to(half, (*x.shape, self.config.bias_rank))
 
-    def codes_after(self, half, x, rank_mask=None):
+    def codes_after(self, half, x):
         return half
 
 

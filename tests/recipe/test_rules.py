@@ -81,7 +81,6 @@ RULES = [
     *(("train.profile_steps", {"train.profile_steps": steps}) for steps in ((5,), (7, 5))),
     *((f"train.{key}", {f"train.{key}": ""}) for key in ("start_from", "frozen_backbone", "head_from")),
     ("train.head_from", {"train.head_from": "F"}),  # a Domino head has no such tables
-    ("train.frozen_tables", {**MARKOV, "train.frozen_tables": True}),
     ("train.start_from", {**EAGLE3, "train.start_from": "F"}),
     ("train.start_from", {"train.start_from": "F", "train.frozen_backbone": "G", "train.lambda_start": 0.0}),
     ("train.lambda_start", {"train.frozen_backbone": "F"}),
@@ -89,10 +88,8 @@ RULES = [
     *(
         (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
         for head in ("none", "medusa")
-        for key, value in (("head_tokens", "drafts"), ("frozen_backbone", "F"), ("rank_scales", (0.5, 1.0)))
+        for key, value in (("head_tokens", "drafts"), ("frozen_backbone", "F"))
     ),
-    *(("train.rank_scales", {"train.rank_scales": scales}) for scales in ((0.5,), (0.3, 1.0), (0.001, 1.0))),
-    ("train.rank_scales", {"train.rank_scales": (0.5, 1.0), "train.head_tokens": "drafts"}),
     *(
         (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
         for head, key, value in (
@@ -129,9 +126,7 @@ RULES = [
     ("decode.tree.nodes", {**TREE, "decode.tree.lanes": 2}),
     ("decode.confidence", {**HELD_OUT, "decode.confidence": 0.5}),
     ("decode.confidence", {**HELD_OUT, **MARKOV, "drafter.markov.weights": (1.0, 1.0, 0.0), "decode.confidence": 0.5}),
-    ("decode.head_rank", {**HELD_OUT, "decode.head_rank": 257}),
     ("decode.draft_vocab", {"decode.draft_vocab": 63}),  # below the candidates of a slot
-    ("decode.head_rank", {**HELD_OUT, **EAGLE3, "decode.head_rank": 1}),
     ("decode.draft_vocab", {**HELD_OUT, **EAGLE3, "decode.draft_vocab": 128}),
 ]
 
@@ -143,13 +138,12 @@ def test_values_that_do_not_fit_together_are_refused_by_key(key, changes):
 
 SOUND = [
     {"train.gamma": INF},
-    {"train.rank_scales": (0.25, 0.5, 1.0, 1.0)},
     {"train.head_tokens": "drafts"},
     {"train.frozen_backbone": "F", "train.lambda_start": 0.0},
     {"drafter.head": "dflash2", "train.frozen_backbone": "F"},  # its own loss has no λ
     {"drafter.head": "dflash2", "train.dpace_alpha": 0.5},
     {**MARKOV, "train.loss": "cross_entropy", "train.distill": 0.5},
-    {**MARKOV, "train.head_from": "F", "train.frozen_tables": True},
+    {**MARKOV, "train.head_from": "F"},
     {**MEDUSA, "data.max_length": 200},  # it draws no anchors
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
     {"data.held_out": 0, "eval.prompts": "p.jsonl"},
@@ -166,7 +160,13 @@ def test_values_that_fit_together_pass(changes):
 
 
 def test_what_a_training_asks_for_does_not_concern_the_other_commands():
-    changes = {"data.train": None, "decode.head_rank": 999, "drafter.shift_label": True, **EAGLE3, "train.distill": 0.1}
+    changes = {
+        "data.train": None,
+        "decode.num_drafts": 999,
+        "drafter.shift_label": True,
+        **EAGLE3,
+        "train.distill": 0.1,
+    }
     passes(changes, "decode")
 
 

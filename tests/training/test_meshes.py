@@ -22,13 +22,13 @@ MARKOV = {
 # key/value heads do not divide by four: they lie whole.
 PAIRS = {
     "Domino": ({"dpace_alpha": 0.5}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True, "attention_blocks": 2}),
-    "Markov": ({"drafter": MARKOV, "rank_scales": [0.5, 1.0]}, {"mesh": [1, 4, 1], "accumulate": 2, "slice_blocks": 2}),
+    "Markov": ({"drafter": MARKOV}, {"mesh": [1, 4, 1], "accumulate": 2, "slice_blocks": 2}),
     "DFlash2": (
         {"drafter": {"head": "dflash2", "shift_label": False}, "contiguous": False},
         {"mesh": [4, 1, 1], "slice_blocks": 2, "remat": True},
     ),
     "xPress": (
-        {"drafter": {"head": "xpress", "shift_label": False}, "rank_scales": [0.5, 1.0]},
+        {"drafter": {"head": "xpress", "shift_label": False}},
         {"mesh": [1, 2, 2], "accumulate": 2, "slice_blocks": 4},
     ),
     "EAGLE-3": ({"drafter": {"head": "eagle3"}}, {"mesh": [2, 2, 2], "accumulate": 2, "remat": True}),

@@ -17,7 +17,7 @@ from flax import linen as nn
 from domino_jax.method.candidates import Candidates, largest
 from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, either, integer
-from domino_jax.method.head import Head, cut_ranks
+from domino_jax.method.head import Head
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
     EPSILON,
@@ -101,9 +101,6 @@ class Dflash2Config(DrafterConfig):
             linear(f"{name}.hidden_projection", ("head", "hidden_projection"), self.selector_rank, self.hidden_size),
         ]
 
-    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, str], tuple]:
-        return {("predecessor", "embedding"): (None, ranks), ("hidden_projection", "kernel"): (None, ranks)}
-
     def aliases(self) -> dict[str, str]:
         # As modules of embeddings in z-lab's loader and in a branch of speculators.
         codebooks = [entry.name for entry in self.head_table() if entry.name.endswith("_codebook")]
@@ -182,8 +179,8 @@ class Selector(Head):
     def step(self, state: tuple, x: jax.Array, half: jax.Array) -> tuple[tuple, jax.Array]:
         return (), self.look_up(x) * half
 
-    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
-        return cut_ranks(self.step((), x, half)[1], rank_mask)
+    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
+        return self.step((), x, half)[1]
 
 
 # ----------------------------------------------------------------------------------------------------------------- loss

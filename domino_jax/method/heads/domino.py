@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import either, lacks, optional_integer, section, shift_label
-from domino_jax.method.head import Head, SplitLinear, cut_ranks
+from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.models.layers import with_rows
 from domino_jax.models.shapes import Hidden
@@ -95,9 +95,6 @@ class DominoConfig(DrafterConfig):
             linear("embed_proj.2", ("head", "up"), self.vocab_size, self.emb_dim),
         ]
 
-    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, str], tuple]:
-        return {("down", "kernel"): (None, ranks)}
-
     def sglang_refusal(self) -> str | None:
         if self.pure_draft_prefix_len != 1:
             return f"SGLang requires pure_draft_prefix_len 1, and this drafter has {self.pure_draft_prefix_len}"
@@ -173,8 +170,8 @@ class DominoHead(Head):
         state = jax.lax.optimization_barrier(self.gru.advance(state, self.gru.input_gates(x)))
         return state, self._code(half, state)
 
-    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
-        return cut_ranks(self._code(half, self.prefix_states(x)), rank_mask)
+    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
+        return self._code(half, self.prefix_states(x))
 
     def prefix_states(self, x: jax.Array) -> jax.Array:
         """Embeddings [B, T, D] → states float32 [B, T, U], entry t after rows 0..t."""

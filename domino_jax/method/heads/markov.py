@@ -12,12 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, boolean, either, integer, lacks, section
-from domino_jax.method.head import Head, SplitLinear, cut_ranks
+from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.kind import Rule
 from domino_jax.method.losses import (
@@ -148,17 +147,6 @@ class MarkovConfig(DrafterConfig):
             table += biased("confidence_head.proj", ("head", "confidence_proj"), 1, inputs)
         return table
 
-    def head_ranks(self, ranks: Any, width: Any) -> dict[tuple[str, str], tuple]:
-        axes = {("predecessor", "embedding"): (None, ranks)}
-        if self.markov_head_type == GATED:
-            axes |= {("gate", "kernel"): (np.concatenate([width, ranks]), ranks), ("gate", "bias"): (ranks,)}
-        if self.markov_head_type == RNN:
-            parts = np.tile(ranks, 3)
-            axes |= {("joint", "kernel"): (np.concatenate([ranks, ranks, width]), parts), ("joint", "bias"): (parts,)}
-        if self.confidence_head_with_markov:
-            axes["confidence_proj", "kernel"] = (np.concatenate([width, ranks]), None)
-        return axes
-
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
         section, confident = recipe.drafter.markov, cls.has_confidence_in(recipe)
@@ -266,28 +254,27 @@ class MarkovHead(Head):
         state, code = self._recur(state, half + self.joint.part(1, v), self.joint.matrix(0))
         return jax.lax.optimization_barrier(state), code  # as in the Domino head
 
-    def codes_after(self, half: jax.Array, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
-        v = cut_ranks(self.look_up(x), rank_mask)
+    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
+        v = self.look_up(x)
         if self.config.markov_head_type != RNN:
             return self._gated(v, half)
         shares = half + self.joint.part(1, v)
         start, matrix = self.initial_state(len(x)), self.joint.matrix(0)
-        rank_mask = None if rank_mask is None else rank_mask[:, 0]
 
         def recur(state, share):
-            return tuple(cut_ranks(values, rank_mask) for values in self._recur(state, share, matrix))
+            return self._recur(state, share, matrix)
 
         return jax.lax.scan(recur, start, shares.swapaxes(0, 1))[1].swapaxes(0, 1)
 
-    def confidence(self, z: Hidden, x: jax.Array, rank_mask: jax.Array | None = None) -> jax.Array:
+    def confidence(self, z: Hidden, x: jax.Array) -> jax.Array:
         """Logits float32 [...] of a draft's chance to be accepted, given that those before it were.
 
         Args:
-            z: [..., D] of the slots.  x: int32 [...], the tokens before them.  rank_mask: bool [..., E] as of `codes`.
+            z: [..., D] of the slots.  x: int32 [...], the tokens before them.
         """
         logit = self.confidence_proj.part(0, z, bias=True)
         if self.config.confidence_head_with_markov:
-            logit += self.confidence_proj.part(1, cut_ranks(self.look_up(x), rank_mask))
+            logit += self.confidence_proj.part(1, self.look_up(x))
         return logit[..., 0].astype(jnp.float32)
 
     def _gated(self, v: jax.Array, half: jax.Array) -> jax.Array:
@@ -330,10 +317,8 @@ class MarkovObjective(Objective):
     Outputs: target where settings.reads_target; extra: confidence logits [n, G], or None without a confidence head.
     """
 
-    def extra(self, models: Any, z: Hidden, before: jax.Array, rank_mask: jax.Array | None) -> jax.Array | None:
-        if not models.drafter.config.has_confidence:
-            return None
-        return models.confidence(z, before, None if rank_mask is None else rank_mask[:, :, None])
+    def extra(self, models: Any, z: Hidden, before: jax.Array) -> jax.Array | None:
+        return models.confidence(z, before) if models.drafter.config.has_confidence else None
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         sums = super().block_sums(outputs, labels)

@@ -12,12 +12,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from domino_jax.method.blocks import position_decay
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, either, integer, optional_integer, shift_label
-from domino_jax.method.head import Head, SplitLinear, cut_ranks
+from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.kind import Rule
 from domino_jax.method.losses import (
@@ -140,12 +139,6 @@ class XpressConfig(DrafterConfig):
             linear("xpress_head.w2", ("head", "up"), vocab, rank),
         ]
 
-    def head_ranks(self, own: Any, width: Any) -> dict[tuple[str, ...], tuple]:
-        inputs = {(name, "kernel"): (None, own) for name in ("down_h", "down_g", "mlp_down")}
-        inputs |= {(name, "kernel"): (own, None) for name in ("mlp_gate", "mlp_up")}
-        inputs |= {("in_proj", "kernel"): (np.tile(own, 3), own), ("mix",): (own, None, None)}
-        return {**inputs, ("predecessor", "embedding"): (None, own)}
-
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
         section = recipe.drafter.xpress
@@ -208,18 +201,17 @@ class XpressHead(Head):
         row = jnp.einsum("...k,ckj->...jc", slot, jnp.tril(self.mix))
         return state, self._code(vector + jnp.sum(row * state.reshape(placed.shape), axis=-2))
 
-    def codes_after(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
-        vectors = self._vector(half, x, kept)
+    def codes_after(self, half: jax.Array, x: jax.Array) -> jax.Array:
+        vectors = self._vector(half, x)
         slots = vectors.shape[-2]
         mix = jnp.tril(self.mix)[:, :slots, :slots]
-        return cut_ranks(self._code(vectors + jnp.einsum("ckj,bjc->bkc", mix, vectors)), kept)
+        return self._code(vectors + jnp.einsum("ckj,bjc->bkc", mix, vectors))
 
-    def _vector(self, half: jax.Array, x: jax.Array, kept: jax.Array | None = None) -> jax.Array:
+    def _vector(self, half: jax.Array, x: jax.Array) -> jax.Array:
         """a_k float32 [..., E]."""
         state, mean, _ = jnp.split(half, [self.config.xpress_rank, 2 * self.config.xpress_rank], axis=-1)
         inputs = enumerate((state, mean, self.look_up(x)))
-        vector = sum(self.in_proj.part(index, cut_ranks(part, kept)) for index, part in inputs)
-        return cut_ranks(vector.astype(jnp.float32), kept)
+        return sum(self.in_proj.part(index, part) for index, part in inputs).astype(jnp.float32)
 
     def _code(self, mixed: jax.Array) -> jax.Array:
         return mixed + self.mlp_down(nn.silu(self.mlp_gate(mixed)) * self.mlp_up(mixed))
@@ -264,21 +256,18 @@ class XpressObjective(Objective):
         """Fewer than the usual loss has, as there are more logits of each block."""
         return max(1, 3 * self.settings.slice_blocks // (3 + self.settings.rounds))
 
-    def extra(self, models: Any, z: Hidden, before: jax.Array, kept: jax.Array | None) -> jax.Array | None:
-        return None if kept is None else kept.astype(jnp.float32)
-
     def outputs(self, models: Any, unembed: Callable, labels: Labels, before: jax.Array, usual: tuple) -> tuple:
         config, (outputs_of, states) = models.drafter.config, usual
         rounds = self.settings.rounds if self.settings.weights[2] else 0
         decay = position_decay(config.block_size, config.first_slot, self.settings.gamma)
 
-        def refined(params: dict, z: Hidden, codes: jax.Array, kept: jax.Array | None, frozen: tuple) -> Outputs:
+        def refined(params: dict, z: Hidden, codes: jax.Array, extra: None, frozen: tuple) -> Outputs:
             states, known = frozen
-            outputs = outputs_of(params, z, codes, kept, states)
+            outputs = outputs_of(params, z, codes, extra, states)
             head, logits = models.replace(drafter_params={"head": params}), [outputs.base]
             for _ in range(rounds):
                 choices = jnp.argmax(logits[-1], axis=-1)[..., config.first_slot : -1]
-                codes = head.block_codes(z, jnp.concatenate([known, choices], axis=-1), kept)
+                codes = head.block_codes(z, jnp.concatenate([known, choices], axis=-1))
                 logits.append(outputs.base.at[..., config.first_slot :, :].add(head.residual(codes)))
             return outputs._replace(extra=(logits[1:], jnp.broadcast_to(decay, z.shape[:-1])))
 
