@@ -27,8 +27,11 @@ for number in (signal.SIGINT, signal.SIGHUP):
 import jax
 import pytest
 
+from tests.helpers import train_runs
 from tests.helpers.bucket_server import bucket_server, make_bucket, variables
+from tests.helpers.paths import ROOT
 
+SNAPSHOTS = ROOT / "tests" / "snapshots"
 pytest_plugins = ["tests.helpers.slow_runs"]
 
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -36,11 +39,29 @@ jax.config.update("jax_default_matmul_precision", "highest")
 TOOLS = {"benchmarks", "docs", "integrations", "launch"}  # folders whose tests carry the mark `tools`
 
 
+def pytest_addoption(parser):
+    parser.addoption("--update", action="store_true", help="rewrite the files of tests/snapshots")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in TOOLS:
             item.add_marker(pytest.mark.tools)
+
+
+@pytest.fixture
+def snapshot(request):
+    """A function that holds a text against a file of tests/snapshots; with --update it writes the file first."""
+
+    def check(name: str, text: str) -> None:
+        file = SNAPSHOTS / name
+        if request.config.getoption("--update"):
+            file.write_text(text, encoding="utf-8")
+        # By lines: to compare long texts as a whole can take pytest minutes.
+        assert text.splitlines() == file.read_text(encoding="utf-8").splitlines()
+
+    return check
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +77,12 @@ def storage_url():
 def bucket(storage_url) -> str:
     """gs:// and a new, empty bucket of that server."""
     return make_bucket(storage_url, f"domino-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory) -> train_runs.FinishedRun:
+    """The one run of the train command that all tests share, whichever process they run in; tests change copies."""
+    return train_runs.finished_run(train_runs.shared_folder(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")

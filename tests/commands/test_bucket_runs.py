@@ -13,12 +13,9 @@ from domino_jax.recipe import cli
 from domino_jax.runtime import remote
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter, read_rows
-from tests.commands.test_train_command import files, weights  # noqa: F401
-from tests.helpers.train_runs import GOLDEN, arguments, losses, start
+from tests.helpers.train_runs import GOLDEN, arguments, losses, start, weights
 
-STEPS = 4
 CHANGES = {
-    "config__train__steps": STEPS,
     "config__checkpoint__every": 1,
     "config__preflight__rows": 0,
     "config__decode__max_new_tokens": 8,
@@ -27,7 +24,7 @@ CHANGES = {
 
 
 @pytest.fixture
-def stored(bucket, files, tmp_path, monkeypatch):  # noqa: F811
+def stored(bucket, finished_run, tmp_path, monkeypatch):
     """Arguments of a run all of whose paths are in the bucket, and its workdir."""
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measure, "time_rounds", lambda *_: {})
@@ -35,7 +32,7 @@ def stored(bucket, files, tmp_path, monkeypatch):  # noqa: F811
     for file in (GOLDEN / "target").iterdir():
         store.pipe_file(f"{bucket}/target/{file.name}", file.read_bytes())
     addresses = []
-    for file in files:
+    for file in finished_run.files:
         addresses.append(f"{bucket}/data/{file.name}")
         store.pipe_file(addresses[-1], file.read_bytes())
     argv = arguments(addresses, f"{bucket}/run", config__target__path=f"{bucket}/target", **CHANGES)
@@ -52,9 +49,8 @@ def flip_a_bit(folder):
     store.pipe_file(large["name"], bytes(data))
 
 
-def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, files, tmp_path, monkeypatch, capsys):  # noqa: F811
+def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finished_run, tmp_path, monkeypatch, capsys):
     argv, workdir = stored
-    assert start(arguments(files, tmp_path / "local", **CHANGES)) == 0
 
     # ---- killed at step 3
     write = MetricsWriter.write
@@ -78,8 +74,8 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, files, 
     message = capsys.readouterr().out
     assert "the checkpoint of step 2 is damaged" in message and "continues from step 1" in message
     assert (workdir / "checkpoints" / "corrupt" / "2").exists()
-    assert losses(workdir) == losses(tmp_path / "local")
-    assert weights(workdir) == weights(tmp_path / "local")
+    assert losses(workdir) == losses(finished_run.workdir)
+    assert weights(workdir) == weights(finished_run.workdir)
     names = {path.name for path in workdir.iterdir()}
     assert {"metrics.jsonl", "tensorboard", "checkpoints", "export", "plots", "data", "finished.json"} <= names
     assert not any(name.endswith(".part") for name in names)

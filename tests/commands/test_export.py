@@ -11,7 +11,6 @@ import optax
 import pytest
 
 from domino_jax import export
-from domino_jax.evals.model_card import model_card, public_sources
 from domino_jax.method.state import TrainState
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
@@ -19,20 +18,10 @@ from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ROOT
+from tests.helpers.report_runs import RECIPE
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 FILES = ["README.md", "config.json", "model.safetensors"]
-RECIPE = {
-    "seed": 42,
-    "target": {"path": "some/target"},
-    "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320, "layout": "pad"},
-    "train": {
-        **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
-        **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": None, "distill": 0.1},
-        **{"ema_decay": 0.0, "loss": "own"},
-    },
-    "drafter": {"markov": {"weights": [0.1, 0.9, 1.0]}},
-}
 DATA = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
 REPORT = {
     "prompts": {"count": 16},
@@ -235,35 +224,6 @@ def test_what_somebody_adds_to_a_runs_export_stays_there(drafter, tmp_path):
     export.write_export(folder, *drafter, RECIPE, 2, keep_others=True)
     assert (folder / "LICENSE").read_text() == "mine" and (folder / ".cache" / "upload").read_text() == "half"
     assert sorted(entry.name for entry in folder.iterdir()) == sorted([*FILES, "LICENSE", ".cache"])
-
-
-def test_the_card_tells_recipe_data_steps_versions_and_tau_once_measured(drafter):
-    config, _ = drafter
-    card = model_card(config, 1_234, "bfloat16", RECIPE, 9, data=DATA)
-    for message in (
-        "# Domino drafter for some/target",
-        "- 1,234 weights, bfloat16",
-        "9 of 600, 8 rows each",
-        "rows.jsonl (answers reg",
-        "12,345 rows",
-        "\nlambda_decay_ratio = 0.5\n",
-        "\nlicense: other\n",
-    ):
-        assert message in card
-    assert f"jax {jax.__version__}" in card and "τ" not in card
-    measured = model_card(config, 1_234, "bfloat16", RECIPE, 9, report=REPORT)
-    assert "| domino | 3.25 | 3.50 | 1.75 |" in measured
-    assert "autoregressive" not in measured
-
-
-def test_the_card_names_no_folder_of_the_machine(drafter):
-    recipe = {**RECIPE, "target": {"path": "/data/models/qwen"}, "data": {**RECIPE["data"], "train": "~/rows.jsonl"}}
-    recipe["train"] = {**RECIPE["train"], "start_from": "/data/runs/first"}
-    card = model_card(drafter[0], 1_234, "bfloat16", recipe, 9)
-    assert "# Domino drafter for qwen\n" in card and "/data" not in card and "~" not in card
-    mixture = "gs://bucket/a.jsonl=0.7, /home/me/b/*.gz=0.3,c.jsonl"
-    assert public_sources(mixture) == "a.jsonl (0.7), *.gz (0.3), c.jsonl"
-    assert public_sources("/home/me/rows.jsonl") == "rows.jsonl"
 
 
 @pytest.mark.parametrize(

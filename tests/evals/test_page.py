@@ -96,15 +96,6 @@ def test_the_spans_are_the_tokens_of_the_answer():
     assert [place for place, span in enumerate(spans) if "bonus" in span.attrs["class"]] == [3, 5, 7]
 
 
-def test_without_a_tokenizer_the_spans_are_ids():
-    spans = Page("".join(token_spans(ANSWER, TextCodec(None, False)))).all("span")
-    assert "".join(span.text for span in spans) == "1 2 3 4 5 6 1 0 "
-
-
-def test_a_simulated_run_is_marked_at_its_answers():
-    assert "SIMULATED acceptance" in Page(page_of(simulated=7.17)).all("p", "warning")[0].text
-
-
 # ----------------------------------------------------------------------------------------------- examples
 
 

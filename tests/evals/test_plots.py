@@ -5,7 +5,6 @@ import json
 import matplotlib.image
 import pytest
 
-from domino_jax.evals import plots
 from domino_jax.evals.plots import plot_run, write_plots
 from tests.helpers.report_runs import report_of
 
@@ -35,23 +34,6 @@ def test_a_whole_run_gets_two_pictures(tmp_path):
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(names)
 
 
-def test_acceptance_is_drawn_over_hours_too(monkeypatch):
-    """Hours of a core, where the run logged its processor time; between two logged steps they are interpolated."""
-    pictures = {}
-    monkeypatch.setattr(plots, "save", lambda folder, drawn: pictures.update(drawn))
-    for rows, words in (
-        (TRAINED, "hours"),
-        ([{**row, "cpu_seconds": 72 * row["step"]} for row in TRAINED], "of a core"),
-    ):
-        monkeypatch.setattr(plots, "read_rows", lambda path, rows=rows: rows + EVALUATED)
-        plot_run("workdir")
-        [axes] = pictures["tau.png"].axes
-        [above] = axes.child_axes
-        pictures["tau.png"].canvas.draw()
-        assert words in above.get_xlabel()
-    assert above.get_xlim()[1] == pytest.approx(72 * 100 / 3600, rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("rows", "names"),
     [
@@ -65,12 +47,6 @@ def test_acceptance_is_drawn_over_hours_too(monkeypatch):
 def test_a_picture_without_data_is_not_drawn(tmp_path, rows, names):
     assert draw(tmp_path, rows) == names
     assert (tmp_path / "plots").exists() == bool(names)
-
-
-def test_a_drafter_without_a_head_has_one_loss(tmp_path):
-    rows = [{**row, "final_loss": row["base_loss"]} for row in TRAINED]
-    taus = [{**row, "eval_tau": row["eval_tau_backbone"]} for row in EVALUATED]
-    assert draw(tmp_path, rows + taus) == ["losses.png", "tau.png"]
 
 
 def test_a_report_gets_two_pictures(tmp_path):

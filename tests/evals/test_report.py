@@ -7,11 +7,10 @@ import pytest
 import rich.console
 
 from domino_jax.decoding.generate import Clock
-from domino_jax.evals.page import render_page
-from domino_jax.evals.report import NO_TEXT, console_table, read_report, write_report
+from domino_jax.evals.report import console_table, read_report, write_report
 from domino_jax.evals.tables import paper_rows
 from domino_jax.runtime.errors import DataError
-from tests.helpers.report_runs import FAST, PLAIN, info_with, report_of, run_of, two_runs
+from tests.helpers.report_runs import FAST, PLAIN, report_of, run_of, two_runs
 
 
 def printed(report) -> str:
@@ -51,17 +50,6 @@ def test_without_plain_decoding_there_is_no_step_and_nothing_to_compare():
     assert "autoregressive" not in alone["modes"] and alone["identical_outputs"] == {}
 
 
-def test_a_simulated_run_says_so_everywhere_and_claims_no_equal_outputs():
-    plain = run_of(PLAIN, Clock(0.5, 26.0, 3.0, 13))
-    runs = {"autoregressive": plain, "domino": run_of(FAST, Clock(0.75, 6.5, 4.0, 13))}
-    report = report_of(runs, info_with(simulate_tau=7.17))
-    assert report["simulated"] == 7.17 and report["identical_outputs"] == {}
-    page = render_page(report, {}, (), NO_TEXT)
-    assert "Decoding report (simulated)" in page
-    for text in (printed(report), page):
-        assert "SIMULATED acceptance (τ forced to 7.17" in text
-
-
 def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinished(tmp_path):
     assert read_report(tmp_path) is None
     report = report_of()
@@ -72,12 +60,6 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
     assert names == [*pictures, "report.html", "report.json"]
     assert (tmp_path / "plots" / "accept_lengths.png").read_bytes().startswith(b"\x89PNG")
     assert {"jax", "flax", "python", "domino_jax"} <= report["versions"].keys()
-
-
-def test_without_a_drafting_mode_there_are_no_pictures(tmp_path):
-    write_report(tmp_path, report_of({"autoregressive": two_runs()["autoregressive"]}, split={}))
-    assert not (tmp_path / "plots").exists()
-    assert "<img" not in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

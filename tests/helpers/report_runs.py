@@ -67,3 +67,17 @@ def report_of(runs=None, info=INFO, **changes) -> dict:
 def info_with(**settings) -> RunInfo:
     changed = SETTINGS.change(**settings)
     return dataclasses.replace(INFO, requested=changed, settings=changed)
+
+
+# Of a training run, as config.json holds it.
+RECIPE = {
+    "seed": 42,
+    "target": {"path": "some/target"},
+    "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320, "layout": "pad"},
+    "train": {
+        **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
+        **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": None, "distill": 0.1},
+        **{"ema_decay": 0.0, "loss": "own"},
+    },
+    "drafter": {"markov": {"weights": [0.1, 0.9, 1.0]}},
+}

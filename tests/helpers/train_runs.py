@@ -1,13 +1,18 @@
 """The train command on a golden target, in this process: its rows, its flags, its exit code and what it leaves."""
 
 import json
+import os
 import pathlib
+import shutil
+from typing import NamedTuple
 
 import pytest
 
 from domino_jax import train
+from domino_jax.evals import measure
 from domino_jax.recipe import cli
 from domino_jax.recipe.rules import reads
+from domino_jax.runtime.files import make_once
 from domino_jax.training.metrics import read_rows
 from tests.helpers.paths import ROOT
 
@@ -89,3 +94,58 @@ def start(argv: list[str]) -> int:
 def losses(workdir: pathlib.Path) -> dict[int, str]:
     """Step → its loss, to the last bit."""
     return {row["step"]: row["loss"].hex() for row in read_rows(workdir / "metrics.jsonl") if "loss" in row}
+
+
+def weights(workdir: pathlib.Path) -> bytes:
+    return (workdir / "export" / "model.safetensors").read_bytes()
+
+
+class FinishedRun(NamedTuple):
+    """files: its training rows and held-out prompts.  workdir: copied by tests that change it."""
+
+    files: tuple[pathlib.Path, pathlib.Path]
+    workdir: pathlib.Path
+
+
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """One folder for all processes of a session."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+def train_once(workdir: pathlib.Path, argv_of) -> pathlib.Path:
+    """The workdir of a finished run, trained by the first process that asks for it. argv_of: its flags by its folder.
+
+    The parts of a round are timed in test_decode_command.py alone.
+    """
+
+    def make(fresh: pathlib.Path) -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(measure, "time_rounds", lambda *_: {})
+            assert start(argv_of(fresh)) == 0
+
+    return make_once(workdir, make)
+
+
+def finished_run(folder: pathlib.Path) -> FinishedRun:
+    """STEPS steps of a Domino drafter, evaluated after the last one and decoded at the end."""
+
+    def write_files(fresh: pathlib.Path) -> None:
+        fresh.mkdir()
+        training_files(fresh)
+
+    rows = make_once(folder / "rows", write_files)
+    files = rows / "rows.jsonl", rows / "prompts.jsonl"
+    flags = {"config__eval__every": STEPS, "config__eval__final": True}
+    return FinishedRun(files, train_once(folder / "finished", lambda fresh: arguments(files, fresh, **flags)))
+
+
+def interrupted(workdir: pathlib.Path, copy: pathlib.Path, step: int) -> pathlib.Path:
+    """A copy of a finished run as it was after the checkpoint of a step, but for the rows after it."""
+    shutil.copytree(workdir, copy)
+    later = [path for path in (copy / "checkpoints").iterdir() if path.name.isdigit() and int(path.name) > step]
+    for path in (*later, copy / "export", copy / "report"):
+        shutil.rmtree(path, ignore_errors=True)
+    for name in ("finished.json", "checkpoints/tau.json"):
+        (copy / name).unlink(missing_ok=True)
+    return copy

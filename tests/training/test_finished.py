@@ -16,13 +16,13 @@ from domino_jax.recipe import builders
 from domino_jax.runtime.errors import DataError
 from domino_jax.training import step_folders
 from domino_jax.training.checkpoints import Checkpoints
-from domino_jax.training.metrics import MetricsWriter, read_rows
-from tests.helpers.train_runs import arguments, losses, start, training_files
+from domino_jax.training.metrics import read_rows
+from tests.helpers.train_runs import arguments, interrupted, losses, start, weights
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return training_files(tmp_path_factory.mktemp("rows"))
+@pytest.fixture
+def files(finished_run):
+    return finished_run.files
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,10 +54,11 @@ def command(files, workdir, **changes):
 
 
 @pytest.fixture(scope="module")
-def whole(files, tmp_path_factory):
-    """A finished run of 8 steps with evaluations after 4 and 8; tests copy it."""
-    workdir = tmp_path_factory.mktemp("whole") / "run"
-    assert start(command(files, workdir)) == 0
+def whole(finished_run, tmp_path_factory):
+    """The finished run, as if its evaluation after step 4 had had a τ of 3 and that after step 8 one of 2."""
+    workdir = interrupted(finished_run.workdir, tmp_path_factory.mktemp("whole") / "run", 8)
+    (workdir / "checkpoints" / "tau.json").write_text('{"4": 3.0, "8": 2.0}')
+    assert start(command(finished_run.files, workdir)) == 0
     return workdir
 
 
@@ -88,20 +89,15 @@ def copy(workdir, tmp_path):
     return shutil.copytree(workdir, tmp_path / "run")
 
 
-def weights(workdir):
-    return (workdir / "export" / "model.safetensors").read_bytes()
-
-
 def test_the_marker_names_the_step_and_the_export(whole):
     marker = json.loads((whole / "finished.json").read_text())
     assert (marker["step"], marker["processes"], len(marker["export_sha256"])) == (8, 1, 64)
     assert marker["exported_step"] == 4
-    assert json.loads((whole / "checkpoints" / "tau.json").read_text()) == {"4": 3.0, "8": 2.0}
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
 def test_killed_around_the_first_best_export_a_run_continues(files, whole, tmp_path, capsys, late):
-    workdir = tmp_path / "run"
+    workdir = interrupted(whole, tmp_path / "run", 4)  # the evaluation after step 4 has no row
     with dying(export, "write_export", lambda *_, **named: True, late):
         assert start(command(files, workdir)) == 130
     assert (workdir / "export").exists() == late
@@ -197,9 +193,10 @@ def test_an_export_that_changed_after_the_end_is_written_again(files, whole, tmp
 
 
 def test_a_run_killed_before_its_first_checkpoint_reports_it_and_starts_again(files, whole, tmp_path, capsys):
-    workdir = tmp_path / "run"
-    with dying(MetricsWriter, "write", lambda self, step, values: step == 3):
-        assert start(command(files, workdir)) == 130
+    workdir = interrupted(whole, tmp_path / "run", 0)
+    (workdir / "first_checkpoint.json").unlink()
+    rows = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (workdir / "metrics.jsonl").write_text("".join(rows[:2]))
     assert start(command(files, workdir)) == 0
     assert "starts from step 0: step 2 was reached" in capsys.readouterr().out
     assert losses(workdir) == losses(whole)

@@ -11,15 +11,14 @@ import pytest
 from safetensors import safe_open
 
 from domino_jax import export
-from domino_jax.evals.model_card import model_card
 from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.target import read_target_config
-from tests.commands.test_export import RECIPE
 from tests.helpers.golden_files import folder_of
 from tests.helpers.models import MARKOV_SETS
 from tests.helpers.paths import GOLDEN, ROOT
 from tests.helpers.public_drafter import public_shapes, without_head
+from tests.helpers.report_runs import RECIPE
 
 HUB_ID = "owner/target"
 
@@ -150,18 +149,6 @@ def test_specforge_gets_the_architecture_its_training_looks_for(tmp_path, head):
     assert "speculators_config" not in raw and shapes_of(folder) == public_shapes(raw)
     target = read_target_config(GOLDEN / "untied_noshift" / "target")
     assert load_drafter(folder, target, "float32")[0].to_dict() == config.to_dict()
-
-
-def test_a_plain_drafters_card_is_not_dominos():
-    cards = {}
-    for head in (True, False):
-        cards[head] = model_card(drafter("untied_noshift", head)[0], 1_234, "bfloat16", RECIPE, 9)
-    for head, tag in ((True, "domino"), (False, "dflash")):
-        front = cards[head].split("---")[1].splitlines()
-        assert {"library_name: domino_jax", "pipeline_tag: text-generation"} <= set(front)
-        assert {"- speculative-decoding", f"- {tag}"} <= set(front)
-        assert any(line.startswith("license: ") for line in front)
-    assert "Domino" not in cards[False] and "2605.29707" not in cards[False]
 
 
 @pytest.mark.parametrize("name", MARKOV_SETS)

@@ -1,0 +1,124 @@
+"""What people read of a run: console tables, model cards and report.html, as in tests/snapshots (pytest --update)."""
+
+import dataclasses
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from domino_jax.evals import model_card, report, tables
+from domino_jax.evals.examples import Example, ShownAnswer
+from domino_jax.evals.page import render_page
+from domino_jax.evals.prompts import Prompt
+from domino_jax.method.config import DrafterConfig
+from domino_jax.training import console
+from domino_jax.weights.drafter import load_drafter
+from tests.helpers.golden_files import target_config
+from tests.helpers.paths import GOLDEN
+from tests.helpers.report_runs import INFO, RECIPE, info_with, report_of, two_runs
+
+ELSEWHERE = {"device": "DEVICE", "date": "DATE", "versions": {"jax": "VERSION"}}
+DIVERGED = [{"prompt": 0, "near_tie": True}, {"prompt": 1, "near_tie": False}]
+
+
+def whole_report(**settings):
+    """Two modes, two tasks, a batch size of 8, in two sittings."""
+    speeds = {"autoregressive": (1234.6, 1.0), "domino": (2469.2, 2.0)}
+    level = {
+        "modes": {
+            mode: {"tokens_per_second": speed, "speedup": gain, "drafts_per_round": 2.504}
+            for mode, (speed, gain) in speeds.items()
+        },
+        "identical_outputs": {"domino": {"same": 3, "of": 4, "near_ties": 1, "violations": 0}},
+    }
+    runs, info = two_runs(DIVERGED), info_with(**settings)
+    tasks = {task: two_runs() for task in ("gsm8k", "mbpp")}
+    return report_of(runs, info, tasks=tasks, concurrency={"8": level}, sittings=2) | ELSEWHERE
+
+
+def rows_as_text(rows) -> str:
+    return "".join(" | ".join(row) + "\n" for row in rows)
+
+
+def on_console(shown) -> str:
+    printed = rich.console.Console(file=io.StringIO(), width=120)
+    report.console_table(shown, printed)
+    return printed.file.getvalue()
+
+
+def deeper_tree() -> dict:
+    """A chain beside a tree that has one position more."""
+
+    def rates(*values):
+        return {"accept_rate_by_position": list(values), "conditional_accept_rate_by_position": [0.5] * len(values)}
+
+    return {"autoregressive": rates(), "domino": rates(0.5), "tree": rates(0.6, 0.3)}
+
+
+def start_up_lines() -> list[str]:
+    """The recipe and the parameters: repeated layers, and arrays over a mesh of 8."""
+
+    def shape(*sizes, spec=None, dtype=jnp.float32):
+        sharding = None if spec is None else NamedSharding(mesh, PartitionSpec(*spec))
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
+
+    mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    recipe = {"seed": 42, "train": {"steps": 900, "lr": 6e-4, "name": "", "list": [1, 2], "alpha": None, "on": True}}
+    layers = {f"layers_{index}": {"q_proj": {"kernel": shape(8, 4)}} for index in range(12)}
+    whole = {**layers, "head": {"up": shape(256, 1000)}, "norm": shape(16, dtype=jnp.bfloat16)}
+    split = {
+        "a": shape(8, 16, spec=("fsdp", "tensor")),
+        "b": shape(8, spec=()),
+        "c": shape(8, 4, spec=(("data", "fsdp"), None)),
+    }
+    return [*console.recipe_lines(recipe), *console.parameter_lines(whole), *console.parameter_lines(split)]
+
+
+def test_tables(snapshot):
+    several = [report_of(info=dataclasses.replace(INFO, drafter_name=name)) for name in "AB"]
+    widths = {"round_widths": {"domino": 2, "tree": 3}, "verify_width": 3, "drafter": {"block_size": 2}}
+    parts = [
+        on_console(whole_report()),
+        on_console(whole_report(simulate_tau=7.17)),
+        rows_as_text(tables.paper_rows(several)),
+        rows_as_text(tables.comparison_rows(several)),
+        rows_as_text(tables.position_rows(deeper_tree(), 3)),
+        tables.width_note(widths) + "\n",
+        "".join(line.rstrip() + "\n" for line in start_up_lines()),
+    ]
+    snapshot("tables.txt", "\n".join(parts))
+
+
+def cards():
+    """A Domino drafter without and with figures, a plain one, and one that no server drafts with."""
+    domino, _ = load_drafter(GOLDEN / "tied_shift" / "drafter", target_config("tied_shift"), np.dtype("float32"))
+    plain = DrafterConfig(**{field.name: getattr(domino, field.name) for field in dataclasses.fields(DrafterConfig)})
+    data = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
+    local = {
+        **RECIPE,
+        "target": {"path": "/data/models/qwen"},
+        "data": {**RECIPE["data"], "train": "gs://bucket/a.jsonl=0.7, /home/me/b/*.gz=0.3,c.jsonl", "layout": "pack"},
+        "train": {**RECIPE["train"], "start_from": "/data/runs/first"},
+    }
+    yield model_card.model_card(domino, 1_234, "bfloat16", RECIPE, 9, data=data)
+    yield model_card.model_card(domino, 1_234, "bfloat16", local, 9, report=whole_report(), tau=3.25)
+    yield model_card.model_card(dataclasses.replace(plain, shift_label=False), 1_234, "bfloat16", RECIPE, 9)
+    yield model_card.model_card(dataclasses.replace(domino, pure_draft_prefix_len=0), 1_234, "float32", RECIPE, 600)
+
+
+def test_cards(snapshot, monkeypatch):
+    monkeypatch.setattr(model_card, "versions", lambda: ELSEWHERE["versions"])
+    monkeypatch.setattr(model_card, "TRAINING_PACKAGES", ())
+    snapshot("cards.md", "\n".join(cards()))
+
+
+def test_page(snapshot):
+    """Its body; the answers as ids."""
+    examples = [Example(Prompt("p1", (1, 2), 0), "1 2", [ShownAnswer("domino", 1, [[2, 3, 4], [5, 6], [1, 0]])])]
+    pages = [
+        render_page(shown, {}, examples, report.NO_TEXT) for shown in (whole_report(), whole_report(simulate_tau=7.17))
+    ]
+    snapshot("page.html", "\n".join(page.partition("<body>")[2] for page in pages))
