@@ -1,6 +1,6 @@
 """Parity with what the public PyTorch modules computed (tests/golden/README.md), float32. A missing file fails.
 
-Every set has the target, the training arrays, the losses with their gradients, and the drafts and texts of generations.
+Every set has the target, the training arrays and the losses with their gradients; test_golden_drafts.py has the rest.
 """
 
 import dataclasses
@@ -12,34 +12,27 @@ import numpy as np
 import pytest
 
 from domino_jax.method import blocks
-from domino_jax.method.candidates import Candidates, pick_candidates
 from domino_jax.method.drafter import Drafter
-from domino_jax.method.heads.dflash2 import SelectorSettings, Teacher, pair_scores, selector_outputs
+from domino_jax.method.heads.dflash2 import SelectorSettings, Teacher, selector_outputs
 from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_states
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.medusa import MedusaSettings
 from domino_jax.method.heads.xpress import XpressSettings
 from domino_jax.method.losses import Labels, LossSettings, Outputs
-from domino_jax.method.propose import draft_base, known_tokens, propose
-from domino_jax.method.rollout import draft_in_passes, settle
 from domino_jax.method.row_losses import shifted
-from domino_jax.method.settings import DraftSettings, SamplingParams
-from domino_jax.method.step import batch_gradients, corrected, label_blocks, target_pass
-from tests.helpers.decoding_models import golden_models, make_generator
+from domino_jax.method.step import batch_gradients, label_blocks, target_pass
+from tests.helpers.decoding_models import golden_models
 from tests.helpers.models import (
     GOLDEN_SETS,
     MARKOV_SETS,
     ROW_SETS,
     by_stored_name,
     load_golden,
-    reference_accept_lengths,
     run_blocks,
 )
 
 SETS = (*GOLDEN_SETS, *MARKOV_SETS, "dflash2", "xpress", *ROW_SETS)
 BLOCK_SETS = tuple(name for name in SETS if name not in ROW_SETS)
-# Sets whose drafts start at given prefixes of the data, where the anchor is not always the target's choice.
-DRAFTED = SETS[2:]
 # Variants of the loss. Those of the last Markov sets are further compilations of the same code.
 SLOW = [(name, variant) for name in MARKOV_SETS[1:] for variant in ("ce", "l1")]
 # Losses of the reference that this project does not have.
@@ -328,21 +321,6 @@ def test_gradient_norm_of_every_tensor_matches_the_reference(name, variant):
         assert abs(np.linalg.norm(gradients[tensor].astype(np.float64)) - norm) <= 1e-4 * norm, tensor
 
 
-def test_the_reference_trains_no_head_at_lambda_one_nor_a_selector_at_alpha_zero_and_else_all():
-    """Guards the test above: the exact-zero branch is used, and not for everything."""
-    head = {"prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0.weight", "embed_proj.2.weight"}
-    zero = {
-        (name, variant): {tensor for tensor, norm in figures["grad_norm"].items() if norm == 0.0}
-        for name in (*GOLDEN_SETS, "dflash2")
-        for variant, figures in load_golden(name).figures["train"].items()
-    }
-    for (name, variant), tensors in zero.items():
-        if variant == "unary":
-            assert tensors and all(tensor.startswith("candidate_selector.") for tensor in tensors)
-        else:
-            assert tensors == (head if variant == "lambda=1.0" else set()), (name, variant)
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_gradient_arrays_match_the_reference(name):
     arrays, gradients = load_golden(name).arrays, trained(name, "lambda=0.35" if name in GOLDEN_SETS else "default")[1]
@@ -365,135 +343,3 @@ def test_label_weights_match_the_reference(name):
     """The contiguous mask of the Markov heads, and DFlash2's, which is not cut at a gap."""
     theirs = load_golden(name).arrays["train.weight_mask" if name == "dflash2" else "train.valid"]
     np.testing.assert_array_equal(trained(name, "default")[2], theirs)
-
-
-# ------------------------------------------------------------------------------------------------------- drafting
-
-
-@functools.lru_cache
-def generator(name: str):
-    shape = {"cache_length": 128, "max_new_tokens": 64, "batch_size": 4}
-    return make_generator(golden_models(name), **shape, num_drafts=load_golden(name).figures.get("num_drafts"))
-
-
-@functools.lru_cache
-def drafting(name: str):
-    """Jitted (models, state) → greedy drafts."""
-    settings = DraftSettings(num_drafts=load_golden(name).figures.get("num_drafts"), head_candidates=0)
-    return jax.jit(lambda models, state: propose(models, state, SamplingParams(), settings)[0])
-
-
-@functools.lru_cache
-def prefixes(name: str):
-    """A state at the reference's prefixes, whose anchors are tokens of the data."""
-    a = load_golden(name).arrays
-    starts, rows = a["draft.starts"], a["target.input_ids"][a["draft.rows"]]
-    state = generator(name).start([row[:start].tolist() for row, start in zip(rows, starts, strict=True)], range(4))
-    anchors = [row[start] for row, start in zip(rows, starts, strict=True)]
-    return state.replace(anchors=jnp.asarray(anchors, jnp.int32))
-
-
-@pytest.mark.parametrize("name", DRAFTED)
-def test_drafts_after_given_prefixes_equal_the_reference(name):
-    """A Markov head drafts from slots 0 to B - 1. A public loop leaves slot 0 out, so it is one position off."""
-    drafts = drafting(name)(golden_models(name), prefixes(name))
-    assert drafts.shape[1] == load_golden(name).figures["num_drafts"]
-    np.testing.assert_array_equal(drafts, load_golden(name).arrays["draft.tokens"])
-
-
-def drafted_block(models, state, drafts) -> dict[str, jax.Array]:
-    """The arrays of a block after the drafts before each slot."""
-    config, before = models.drafter.config, jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
-    z, base, _ = draft_base(models, state)
-    if config.head == "medusa":
-        return {"logits": base}
-    if config.head == "dflash2":
-        candidates = pick_candidates(base, config.candidates(0))
-        codes = models.head_step((), before, models.head_hidden_half(z))[1]
-        scores = candidates.logits + pair_scores(models, codes, candidates.tokens)
-        ours = {"block_hidden": z, "unary_logits": base, "candidate_ids": candidates.tokens}
-        return ours | {"candidate_scores": scores}
-    if config.head == "xpress":
-        codes = models.head_codes(
-            models.head_hidden_half(z), jnp.concatenate([known_tokens(models, state), drafts[:, :-1]], axis=1)
-        )
-        return {"block_hidden": z, "base_logits": base, "final_logits": base + models.residual(codes[:, 1:])}
-    method = {"method": lambda drafter: drafter.head.codes(z, before)}
-    codes = models.drafter.apply({"params": models.drafter_params}, **method)
-    final = corrected(models.drafter, models.drafter_params, base, codes)
-    confidence = {"confidence_logits": models.confidence(z, before)} if config.enable_confidence_head else {}
-    return {"block_hidden": z, "base_logits": base, "final_logits": final} | confidence
-
-
-@pytest.mark.parametrize("name", [name for name in DRAFTED if name != "eagle3"])
-def test_arrays_of_a_drafted_block_match_the_reference(name):
-    arrays = load_golden(name).arrays
-    drafts = arrays["draft.pass_tokens"][:, -2] if name == "xpress" else arrays["draft.tokens"]  # F of the last pass
-    ours = jax.jit(drafted_block)(golden_models(name), prefixes(name), jnp.asarray(drafts, jnp.int32))
-    stored = {key.removeprefix("draft.") for key in arrays if key.startswith("draft.")}
-    assert stored - set(ours) - {"pass_tokens", "sequential_tokens"} == {"rows", "starts", "tokens"}
-    for array, values in ours.items():
-        close(values, arrays["draft." + array][:, -values.shape[1] :])  # slot 0 of unshifted blocks predicts nothing
-
-
-def drafts_of(models, state, **choices) -> list[list[int]]:
-    """Greedy drafts; choices: of DraftSettings."""
-    settings = DraftSettings(head_candidates=0, **choices)
-    return jax.jit(lambda models, state: propose(models, state, SamplingParams(), settings)[0])(models, state).tolist()
-
-
-def test_every_pass_of_xpress_drafts_what_the_reference_does():
-    """The base logits' choices, those after each pass, and with a pass for each draft those of the loop over slots."""
-    arrays, models, state = load_golden("xpress").arrays, golden_models("xpress"), prefixes("xpress")
-    passes = [drafts_of(models, state, use_head=False), *(drafts_of(models, state, head_passes=k) for k in (1, 2, 3))]
-    assert np.swapaxes(passes, 0, 1).tolist() == arrays["draft.pass_tokens"].tolist()
-    for count in (7, 9):
-        assert drafts_of(models, state, head_passes=count) == arrays["draft.sequential_tokens"].tolist()
-    assert drafts_of(models_of("xpress", "shifted"), state) == arrays["shifted.draft_tokens"].tolist()
-
-
-def test_sampled_passes_of_xpress_share_the_noise_of_the_reference():
-    arrays, figures = load_golden("xpress").arrays, load_golden("xpress").figures
-
-    @jax.jit
-    def drafted(models, state):
-        z, base, _ = draft_base(models, state)
-        choose = functools.partial(settle, sampling=SamplingParams(figures["temperature"]))
-        candidates = Candidates(None, base, jnp.asarray(arrays["sample.noise"]))
-        return draft_in_passes(models, known_tokens(models, state), z, candidates, figures["num_passes"], choose)
-
-    assert drafted(golden_models("xpress"), prefixes("xpress")).tolist() == arrays["sample.tokens"].tolist()
-
-
-def test_the_selector_changes_drafts_of_the_reference():
-    arrays = load_golden("dflash2").arrays
-    assert (arrays["draft.candidate_ids"][:, :, 0] != arrays["draft.tokens"]).any()
-
-
-def test_every_step_of_an_eagle3_chain_matches_the_reference():
-    """States and logits of six steps, each fed with the draft before it."""
-    a, models, state = load_golden("eagle3").arrays, golden_models("eagle3"), prefixes("eagle3")
-    step = jax.jit(lambda rows, hidden, tokens, slots: models.draft_step(rows, hidden, models.embed(tokens), slots))
-    (rows, hidden), tokens = state.draft_cache, np.concatenate([state.anchors[:, None], a["draft.tokens"]], axis=1)
-    for index in range(6):
-        logits, hidden, rows = step(rows, hidden, tokens[:, index].astype(np.int32), state.lengths - 1 + index)
-        close(hidden, a["draft.hidden"][:, index])
-        close(logits, a["draft.logits"][:, index])
-
-
-# ---------------------------------------------------------------------------------------------------- generations
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_texts_accept_lengths_and_first_drafts_equal_the_reference(name):
-    made, rows = generator(name), load_golden(name).figures["generate"]
-    prompts = [row["prompt"] for row in rows]
-    answers = made.generate(prompts, "draft")
-    assert [answer.token_ids for answer in answers] == [row["output"] for row in rows]
-    assert [answer.accept_lengths for answer in answers] == [reference_accept_lengths(row) for row in rows]
-    first = drafting(name)(made.models, made.start(prompts, range(4)))
-    assert first.tolist() == [row["first_round_draft"] for row in rows]
-    if name in GOLDEN_SETS:  # those of the other sets have the same targets
-        assert [answer.token_ids for answer in made.generate(prompts, "autoregressive")] == [
-            row["output"] for row in rows
-        ]
