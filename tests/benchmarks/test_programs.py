@@ -1,12 +1,9 @@
 """Programs for devices that are not here: their bounds, their number, and the layout of a head."""
 
-from types import SimpleNamespace
-
 import jax
 import pytest
 
 from benchmarks.compilers import decode, programs
-from domino_jax.method.drafter import rows_together
 from domino_jax.models import sharding
 
 
@@ -45,15 +42,3 @@ def test_the_programs_of_an_entry_are_counted_named_as_the_compilers_files_and_c
         bound = work.must(models)
     if what in ("chains", "trees"):  # whose tables state what a program must move
         assert set(by_name) - set(bound) <= {"round_tree64"}
-
-
-def test_the_head_of_an_absent_chip_has_the_numbers_of_a_token_side_by_side(monkeypatch):
-    """The order [V, E] of a matrix [E, V]; on a CPU it stays as it is."""
-    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    models = programs.models_on(mesh, "0.6b", layers=3)
-    assert rows_together(models.drafter_params) is models.drafter_params
-    kernel = models.drafter_params["head"]["up"]["kernel"]
-    monkeypatch.setattr(type(kernel.sharding), "device_set", [SimpleNamespace(platform="tpu")])
-    stored = rows_together(models.drafter_params)["head"]["up"]["kernel"]
-    assert stored.format.layout.major_to_minor == (1, 0)
-    assert (stored.shape, stored.sharding) == (kernel.shape, kernel.sharding)

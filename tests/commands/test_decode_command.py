@@ -4,13 +4,12 @@ import dataclasses
 import json
 import shutil
 
-import jax
 import pytest
 
 from domino_jax import decode
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import measure
-from domino_jax.evals.models import check_head, check_kind
+from domino_jax.evals.models import check_kind
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
@@ -271,32 +270,8 @@ def test_a_file_in_the_place_of_the_output_is_refused_before_anything_is_loaded(
     assert code == 2 and f"{path} is a file" in error and len(error.strip().splitlines()) == 1
 
 
-def test_too_little_memory_is_refused_with_the_sizes_that_need_it(tmp_path, capsys, monkeypatch):
-    def measure(*_):
-        raise jax.errors.JaxRuntimeError(f"{kind}: Out of memory allocating 9 bytes.\nand a page of buffers")
-
-    monkeypatch.setattr(decode, "decode_prompts", measure)
-    argv, kind = arguments(write_prompts(tmp_path, GOOD), tmp_path / "out"), "RESOURCE_EXHAUSTED"
-    code, _, error = start(capsys, argv)
-    assert code == 2 and len(error.strip().splitlines()) == 1
-    assert "decode.batch_size 2 with decode.cache_length 128 (RESOURCE_EXHAUSTED: Out of memory allocating" in error
-    kind = "INTERNAL"
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
-
-
 def test_a_folder_with_another_head_than_was_asked_for_is_refused():
     check_kind("domino", None, "F")
     check_kind("domino", "domino", "F")
     with pytest.raises(DominoError, match="drafter.head is 'markov', but the drafter in F has the head 'domino'"):
         check_kind("domino", "markov", "F")
-
-
-@pytest.mark.parametrize(
-    ("head", "mode"), [("none", "domino"), ("medusa", "backbone"), ("eagle3", "tree"), ("eagle3", "domino")]
-)
-def test_a_mode_that_a_drafter_does_not_have_is_refused_before_anything_runs(head, mode):
-    check_head(head, ("autoregressive", "draft"))
-    others = ("autoregressive", "backbone") if head == "none" else ("autoregressive",)
-    with pytest.raises(DominoError, match=f"(?s)decode.modes holds {mode}, but .*'draft'"):
-        check_head(head, (*others, mode))

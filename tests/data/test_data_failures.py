@@ -2,18 +2,12 @@
 
 import collections
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
-import psutil
 import pytest
 
-from domino_jax.data import rows
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.data_files import batches_of, rows_of, take, write_rows
-from tests.helpers.paths import ROOT
 
 LAYOUTS = ("pad", "pack", "buckets")
 LENGTHS = [3 + place * 5 % 6 for place in range(50)]  # 3 to 8
@@ -121,17 +115,6 @@ def test_another_batch_size_neither_loses_nor_repeats_rows_in_buckets(file, batc
     assert window_ends[-1] > len(new) - 48
 
 
-def test_buckets_stay_aligned_after_a_change_of_the_batch_size(tmp_path):
-    file = write_rows(tmp_path, rows_of([3, 8] * 40))
-    settings = {"kind": "buckets", "window": 40}
-    with batches_of(file, **settings).start() as iterator:
-        next(iterator)
-        state = iterator.state()
-    after = take(batches_of(file, **settings, batch_size=5), 24, state)
-    mixed = [len({row % 2 for row in rows_in(batch)}) > 1 for batch in after]
-    assert sum(mixed[8:]) <= 2  # one where the two buckets meet in each window, and no more
-
-
 @pytest.mark.parametrize(
     "state", [{"next_index": 3}, {"first": 0, "rows": 0, "batch_size": 4, "item": 0}, {"first": -1}]
 )
@@ -162,38 +145,3 @@ def test_a_row_that_breaks_during_the_run_is_named_by_file_and_line(file, broken
     with pytest.raises(DominoError, match="the data is closed"):
         next(iterator)
     iterator.close()  # may be called again
-
-
-READER = """
-import multiprocessing, time
-from domino_jax.data import index
-
-def wait():
-    index._start_worker(None)
-    print("ready", flush=True)
-    time.sleep(600)
-
-if __name__ == "__main__":
-    worker = multiprocessing.get_context("spawn").Process(target=wait)
-    worker.start()
-    print(worker.pid, flush=True)
-    worker.join()
-"""
-
-
-def test_a_process_that_reads_for_an_index_ends_with_a_killed_run(tmp_path):
-    script = tmp_path / "reader.py"
-    script.write_text(READER)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as process:
-        worker = psutil.Process(int(process.stdout.readline()))
-        assert process.stdout.readline() == "ready\n"
-        process.kill()
-    psutil.wait_procs([worker], timeout=30)
-    assert not worker.is_running()
-
-
-def test_a_fault_of_the_program_is_no_damaged_row(monkeypatch):
-    monkeypatch.setattr(rows, "encode_training_row", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        rows.RowEncoder(None, 8, False, None)(b'{"token_ids": [1], "loss_mask": [1]}', "rows.jsonl:1")

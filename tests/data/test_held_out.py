@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from domino_jax.data.held_out import hold_out, prompt_hash, prompt_of
+from domino_jax.data.held_out import hold_out
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import batches_of, take, write_rows
 
@@ -25,17 +25,6 @@ def trained_on(batches, rows: int) -> set[int]:
     return {int(tokens[0]) for batch in take(batches, rows // 4) for tokens in batch["tokens"]}
 
 
-def test_a_prompt_is_the_tokens_before_the_first_supervised_one():
-    assert prompt_of(np.array([0, 0, 1, 0, 1.0])) == 2
-    assert prompt_of(np.array([1.0, 1.0])) == 0
-    assert prompt_of(np.array([0.0, 0.0, 0.0])) == 3
-
-
-def test_the_hash_is_that_of_the_ids_whatever_their_type():
-    assert prompt_hash(np.array([1, 2], np.int32)) == prompt_hash(np.array([1, 2], np.int64)) == 8287731769009959701
-    assert prompt_hash(np.array([1, 2, 0])) != prompt_hash(np.array([1, 2]))
-
-
 def test_the_smallest_hashes_are_held_out_and_all_rows_that_share_them():
     hashes = np.array([9, 3, 5, 3, 1, 2, *range(100, 160)])
     prompts = np.full(66, 2, np.int32)
@@ -44,13 +33,6 @@ def test_the_smallest_hashes_are_held_out_and_all_rows_that_share_them():
     left_out, first = hold_out(prompts, hashes, usable, count=2, longest=6)
     assert np.flatnonzero(left_out).tolist() == [0, 1, 3]
     assert first.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("rows, expected", [(19, 0), (20, 1), (59, 2), (400, 8)])
-def test_at_most_one_prompt_in_twenty_is_held_out(rows, expected):
-    ones = np.ones(rows, np.int32)
-    left_out, first = hold_out(ones, np.arange(rows), ones > 0, count=8, longest=4)
-    assert len(first) == left_out.sum() == expected
 
 
 def test_held_out_prompts_are_not_trained_on_and_the_rest_is(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from domino_jax.data import index, prompts, sources
+from domino_jax.data import sources
 from domino_jax.data.prompts import read_jsonl
 from domino_jax.data.sources import find_files, open_sources, parse_sources
 from domino_jax.runtime import remote
@@ -55,12 +55,6 @@ def test_a_folder_that_exists_is_taken_literally(tmp_path, folder):
     assert parse_sources(f"{pattern}=3,{other}=1") == [(pattern, 3.0), (str(other), 1.0)]
     with pytest.raises(DominoError, match="none.jsonl: "):
         open_sources(f"{tmp_path}/{folder}/none.jsonl", tmp_path / "cache")
-
-
-def test_weights_are_shares(tmp_path):
-    a, b = (write_rows(tmp_path, rows_of([3]), name) for name in ("a.jsonl", "b.jsonl"))
-    assert [source.weight for source in open_sources(f"{a}=3,{b}=1", tmp_path)] == [0.75, 0.25]
-    assert [source.weight for source in open_sources(f"{a}=7", tmp_path)] == [1.0]
 
 
 def test_a_glob_names_its_files_in_order_and_no_folders(tmp_path):
@@ -122,16 +116,6 @@ def test_the_last_line_counts_with_or_without_a_newline(tmp_path, end):
     assert batches_of(file).rows.lengths.tolist() == [3, 4]
 
 
-def test_lines_are_found_across_the_pieces_a_file_is_read_in(tmp_path, monkeypatch):
-    file = write_rows(tmp_path, rows_of([3, 8, 4, 5]))
-    whole = batches_of(file).rows
-    monkeypatch.setattr("domino_jax.data.index.READ_BYTES", 7)
-    pieces = batches_of(file).rows
-    assert [pieces[place][1].token_ids.tolist() for place in range(4)] == [
-        whole[place][1].token_ids.tolist() for place in range(4)
-    ]
-
-
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.jsonl.zst"])
 def test_prompt_files_may_be_compressed_too(tmp_path, name):
     rows = [{"prompt": "a" * 200_000}, {"prompt": "é"}]
@@ -153,15 +137,6 @@ def test_an_archive_is_unpacked_once_and_again_when_its_bytes_change(tmp_path, m
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the date is unchanged
     assert batches_of(file, cache=cache).rows.lengths.tolist() == [3, 5]
     assert len(unpacked) == 2
-
-
-def test_a_damaged_archive_leaves_no_files(tmp_path):
-    file = write_rows(tmp_path, rows_of([3] * 100), "rows.jsonl.gz")
-    file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(DataError):
-        batches_of(file, cache=tmp_path / "cache")
-    (lock,) = (tmp_path / "cache" / "unpacked").iterdir()
-    assert lock.suffix == ".lock" and lock.stat().st_size == 0
 
 
 def test_a_full_disk_is_reported_with_the_folder(tmp_path, monkeypatch):
@@ -258,13 +233,3 @@ def test_a_file_that_was_replaced_in_its_bucket_is_copied_again(put, tmp_path):
     assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [3]
     put("a.jsonl", jsonl(rows_of([4])))  # the same size, in the same second
     assert batches_of(address, cache=tmp_path).rows.lengths.tolist() == [4]
-
-
-def test_a_training_line_longer_than_a_row_may_be_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    file = write_rows(tmp_path, rows_of([3, 4_000]), "rows.jsonl")
-    monkeypatch.setattr(prompts, "LINE_LIMIT", 10_000)
-    read = []
-    monkeypatch.setattr(index, "read_span", lambda file, start, end: read.append(end - start))
-    with pytest.raises(DataError, match="rows.jsonl:2: the line has more than 10000 bytes"):
-        batches_of(file, cache=tmp_path / "cache")
-    assert read == []

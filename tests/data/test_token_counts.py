@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 
-from domino_jax.data import token_counts
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.token_counts import frequent_tokens, order_of_file, order_of_rows
 
@@ -28,9 +27,3 @@ def test_tokens_that_no_answer_has_fill_up_the_vocabulary_and_some_are_always_in
     order = np.array([8, 5])
     assert frequent_tokens(order, vocab=9, count=4).tolist() == [0, 1, 5, 8]
     assert frequent_tokens(order, vocab=9, count=2, always=(3,)).tolist() == [3, 8]
-
-
-def test_of_many_rows_some_are_counted_first_and_last_among_them(monkeypatch):
-    monkeypatch.setattr(token_counts, "COUNTED_ROWS", 3)
-    several = rows(*(([number], [1]) for number in range(7)))
-    assert order_of_rows(several, vocab=9).tolist() == [0, 3, 6]

@@ -39,14 +39,6 @@ def test_a_prompt_at_the_last_position_is_answered():
     assert len(answer.token_ids) == 12
 
 
-def test_room_is_what_check_prompt_accepts():
-    for made in (make_generator(with_positions(20, 20), max_new_tokens=12), make_generator(random_models())):
-        room = made.limits.room(12)
-        made.limits.check_prompt([7] * room, 12, "a prompt")
-        with pytest.raises(DataError):
-            made.limits.check_prompt([7] * (room + 1), 12, "a prompt")
-
-
 def test_an_answer_length_that_no_prompt_leaves_room_for_is_a_mistake_of_the_recipe():
     with pytest.raises(DominoError, match="max_new_tokens is 20, but the target's max_position_embeddings is 20") as it:
         make_generator(with_positions(20, 40), max_new_tokens=20)

@@ -9,9 +9,7 @@ import pytest
 
 from domino_jax.evals import round_times
 from domino_jax.method.kinds import ROW_DRAFTERS
-from domino_jax.weights.loading import load_models, load_target
 from tests.helpers.decoding_models import make_generator, random_models
-from tests.helpers.paths import ASSETS
 
 PROMPT = [5, 9, 2, 60, 7]
 
@@ -52,18 +50,6 @@ def test_a_draft_without_a_backbone_is_one_part_that_stays_in_the_loop(head):
         )
 
 
-def test_a_turn_costs_what_more_turns_cost_beyond_one():
-    """A program of 30 s and 2 s a turn, and one call that was disturbed: a turn is 2 s."""
-    calls = []
-
-    def seconds(turns):
-        calls.append(turns)
-        return 30.0 + 2.0 * turns + 500.0 * (len(calls) == 5)
-
-    assert round_times.turn_seconds({("any", "key"): seconds}, 3) == {("any", "key"): 2.0}
-    assert calls == [1, round_times.LOOPED + 1] * 4
-
-
 @pytest.fixture(scope="module")
 def optimized():
     """Runs a function in a process whose programs are optimized as a user's are; those of the tests are not."""
@@ -71,27 +57,3 @@ def optimized():
         environment.delenv("XLA_FLAGS", raising=False)
         with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             yield lambda function: process.submit(function).result()
-
-
-@pytest.mark.slow(minutes=1)
-def test_on_the_shipped_pair_the_head_costs_little_and_the_loop_less_than_the_parts(optimized):
-    optimized(compare_parts)
-
-
-def compare_parts():
-    """The head below 15 % of a round, the round below 1.4 × its parts; a busy machine gets three tries.
-
-    The same programs on the same machine gave less than 1.10 on some days and 1.12 to 1.26 on others.
-    """
-    target = load_target(str(ASSETS / "tiny_qwen3"), "float32")
-    models = load_models(target, str(ASSETS / "tiny_domino"))
-    generator = make_generator(models, cache_length=384, max_new_tokens=160)
-    state = generator.start([list(range(100, 150))], [0])
-    for _ in range(3):
-        split = round_times.round_split(generator.models, generator.generator, state, ("domino",), repeats=31)["domino"]
-        overhead = split["round"] / sum(split[part] for part in ("draft", "head", "verify", "commit"))
-        head = 1 - split["without_head"] / split["round"]
-        print(f"head {head:.1%} of the round, round {overhead:.3f} × its parts")
-        if overhead < 1.4 and head < 0.15:
-            return
-    raise AssertionError(f"round {overhead:.3f} × its parts (below 1.4), head {head:.1%} (below 15 %)")

@@ -11,7 +11,7 @@ from domino_jax.decoding.limits import Limits
 from domino_jax.evals import run as decode_run
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.near_ties import Divergence
-from domino_jax.evals.prompts import TextCodec, fingerprint, prepare_prompts, prompts_with_room
+from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_room
 from domino_jax.evals.run import plan_groups, run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
 from domino_jax.method.settings import DecodeSettings
@@ -88,12 +88,6 @@ def test_no_group_holds_two_tasks_and_noise_is_counted_within_a_task():
     ]
 
 
-def test_another_lane_begins_each_group(tmp_path):
-    generator = Answering()
-    run(tmp_path, generator, ROWS[:2])
-    assert [mode for mode, _, _ in generator.asked] == ["autoregressive", "domino", "domino", "autoregressive"]
-
-
 def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_counts(tmp_path):
     class Compiling(Answering):
         def generate(self, *arguments):
@@ -126,13 +120,6 @@ def test_all_modes_get_the_baselines_history(tmp_path):
     run(tmp_path, generator, [row("a", "Hi", next_turns=["More"])], simulated=True)
     second = {mode: prompts for mode, prompts, _ in generator.asked[2:]}
     assert second["domino"] == second["autoregressive"] == ["U(Hi|)A(8|)U(More|)A("]
-
-
-def test_each_task_has_separate_sums(tmp_path):
-    rows = [row("a", task="gsm8k"), row("b", task="mbpp"), row("c", task="mbpp")]
-    measured, _ = run(tmp_path, Answering(), rows)
-    assert {task: runs["domino"].answers for task, runs in measured.tasks.items()} == {"gsm8k": 1, "mbpp": 2}
-    assert measured.runs["domino"].answers == 3 and measured.runs["domino"].clock.decode_seconds == 0.75
 
 
 # --------------------------------------------------------------------------------------------- interruption
@@ -261,9 +248,3 @@ def test_a_conversation_has_to_fit_at_its_longest():
         DataError, match="prompt talk, of 10 turns, has .* asks for 40 more, but the target's .* is 150; shorten"
     ):
         check(Answering(positions=150), 9)
-
-
-def test_files_of_one_name_and_another_content_are_told_apart():
-    assert fingerprint(prompts_of(ROWS)) == fingerprint(prompts_of([dict(row) for row in ROWS]))
-    for other in (row("r10", "y"), row("r10", "x" * 10, seed=1), row("other", "x" * 10)):
-        assert fingerprint(prompts_of(ROWS)) != fingerprint(prompts_of([*ROWS[:-1], other]))

@@ -7,9 +7,9 @@ import pytest
 
 from domino_jax.decoding.acceptance import accept_histogram, accept_rates, acceptance_record
 from domino_jax.decoding.generate import Clock
-from domino_jax.evals.summary import averages, figures_of, identical_outputs, intervals, ratio_interval, resampled_sums
+from domino_jax.evals.summary import figures_of, identical_outputs, intervals, ratio_interval, resampled_sums
 from domino_jax.method.settings import TreeSettings
-from tests.helpers.report_runs import FAST, INFO, PLAIN, answer, info_with, run_of, two_runs
+from tests.helpers.report_runs import FAST, INFO, answer, info_with, run_of, two_runs
 
 
 def figures(runs=None, info=INFO, batch_size=1):
@@ -42,11 +42,6 @@ def test_the_end_to_end_speedup_is_of_all_tokens_over_the_time_with_prefills():
     assert modes["domino"]["speedup_end_to_end"] == pytest.approx(26.5 / 7.25)
 
 
-def test_drafts_per_round_are_a_mean_over_rounds_of_any_width():
-    found = figures()
-    assert (found["domino"]["drafts_per_round"], found["autoregressive"]["drafts_per_round"]) == (2.5, None)
-
-
 def test_a_round_verifies_the_drafts_of_a_chain_and_the_nodes_of_a_tree_without_its_root():
     tree = TreeSettings(nodes=8, lanes=4, candidates=8)
     info = info_with(modes=("domino", "tree"), num_drafts=2, tree=tree)
@@ -61,11 +56,6 @@ def test_histogram_and_acceptance_by_position():
     assert accept_rates({"1": 5, "2": 0, "3": 0}) == ([0.0, 0.0], [0.0, None])  # a position that no round reached
 
 
-def test_nobody_counts_the_steps_of_a_batch_whose_rows_are_replaced():
-    assert figures()["autoregressive"]["milliseconds_per_step"] == 2000.0
-    assert figures(batch_size=2)["autoregressive"]["milliseconds_per_step"] is None
-
-
 def test_divergences_are_counted_as_near_ties_or_violations():
     divergences = [{"prompt": 0, "near_tie": True}, {"prompt": 1, "near_tie": False}]
     counts = {"same": 0, "of": 2, "near_ties": 1, "violations": 1, "first_divergences": divergences}
@@ -77,16 +67,6 @@ def test_equal_answers_count_once_and_without_checkers_none_is_right():
     [found] = figures({"autoregressive": run}, dataclasses.replace(INFO, references=0)).values()
     assert found["distinct_answers"] == 2 and found["answers_right"] is None
     assert figures()["domino"]["answers_right"] == 1
-
-
-def test_tasks_weigh_alike_in_the_average():
-    other = {
-        "autoregressive": run_of(PLAIN, Clock(decode_seconds=26.0)),
-        "domino": run_of(FAST, Clock(decode_seconds=13.0)),
-    }
-    average = averages({"gsm8k": figures(), "mbpp": figures(other)})
-    assert average["domino"]["speedup"] == 3.0 and average["domino"]["tau_pooled"] == 13 / 6
-    assert average["autoregressive"]["tau_pooled"] is None
 
 
 # --------------------------------------------------------------------------------------------------- intervals

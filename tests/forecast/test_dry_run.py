@@ -119,25 +119,6 @@ def test_the_step_is_traced_for_devices_that_are_not_here():
     assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(state)} == {4} and traced.jaxpr.eqns
 
 
-SIGNALS = """
-import os, signal
-from domino_jax.forecast import topologies
-topologies.devices_of("v5e:2x2")
-for number in (signal.SIGHUP, signal.SIGTERM):
-    if os.fork() == 0:
-        os.kill(os.getpid(), number)
-        os._exit(0)
-    assert os.WTERMSIG(os.wait()[1]) == number
-"""
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
-def test_a_compiler_that_is_loaded_leaves_the_signals_of_the_process_alone():
-    """libtpu ignores SIGHUP, and every process that is started later would ignore it too."""
-    done = subprocess.run([sys.executable, "-c", SIGNALS], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, "***" in done.stderr) == (0, False), done.stderr[-2000:]
-
-
 @pytest.mark.slow(minutes=2)
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
 def test_the_step_compiles_for_sixteen_chips(tmp_path):

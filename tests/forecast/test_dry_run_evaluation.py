@@ -18,18 +18,8 @@ from domino_jax.method.optimizer import make_optimizer
 from domino_jax.models import sharding
 from domino_jax.recipe import builders
 from domino_jax.training.estimates import device_bytes
-from domino_jax.training.evaluation_layout import EvaluationLayout
 from tests.helpers.decoding_models import random_models
 from tests.helpers.paths import ROOT
-
-GATHERS = """
-  %a = bf16[64,32]{1,0} all-gather(%p), channel_id=1, metadata={op_name="jit(rounds)/while/body/q_proj/x"}
-  %b = (bf16[4,64]{1,0}, bf16[32,64]{1,0}) all-gather-start(%q), channel_id=2, metadata={op_name="while/body/y"}
-  %c = bf16[32,64]{1,0} all-gather-done(%b), channel_id=2, metadata={op_name="while/body/y"}
-  %d = bf16[64,32]{1,0} all-gather(%r), channel_id=3, metadata={op_name="jit(rounds)/before/the/loop"}
-  %e = f32[2,17,64]{1,0} all-gather(%s), channel_id=4, metadata={op_name="while/body/activations"}
-  %f = bf16[1,64,32]{1,0} all-gather(%t), channel_id=5, metadata={op_name="while/body/z"}
-"""
 
 
 @functools.lru_cache
@@ -67,25 +57,6 @@ def weight_gathers(text, params):
         dims = re.findall(r"\w+\[([\d,]*)\]", gather[1])[-1]  # a start gives operand and result
         shapes[gather[2]] = tuple(sorted(int(size) for size in dims.split(",") if int(size) > 1))
     return sum(shape in matrices for shape in shapes.values())
-
-
-def test_gathers_of_whole_matrices_in_loops_are_counted():
-    params = {
-        "q_proj": {"kernel": jax.ShapeDtypeStruct((32, 64), "float32")},
-        "scale": jax.ShapeDtypeStruct((64,), "f4"),
-    }
-    assert weight_gathers(GATHERS, params) == 3
-    assert weight_gathers("", params) == 0
-
-
-def test_one_device_is_its_own_layout():
-    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    models = random_models()
-    layout = EvaluationLayout(mesh, models.target.config, models.drafter)
-    assert layout.mesh.size == 1
-    placed = jax.device_put(models.target_params, sharding.replicated(mesh))
-    kept = layout.target_params(placed)
-    assert all(a is b for a, b in zip(jax.tree.leaves(placed), jax.tree.leaves(kept), strict=True))
 
 
 COMPILE = """

@@ -29,11 +29,6 @@ def test_lambda_over_a_thousand_steps(ratio, step, expected):
     np.testing.assert_allclose(lambda_base(jnp.int32(step), 1000, 1.0, ratio), expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("start, expected", [(1.5, 1.0), (-0.5, 0.0)])
-def test_lambda_is_clipped_to_zero_and_one(start, expected):
-    assert float(lambda_base(jnp.int32(0), 1000, start, 1.0)) == expected
-
-
 @pytest.mark.parametrize(
     ("total", "ratio", "expected"),
     [(10, 0.0, [1.0, 0.0, 0.0]), (10, 0.05, [1.0, 0.0, 0.0]), (5, 0.5, [1.0, 0.5, 0.0])],

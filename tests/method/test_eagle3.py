@@ -99,13 +99,6 @@ def test_a_drafted_row_reads_the_rows_of_its_window_alone():
     assert [bool(jnp.array_equal(logits(row), logits(0))) for row in range(4)] == [True, True, False, False]
 
 
-def test_the_layer_has_no_norms_on_queries_and_keys_and_reads_twice_the_width():
-    params = random_models(head="eagle3").drafter_params
-    layer = params["midlayer"]["self_attn"]
-    assert set(layer) == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert layer["q_proj"]["kernel"].shape == (64, 64) and params["lm_head"]["kernel"].shape == (32, 40)
-
-
 # --------------------------------------------------------------------------------------------------- config.json
 
 

@@ -10,9 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.compilers import programs
-from domino_jax.method.rounds import speculative_round
-from domino_jax.models import gpu_attention, sharding, tpu_attention
+from domino_jax.models import gpu_attention, tpu_attention
 from domino_jax.models.attention import KERNELS, attend, attend_cache
 from domino_jax.models.long_attention import attend_long
 from tests.helpers.attention import arrays, shapes
@@ -169,17 +167,3 @@ def test_a_cuda_program_holds_it_and_a_rocm_program_does_not():
     many = shapes(8, 32, 8, 17, 4_096)
     assert lowered(attend_cache, many, "cuda").count("@__gpu$xla.gpu.triton") == 1
     assert "@__gpu$xla.gpu.triton" not in lowered(attend_cache, many, "rocm")
-
-
-def test_a_long_round_uses_them_in_every_layer_of_target_and_drafter():
-    mesh = sharding.make_mesh(1, 1, 1, jax.devices()[:1])
-    models = programs.models_on(mesh, "0.6b", layers=3)
-    with jax.set_mesh(mesh):
-        state = programs.state_on(mesh, models, 16_384, rows=2)
-
-    def whole_round(models, state, stop):
-        return speculative_round(models, state, stop, programs.GREEDY, programs.drafting())
-
-    layers = models.target.config.num_hidden_layers + models.drafter.config.num_hidden_layers
-    found = calls(whole_round, (models, state, programs.array(mesh, 1)))
-    assert found == {"tpu": layers, "cuda": layers}

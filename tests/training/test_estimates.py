@@ -3,26 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from domino_jax.training.estimates import peak_flops, product_flops
-
-PEAKS = {
-    275: ["TPU v4"],
-    197: ["TPU v5 lite", "TPU v5e", "v5e"],
-    459: ["TPU v5p", "TPU v5"],
-    918: ["TPU v6 lite", "v6e"],
-    989: ["NVIDIA H100 80GB HBM3", "NVIDIA H200"],
-    756: ["NVIDIA H100 PCIe"],
-    312: ["NVIDIA A100-SXM4-80GB"],
-    2250: ["NVIDIA B200"],
-}
-
-
-def test_peaks_of_the_known_devices_in_teraflops_and_none_of_others():
-    assert {kind: peak_flops(kind) for kinds in PEAKS.values() for kind in kinds} == {
-        kind: teraflops * 1e12 for teraflops, kinds in PEAKS.items() for kind in kinds
-    }
-    for kind in ("cpu", "TPU v3", "NVIDIA GeForce RTX 4090", "", "TPU7x"):
-        assert peak_flops(kind) is None
+from domino_jax.training.estimates import product_flops
 
 
 def test_products_in_loops_count_as_often_as_they_run():

@@ -13,7 +13,6 @@ from domino_jax.method.pair import Models
 from domino_jax.method.step import label_blocks, target_pass
 from domino_jax.models import attention
 from domino_jax.models.attention import attend, attend_causal, attend_row, causal_mask
-from domino_jax.training.estimates import product_flops
 from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
 
 # Two rows of 11 and 9 tokens; in the packed row they start at 0 and 11, and four places of padding follow.
@@ -98,13 +97,6 @@ def test_the_same_unshifted_and_with_attention_in_slices():
     agree(False, attention_blocks=3)
 
 
-def test_without_document_ids_the_loss_of_a_packed_row_differs():
-    first = LENGTHS[0]
-    anchors = [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]]
-    batch = {name: value for name, value in packed(rows()).items() if name in ("tokens", "loss_mask")}
-    assert abs(measured(True, batch, anchors)[0][0] - measured(True, packed(rows()), anchors)[0][0]) > 1e-3
-
-
 def test_an_anchor_and_its_label_are_in_one_document():
     """The last token of the first row is supervised, and so is the first of the next, a row without a prompt."""
     mask, documents = jnp.ones((1, 6)), jnp.array([[1, 1, 1, 2, 2, 0]])
@@ -153,10 +145,3 @@ def test_causal_attention_in_slices_equals_one_dense_mask(packed, monkeypatch):
         monkeypatch.setattr(attention, "PART_ROWS", rows)
         monkeypatch.setattr(attention, "ROW_PARTS", parts)
         np.testing.assert_allclose(attend_row(q, k, v, documents), dense, atol=1e-6)
-
-
-def test_a_row_in_parts_multiplies_no_later_keys():
-    """Six parts of 512 queries over 512, 1,024, … 3,072 keys: 21 of 36 pairs of parts."""
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(3_072)]
-    whole, parts = (product_flops(jax.make_jaxpr(function)(*shapes)) for function in (attend_causal, attend_row))
-    assert parts / whole == pytest.approx(21 / 36)

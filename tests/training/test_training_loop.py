@@ -221,20 +221,6 @@ def test_what_was_done_before_another_shape_is_saved_before_its_compilation_fail
     assert saved(tmp_path) == [3]
 
 
-def test_the_compilation_of_another_shape_counts_in_no_rate(tmp_path, monkeypatch):
-    now, shapes, done = [0.0], set(), {"skipped": 0, "bad_step": 0, "anchors": jnp.float32(1)}
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-
-    def timed(state, params, batch, key):
-        now[0] += 1.0 if batch["tokens"].shape in shapes else 100.0
-        shapes.add(batch["tokens"].shape)
-        return state, done
-
-    train(tmp_path, log=99, save=99, step=timed, lengths={4: OTHER})
-    [row] = read_rows(tmp_path / "metrics.jsonl")
-    assert row["rows_per_second"] == 2.0 and row["productive_seconds"] == 4.0
-
-
 def test_the_host_is_at_most_one_step_ahead_of_the_devices_so_that_it_sees_sigterm_in_time(tmp_path):
     ahead, most = set(), []
 

@@ -1,13 +1,11 @@
 """Hugging Face folders: what is read, what is refused before it is opened, and how they are written."""
 
-import ast
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ from safetensors.numpy import save_file
 
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf
-from domino_jax.weights.safetensors_file import read_header
 from tests.helpers.paths import ASSETS, GOLDEN, PACKAGE
 
 
@@ -110,27 +107,6 @@ def test_a_hub_snapshot_may_link_into_its_blobs_and_not_beyond(tmp_path):
         hf.read_config(snapshot)
 
 
-def test_more_than_ten_thousand_shards_are_refused_at_once(tmp_path):
-    index_folder(tmp_path, {f"t{i}": f"s{i}.safetensors" for i in range(100_000)})
-    start = time.process_time()
-    with pytest.raises(DataError, match="100000 shards; more than 10000"):
-        hf.open_tensors(tmp_path)
-    assert time.process_time() - start < 1
-
-
-def test_the_first_shard_that_disagrees_ends_the_reading(tmp_path, monkeypatch):
-    """Ten thousand names may be links to one large file."""
-    index_folder(tmp_path, {f"t{i}": f"s{i}.safetensors" for i in range(1000)})
-    save_file({"a": np.ones(2, np.float32)}, tmp_path / "file")
-    for i in range(1000):
-        (tmp_path / f"s{i}.safetensors").symlink_to("file")
-    opened = []
-    monkeypatch.setattr(hf, "read_header", lambda path: opened.append(path) or read_header(path))
-    with pytest.raises(DataError, match="does not place there: a"):
-        hf.open_tensors(tmp_path)
-    assert len(opened) == 1
-
-
 @pytest.mark.parametrize(
     "weight_map, reason",
     [
@@ -165,17 +141,6 @@ def test_a_folder_without_weights_is_refused_and_a_pipe_in_their_place_does_not_
             hf.open_tensors(tmp_path)
         if not (tmp_path / hf.SINGLE).exists():
             os.mkfifo(tmp_path / hf.SINGLE)
-
-
-def test_nothing_in_the_package_unpickles_or_trusts_remote_code():
-    forbidden = {"pickle", "torch", "cloudpickle", "dill", "joblib"}
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not forbidden & {name.split(".")[0] for name in names}, file
-            if isinstance(node, ast.keyword) and node.arg in ("trust_remote_code", "allow_pickle"):
-                assert isinstance(node.value, ast.Constant) and node.value.value is False, file
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
