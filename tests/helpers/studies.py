@@ -1,4 +1,4 @@
-"""Benchmark scripts at --small, and stand-ins for the commands that the studies of benchmarks/ run."""
+"""Benchmark scripts at --small, and the tables that they write."""
 
 import csv
 import importlib
