@@ -5,12 +5,11 @@ import pytest
 
 import domino_jax
 from assets import make_smollm2
-from domino_jax.data.chat import encode_prompt, encode_training_row
+from domino_jax.data.chat import encode_prompt
 from domino_jax.decoding.generate import new_generator
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.recipe import loading, rules
-from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ASSETS, ROOT
@@ -68,67 +67,9 @@ def tensors() -> dict[str, np.ndarray]:
     return {f"{name}.weight": draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def test_the_folder_loads_strictly_with_every_tensor_in_its_place(tmp_path):
-    given = tensors()
-    make_smollm2.write(tmp_path, metadata(), given, "float32")
-    loaded = load_target(str(tmp_path), "float32")
-    layer, attention = loaded.params["layers_0"], loaded.params["layers_0"]["self_attn"]
-    np.testing.assert_array_equal(loaded.params["embed_tokens"]["embedding"], given["token_embd.weight"])
-    np.testing.assert_array_equal(attention["v_proj"]["kernel"], given["blk.0.attn_v.weight"].T)
-    order = [0, 2, 1, 3]
-    np.testing.assert_array_equal(attention["q_proj"]["kernel"].T[:4], given["blk.0.attn_q.weight"][order])
-    np.testing.assert_array_equal(attention["k_proj"]["kernel"].T, given["blk.0.attn_k.weight"][order])
-    np.testing.assert_array_equal(layer["mlp"]["down_proj"]["kernel"], given["blk.0.ffn_down.weight"].T)
-    np.testing.assert_array_equal(layer["post_attention_layernorm"]["scale"], given["blk.0.ffn_norm.weight"])
-
-
-def test_the_config_is_a_tied_llama_with_the_decimal_eps_and_the_files_stop_id(tmp_path):
-    make_smollm2.write(tmp_path, metadata(), tensors(), "bfloat16")
-    raw = hf.read_config(tmp_path)
-    assert (raw["model_type"], raw["tie_word_embeddings"], raw["dtype"]) == ("llama", True, "bfloat16")
-    assert (raw["rms_norm_eps"], raw["rope_theta"], raw["head_dim"], raw["vocab_size"]) == (1e-5, 1e5, 4, len(TOKENS))
-    assert hf.stop_ids(tmp_path) == (2,)
-    given = {**tensors(), "output.weight": np.ones((len(TOKENS), 8), np.float32)}  # an output matrix unties it
-    make_smollm2.write(tmp_path / "untied", metadata(), given, "float32")
-    assert not load_target(str(tmp_path / "untied"), "float32").model.config.tie_word_embeddings
-
-
-@pytest.mark.parametrize(
-    ("changes", "tensor", "message"),
-    [
-        ({"general.architecture": "qwen2"}, {}, "'qwen2'"),
-        ({"llama.rope.scaling.type": "linear"}, {}, "rope.scaling.type"),
-        ({"tokenizer.ggml.pre": "llama-bpe"}, {}, "llama-bpe"),
-        ({}, {"blk.0.attn_q_norm.weight": np.ones(4)}, "blk.0.attn_q_norm.weight"),
-    ],
-    ids=["architecture", "scaling", "pre-tokenizer", "tensor"],
-)
-def test_a_file_of_another_model_is_refused(changes, tensor, message, tmp_path):
-    with pytest.raises(DataError, match=message):
-        make_smollm2.write(tmp_path / "out", metadata(**changes), tensors() | tensor, "float32")
-    assert not (tmp_path / "out").exists()
-
-
 def tokenizer(folder):
     make_smollm2.write(folder, metadata(), tensors(), "float32")
     return hf.load_tokenizer(folder)
-
-
-def test_text_is_split_by_the_files_merges_and_control_tokens_are_one_id_each(tmp_path):
-    built = tokenizer(tmp_path)
-    assert [TOKENS[index] for index in built.encode("he he12")] == ["he", "Ġhe", "1", "2"]  # digits are separate
-    assert built.encode("<|im_start|>a<|im_end|>") == [1, TOKENS.index("a"), 2]
-    assert built.decode([1, TOKENS.index("a"), 2]) == "<|im_start|>a<|im_end|>"
-    assert built.decode([1, TOKENS.index("a"), 2], skip_special_tokens=True) == "a"
-
-
-def test_the_chat_template_of_the_file_makes_prompts_and_supervised_answers(tmp_path):
-    built = tokenizer(tmp_path)
-    asked = [{"role": "user", "content": "he"}]
-    ids = encode_prompt(built, {"messages": asked}, False)
-    assert built.decode(ids) == "<|im_start|>user\nhe<|im_end|>\n<|im_start|>assistant\n"
-    row = encode_training_row(built, {"messages": [*asked, {"role": "assistant", "content": "ab"}]}, False)
-    assert built.decode(row.token_ids[row.loss_mask == 1]) == "ab<|im_end|>"
 
 
 def test_the_recipe_loads_passes_the_checks_and_carries_its_commands():

@@ -14,7 +14,6 @@ from domino_jax.data.prompts import read_prompts
 from tests.helpers.paths import ASSETS
 
 FOLDER = ASSETS / "smollm2_prompts"
-END = 2  # <|im_end|>
 PACKAGES = ("wordfreq", "countryinfo", "periodictable")
 FROM_PACKAGES = {*NOUN_CLASSES, "noun", "adjective", "sentence", "country", "element", "python", "docs", "function"}
 FROM_PACKAGES |= {"docs_sentence", "noun_g", "gloss", "gloss_g", "gloss_sentence", "symbol"}
@@ -23,11 +22,6 @@ FROM_PACKAGES |= {"docs_sentence", "noun_g", "gloss", "gloss_g", "gloss_sentence
 @pytest.fixture(scope="module")
 def files() -> dict[str, list[dict]]:
     return {name: read_prompts(FOLDER / f"prompts_{name}.jsonl") for name in ("train", "heldout")}
-
-
-@pytest.fixture(scope="module")
-def own() -> dict:
-    return maker.read_lists(FOLDER)
 
 
 # ---------------------------------------------------------------------------------------------- the files

@@ -85,7 +85,7 @@ def test_a_disk_that_takes_no_file_is_reported_in_one_sentence_wherever_it_happe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kilobytes", [100, 200, 400, 900, 1_500, 2_200])
+@pytest.mark.parametrize("kilobytes", [100, 900, 2_200])
 def test_a_run_on_a_full_disk_ends_with_3_in_one_sentence_and_continues_when_there_is_room(tmp_path, kilobytes):
     """By the size the start-up files, TensorBoard, a checkpoint or the export finds no room; none may hang."""
     rows, folder = write_rows(tmp_path / "rows.jsonl", training_rows()), tmp_path / "disk"

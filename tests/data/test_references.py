@@ -45,14 +45,3 @@ def test_a_reference_that_cannot_be_compared_is_one_sentence_with_file_and_line(
     message = str(refused.value)
     assert message.startswith(f"{path}:3 (id odd): reference is ") and "one of lines, json, equations" in message
     assert len(message.splitlines()) <= 5 and len(message) < 3 * len(str(path)) + 500
-
-
-HOSTILE = {
-    "brackets": (OBJECT, "[" * 1_000_000),
-    "digits": (OBJECT, "9" * 1_000_000),
-    "fences": (CODE, " ```\n" * 200_000),
-    "backticks": (CODE, "`" * 1_000_000),
-    "numbers": (SUM, "1" * 1_000_000),
-    "sums": (SUM, "1 + " * 250_000),
-    "a surrogate": (CODE, "\ud800"),
-}

@@ -17,7 +17,6 @@ from tests.helpers.decoding_models import (
 )
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
-MODES = ("autoregressive", "backbone", "draft", "domino")
 
 
 @functools.lru_cache

@@ -246,14 +246,6 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------- the figures
 
-ROWS = 1_420_000
-
-
-def cells(label: str) -> list[str]:
-    """The cells of the row of a table of the page that begins with this label."""
-    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {label} |")]
-    return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
 
 def recipe(size: str):
     """(recipe, target, drafter) of a size."""

@@ -1,22 +1,14 @@
 """report.py: the sections of a report; files whole; tables that state what was measured."""
 
-import io
 import json
 
 import pytest
-import rich.console
 
 from domino_jax.decoding.generate import Clock
-from domino_jax.evals.report import console_table, read_report, write_report
+from domino_jax.evals.report import read_report, write_report
 from domino_jax.evals.tables import paper_rows
 from domino_jax.runtime.errors import DataError
 from tests.helpers.report_runs import FAST, PLAIN, report_of, run_of, two_runs
-
-
-def printed(report) -> str:
-    console = rich.console.Console(file=io.StringIO(), width=120)
-    console_table(report, console)
-    return console.file.getvalue()
 
 
 def test_the_time_split_is_in_milliseconds_and_only_where_measured():

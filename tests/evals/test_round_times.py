@@ -1,8 +1,5 @@
 """round_times.py: each part of a round is timed separately, and what is timed is the real thing."""
 
-import concurrent.futures
-import multiprocessing
-
 import jax
 import numpy as np
 import pytest
@@ -48,12 +45,3 @@ def test_a_draft_without_a_backbone_is_one_part_that_stays_in_the_loop(head):
             "medusa",
             "commit",
         )
-
-
-@pytest.fixture(scope="module")
-def optimized():
-    """Runs a function in a process whose programs are optimized as a user's are; those of the tests are not."""
-    with pytest.MonkeyPatch.context() as environment:
-        environment.delenv("XLA_FLAGS", raising=False)
-        with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            yield lambda function: process.submit(function).result()

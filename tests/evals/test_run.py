@@ -8,11 +8,9 @@ import pytest
 
 from domino_jax.decoding.generate import Clock, Generated, Generation
 from domino_jax.decoding.limits import Limits
-from domino_jax.evals import run as decode_run
 from domino_jax.evals.lanes import Lane
-from domino_jax.evals.near_ties import Divergence
 from domino_jax.evals.prompts import TextCodec, prepare_prompts, prompts_with_room
-from domino_jax.evals.run import plan_groups, run_lanes
+from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import GENERATIONS, RunFiles
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.recipe.decoding import read_file_rows
@@ -73,21 +71,6 @@ def rows_on_disk(folder):
 # --------------------------------------------------------------------------------------------------- groups
 
 
-def test_a_group_is_one_prompt_at_batch_size_1_and_four_batches_above():
-    assert [len(group.prompts) for group in plan_groups(prompts_of(ROWS), 1)] == [1] * 11
-    assert [(group.first, len(group.prompts)) for group in plan_groups(prompts_of(ROWS), 2)] == [(0, 8), (8, 3)]
-
-
-def test_no_group_holds_two_tasks_and_noise_is_counted_within_a_task():
-    rows = [row(str(index), task=task) for index, task in enumerate("aaaaaaaaaabb")]
-    groups = plan_groups(prompts_of(rows), 2)
-    assert [(group.task, group.first, [one.request for one in group.prompts]) for group in groups] == [
-        ("a", 0, [0, 1, 2, 3, 4, 5, 6, 7]),
-        ("a", 8, [8, 9]),
-        ("b", 10, [0, 1]),
-    ]
-
-
 def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_counts(tmp_path):
     class Compiling(Answering):
         def generate(self, *arguments):
@@ -113,13 +96,6 @@ def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp
     names = [line["id"] for line in rows_on_disk(tmp_path) if line["mode"] == "domino"]
     assert names == ["a", "b", "a#2"]
     assert measured.runs["domino"].answers == 3
-
-
-def test_all_modes_get_the_baselines_history(tmp_path):
-    generator = Answering(odd="domino")
-    run(tmp_path, generator, [row("a", "Hi", next_turns=["More"])], simulated=True)
-    second = {mode: prompts for mode, prompts, _ in generator.asked[2:]}
-    assert second["domino"] == second["autoregressive"] == ["U(Hi|)A(8|)U(More|)A("]
 
 
 # --------------------------------------------------------------------------------------------- interruption
@@ -171,30 +147,6 @@ def test_memory_stays_flat_over_a_file_of_2_000_prompts(tmp_path):
     gc.collect()
     assert ALIVE == []
     assert measured.runs["domino"].emitted.itemsize == 8  # an array of numbers, not of lists
-
-
-# ---------------------------------------------------------------------------------------------- comparisons
-
-
-def test_outputs_are_compared_with_the_baselines_but_not_in_a_simulation(tmp_path):
-    measured, _ = run(tmp_path / "real", Answering(), ROWS[:3])
-    assert (measured.runs["domino"].compared, measured.runs["domino"].diverged) == (3, 0)
-    assert measured.runs["autoregressive"].compared is None
-    measured, _ = run(tmp_path / "simulated", Answering(odd="domino"), ROWS[:1], simulated=True)
-    assert measured.runs["domino"].compared is None
-
-
-def test_a_divergence_names_its_row_and_turn(tmp_path, monkeypatch):
-    def judged(models, generator, prompts, one, two, requests):
-        return [Divergence(len(prompts) - 1, 2, float("inf"), False)]
-
-    monkeypatch.setattr(decode_run, "divergences", judged)
-    rows = [row("a"), row("b"), row("c", next_turns=["More"])]
-    measured, _ = run(tmp_path, Answering(), rows, batch_size=2)
-    assert [(one["prompt"], one["id"], one["margin"]) for one in measured.runs["domino"].first_divergences] == [
-        (2, "c", None),
-        (2, "c#2", None),
-    ]
 
 
 # --------------------------------------------------------------------------------------------------- refusals

@@ -151,16 +151,6 @@ def test_the_skypilot_task_parses_and_places_every_process(tmp_path):
     assert done.stdout == "['10.0.0.1:8476', '2', '1'] ['a b', 'c;d']\n"
 
 
-def test_the_sbatch_directives_ask_for_a_signal_before_the_end_and_for_requeueing():
-    lines = (ROOT / "launch" / "slurm.sbatch").read_text().splitlines()
-    end = next(index for index, line in enumerate(lines) if not line.startswith("#"))
-    directives = [line.removeprefix("#SBATCH ") for line in lines[:end] if line.startswith("#SBATCH")]
-    assert all(re.fullmatch(r"--[a-z-]+(=\S+)?", directive) for directive in directives)
-    assert {"--signal=TERM@120", "--requeue", "--open-mode=append", "--ntasks-per-node=8"} <= set(directives)
-    # sbatch stops reading directives at the first command.
-    assert not any(line.startswith("#SBATCH") for line in lines[end:])
-
-
 def test_the_machines_get_the_jax_that_the_tests_run_with():
     pins = [(ROOT / "requirements-tpu.txt").read_text(), (ROOT / "launch" / "skypilot.yaml").read_text()]
     scripts = [(ROOT / "launch" / name).read_text() for name in ("on_tpu.sh", "skypilot.yaml")]

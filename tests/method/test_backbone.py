@@ -13,8 +13,6 @@ from domino_jax.models.attention import attend
 from domino_jax.models.cache import append, block_mask
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
-SLIDING = ("full_attention", "sliding_attention")
-
 
 def weights_picture(anchors, keep, block_size, length, window, causal=False):
     """Which keys training_attention reads, as 0/1 lines over [context; all block rows], one line per query.

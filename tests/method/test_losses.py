@@ -48,12 +48,6 @@ def accepted(correct, weights):
     return float(accepted_lengths(correct, weights.astype(jnp.float32)))
 
 
-def test_cross_entropy_of_a_known_row():
-    """softmax(0, ln 3) = (1/4, 3/4)."""
-    logits = jnp.array([[0.0, np.log(3.0)]] * 2)
-    np.testing.assert_allclose(cross_entropy(logits, jnp.array([0, 1])), [np.log(4), np.log(4 / 3)], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "correct, weights, expected",
     [

@@ -32,10 +32,6 @@ def slots(blocks=3, drafts=4):
     return jnp.asarray(z), random_tokens((blocks, drafts))
 
 
-def sigmoid(x):
-    return 1.0 / (1.0 + np.exp(-x))
-
-
 @pytest.mark.parametrize("kind", MARKOV_KINDS)
 def test_a_step_with_lanes_gives_the_codes_of_all_slots_at_once(kind):
     """The state goes from slot to slot: started again in every one, an rnn would give other codes from slot 1 on."""

@@ -3,49 +3,14 @@
 import signal
 import subprocess
 import sys
-import types
 
 import jax
-import numpy as np
 import pytest
 
 from domino_jax import decode
-from domino_jax.evals.measure import refuse_divided_sittings
 from domino_jax.recipe import cli
-from domino_jax.runtime import agreement
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
-
-
-@pytest.fixture
-def primary(monkeypatch):
-    """Two processes; `primary.says` is what the first one broadcasts, whatever this one found."""
-    found = types.SimpleNamespace(says=False, heard=[])
-
-    def broadcast(value):
-        found.heard.append(bool(value))
-        return np.int32(found.says)
-
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(agreement.multihost_utils, "broadcast_one_to_all", broadcast)
-    monkeypatch.setattr(agreement, "primary_first", lambda work: work())
-    return found
-
-
-def files(*records):
-    return types.SimpleNamespace(records=list(records))
-
-
-def test_a_run_of_several_processes_is_not_continued(primary):
-    primary.says = True  # the folder of this process is a new one
-    with pytest.raises(DominoError, match="--output holds an unfinished decoding.*choose another --output"):
-        refuse_divided_sittings(files())
-
-
-def test_a_run_of_several_processes_may_begin_and_one_process_may_go_on(primary, monkeypatch):
-    refuse_divided_sittings(files())
-    monkeypatch.setattr(jax, "process_count", lambda: 1)
-    refuse_divided_sittings(files({"group": 0}))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +20,8 @@ def test_a_run_of_several_processes_may_begin_and_one_process_may_go_on(primary,
         (["--interactive"], "--interactive reads one terminal, but there are 2 processes"),
     ],
 )
-def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(primary, arguments, printed):
+def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(monkeypatch, arguments, printed):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
     optional = ("output", "prompts", "prompt", "interactive", "distributed")
     argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", "--config.target.path=./nowhere", *arguments]
     with pytest.raises(DominoError, match=printed):

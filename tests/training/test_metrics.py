@@ -136,7 +136,3 @@ def test_a_log_gets_one_plain_line_a_step(tmp_path):
     assert lines[0].startswith("step 5/10  loss 2.5  λ 1  left ")
     assert lines[1].endswith("left 0:00:00")
     assert "\x1b" not in console.file.getvalue()
-
-
-def terminal():
-    return rich.console.Console(file=io.StringIO(), force_terminal=True, width=120)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.rows import TrainingRows
@@ -153,26 +152,3 @@ def test_rows_that_disagree_with_the_thinking_switch_are_warned_of(
     counts = f"{sum(thoughts)} of 10 rows have thoughts, {10 - sum(thoughts)} have none"
     assert counts in shown and ("warning" in shown) == bool(change)
     assert change is None or f"--config.data.thinking={change}" in shown
-
-
-def shape(*sizes, spec=None, mesh=None):
-    sharding = NamedSharding(mesh, PartitionSpec(*spec)) if mesh is not None else None
-    return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=sharding)
-
-
-ON_A_MESH = """
-import pathlib, sys
-from domino_jax.runtime import distributed
-distributed.initialize("auto")
-sys.path.insert(0, ".")
-from tests.training import test_preflight as t
-from domino_jax.models.sharding import make_mesh, placement
-from domino_jax.weights.loading import read_target_config
-mesh = t.ONE = make_mesh(1, 2, 2)
-kv_heads = read_target_config(t.GOLDEN / "target").num_key_value_heads
-loaded = t.load_target(str(t.GOLDEN / "target"), "float32", placement(mesh, kv_heads))
-drafter = t.load_drafter(t.GOLDEN / "drafter", loaded.model.config, "float32")[0]
-facts = t.preflight(loaded, drafter, pathlib.Path(sys.argv[1]), [*t.greedy_rows(), t.foreign_row(0)])
-print("SHARE", facts["chosen_share"], flush=True)
-distributed.shutdown()
-"""

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.kinds import parse_config
 from domino_jax.runtime.errors import DataError
-from domino_jax.weights import formats, hf
+from domino_jax.weights import hf
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.golden_files import raw_config, stored_tensors, target_config, write_model
 from tests.helpers.paths import GOLDEN
@@ -81,22 +80,6 @@ def test_what_is_missing_impossible_or_contradicts_the_class_is_refused_by_name(
     assert len(str(error.value).splitlines()) <= 5
 
 
-def test_convolutions_are_an_option_of_any_backbone(tmp_path):
-    """As we write them for another head; without taps there are none."""
-    config, params = load(GOLDEN / TARGET / "drafter")
-    convolved = dataclasses.replace(config, conv_kernel_size=3, conv_group_size=8)
-    added = init_drafter_params(Drafter(convolved), jax.random.key(0))["backbone"]
-    for name in [name for name in added if name.startswith("layers_")]:
-        params["backbone"][name] |= {part: added[name][part] for part in ("attention_conv", "mlp_conv")}
-    save_drafter(tmp_path, convolved, params, "float32")
-    nested = hf.read_config(tmp_path)["dflash_config"]
-    assert (nested["projector_type"], nested["conv_kernel_size"], nested["conv_group_size"]) == ("domino", 3, 8)
-    again, same = load(tmp_path)
-    assert again == dataclasses.replace(convolved, layer_types=again.layer_types)
-    jax.tree.map(np.testing.assert_array_equal, params, same)
-    assert "conv_kernel_size" not in config.to_dict()["dflash_config"]
-
-
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
@@ -120,20 +103,6 @@ def test_codebooks_are_read_under_both_names_and_not_twice(tmp_path):
     twice = {**tensors, f"{books[0]}.weight": tensors[books[0]]}
     with pytest.raises(DataError, match="1 twice"):
         load(write_model(tmp_path / "twice", raw, twice))
-
-
-def test_servers_draft_with_a_dflash2_drafter_and_not_with_half_of_one():
-    config = read()
-    assert config.sglang_refusal() is None and config.vllm_refusal() is None
-    assert formats.serving_note(config) is None
-    bare = dataclasses.replace(config, conv_kernel_size=0, conv_group_size=0)
-    domino, _ = load(GOLDEN / TARGET / "drafter")
-    convolved = dataclasses.replace(domino, conv_kernel_size=2, conv_group_size=16)
-    assert "conv_kernel_size 0" in formats.serving_note(bare)
-    assert "head domino" in convolved.sglang_refusal()
-    # The keys that vLLM finds a target by are those of a plain DFlash drafter.
-    assert "speculators_config" not in formats.public_config(config, verifier="owner/target")
-    assert formats.public_config(config, formats.SPECFORGE)["architectures"] == ["DFlash2DraftModel"]
 
 
 LAYER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

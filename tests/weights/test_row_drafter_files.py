@@ -9,7 +9,6 @@ from safetensors.numpy import load_file
 
 from domino_jax.method.heads.eagle3 import NORMS
 from domino_jax.runtime.errors import DataError
-from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter, save_drafter, stored_head
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, target_config, write_model
 from tests.helpers.models import ROW_SETS
@@ -207,14 +206,6 @@ def test_a_speculators_eagle3_that_cannot_be_read_is_refused_by_name(tmp_path, c
         load("eagle3", speculators_eagle3(tmp_path, **changes))
 
 
-@pytest.mark.parametrize("value", [None, False, True])
-def test_norm_output_is_that_of_servers_and_true_names_both_meanings(tmp_path, value, caplog):
-    config, _ = load("eagle3", changed("eagle3", tmp_path, {"norm_output": value}))
-    assert config.norm_output is bool(value)
-    text = caplog.text
-    assert all((name in text) == bool(value) for name in ("SGLang", "vLLM", "SpecForge", "lm_head"))
-
-
 def test_norms_of_other_eagles_are_unknown_tensors(tmp_path):
     extra = {"layers.0.self_attn.q_norm.weight": np.ones(24, np.float32), "fc_norm.0.weight": np.ones(64, np.float32)}
     with pytest.raises(DataError, match="(?s)2 unknown.*fc_norm.0.weight, layers.0.self_attn.q_norm.weight"):
@@ -246,11 +237,3 @@ def test_a_copy_of_the_lm_head_must_be_the_targets(tmp_path, name):
     load("medusa", changed("medusa", tmp_path, tensors={name: original}))
     with pytest.raises(DataError, match=f"{name} differs from the target's lm_head.weight"):
         load("medusa", changed("medusa", tmp_path, tensors={name: original + 1}))
-
-
-def test_servers_that_draft_with_a_folder_are_named():
-    config = load("eagle3", folder_of("eagle3", "drafter"))[0]
-    assert config.sglang_refusal() is None and config.vllm_refusal() is None
-    assert formats.serving_note(config) is None
-    config = load("medusa", folder_of("medusa", "drafter"))[0]
-    assert "0.32" in formats.serving_note(config)
