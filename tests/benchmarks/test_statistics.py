@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.studies import heads
 from benchmarks.studies.beyond import mean_curve, steps_to, wins
-from benchmarks.tables import changes_of, markdown, publish, put_section, ratio, say_changes, with_spread
+from benchmarks.tables import changes_of, publish, ratio, say_changes, with_spread
 
 
 def test_several_seeds_are_a_mean_and_half_their_range():
@@ -75,15 +75,3 @@ def test_a_table_is_a_data_file_and_some_columns_in_the_page(tmp_path):
             {"name": "a", "tau": "0.66667", "hidden": "1", "late": ""},
             {"name": "b", "tau": "", "hidden": "", "late": "12346.0"},
         ]
-
-
-def test_words_are_to_the_left_and_numbers_to_the_right():
-    lines = markdown([{"name": "a", "n": 1234, "x": 250.0}], {"name": "", "n": "N", "x": "x"}).splitlines()
-    assert lines[1:] == ["| --- | ---: | ---: |", "| a | 1,234 | 250 |"]
-
-
-def test_a_section_that_is_written_again_replaces_the_old_one_alone(tmp_path):
-    page = tmp_path / "new" / "page.md"
-    for name, text in (("one", "old"), ("two", "kept"), ("one", "new")):
-        put_section(page, name, text)
-    assert "old" not in page.read_text() and "kept" in page.read_text() and "new" in page.read_text()

@@ -193,16 +193,3 @@ def test_a_generation_is_one_while_loop_without_a_host_callback(mode):
     jaxpr = program(mode, SamplingParams(0.8, 20, 0.9))
     assert [equation.primitive.name for equation in jaxpr.eqns] == ["while"]
     assert not [name for name in primitives(jaxpr) if "callback" in name or "infeed" in name or "outfeed" in name]
-
-
-@pytest.mark.parametrize("mode", ["autoregressive", "backbone", "domino"])
-def test_the_greedy_program_sorts_nothing_and_draws_nothing(mode):
-    names = primitives(program(mode, SamplingParams()))
-    assert {"dot_general", "argmax", "scatter"} <= set(names)
-    assert not {"sort", "top_k", "approx_top_k", "threefry2x32", "random_bits"} & set(names)
-
-
-def test_the_vocabulary_is_not_sorted_when_sampling_either():
-    names = primitives(program("domino", SamplingParams(0.8, 20, 0.9, 0.1)))
-    assert "top_k" in names and "random_bits" in names and "sort" not in names
-    assert not {"sort", "top_k"} & set(primitives(program("domino", SamplingParams(0.8, 0, 0.9))))

@@ -159,27 +159,12 @@ def ledger(scores, parents, tokens=None) -> Ledger:
     return Ledger(jnp.array([tokens]), jnp.array([parents]), jnp.array([scores], jnp.float32))
 
 
-def test_a_penalty_on_depth_keeps_the_broader_tree():
-    book = ledger([-1.0, -2.0, -1.5, -4.0, -1.6, -5.0], [ROOT, ROOT, 0, 1, 2, 2])
-    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=4, beta=-0.5)
-    assert tree.tokens.tolist() == [[7, 10, 11, 12]]
-    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=4, beta=0.0)
-    assert tree.tokens.tolist() == [[7, 10, 12, 14]]
-
-
 def test_places_that_no_path_fills_hold_the_anchor_at_depth_0():
     book = ledger([-1.0, -jnp.inf, -2.0, -jnp.inf], [ROOT, ROOT, 0, 0])
     tree = kept_best(jnp.array([7]), book, lanes=2, nodes=5, beta=-0.1)
     assert tree.tokens.tolist() == [[7, 10, 7, 12, 7]]
     assert tree.depths.tolist() == [[0, 1, 0, 2, 0]]
     assert tree.parents.tolist() == [[0, 0, 0, 1, 0]]
-
-
-def test_a_node_whose_parent_was_not_kept_is_no_node():
-    """Scores that rise along a path cannot come from the lanes; a NaN's neighbour could."""
-    book = ledger([-3.0, -1.0, -0.5, -2.0], [ROOT, ROOT, 0, 1])
-    tree = kept_best(jnp.array([7]), book, lanes=2, nodes=3, beta=0.0)
-    assert tree.tokens.tolist() == [[7, 11, 7]] and tree.depths.tolist() == [[0, 1, 0]]
 
 
 # ------------------------------------------------------------------------------------------- ancestors and the pass
@@ -281,10 +266,3 @@ def test_random_choices_walk_random_trees_alike():
         assert path[0, : accepted[0] + 1].tolist() == expected
         lengths.append(len(expected))
     assert min(lengths) == 1 and max(lengths) >= 4
-
-
-def test_a_place_that_no_draft_fills_never_stands():
-    """It holds the anchor's token, and that is what the target chooses."""
-    tree = kept_best(jnp.array([7]), ledger([-1.0, -jnp.inf], [ROOT, ROOT]), lanes=2, nodes=3, beta=0.0)
-    accepted, _ = accept_tree(tree.tokens, jnp.full((1, 3), 7), tree.depths, tree.parents, tree.ancestors, 1)
-    assert accepted.tolist() == [0]
