@@ -10,10 +10,6 @@ import pytest
 
 from domino_jax.method.heads.markov import MarkovObjective, MarkovSettings
 from domino_jax.method.losses import Labels, Outputs, sliced_loss
-from domino_jax.method.optimizer import make_optimizer
-from domino_jax.method.state import init_state
-from domino_jax.method.step import make_train_step
-from tests.helpers.models import random_tokens, tiny_drafter, tiny_target
 
 SETTINGS = MarkovSettings(gamma=None)
 LOG3 = float(np.log(3.0))
@@ -110,52 +106,3 @@ def test_slices_agree_with_the_whole(size):
         assert metrics[name] == pytest.approx(float(value), rel=1e-5), name
     for ours, expected in zip(gradients, whole_gradients, strict=True):
         np.testing.assert_allclose(ours, expected, atol=1e-6)
-
-
-# --------------------------------------------------------------------------------------------------------- steps
-
-STEPS, KEY = 30, jax.random.key(11)
-
-
-@functools.lru_cache
-def run(accumulate: int):
-    """The metrics of STEPS steps of a small gated drafter with a confidence head, and the state after them."""
-    target = tiny_target(tied=False)
-    choices = {"markov_head_type": "gated", "enable_confidence_head": True}
-    drafter = tiny_drafter(target.config, head="markov", layers=1, target_layer_ids=(0,), **choices)
-    optimizer = make_optimizer("adamw")
-    step = make_train_step(
-        target.module,
-        drafter.module,
-        optimizer,
-        num_anchors=6,
-        learning_rate=lambda step: jnp.float32(1e-2),
-        curriculum=lambda step: jnp.float32(1.0),
-        settings=MarkovSettings(gamma=4.0, slice_blocks=4),
-        accumulate=accumulate,
-        ema_decay=0.9,
-    )
-    state = jax.jit(lambda: init_state(drafter.module, optimizer, jax.random.key(0), with_ema=True))()
-    mask = jnp.ones((4, 24)).at[:, :3].set(0.0)
-    batch = {"tokens": random_tokens((4, 24), seed=9), "loss_mask": mask, "row_ids": jnp.arange(4)}
-    metrics = []
-    for _ in range(STEPS if accumulate == 1 else 2):
-        state, measured = step(state, target.params, batch, KEY)
-        metrics.append(jax.device_get(measured))
-    return metrics, jax.device_get(state)
-
-
-def test_head_and_backbone_learn_from_the_first_step_whatever_lambda_is():
-    metrics, state = run(1)
-    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.2
-    assert metrics[-1]["confidence_abs_error"] < metrics[0]["confidence_abs_error"]
-    assert metrics[-1]["tau_probabilistic"] > metrics[0]["tau_probabilistic"]
-    assert (
-        set(state.ema["head"]) == {"predecessor", "up", "gate", "confidence_proj"} and "lambda_base" not in metrics[0]
-    )
-
-
-def test_micro_batches_give_the_step_of_the_whole():
-    for whole, parts in zip(run(1)[0], run(2)[0], strict=False):
-        for name in ("loss", "l1_loss", "confidence_loss", "tau_probabilistic", "grad_norm"):
-            assert parts[name] == pytest.approx(float(whole[name]), rel=1e-5), name

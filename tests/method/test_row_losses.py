@@ -10,25 +10,13 @@ import pytest
 from domino_jax.method import row_losses
 from domino_jax.method.heads.eagle3_model import Eagle3Settings, eagle3_labels
 from domino_jax.method.heads.medusa import MedusaSettings, medusa_labels
-from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.row_losses import row_loss
-from domino_jax.method.state import init_state
-from domino_jax.method.step import make_train_step, target_pass
+from domino_jax.method.step import target_pass
 from tests.helpers.decoding_models import random_models
 from tests.helpers.models import random_tokens, row_gradients
 
 HEADS = ("eagle3", "medusa")
 SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
-
-
-def batch_of(rows=4, length=16) -> dict[str, jax.Array]:
-    """Random rows whose first three tokens are a prompt."""
-    mask = jnp.ones((rows, length)).at[:, :3].set(0.0)
-    return {
-        "tokens": random_tokens((rows, length), seed=9, vocab=63),
-        "loss_mask": mask,
-        "row_ids": jnp.arange(rows, dtype=jnp.int32),
-    }
 
 
 # --------------------------------------------------------------------------------------------------------- labels
@@ -144,50 +132,3 @@ def test_a_head_without_labels_gives_zero_and_no_nan():
     metrics = objective.metrics(sums)
     assert np.isfinite(loss) and metrics["loss_1"] > 0
     assert [float(metrics[f"loss_{head}"]) for head in (2, 3, 4)] == [0.0, 0.0, 0.0]
-
-
-# ---------------------------------------------------------------------------------------------------------- steps
-
-
-@functools.lru_cache
-def step_of(head: str, accumulate: int = 1, ema: float = 0.0):
-    models = random_models(head=head)
-    return make_train_step(
-        models.target,
-        models.drafter,
-        make_optimizer("muon"),
-        num_anchors=1,
-        learning_rate=learning_rate(2e-2, 40, 0.1),
-        curriculum=lambda step: 0.0,
-        settings=SETTINGS[head],
-        accumulate=accumulate,
-        ema_decay=ema,
-    )
-
-
-def run(head: str, steps: int, **choices):
-    """(state, [metrics]) of a fresh run."""
-    models, metrics = random_models(head=head), []
-    start = jax.jit(lambda: init_state(models.drafter, make_optimizer("muon"), jax.random.key(0), "ema" in choices))
-    state = start()
-    for _ in range(steps):
-        state, values = step_of(head, **choices)(state, models.target_params, batch_of(), jax.random.key(1))
-        metrics.append(jax.device_get(values))
-    return jax.device_get(state), metrics
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_handful_of_rows_is_learnt(head):
-    _, metrics = run(head, 12)
-    assert metrics[-1]["loss"] < 0.8 * metrics[0]["loss"]
-    assert {name for name in metrics[0] if np.ndim(metrics[0][name])} == set()  # metrics.jsonl holds numbers
-    assert metrics[0]["anchors"] == 4 * {"eagle3": 13, "medusa": 14}[head]
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_micro_batches_give_the_step_of_the_whole(head):
-    (whole, [metrics]), (parts, [others]) = run(head, 1), run(head, 1, accumulate=2)
-    np.testing.assert_allclose(others["loss"], metrics["loss"], rtol=1e-5)
-    np.testing.assert_allclose(others["grad_norm"], metrics["grad_norm"], rtol=1e-4)
-    for one, two in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
-        np.testing.assert_allclose(two, one, atol=2e-4)
