@@ -1,4 +1,4 @@
-"""The loss of the Markov heads: its terms by hand, its mask, its slices, and steps with it."""
+"""The loss of the Markov heads: its terms by hand, what carries no gradient, and its slices."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""What EAGLE-3 and Medusa learn from every row: labels, packed rows, micro-batches, steps."""
+"""What EAGLE-3 and Medusa learn from every row: labels, packed rows and slices."""
 
 import functools
 
