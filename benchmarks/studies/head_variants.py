@@ -79,7 +79,7 @@ def variants(width: int) -> dict[str, HeadVariant]:
     eagle3 = {**rows, "drafter.head": "eagle3", "drafter.target_layer_ids": "(1,11,20)"}
     all_["eagle3"] = HeadVariant("EAGLE-3", eagle3, modes=(BASELINE, DRAFT), published=7)
     all_["medusa"] = HeadVariant("Medusa-1", medusa, modes=(BASELINE, DRAFT, TREE), published=min(5, width - 1))
-    head = {"drafter.head": "xpress", "drafter.xpress.rank": rank, "drafter.xpress.mlp_hidden": 2 * rank}
+    head = {"drafter.head": "xpress", "drafter.xpress.rank": rank}
     for name, passes in XPRESS.items():
         all_[name] = HeadVariant(
             f"xPress, {passes} passes", {**block, **head}, published=width - 1, passes=passes, trained_as="xpress"

@@ -298,7 +298,14 @@ class DrafterConfig(Kind, DecoderConfig):
 
     @classmethod
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        if recipe.train.loss == "own" and cls.own_loss:
+            return cls.own_settings(recipe, shared)
         return LossSettings(**shared, dpace_alpha=recipe.train.dpace_alpha, distill=recipe.train.distill)
+
+    @classmethod
+    def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        """`loss_settings` of a head with `own_loss`."""
+        raise NotImplementedError
 
     def sglang_refusal(self) -> str | None:
         if self.shift_label and not self.has_head:

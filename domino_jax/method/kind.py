@@ -10,9 +10,6 @@ import numpy as np
 from domino_jax.method.curriculum import lambda_base
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry
 
-# (whether it is fine, the recipe's key, its value, what to change)
-Rule = tuple[bool, str, Any, str]
-
 
 class Kind:
     """The answers of a drafter without a head. Most belong to the class; methods that need shapes take a config.
@@ -159,11 +156,6 @@ class Kind:
     def has_confidence_in(cls, recipe: Any) -> bool:
         """Whether the recipe's drafter gets a confidence head."""
         return False
-
-    @classmethod
-    def rules(cls, recipe: Any) -> list[Rule]:
-        """What a training of such a drafter demands of the recipe."""
-        return []
 
     @classmethod
     def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, int | None]:

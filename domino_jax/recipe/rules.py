@@ -10,12 +10,13 @@ from typing import Any
 from ml_collections import config_dict
 
 from domino_jax.method.keys import walk
-from domino_jax.method.kind import Rule
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, MODES, Problem, TreeSettings, refused_mode
 from domino_jax.recipe.values import decode_settings, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError
 
+# (whether it is fine, the recipe's key, its value, what to change)
+Rule = tuple[bool, str, Any, str]
 HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
 WITH_TABLES = tuple(head for head in HEADED if KINDS[head].table_fields)  # whose codes come from a table of tokens
 READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
@@ -37,7 +38,6 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
     if command in ("train", "dry_run"):  # the others take a drafter as it is
         rules += [*_unread_rules(config, set_keys), *_window_rules(config.drafter), *_training_rules(config)]
         rules += [*_start_rules(config), *_loss_rules(config)]
-        rules += KINDS[config.drafter.head].rules(config)
     if command == "train":
         rules += _data_rules(config)
     for rule in rules:

@@ -99,7 +99,7 @@ def test_the_layers_that_slide_are_exported_in_the_public_keys():
     [
         ("drafter.projector = 'dflash'", "projector"),
         ("drafter.emb_dim = 64", "config.drafter.domino.emb_dim"),
-        ("train.markov_weights = (1, 1, 1)", "config.drafter.markov.weights"),
+        ("train.markov_rank = 1", "config.drafter.markov.rank"),
     ],
 )
 def test_a_recipe_that_sets_a_key_the_base_does_not_have_is_refused_by_its_line(tmp_path, line, hint):

@@ -98,14 +98,6 @@ RULES = [
             *((head, "loss", "cross_entropy") for head in ROW_DRAFTERS),
         )
     ),
-    *(
-        ("drafter.markov.weights", {**MARKOV, "drafter.markov.weights": weights})
-        for weights in ((), (1.0, 0.0), (0, 0, 0), (0, 0, 1))
-    ),
-    *(
-        ("drafter.xpress.weights", {"drafter.head": "xpress", "drafter.xpress.weights": weights})
-        for weights in ((0.1, 0.9), (0, 0, 1, 1))
-    ),
     *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),
     ("decode.simulate_tau", {"decode.simulate_tau": 0.5}),
     ("decode.cache_length", {"decode.cache_length": 2048}),
@@ -125,7 +117,7 @@ RULES = [
     ("decode.tree.depth", {**TREE, "decode.tree.depth": 17}),
     ("decode.tree.nodes", {**TREE, "decode.tree.lanes": 2}),
     ("decode.confidence", {**HELD_OUT, "decode.confidence": 0.5}),
-    ("decode.confidence", {**HELD_OUT, **MARKOV, "drafter.markov.weights": (1.0, 1.0, 0.0), "decode.confidence": 0.5}),
+    ("decode.confidence", {**HELD_OUT, **MARKOV, "train.loss": "cross_entropy", "decode.confidence": 0.5}),
     ("decode.draft_vocab", {"decode.draft_vocab": 63}),  # below the candidates of a slot
     ("decode.draft_vocab", {**HELD_OUT, **EAGLE3, "decode.draft_vocab": 128}),
 ]

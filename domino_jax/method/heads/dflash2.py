@@ -6,7 +6,6 @@ SpecForge. The formulas are in docs/heads.md. The convolutions of public DFlash2
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -38,6 +37,7 @@ from domino_jax.models.tables import Entry, linear
 from domino_jax.runtime.errors import DataError, quote
 
 SELECTOR = ("selector_rank", "selector_top_k")
+ALPHA = 1.0  # the weight of the selector's loss, as in the public trainers
 CLASS = "DFlash2DraftModel"  # all that tells these folders from DFlash's
 
 
@@ -58,7 +58,6 @@ class Dflash2Config(DrafterConfig):
     recipe_keys = {
         "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),  # the width of the two codebooks
         "top_k": Key(16, least=1),  # candidates of a slot
-        "alpha": Key(1.0, least=0, below=math.inf),  # weight of the selector's loss
     }
 
     @classmethod
@@ -112,18 +111,16 @@ class Dflash2Config(DrafterConfig):
         return {"selector_rank": section.rank, "selector_top_k": section.top_k}
 
     @classmethod
-    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
-        if recipe.train.loss != "own":
-            return super().loss_settings(recipe, shared)
+    def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
         # A block of DFlash2 may run on into the next turn, as in its public trainers.
         return SelectorSettings(**shared, dpace_alpha=recipe.train.dpace_alpha, contiguous=False)
 
     @classmethod
     def curriculum(cls, recipe: Any) -> Callable[[jax.Array], jax.Array]:
-        """α of the selector, which does not change."""
+        """The α of the selector's loss, which does not change."""
         if recipe.train.loss != "own":
             return super().curriculum(recipe)
-        return lambda step: jnp.float32(recipe.drafter.dflash2.alpha)
+        return lambda step: jnp.float32(ALPHA)
 
     def convolution_refusal(self) -> str | None:
         if self.conv_kernel_size:
@@ -235,7 +232,7 @@ class SelectorObjective(Objective):
         return (sums["base_loss"] + self.lambda_base * sums["selector_loss"]) / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        return selector_metrics(sums, self.loss(sums), self.lambda_base)
+        return selector_metrics(sums, self.loss(sums))
 
 
 def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
@@ -308,7 +305,7 @@ def leading_run(right: jax.Array) -> jax.Array:
     return 1.0 + jnp.sum(jnp.cumprod(right.astype(jnp.float32), axis=-1), axis=-1)
 
 
-def selector_metrics(sums: Sums, loss: jax.Array, alpha: jax.Array) -> dict[str, jax.Array]:
+def selector_metrics(sums: Sums, loss: jax.Array) -> dict[str, jax.Array]:
     """The metrics of a step from the sums of its whole batch.
 
     Returns:
@@ -316,7 +313,7 @@ def selector_metrics(sums: Sums, loss: jax.Array, alpha: jax.Array) -> dict[str,
         "selector_loss" and "selector_accuracy" over the slots whose label is a candidate, and their share
         "selector_coverage"; "serving_accept_len" of the path that decoding would draft, and
         "oracle_accept_len" of a selector that always finds the label, where both paths end at the first slot without a
-        label and the bonus token counts; "selector_alpha".
+        label and the bonus token counts.
     """
     labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
     return {
@@ -329,5 +326,4 @@ def selector_metrics(sums: Sums, loss: jax.Array, alpha: jax.Array) -> dict[str,
         "selector_coverage": sums["covered"] / labels,
         "serving_accept_len": sums["served"] / blocks,
         "oracle_accept_len": sums["served_by_oracle"] / blocks,
-        "selector_alpha": jnp.asarray(alpha, jnp.float32),
     }

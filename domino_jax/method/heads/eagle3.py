@@ -84,7 +84,6 @@ class Eagle3Config(Kind, DecoderConfig):
         # Tokens that it can draft, the most frequent ones of the training rows' answers; all if the target has fewer.
         "draft_vocab_size": Key(32_000, least=1, shape=True),
         "passes": Key(7, least=1),  # of the training-time test
-        "decay": Key(0.8, above=0, most=1),  # weight of each pass' loss to that of the pass before
     }
     reads = ("intermediate_size", "target_layer_ids")
     copies, layer_ids_hint = {"embed_tokens.weight": EMBEDDING}, f"\n{COUNTING}"
@@ -297,8 +296,7 @@ class Eagle3Config(Kind, DecoderConfig):
 
     @classmethod
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Eagle3Settings:
-        section = recipe.drafter.eagle3
-        return Eagle3Settings(passes=section.passes, decay=section.decay)
+        return Eagle3Settings(passes=recipe.drafter.eagle3.passes)
 
     @classmethod
     def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, int]:

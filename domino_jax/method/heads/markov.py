@@ -6,7 +6,6 @@ cross-entropy of the confidence. Source of the formulas: DSpark as SpecForge and
 """
 
 import dataclasses
-import math
 from collections.abc import Collection
 from typing import Any
 
@@ -18,7 +17,6 @@ from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, boolean, either, integer, lacks, section
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
-from domino_jax.method.kind import Rule
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -64,9 +62,6 @@ class MarkovConfig(DrafterConfig):
     recipe_keys = {
         "head_type": Key(VANILLA, choices=MARKOV_KINDS, shape=True),  # how the code follows from a token's row
         "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
-        # In the loss: of the cross-entropy, the L1 distance and the confidence. With a third weight above 0 the drafter
-        # has a confidence head, which estimates each draft's chance.
-        "weights": Key((0.1, 0.9, 1.0), of=float, least=0, below=math.inf),
     }
 
     @property
@@ -156,19 +151,11 @@ class MarkovConfig(DrafterConfig):
     @classmethod
     def has_confidence_in(cls, recipe: Any) -> bool:
         """Whether the loss trains a confidence head."""
-        return recipe.train.loss == "own" and any(recipe.drafter.markov.weights[2:])
+        return recipe.train.loss == "own"
 
     @classmethod
-    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
-        if recipe.train.loss != "own":
-            return super().loss_settings(recipe, shared)
-        return MarkovSettings(**shared, weights=tuple(recipe.drafter.markov.weights))
-
-    @classmethod
-    def rules(cls, recipe: Any) -> list[Rule]:
-        weights = recipe.drafter.markov.weights
-        change = "give three weights, the first two not both 0: the third trains the confidence head alone"
-        return [(len(weights) == 3 and any(weights[:2]), "drafter.markov.weights", weights, change)]
+    def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        return MarkovSettings(**shared)
 
     def vllm_refusal(self) -> str | None:
         if self.markov_head_type != VANILLA:

@@ -60,7 +60,6 @@ class MedusaConfig(Kind):
 
     recipe_keys = {
         "num_heads": Key(5, least=1, most=LARGEST_HEADS, shape=True),  # tokens drafted per round
-        "num_layers": Key(1, least=1, most=LIMITS["num_hidden_layers"], shape=True),  # residual blocks of a head
     }
 
     @property
@@ -128,7 +127,9 @@ class MedusaConfig(Kind):
         return cls.from_dict(raw | implied)
 
     @classmethod
-    def for_target(cls, target: Qwen3Config, *, num_heads: int, num_layers: int, bias: bool = False) -> "MedusaConfig":
+    def for_target(
+        cls, target: Qwen3Config, *, num_heads: int, num_layers: int = 1, bias: bool = False
+    ) -> "MedusaConfig":
         """New heads for a target."""
         return cls(target.hidden_size, target.vocab_size, num_heads, num_layers, bias)
 

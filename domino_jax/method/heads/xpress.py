@@ -5,7 +5,6 @@ the formulas, which are in docs/heads.md: speculators 0.9.0 (models/xpress) and 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -18,7 +17,6 @@ from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
 from domino_jax.method.config_keys import WRITTEN_WITH, either, integer, optional_integer, shift_label
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
-from domino_jax.method.kind import Rule
 from domino_jax.method.losses import (
     EPSILON,
     Labels,
@@ -36,7 +34,7 @@ from domino_jax.models.tables import Entry, linear
 from domino_jax.runtime.errors import DataError
 
 PASSES = 6  # of a file that does not say how many
-WEIGHTS = (0.1, 0.9, 0.3, 0.6)
+MLP_RATIO = 2  # hidden units of a new head's network ÷ its rank, as in the authors' files
 POOL, FIELDS = "xpress_candidate_topc", ("xpress_rank", "xpress_mlp_hidden", "xpress_num_passes")
 # {a matrix of the head, by speculators' name: its name in the authors' files}
 _MATRICES = {name: name for name in ("down_h", "down_g", "in_proj")}
@@ -66,13 +64,6 @@ class XpressConfig(DrafterConfig):
     shape_keys = ("drafter.block_size",)
     recipe_keys = {
         "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
-        "mlp_hidden": Key(512, least=1, most=LARGEST_RANK, shape=True),  # hidden units of its network
-        "passes": Key(PASSES, least=1),  # over a block, in which the drafter drafts; decode.head_passes changes it
-        # In the loss: of cross-entropy and total variation in each term, then of the rounds and of the base logits.
-        "weights": Key(WEIGHTS, of=float, least=0, below=math.inf),
-        "rounds": Key(3, least=0),  # terms of the loss after the head's own choices, as in decoding
-        "ce_from_data": False,  # True: the label of the cross-entropy is the text's token, not the target's likeliest
-        "full_anchor": False,  # True: the term of the base logits has no decay over the slots
     }
 
     @property
@@ -141,22 +132,12 @@ class XpressConfig(DrafterConfig):
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        section = recipe.drafter.xpress
-        return dict(zip(FIELDS, (section.rank, section.mlp_hidden, section.passes), strict=True))
+        rank = recipe.drafter.xpress.rank
+        return {"xpress_rank": rank, "xpress_mlp_hidden": MLP_RATIO * rank}
 
     @classmethod
-    def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
-        if recipe.train.loss != "own":
-            return super().loss_settings(recipe, shared)
-        section = recipe.drafter.xpress
-        choices = {name: section[name] for name in ("rounds", "ce_from_data", "full_anchor")}
-        return XpressSettings(**shared, **choices, weights=tuple(section.weights))
-
-    @classmethod
-    def rules(cls, recipe: Any) -> list[Rule]:
-        weights = recipe.drafter.xpress.weights
-        change = "give four weights, the first two, which each term has, not both 0"
-        return [(len(weights) == 4 and any(weights[:2]), "drafter.xpress.weights", weights, change)]
+    def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
+        return XpressSettings(**shared)
 
     def sglang_refusal(self) -> str | None:
         return "SGLang has no xPress head"
@@ -230,7 +211,7 @@ class XpressSettings(LossSettings):
     """
 
     contiguous: bool = False  # a block may run on into the next turn, as in the public trainer
-    weights: tuple[float, float, float, float] = WEIGHTS
+    weights: tuple[float, float, float, float] = (0.1, 0.9, 0.3, 0.6)
     rounds: int = 3
     full_anchor: bool = False
     ce_from_data: bool = False
