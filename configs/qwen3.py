@@ -106,8 +106,6 @@ def _train() -> Section:
         loss=Key("own", choices=("own", "cross_entropy")),
         gamma=Key(7.0, above=0),  # decay over the slots of a block; inf: none
         dpace_alpha=Key(float, least=0, most=1),  # α of D-PACE weights (0.5, say), which replace the decay
-        # Weight of the total-variation distance to the target; the cross-entropy has the rest.
-        distill=Key(0.0, least=0, most=1),
         # A drafter's folder or train workdir: its weights are the first of this run, whose schedules start at step 0.
         start_from=Key(str),
         # A drafter's folder or train workdir: its backbone is taken over and left as it is, and the head alone is

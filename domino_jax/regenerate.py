@@ -113,7 +113,6 @@ def settings_of(config, set_keys: Collection[str] = ()) -> DecodeSettings:
         thinking=config.data.thinking,
         dtype=config.target.dtype,
         width=width_of(config.decode, set_keys),
-        widths=tuple(config.decode.widths),
         draft_sharpness=config.decode.draft_sharpness,
         head_candidates=config.decode.head_candidates,
         head_passes=config.decode.head_passes,

@@ -300,7 +300,7 @@ class DrafterConfig(Kind, DecoderConfig):
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
         if recipe.train.loss == "own" and cls.own_loss:
             return cls.own_settings(recipe, shared)
-        return LossSettings(**shared, dpace_alpha=recipe.train.dpace_alpha, distill=recipe.train.distill)
+        return LossSettings(**shared, dpace_alpha=recipe.train.dpace_alpha)
 
     @classmethod
     def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:

@@ -29,7 +29,6 @@ class LossSettings:
     gamma: decay constant γ of the slot weights; None turns decay off.
     contiguous: the labels of a block end at the first unsupervised token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
-    distill: share of the total-variation distance to the target's own distribution; the cross-entropy has the rest.
     slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
     drafted_tokens: the head reads its own greedy drafts instead of the true tokens (own_drafts.py).
     frozen_backbone: no gradient enters the backbone.
@@ -38,15 +37,11 @@ class LossSettings:
     gamma: float | None = 7.0
     contiguous: bool = True
     dpace_alpha: float | None = None
-    distill: float = 0.0
     slice_blocks: int = 32
     drafted_tokens: bool = False
     frozen_backbone: bool = False
 
-    @property
-    def reads_target(self) -> bool:
-        """Whether the loss compares with the target's own logits."""
-        return self.distill > 0
+    reads_target = False  # whether the loss compares with the target's own logits
 
     @property
     def divides_by_labels(self) -> bool:
@@ -132,15 +127,10 @@ class Labels(NamedTuple):
         return jnp.sum(self.label_weights.sum(blocks) * self.loss_weights.max(blocks))
 
 
-def block_sums(
-    base: Logits, final: Logits, labels: Labels, settings: LossSettings, target: Logits | None = None
-) -> Sums:
+def block_sums(base: Logits, final: Logits, labels: Labels, settings: LossSettings) -> Sums:
     """Additive sums of one slice: base and final logits [n, G, V], labels with arrays [n, G] → scalars.
 
     Numerators and denominators only, so that slices, devices and micro-batches add up to the whole.
-
-    Args:
-        target: the target's logits [n, G, V] from which it would predict each label; needed for settings.distill.
     """
     label_weights = labels.label_weights
     has_label = label_weights.max(-1) > 0
@@ -151,13 +141,11 @@ def block_sums(
     }
     for prefix, logits in (("base_", base), ("final_", final)):
         losses = cross_entropy(logits, labels.ids)
-        worth = 1.0
+        weights = labels.loss_weights
         if settings.dpace_alpha is not None:
-            worth = dpace_weights(losses, label_weights, settings.dpace_alpha)
-        if settings.distill:
-            losses = (1.0 - settings.distill) * losses + settings.distill * total_variation(logits, target)
+            weights = weights * dpace_weights(losses, label_weights, settings.dpace_alpha)
         correct = jnp.argmax(logits, axis=-1) == labels.ids
-        sums[prefix + "loss"] = jnp.sum(labels.loss_weights * worth * losses)
+        sums[prefix + "loss"] = jnp.sum(weights * losses)
         sums[prefix + "correct"] = jnp.sum(label_weights * correct)
         sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, label_weights) * has_label)
     return sums
@@ -215,7 +203,7 @@ class Objective:
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
         """Additive sums of one row's slice, arrays [n, G, ...]."""
-        return block_sums(outputs.base, outputs.final, labels, self.settings, outputs.target)
+        return block_sums(outputs.base, outputs.final, labels, self.settings)
 
     def loss(self, sums: Sums) -> jax.Array:
         """The scalar to minimise, of sums of any part of the step's blocks: additive over slices and micro-batches."""

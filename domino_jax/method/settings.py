@@ -247,6 +247,7 @@ class DecodeSettings:
     drafting: how to draft; the mode decides whether with the head and whether a tree.
     smallest_cache: slots of the caches of short texts. They grow by doubling, to cache_length at most. Fewer slots cost
         less to read; each size is a separate program for every mode.
+    widths: numbers of drafts among which an adaptive width chooses; 0 is a plain step.
     """
 
     # Those to decode in; a caller that names the mode in each call leaves them empty. Absent in a recipe: plain
@@ -267,13 +268,13 @@ class DecodeSettings:
     # accepted and how long rounds took; in fixed shape, and with simulate_tau, it is fixed. regenerate and
     # decode --interactive are adaptive unless the command line sets this key.
     width: str = key("fixed", choices=WIDTHS)
-    widths: tuple[int, ...] = key((0, 4, 8, 16), of=int, least=0)  # numbers of drafts; 0 is a plain step
     # Above 0: random weights where there are none, and this acceptance length forced (rounds.simulated_accepts).
     simulate_tau: float = key(0.0, least=0, below=math.inf)
     ignore_eos: bool = key(False)  # every answer has max_new_tokens
     thinking: bool = key(False)  # for the chat template
     concurrency: tuple[int, ...] = key((), of=int, least=1)  # also decode at these batch sizes: (1, 2, 4, 8, 16, 32)
     smallest_cache: int = 256
+    widths: tuple[int, ...] = (0, 4, 8, 16)
 
     def change(self, **values: Any) -> "DecodeSettings":
         """The settings with other values, under the names of all fields, those of sampling and drafting included.

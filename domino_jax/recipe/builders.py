@@ -1,6 +1,7 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import functools
+import itertools
 import math
 import pathlib
 import re
@@ -32,7 +33,7 @@ from domino_jax.method.state import TrainState, init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.recipe.values import convolution_taps, key_of, modes_of, shifts_labels
+from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, DominoError
@@ -89,9 +90,12 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
         return _drafter_config(config, target, mask_token_id)
     except DataError as error:  # as of a damaged file; here it is the recipe that has to change
         head = config.drafter.head
-        fields = {*config.drafter, *KINDS[head].recipe_fields(config)} - {"head", "path", *KINDS}
-        named = re.search(rf"\b({'|'.join(fields)})\b", str(error))
-        change = f"\nChange --config.{key_of(head, named[1])}." if named else ""
+        keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *KINDS}}
+        for field, name in itertools.product(KINDS[head].recipe_fields(config), KINDS[head].recipe_keys):
+            if f"_{field}".endswith(f"_{name}"):  # a head's section has it under the same last words
+                keys[field] = f"drafter.{head}.{name}"
+        named = re.search(rf"\b({'|'.join(keys)})\b", str(error))
+        change = f"\nChange --config.{keys[named[1]]}." if named else ""
         raise DominoError(f"{str(error).removeprefix('drafter config: ')}{change}") from error
 
 

@@ -124,14 +124,14 @@ def _loss_rules(config) -> list[Rule]:
     kind = KINDS[head]
     unread, why = [], f"drafter.head {head} has its own loss, which does not read it; leave it out"
     if not kind.has_backbone:
-        unread = ["dpace_alpha", "distill", "loss"]
+        unread = ["dpace_alpha", "loss"]
     elif train.loss == "own" and kind.own_loss:
-        unread = ["distill"] if kind.own_dpace else ["distill", "dpace_alpha"]
+        unread = [] if kind.own_dpace else ["dpace_alpha"]
         why += ", or set --config.train.loss=cross_entropy"
     elif train.frozen_backbone is not None:  # λ takes from the head's loss what it gives to that of the backbone
         why = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
         return [(train.lambda_start == 0, "train.lambda_start", train.lambda_start, why)]
-    defaults = {"dpace_alpha": None, "distill": 0.0, "loss": "own"}
+    defaults = {"dpace_alpha": None, "loss": "own"}
     return [(train[name] == defaults[name], f"train.{name}", train[name], why) for name in unread]
 
 

@@ -18,12 +18,6 @@ def convolution_taps(drafter) -> int:
     return KINDS[drafter.head].conv_taps if drafter.conv_kernel_size is None else drafter.conv_kernel_size
 
 
-def key_of(head: str, field: str) -> str:
-    """The recipe's key of a field of a drafter's config; a head's section has it under the same last words."""
-    names = [name for name in KINDS[head].recipe_keys if f"_{field}".endswith(f"_{name}")]
-    return f"drafter.{head}.{names[0]}" if names else f"drafter.{field}"
-
-
 def modes_of(decode, head: str) -> tuple[str, ...]:
     """decode.modes, or where they are left open those of a drafter with this head."""
     return default_modes(KINDS[head]) if decode.modes is None else tuple(decode.modes)

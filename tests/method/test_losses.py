@@ -185,17 +185,6 @@ def test_total_variation_of_known_distributions():
     np.testing.assert_allclose(total_variation(jnp.array([0.0, -80.0]), jnp.array([-80.0, 0.0])), 1.0, rtol=1e-6)
 
 
-def test_distillation_mixes_cross_entropy_and_total_variation():
-    labels, weights = jnp.array([[0, 1, 2, 3]]), jnp.ones((1, 4))
-    rng = np.random.default_rng(3)
-    base, final, target = (jnp.asarray(rng.standard_normal((1, 4, 9)), jnp.float32) for _ in range(3))
-    plain = block_sums(base, final, labels, weights, SHIFTED, LossSettings(gamma=None))
-    mixed = block_sums(base, final, labels, weights, SHIFTED, LossSettings(gamma=None, distill=0.25), target)
-    for prefix, logits in (("base_", base), ("final_", final)):
-        expected = 0.75 * plain[prefix + "loss"] + 0.25 * total_variation(logits, target).sum()
-        np.testing.assert_allclose(mixed[prefix + "loss"], expected, rtol=1e-6)
-
-
 # Two rows of seven blocks of hidden states through one matrix: sliced against whole.
 RNG = np.random.default_rng(1)
 HIDDEN = jnp.asarray(RNG.standard_normal((2, 7, 4, 6)), jnp.float32)
@@ -205,7 +194,6 @@ MATRIX = jnp.asarray(RNG.standard_normal((6, 9)), jnp.float32)
 CHOICES = {
     "decay": LossSettings(gamma=4.0),
     "dpace": LossSettings(dpace_alpha=0.4),
-    "distill": LossSettings(gamma=4.0, distill=0.9),
 }
 
 
@@ -222,9 +210,9 @@ def whole_loss(settings):
 
     def loss_of(matrix, hidden):
         outputs = toy_outputs(matrix, hidden, HIDDEN @ MATRIX)
-        base, final, target = (x.reshape(-1, *x.shape[2:]) for x in outputs[:3])
+        base, final = (x.reshape(-1, *x.shape[2:]) for x in outputs[:2])
         labels, weights = (x.reshape(-1, x.shape[-1]) for x in (LABELS, WEIGHTS))
-        return dual_loss(block_sums(base, final, labels, weights, SHIFTED, settings, target), SHARE)
+        return dual_loss(block_sums(base, final, labels, weights, SHIFTED, settings), SHARE)
 
     return loss_of
 

@@ -64,9 +64,9 @@ def test_a_confidence_head_exists_where_the_loss_trains_it():
 
 
 def test_the_values_of_dflash2_reach_the_drafter_and_its_loss():
-    config = changed(drafter__head="dflash2", drafter__dflash2__rank=12, drafter__dflash2__top_k=6)
+    config = changed(drafter__head="dflash2", drafter__dflash2__rank=12)
     drafter, settings = drafter_config_of(config, TARGET, 151_669), loss_settings(config)
-    assert (drafter.head, drafter.selector_rank, drafter.selector_top_k) == ("dflash2", 12, 6)
+    assert (drafter.head, drafter.selector_rank, drafter.selector_top_k) == ("dflash2", 12, 16)
     assert (drafter.conv_kernel_size, drafter.conv_group_size, drafter.suffix_start) == (2, 16, 1)
     assert loading.resolved(config)["drafter"]["conv_kernel_size"] == 2
     assert type(settings) is SelectorSettings and not settings.contiguous and not settings.reads_target
@@ -81,7 +81,6 @@ def test_the_values_of_dflash2_reach_the_drafter_and_its_loss():
 @pytest.mark.parametrize(
     ("head", "key", "value"),
     [
-        ("dflash2", "dflash2.top_k", 200_000),
         ("dflash2", "conv_kernel_size", 17),
         ("domino", "conv_kernel_size", 17),
         ("domino", "domino.pure_draft_prefix_len", 16),

@@ -76,7 +76,7 @@ def test_the_flags_of_a_run_have_their_defaults_and_arrive(capsys, arguments, ex
         ([TINY, "--workdir=w", "--config.train.setps=3"], "config.train.steps"),
         ([TINY, "--workdir=w", "--config.tran.steps=3"], "config.train.steps"),
         ([TINY, "--workdir=w", "--config.drafter.markov_rank=3"], "config.drafter.markov.rank"),
-        ([TINY, "--workdir=w", "--config.train.selector_top_k=3"], "config.drafter.dflash2.top_k"),
+        ([TINY, "--workdir=w", "--config.train.selector_rank=3"], "config.drafter.dflash2.rank"),
         ([TINY, "--workdir=w", "--config.zzz=3"], "There is checkpoint, data"),
         ([TINY, "--workdir=w", "--config.train.steps.more=3"], "config.train.steps"),
         ([TINY, "--workdir=w", "--config.train={}"], "is a section"),

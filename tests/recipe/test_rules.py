@@ -93,8 +93,7 @@ RULES = [
     *(
         (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
         for head, key, value in (
-            *((head, "dpace_alpha", 0.5) for head in ("markov", *ROW_DRAFTERS)),
-            *((head, "distill", 0.1) for head in ("markov", "dflash2", "xpress", *ROW_DRAFTERS)),
+            *((head, "dpace_alpha", 0.5) for head in ("markov", "xpress", *ROW_DRAFTERS)),
             *((head, "loss", "cross_entropy") for head in ROW_DRAFTERS),
         )
     ),
@@ -134,7 +133,7 @@ SOUND = [
     {"train.frozen_backbone": "F", "train.lambda_start": 0.0},
     {"drafter.head": "dflash2", "train.frozen_backbone": "F"},  # its own loss has no λ
     {"drafter.head": "dflash2", "train.dpace_alpha": 0.5},
-    {**MARKOV, "train.loss": "cross_entropy", "train.distill": 0.5},
+    {**MARKOV, "train.loss": "cross_entropy", "train.dpace_alpha": 0.5},
     {**MARKOV, "train.head_from": "F"},
     {**MEDUSA, "data.max_length": 200},  # it draws no anchors
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
@@ -157,7 +156,7 @@ def test_what_a_training_asks_for_does_not_concern_the_other_commands():
         "decode.num_drafts": 999,
         "drafter.shift_label": True,
         **EAGLE3,
-        "train.distill": 0.1,
+        "train.dpace_alpha": 0.1,
     }
     passes(changes, "decode")
 

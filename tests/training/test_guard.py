@@ -1,4 +1,4 @@
-"""Steps that are not finite, the average of the weights, and distillation, at the jitted step."""
+"""Steps that are not finite, and the average of the weights, at the jitted step."""
 
 import functools
 
@@ -22,7 +22,7 @@ SCHEDULE = learning_rate(1e-2, 20, 0.1)
 
 
 @functools.lru_cache
-def made(distill=0.0, kind="adamw"):
+def made(kind="adamw"):
     target = tiny_target(tied=False)
     drafter = tiny_drafter(target.config, layers=1, target_layer_ids=(0,))
     optimizer = make_optimizer(kind)
@@ -33,7 +33,7 @@ def made(distill=0.0, kind="adamw"):
         num_anchors=4,
         learning_rate=SCHEDULE,
         curriculum=lambda step: lambda_base(step, 20, 0.5, 1.0),
-        settings=LossSettings(gamma=4.0, distill=distill),
+        settings=LossSettings(gamma=4.0),
         ema_decay=0.75,
     )
     return target, step, jax.jit(lambda: init_state(drafter.module, optimizer, jax.random.key(0), with_ema=True))

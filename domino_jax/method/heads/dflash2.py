@@ -37,6 +37,7 @@ from domino_jax.models.tables import Entry, linear
 from domino_jax.runtime.errors import DataError, quote
 
 SELECTOR = ("selector_rank", "selector_top_k")
+TOP_K = 16  # candidates of a slot of a new drafter, as in public ones
 ALPHA = 1.0  # the weight of the selector's loss, as in the public trainers
 CLASS = "DFlash2DraftModel"  # all that tells these folders from DFlash's
 
@@ -57,7 +58,6 @@ class Dflash2Config(DrafterConfig):
     only_shift, conv_taps, own_loss, own_dpace = False, 2, True, True
     recipe_keys = {
         "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),  # the width of the two codebooks
-        "top_k": Key(16, least=1),  # candidates of a slot
     }
 
     @classmethod
@@ -107,8 +107,7 @@ class Dflash2Config(DrafterConfig):
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        section = recipe.drafter.dflash2
-        return {"selector_rank": section.rank, "selector_top_k": section.top_k}
+        return {"selector_rank": recipe.drafter.dflash2.rank, "selector_top_k": TOP_K}
 
     @classmethod
     def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
@@ -185,9 +184,7 @@ class Selector(Head):
 
 @dataclasses.dataclass(frozen=True)
 class SelectorSettings(LossSettings):
-    """Choices of this loss, which does not read distill."""
-
-    reads_target = False
+    """Choices of this loss."""
 
     def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
         return SelectorObjective(self, lambda_base, weight)

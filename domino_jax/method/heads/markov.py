@@ -280,7 +280,7 @@ class MarkovHead(Head):
 
 @dataclasses.dataclass(frozen=True)
 class MarkovSettings(LossSettings):
-    """Choices of this loss, which reads neither dpace_alpha nor distill.
+    """Choices of this loss, which does not read dpace_alpha.
 
     weights: of the cross-entropy, the L1 distance and the confidence.
     """

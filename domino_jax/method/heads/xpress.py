@@ -203,7 +203,7 @@ class XpressHead(Head):
 
 @dataclasses.dataclass(frozen=True)
 class XpressSettings(LossSettings):
-    """Choices of this loss, which reads neither dpace_alpha nor distill.
+    """Choices of this loss, which does not read dpace_alpha.
 
     weights: a, b of the cross-entropy and the total variation in each term, c of the rounds, d of the base logits.
     rounds: J.  full_anchor: the term of the base logits has no decay over the slots.
