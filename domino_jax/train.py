@@ -229,7 +229,7 @@ def evaluation_of(
     """The layout of the weights in evaluations and the final decoding, and the evaluation; None where there is none."""
     layout = evaluate = None
     if config.eval.every or config.eval.final:
-        layout = builders.evaluation_layout_of(config, loaded.model.config, drafter, mesh)
+        layout = EvaluationLayout(mesh, loaded.model.config, drafter)
     if config.eval.every:
         evaluate = builders.evaluation_of(config, loaded, layout, batches.rows)
     check_final(config, loaded, drafter)

@@ -19,6 +19,7 @@ import numpy as np
 from domino_jax.decoding.prefixes import SHORTEST, CachedText, Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request
+from domino_jax.decoding.width import Choice
 from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, SamplingKind, request_keys
@@ -87,8 +88,9 @@ class Queue:
         self.rows: list[Ticket | None] = []
         self.waiting: deque[Ticket] = deque()
         self.state: DecodeState | None = None
-        controller = generator.controller(mode)
-        self.pace = controller and controller.new_pace()
+        self.controller = generator.controller(mode)
+        self.pace = self.controller and self.controller.new_pace()
+        self.choice: Choice | None = None  # the last dispatch where the width is adaptive
         self.ran: tuple[float, bool] | None = None  # seconds of a dispatch, and whether its program was compiled before
 
     def add(self, prompt: Sequence[int], request: Request) -> Ticket:
@@ -142,8 +144,8 @@ class Queue:
         """Up to `rounds` rounds in one dispatch (Generator.advance)."""
         drafts, clock = None, self.clock
         if self.pace:
-            drafts, most, _ = self.pace.choose(len(self.rows))
-            rounds = min(rounds, most)
+            self.choice = self.controller.choose(self.pace, len(self.rows))
+            drafts, rounds = self.choice.drafts, min(rounds, self.choice.rounds)
         seconds, compiled, idle = clock.decode_seconds, clock.compile_seconds, self.idle()
         arguments = self.models, self.state, self.mode, rounds, idle
         self.state = self.generator.advance(*arguments, clock=clock, drafts=drafts)
@@ -172,8 +174,9 @@ class Queue:
                 if self.prefixes:
                     self._keep(place, ticket)
         if self.pace and self.ran and longest:
-            self.clock.exploring_seconds += self.pace.observe(emitted, longest, *self.ran)
-            self.clock.widths[str(self.pace.choice.drafts)] += longest
+            dispatch = self.pace, len(self.rows), self.choice
+            self.clock.exploring_seconds += self.controller.observe(*dispatch, emitted, longest, *self.ran)
+            self.clock.widths[str(self.choice.drafts)] += longest
         self._free_idle()
         return list(tickets.values())
 

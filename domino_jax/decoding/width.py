@@ -41,53 +41,19 @@ class Pace:
     """The dispatches of one request, or of one batch of several rows, with the evidence about its text.
 
     trials, failures: float [M], drafts that were reached by position, and those not accepted; old ones fade.
-    tokens: of a row since the last drafts.
+    tokens: of a row since the last drafts.  used: the last dispatch that did not explore.
     """
 
-    def __init__(self, controller: "WidthController"):
-        self.controller = controller
-        self.trials = np.zeros(controller.widths[-1])
-        self.failures = np.zeros_like(self.trials)
+    def __init__(self, trials: np.ndarray, failures: np.ndarray):
+        self.trials, self.failures = trials.copy(), failures.copy()
         self.tokens = 0.0
-        self.rows = 1
-        self.used: Choice | None = None  # the last one that did not explore
-        self.choice: Choice | None = None
+        self.used: Choice | None = None
 
     def new_text(self) -> None:
         """A request begins, taken to be like the last one until it shows otherwise."""
         self.trials *= CARRIED
         self.failures *= CARRIED
         self.used = None
-
-    def choose(self, rows: int) -> Choice:
-        """The next dispatch of a batch of `rows` rows."""
-        self.rows, self.choice = rows, self.controller.choose(self, rows)
-        return self.choice
-
-    def observe(self, emitted: Sequence[int], rounds: int, seconds: float, timed: bool = True) -> float:
-        """Learns from the dispatch that was chosen; returns the seconds lost if it explored.
-
-        Args:
-            emitted: tokens of each round of each row, without rounds that the end of an answer has cut.
-            rounds: that the batch ran, at least 1.
-            timed: False for the first run of a program, which takes longer.
-        """
-        emitted = np.asarray(emitted, int)
-        mean = emitted.mean() if emitted.size else 1.0
-        lost = 0.0
-        if self.choice.instead is None:
-            self.used = self.choice
-        else:
-            lost = max(0.0, seconds - rounds * mean * self.choice.instead)
-        self.controller.add_run(self.rows, self.choice, rounds, seconds, lost, timed)
-        self.tokens += rounds * mean
-        if self.choice.drafts and emitted.size:
-            reached = np.array([(emitted > place).sum() for place in range(self.choice.drafts + 1)], float)
-            fade = np.exp(-self.tokens / TEXT_MEMORY)
-            _add(self.trials, self.failures, reached, fade, len(self.trials))
-            self.controller.add_drafts(reached)
-            self.tokens = 0.0
-        return lost
 
 
 class WidthController:
@@ -104,14 +70,12 @@ class WidthController:
         self._next_probe = 0.0
         self._trials = np.full(self.widths[-1], PRIOR_TRIALS)
         self._failures = PRIOR_FAILURE * self._trials
-        self._last = Pace(self)
+        self._last = Pace(np.zeros(self.widths[-1]), np.zeros(self.widths[-1]))
 
     def new_pace(self) -> Pace:
         """For a request, or a batch; new_text begins it."""
-        pace = Pace(self)
-        pace.trials, pace.failures = self._last.trials.copy(), self._last.failures.copy()
-        self._last = pace
-        return pace
+        self._last = Pace(self._last.trials, self._last.failures)
+        return self._last
 
     def choose(self, pace: Pace, rows: int) -> Choice:
         """The next dispatch of a batch of `rows` rows."""
@@ -127,20 +91,43 @@ class WidthController:
             return probe
         return Choice(best, min(2 * used.rounds, LONGEST) if used and used.drafts == best else FIRST)
 
-    def add_run(self, rows: int, choice: Choice, rounds: int, seconds: float, lost: float, timed: bool) -> None:
-        """Counts a dispatch (Pace.observe)."""
-        key = rows, choice.drafts
-        if timed:
-            self._times[key].append(seconds / rounds)
+    def observe(
+        self,
+        pace: Pace,
+        rows: int,
+        choice: Choice,
+        emitted: Sequence[int],
+        rounds: int,
+        seconds: float,
+        timed: bool = True,
+    ) -> float:
+        """Learns from a dispatch of `rows` rows; returns the seconds lost if it explored.
+
+        Args:
+            emitted: tokens of each round of each row, without rounds that the end of an answer has cut.
+            rounds: that the batch ran, at least 1.
+            timed: False for the first run of a program, which takes longer.
+        """
+        emitted, key, lost = np.asarray(emitted, int), (rows, choice.drafts), 0.0
+        mean = emitted.mean() if emitted.size else 1.0
         self.seconds += seconds
         self._last_run[key] = self.seconds
-        if choice.instead is not None:
+        if timed:
+            self._times[key].append(seconds / rounds)
+        if choice.instead is None:
+            pace.used = choice
+        else:
+            lost = max(0.0, seconds - rounds * mean * choice.instead)
             # A probe that lost nothing is not repeated at once either: its dispatch is short.
             self._next_probe = max(self._next_probe, self.seconds) + max(lost, 0.1 * seconds) / SHARE
-
-    def add_drafts(self, reached: np.ndarray) -> None:
-        """Counts rounds: reached float [M+1], how many rounds emitted more than 0, 1, … tokens."""
-        _add(self._trials, self._failures, reached, np.exp(-reached[0] / DRAFTER_MEMORY), len(reached) - 1)
+        pace.tokens += rounds * mean
+        if choice.drafts and emitted.size:
+            reached = np.array([(emitted > place).sum() for place in range(choice.drafts + 1)], float)
+            fade = np.exp(-pace.tokens / TEXT_MEMORY)
+            _add(pace.trials, pace.failures, reached, fade, len(pace.trials))
+            _add(self._trials, self._failures, reached, np.exp(-reached[0] / DRAFTER_MEMORY), choice.drafts)
+            pace.tokens = 0.0
+        return lost
 
     def _probe(self, rows: int, rates: dict[int, float], best: int) -> Choice | None:
         """The dispatch that explores, if it is time for one."""
@@ -184,7 +171,10 @@ class WidthController:
 
 
 def _add(trials: np.ndarray, failures: np.ndarray, reached: np.ndarray, fade: float, places: int) -> None:
-    """Adds rounds (WidthController.add_drafts) to the counts of positions, of which the first `places` fade."""
+    """Adds rounds to the counts of positions, of which the first `places` fade.
+
+    reached: float [M+1], how many rounds emitted more than 0, 1, … tokens.
+    """
     for counts, more in ((trials, reached[:-1]), (failures, reached[:-1] - reached[1:])):
         counts[:places] *= fade
         counts[: len(more)] += more

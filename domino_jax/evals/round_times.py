@@ -13,8 +13,7 @@ import numpy as np
 from domino_jax.decoding.generate import Clock, Generator
 from domino_jax.method.keys import LARGEST
 from domino_jax.method.loop import DecodeState, emit, record_round
-from domino_jax.method.pair import Models
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.propose import draft_base, draft_positions, propose, roll_out_head
 from domino_jax.method.sampling import Sampling, choose
 from domino_jax.method.settings import BACKBONE, DOMINO, DRAFT, DraftSettings
@@ -163,8 +162,8 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
             # Constants would be computed once, before the loop.
             states = _traced(embedded, carry.counts)
             accepted = accept_chain(tokens + carry.rounds[:, None], tokens)
-            passed = Passed(jnp.tile(states, (1, 1, taps)) if taps else None, states, states, accepted + 1)
-            context = models.extend_context(carry.draft_cache, passed, positions)
+            text = TargetRows(jnp.tile(states, (1, 1, taps)) if taps else None, states, states, accepted + 1)
+            context = models.extend_context(carry.draft_cache, text, positions)
             carry, emitted = emit(carry.replace(draft_cache=context), tokens, accepted + 1, jnp.array([-1]))
             return record_round(carry, emitted)
 

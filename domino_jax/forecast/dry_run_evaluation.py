@@ -19,6 +19,7 @@ from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.recipe import builders
 from domino_jax.training.estimates import device_bytes
+from domino_jax.training.evaluation_layout import EvaluationLayout
 
 PREFILL = "prefill"
 MODES = (BASELINE, BACKBONE, DOMINO)  # of an evaluation; the last one of drafters with a head
@@ -32,7 +33,7 @@ def examine_evaluation(
     Args:
         mesh, state, params: of the training step; shapes with their shardings.
     """
-    layout = builders.evaluation_layout_of(config, target.config, drafter, mesh)
+    layout = EvaluationLayout(mesh, target.config, drafter)
     placed = layout.target_params(params), layout.drafter_params(state.best_params)
     models = Models(target, placed[0], layout.drafter, placed[1])
     generator = builders.evaluation_generator(config, models, ())

@@ -10,7 +10,7 @@ from jax.experimental.layout import Format, Layout
 from domino_jax.method.backbone import Backbone, slots_read, training_attention
 from domino_jax.method.blocks import slot_positions
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import TargetRows
 from domino_jax.models.attention import attend_cache
 from domino_jax.models.cache import Cache, LayerCache, append, block_mask, init_cache, slots_of
 from domino_jax.models.decoder_layer import Attention
@@ -105,9 +105,9 @@ class Drafter(nn.Module):
         c = self.config
         return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
 
-    def extend_context(self, cache: Cache, passed: Passed, slots: jax.Array) -> Cache:
+    def extend_context(self, cache: Cache, text: TargetRows, slots: jax.Array) -> Cache:
         """Writes context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
-        rows = self.backbone.context_keys_values(passed.features, slots)
+        rows = self.backbone.context_keys_values(text.features, slots)
         return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
 
     def draft_hidden(

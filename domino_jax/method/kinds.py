@@ -8,7 +8,7 @@ below; drafting differs by kind (method/propose.py).
     init_cache(batch, slots) -> what it keeps of the text: a tuple of trees of arrays. Those with four axes are caches
         [B, K, S, H], which grow with the text, and whose rows depend on the text up to the token after theirs; all
         others are [B, ...] and depend on the last row alone (decoding/prefixes.py). Never an empty tuple.
-    extend_context(cache, Passed, slots) -> the cache with the rows that the target has read
+    extend_context(cache, TargetRows, slots) -> the cache with the rows that the target has read
 """
 
 import itertools

@@ -7,8 +7,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from domino_jax.method.pair import Models
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.sampling import RowSampling, Sampling, choose
 from domino_jax.models.cache import Cache, resize
 
@@ -176,8 +175,8 @@ def read_prompts(
         if drafter:
             following = jax.lax.dynamic_slice_in_dim(after, start, size, axis=1)
             count = jnp.clip(lengths - start, 0, size)
-            passed = Passed(out.get("features"), out["hidden"], models.embed(following), count)
-            context = models.extend_context(context, passed, slots)
+            text = TargetRows(out.get("features"), out["hidden"], models.embed(following), count)
+            context = models.extend_context(context, text, slots)
         return out["cache"], context, jnp.where((place >= 0) & (place < size), here, last)
 
     if earlier is None:

@@ -30,7 +30,7 @@ class LossSettings:
     contiguous: the labels of a block end at the first unsupervised token.
     dpace_alpha: smoothing α of D-PACE weights, which then replace the decay; None is off.
     slice_blocks: anchor blocks of a row whose logits, and in the drafter attention scores, are in memory at once.
-    drafted_tokens: the head reads its own greedy drafts instead of the true tokens (own_drafts.py).
+    drafted_tokens: the head reads its own greedy drafts instead of the true tokens (rollout.greedy_tokens).
     frozen_backbone: no gradient enters the backbone.
     """
 

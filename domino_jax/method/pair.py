@@ -1,15 +1,39 @@
-"""Target and drafter with their parameters, as one argument of the jitted functions."""
+"""Target and drafter with their parameters, one argument of the jitted functions, and what the one gives the other."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from domino_jax.method.backbone import transformed_logits
-from domino_jax.method.passed import Passed
 from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3
+from domino_jax.models.shapes import Features, Hidden
+
+
+class TargetRows(NamedTuple):
+    """Rows of text that the target has read, at consecutive positions, at prefill and when a round commits its tokens.
+
+    A drafter uses what it needs of them.
+
+    features: [B, T, C·D], outputs of the tapped layers; None where the drafter taps none.
+    hidden: [B, T, D], the last hidden states after the final norm.
+    following: [B, T, D], the target's embedding of the token after each row.
+    count: int32 [B], how many rows, from the first on, are text; the others are padding or rejected drafts.
+    """
+
+    features: Features | None
+    hidden: Hidden | None = None
+    following: jax.Array | None = None
+    count: jax.Array | None = None
+
+    def last(self, rows: jax.Array, before: jax.Array) -> jax.Array:
+        """The last of rows [B, T, D] that is text, [B, D]; `before` [B, D] where none is."""
+        place = jnp.maximum(self.count - 1, 0)[:, None, None]
+        row = jnp.take_along_axis(rows, place, axis=1)[:, 0]
+        return jnp.where(self.count[:, None] > 0, row, before)
 
 
 @flax.struct.dataclass
@@ -45,9 +69,9 @@ class Models:
             logits = self.unembed(z)
         return transformed_logits(logits, config) if config.has_backbone else logits
 
-    def extend_context(self, cache: Any, passed: Passed, slots: jax.Array) -> Any:
+    def extend_context(self, cache: Any, text: TargetRows, slots: jax.Array) -> Any:
         """What the drafter keeps of the text (kinds.py), with the rows that the target has read."""
-        return self._drafter("extend_context", cache, passed, slots)
+        return self._drafter("extend_context", cache, text, slots)
 
     def draft_hidden(self, *args: Any) -> Any:
         return self._drafter("draft_hidden", *args)

@@ -13,7 +13,8 @@ from domino_jax.method.candidates import Candidates
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import Sampling, choose_with
 from domino_jax.method.settings import SamplingParams
-from domino_jax.models.shapes import Hidden
+from domino_jax.models.shapes import Hidden, Logits
+from domino_jax.models.slices import cut, joined
 
 GREEDY = SamplingParams()
 
@@ -120,3 +121,29 @@ def roll_out_blocks(models: Models, anchors: jax.Array, z: Hidden, candidates: C
     """
     rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (anchors[:, :, None], z, candidates))
     return roll_out(models, *rows).reshape(z.shape[:3])
+
+
+def greedy_tokens(
+    models: Models, z: Hidden, anchors: jax.Array, unembed: Callable[[Hidden], Logits], slice_blocks: int
+) -> jax.Array:
+    """int32 [B, A, M], the tokens before the predicting slots: the anchor, then the head's greedy draft of each slot.
+
+    For the training-time test, where the head reads its own drafts as it does when it decodes, and not the true tokens
+    (teacher forcing). Labels are the text's tokens in both cases. No gradient flows through the roll-out. Logits of
+    `slice_blocks` blocks of each row are in memory at once.
+
+    Args:
+        z: [B, A, M, D] of the predicting slots.  anchors: int32 [B, A], the anchors' tokens.
+        unembed: hidden states [..., D] → base logits [..., V].
+    """
+    models = jax.lax.stop_gradient(models)
+    count = anchors.shape[1]
+    size = min(slice_blocks, count)
+    parts = (cut(jax.lax.stop_gradient(z), 1, size), cut(anchors, 1, size))
+
+    def tokens_before(part):
+        z, anchors = part
+        drafts = roll_out_blocks(models, anchors, z, Candidates(None, jax.lax.stop_gradient(unembed(z))))
+        return jnp.concatenate([anchors[..., None], drafts[..., :-1]], axis=-1)
+
+    return joined(jax.lax.map(tokens_before, parts), 1, count)

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.loop import DecodeState, emit, record_round
-from domino_jax.method.pair import Models
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.propose import NO_DRAFT, draft_positions, propose
 from domino_jax.method.sampling import Sampling, choose
 from domino_jax.method.settings import DraftSettings
@@ -137,8 +136,8 @@ def commit(
     """
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
-    passed = Passed(out.features, out.hidden, models.embed(chosen), accepted + 1)
-    context = models.extend_context(draft_cache, passed, positions - 1)
+    text = TargetRows(out.features, out.hidden, models.embed(chosen), accepted + 1)
+    context = models.extend_context(draft_cache, text, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
     state, kept = emit(state, chosen, accepted + 1, stop_ids)
     return record_round(state.replace(lengths=state.lengths + kept), kept)

@@ -26,8 +26,8 @@ from domino_jax.method.losses import (
     sliced_loss,
     slot_weights,
 )
-from domino_jax.method.own_drafts import greedy_tokens
 from domino_jax.method.pair import Models
+from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.row_losses import RowSettings, row_loss
 from domino_jax.method.state import TrainState
 from domino_jax.models.qwen3 import Qwen3

@@ -230,11 +230,6 @@ def train_step_of(config, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: M
     )
 
 
-def evaluation_layout_of(config, target: Qwen3Config, drafter: AnyDrafter, mesh: Mesh) -> EvaluationLayout:
-    """Where weights are placed while the recipe's evaluation runs; `mesh` is the training step's."""
-    return EvaluationLayout(mesh, target, drafter)
-
-
 def evaluation_generator(config, models: Models, stop_ids: Sequence[int]) -> Generator:
     """Greedy decoding as evaluations do it, with the drafts and the head's candidates of a latency run."""
     settings = DecodeSettings().change(

@@ -32,11 +32,13 @@ class Simulation:
         """Seconds per token of `tokens` tokens of each row; of rounds those that are expected, without luck."""
         before, emitted, expected = self.seconds, 0.0, self.expected(accepted)
         while emitted < tokens:
-            choice = self.pace.choose(self.rows)
+            choice = self.controller.choose(self.pace, self.rows)
             draws = self.random.random((choice.rounds, self.rows, choice.drafts)) < accepted[: choice.drafts]
             lengths = 1 + np.cumprod(draws, axis=-1).sum(-1)
             seconds = choice.rounds * self.machine(choice.drafts) * self.random.uniform(0.97, 1.03)
-            self.lost += self.pace.observe(lengths.ravel(), choice.rounds, seconds, choice.drafts in self.programs)
+            dispatch = self.pace, self.rows, choice
+            timed = choice.drafts in self.programs
+            self.lost += self.controller.observe(*dispatch, lengths.ravel(), choice.rounds, seconds, timed)
             self.programs.add(choice.drafts)
             self.seconds += seconds
             emitted += choice.rounds * expected[choice.drafts]
@@ -81,7 +83,7 @@ def test_what_a_narrow_width_shows_says_what_a_wide_one_would_give():
     simulation = Simulation(MACHINES["processor"], 1)
     simulation.decode(np.linspace(0.6, 0.5, 16), 3_000)
     simulation.decode(np.full(16, 0.98), 600)
-    assert simulation.pace.choose(1).drafts == 16
+    assert simulation.controller.choose(simulation.pace, 1).drafts == 16
 
 
 def test_a_machine_that_changes_is_followed():

@@ -72,6 +72,7 @@ from domino_jax.method.optimizer import make_optimizer
 from domino_jax.method.settings import BASELINE
 from domino_jax.method.pair import Models
 from domino_jax.models.qwen3 import Qwen3
+from domino_jax.training.evaluation_layout import EvaluationLayout
 config = qwen3.get_config("Qwen/Qwen3-8B")
 config.drafter.num_layers, config.drafter.target_layer_ids = 1, (0, 1)
 mesh = sharding.make_mesh(1, -1, 1, topologies.devices_of("v5e:4x4"))
@@ -81,7 +82,7 @@ drafter = building.drafter_of(building.drafter_config_of(config, shapes, 0), con
 state = building.state_maker(config.train, drafter, make_optimizer(config.train.optimizer), mesh)[1]
 params = dry_run.target_shapes(target, mesh)
 figures = dry_run_evaluation.examine_evaluation(config, target, drafter, mesh, state, params)
-layout = building.evaluation_layout_of(config, shapes, drafter, mesh)
+layout = EvaluationLayout(mesh, shapes, drafter)
 
 
 def gathers(mesh, params, drafter, drafter_params):

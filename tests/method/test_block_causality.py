@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from domino_jax.method import blocks
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import TargetRows
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
@@ -123,7 +123,7 @@ def test_training_and_decoding_follow_what_an_exported_config_states(layer_types
             return drafter.module.apply({"params": drafter.params}, *args, method=method)
 
         slots = jnp.broadcast_to(jnp.arange(16), (3, 16))
-        cache = run(drafter.module.init_cache(3, 24), Passed(features), slots, method="extend_context")
+        cache = run(drafter.module.init_cache(3, 24), TargetRows(features), slots, method="extend_context")
         return run(cache, x, anchors[:, 0], method="draft_hidden")[0]
 
     np.testing.assert_allclose(decode(trained["features"]), expected, atol=2e-5)

@@ -10,7 +10,7 @@ import pytest
 from domino_jax.method.heads.eagle3 import NORMS, Eagle3Config, default_layer_ids
 from domino_jax.method.heads.eagle3_model import attend_passes
 from domino_jax.method.kinds import new_drafter
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import TargetRows
 from domino_jax.models import attention
 from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import golden_models, make_generator, random_models, texts
@@ -77,7 +77,7 @@ def test_with_all_norms_a_chain_computes_what_the_passes_train():
     states = call(features, embedded, 3)
     expected = call(states, method="logits")[0, 5]
     cache = drafter.init_cache(1, 12)
-    passed = Passed(features, None, embedded[:, 1:7], jnp.array([6]))
+    passed = TargetRows(features, None, embedded[:, 1:7], jnp.array([6]))
     rows, state = call(cache, passed, jnp.arange(6)[None], method="extend_context")
     for depth in range(3):
         slots = jnp.array([5 + depth])

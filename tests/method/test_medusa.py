@@ -7,7 +7,7 @@ import pytest
 
 from domino_jax.method.drafter import init_drafter_params
 from domino_jax.method.heads.medusa import Medusa, MedusaConfig
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import TargetRows
 from domino_jax.method.settings import TreeSettings
 from domino_jax.runtime.errors import DataError
 from tests.helpers.decoding_models import golden_models, make_generator, random_models, texts
@@ -49,7 +49,7 @@ def test_the_last_state_of_the_text_is_kept_row_by_row():
     """Row 0 has three rows of text, row 1 none in this pass, row 2 one."""
     module, hidden = random_models(head="medusa").drafter, jnp.arange(3 * 4 * 32.0).reshape(3, 4, 32)
     before = (-jnp.ones((3, 32)),)
-    passed = Passed(None, hidden, None, jnp.array([3, 0, 1]))
+    passed = TargetRows(None, hidden, None, jnp.array([3, 0, 1]))
     [kept] = module.extend_context(before, passed, None)
     np.testing.assert_array_equal(kept, jnp.stack([hidden[0, 2], before[0][1], hidden[2, 0]]))
 

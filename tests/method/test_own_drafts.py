@@ -9,8 +9,8 @@ import pytest
 
 from domino_jax.method import blocks
 from domino_jax.method.losses import LossSettings
-from domino_jax.method.own_drafts import greedy_tokens
 from domino_jax.method.pair import Models
+from domino_jax.method.rollout import greedy_tokens
 from domino_jax.method.step import corrected, label_blocks, target_pass
 from tests.helpers.models import dual_loss, random_tokens, run_blocks, tiny_drafter, tiny_target
 

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.losses import Labels, Outputs, Sums
-from domino_jax.method.pair import Models
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowOutputs, RowSettings, numbered, shifted
 from domino_jax.models import attention
 from domino_jax.models.attention import attend_cache, causal_mask
@@ -133,14 +132,14 @@ class Eagle3(nn.Module):
         [rows] = init_cache(1, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
         return rows, jnp.zeros((batch, c.hidden_size), self.dtype)
 
-    def extend_context(self, cache: State, passed: Passed, slots: jax.Array) -> State:
+    def extend_context(self, cache: State, text: TargetRows, slots: jax.Array) -> State:
         """Writes the rows' keys and values at cache slots (= absolute positions) int32 [B, T].
 
         The row before the anchor may have another token than the anchor here: `draft_step` writes it again.
         """
-        fused = self._fused(passed.features)
-        rows = self.midlayer.keys_values(passed.following, fused, self._angles(slots))
-        return append(cache[0], *rows, slots), passed.last(fused, cache[1])
+        fused = self._fused(text.features)
+        rows = self.midlayer.keys_values(text.following, fused, self._angles(slots))
+        return append(cache[0], *rows, slots), text.last(fused, cache[1])
 
     def draft_step(
         self, rows: LayerCache, state: jax.Array, x: jax.Array, slots: Lengths

@@ -17,8 +17,7 @@ import numpy as np
 from domino_jax.method.keys import Key
 from domino_jax.method.kind import Kind
 from domino_jax.method.losses import Labels, Outputs, Sums, accepted_lengths, cross_entropy
-from domino_jax.method.pair import Models
-from domino_jax.method.passed import Passed
+from domino_jax.method.pair import Models, TargetRows
 from domino_jax.method.row_losses import SLICE_LOGITS, RowObjective, RowOutputs, RowSettings, numbered, shifted
 from domino_jax.models.decoder_config import LIMITS, SILU, read_switch, refuse_values
 from domino_jax.models.layers import Linear
@@ -232,8 +231,8 @@ class Medusa(nn.Module):
         """What a round needs of those before it: the target's last hidden state before the anchor, [B, D]."""
         return (jnp.zeros((batch, self.config.hidden_size), self.dtype),)
 
-    def extend_context(self, cache: tuple[jax.Array], passed: Passed, slots: jax.Array) -> tuple[jax.Array]:
-        return (passed.last(passed.hidden.astype(self.dtype), cache[0]),)
+    def extend_context(self, cache: tuple[jax.Array], text: TargetRows, slots: jax.Array) -> tuple[jax.Array]:
+        return (text.last(text.hidden.astype(self.dtype), cache[0]),)
 
     def draft_hidden(self, cache: tuple[jax.Array]) -> Hidden:
         """[B, K, D], the states whose logits are the drafts'."""
