@@ -45,9 +45,9 @@ def accept_rates(histogram: Mapping[str, int]) -> tuple[list[float], list[float 
     """(rate, conditional rate) of draft positions 1, 2, …; a conditional rate is None where no round got so far."""
     counts = list(histogram.values())
     reached = [sum(counts[position:]) for position in range(len(counts))]  # rounds that emitted more than `position`
-    plain = [kept / reached[0] for kept in reached[1:]]
+    plain = [more / reached[0] for more in reached[1:]]
     pairs = zip(reached[1:], reached, strict=False)
-    return plain, [kept / before if before else None for kept, before in pairs]
+    return plain, [more / before if before else None for more, before in pairs]
 
 
 def tau_pooled(generations: Sequence[Generation]) -> float:

@@ -14,8 +14,8 @@ from domino_jax.decoding.queue import Queue, Ticket
 from domino_jax.decoding.requests import Request
 from domino_jax.method.loop import DecodeState
 from domino_jax.method.pair import Models
-from domino_jax.method.sampling import RowSampling, SamplingKind
-from domino_jax.method.settings import BASELINE, DecodeSettings, canonical_mode
+from domino_jax.method.sampling import RowSampling
+from domino_jax.method.settings import BASELINE, DecodeSettings, SamplingKind, canonical_mode
 from domino_jax.models.cache import slots_of
 
 QUEUE_STEP = 128  # caches of a queue end at a multiple of it: TPUs pad scores to as many lanes

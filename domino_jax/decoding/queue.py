@@ -22,7 +22,8 @@ from domino_jax.decoding.requests import Request
 from domino_jax.decoding.width import Choice
 from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.method.pair import Models
-from domino_jax.method.sampling import RowSampling, SamplingKind, request_keys
+from domino_jax.method.sampling import RowSampling, request_keys
+from domino_jax.method.settings import SamplingKind
 from domino_jax.models.cache import resize, slots_of
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ class Queue:
 def covering_kinds(requests: Sequence[Request]) -> tuple[SamplingKind, SamplingKind]:
     """Two of the few kinds that serve any requests: with noise, and the cheapest that serves these."""
     params = [request.sampling for request in requests]
-    pool = max(one.pool for one in params)
+    pool = max(one.top_k for one in params)
     pool = max(LEAST_POOL, 1 << (pool - 1).bit_length()) if pool else 0
     noisy = SamplingKind(greedy=False, pool=pool, nucleus=True, searched=True)
     return noisy, SamplingKind(True, 0, False, False) if all(one.greedy for one in params) else noisy

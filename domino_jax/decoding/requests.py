@@ -36,26 +36,26 @@ def request_of(row: Mapping[str, Any], noise: int) -> int | Request:
     Raises:
         DataError: a value of the wrong kind or out of range.
     """
-    given = {name: row[name] for name in ROW_VALUES if name in row}
-    if not given:
+    values = {name: row[name] for name in ROW_VALUES if name in row}
+    if not values:
         return noise
     where = f"prompt {row['id']}"
-    for name, value in given.items():
+    for name, value in values.items():
         kinds = (int, float) if name in ("temperature", "top_p", "min_p") else (int,)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise DataError(f"{where} has {name} {value!r}, expected a number.")
         if name != "seed" and LARGEST < abs(value) < math.inf:
             raise DataError(f"{where} has {name} {str(value)[:20]}…, which does not fit int32; give {LARGEST} or less.")
     sampling = None
-    if set(given) - {"seed", "max_new_tokens"}:
-        sampling = SamplingParams(*(given.get(name, default) for name, default in SAMPLING_VALUES.items()))
+    if set(values) - {"seed", "max_new_tokens"}:
+        sampling = SamplingParams(*(values.get(name, default) for name, default in SAMPLING_VALUES.items()))
         problem = sampling.problem()
         if problem:
             raise DataError(f"{where}: {problem}")
-    seed = given.get("seed")
+    seed = values.get("seed")
     if seed is not None and (problem := seed_problem(seed)):
         raise DataError(f"{where}: {problem}")
-    return Request(noise if seed is None else 0, seed, given.get("max_new_tokens"), sampling)
+    return Request(noise if seed is None else 0, seed, values.get("max_new_tokens"), sampling)
 
 
 def seed_problem(seed: int) -> Problem | None:

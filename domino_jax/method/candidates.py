@@ -75,5 +75,5 @@ def largest(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     # top_k 1.5 (of 151,936: 1.8 and 21).
     best = jax.lax.optimization_barrier(best)
     few = jnp.take_along_axis(parts, best[..., None], axis=-2).reshape(*values.shape[:-1], count * CHUNK)
-    found, places = jax.lax.top_k(few, count)
-    return found, jnp.take_along_axis(best, places // CHUNK, axis=-1) * CHUNK + places % CHUNK
+    top, places = jax.lax.top_k(few, count)
+    return top, jnp.take_along_axis(best, places // CHUNK, axis=-1) * CHUNK + places % CHUNK

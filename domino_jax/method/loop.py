@@ -66,34 +66,37 @@ class Prompts:
 def emit(state: DecodeState, tokens: jax.Array, count: jax.Array, stop_ids: jax.Array) -> tuple[DecodeState, jax.Array]:
     """Appends the first `count` int32 [B] of tokens int32 [B, T] to every unfinished row, cut at stop id and limit.
 
-    Returns the state and the number of tokens kept per row. A row is done after a stop id (kept) or at its limit.
+    Returns the state and the number of tokens emitted per row. A row is done after a stop id, which it emits, or at its
+    limit.
     """
     index = jnp.arange(tokens.shape[1])
     is_stop = (tokens[:, :, None] == stop_ids).any(-1) & (index < count[:, None])
     first_stop = jnp.where(is_stop.any(1), jnp.argmax(is_stop, axis=1) + 1, tokens.shape[1] + 1)
-    kept = jnp.minimum(jnp.minimum(count, first_stop), state.limits - state.counts)
-    stopped = first_stop <= kept
-    kept = jnp.where(state.done, 0, kept)
+    emitted = jnp.minimum(jnp.minimum(count, first_stop), state.limits - state.counts)
+    stopped = first_stop <= emitted
+    emitted = jnp.where(state.done, 0, emitted)
     rows = jnp.arange(tokens.shape[0])
-    # Positions past `kept` point outside the buffer, where the scatter drops them.
-    where = jnp.where(index < kept[:, None], state.counts[:, None] + index, state.tokens.shape[1])
-    counts = state.counts + kept
+    # Positions past `emitted` point outside the buffer, where the scatter drops them.
+    where = jnp.where(index < emitted[:, None], state.counts[:, None] + index, state.tokens.shape[1])
+    counts = state.counts + emitted
     last = jnp.concatenate([state.before[:, None], state.anchors[:, None], tokens], axis=1)
     state = state.replace(
         tokens=state.tokens.at[rows[:, None], where].set(tokens, mode="drop"),
         counts=counts,
-        anchors=last[rows, kept + 1],
-        before=last[rows, kept],
+        anchors=last[rows, emitted + 1],
+        before=last[rows, emitted],
         done=state.done | stopped | (counts >= state.limits),
     )
-    return state, kept
+    return state, emitted
 
 
-def record_round(state: DecodeState, kept: jax.Array) -> DecodeState:
-    """Counts a round that emitted `kept` int32 [B] tokens; rows that emitted none (finished before) record nothing."""
-    rows = jnp.arange(kept.shape[0])
-    where = jnp.where(kept > 0, state.rounds, state.accepts.shape[1])
-    return state.replace(accepts=state.accepts.at[rows, where].set(kept, mode="drop"), rounds=state.rounds + (kept > 0))
+def record_round(state: DecodeState, emitted: jax.Array) -> DecodeState:
+    """Counts a round by the tokens that each row emitted, int32 [B]; finished rows emit none and record nothing."""
+    rows = jnp.arange(emitted.shape[0])
+    where = jnp.where(emitted > 0, state.rounds, state.accepts.shape[1])
+    return state.replace(
+        accepts=state.accepts.at[rows, where].set(emitted, mode="drop"), rounds=state.rounds + (emitted > 0)
+    )
 
 
 def prefill(

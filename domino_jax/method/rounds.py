@@ -33,8 +33,8 @@ def autoregressive_round(
     out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=fixed_width is not None)
     chosen = choose(out.logits[:, :1], state.keys, state.lengths[:, None] + 1, state.sampling or sampling)
     state = state.replace(target_cache=out.cache)
-    state, kept = emit(state, chosen, jnp.ones_like(state.lengths), stop_ids)
-    return state.replace(lengths=state.lengths + kept)
+    state, emitted = emit(state, chosen, jnp.ones_like(state.lengths), stop_ids)
+    return state.replace(lengths=state.lengths + emitted)
 
 
 def speculative_round(
@@ -139,8 +139,8 @@ def commit(
     text = TargetRows(out.features, out.hidden, models.embed(chosen), accepted + 1)
     context = models.extend_context(draft_cache, text, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
-    state, kept = emit(state, chosen, accepted + 1, stop_ids)
-    return record_round(state.replace(lengths=state.lengths + kept), kept)
+    state, emitted = emit(state, chosen, accepted + 1, stop_ids)
+    return record_round(state.replace(lengths=state.lengths + emitted), emitted)
 
 
 def simulated_accepts(rounds: jax.Array, tau: float, drafts: int) -> jax.Array:

@@ -4,7 +4,6 @@ The choice after a prefix is argmax(log p + g). It depends on prefix, seed, requ
 on the drafter, the round or the batch slot; so decoding with and without speculation gives the same text.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -13,27 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from domino_jax.method.settings import SamplingParams
+from domino_jax.method.settings import SamplingKind, SamplingParams
 from domino_jax.models.shapes import Logits
-
-
-@dataclasses.dataclass(frozen=True)
-class SamplingKind:
-    """What the requests of a batch need together, so that no program does more; the fields as in SamplingParams."""
-
-    greedy: bool
-    pool: int
-    nucleus: bool
-    searched: bool
-
-    @classmethod
-    def of(cls, params: Sequence[SamplingParams]) -> "SamplingKind":
-        return cls(
-            greedy=all(one.greedy for one in params),
-            pool=max(one.pool for one in params),
-            nucleus=any(one.nucleus for one in params),
-            searched=any(one.searched for one in params),
-        )
 
 
 @flax.struct.dataclass
@@ -56,22 +36,6 @@ class RowSampling:
         dtypes = (np.float32, np.int32, np.float32, np.float32)
         columns = [column.astype(dtype) for column, dtype in zip(columns, dtypes, strict=True)]
         return cls(*columns, kind=kind or SamplingKind.of(rows))
-
-    @property
-    def greedy(self) -> bool:
-        return self.kind.greedy
-
-    @property
-    def pool(self) -> int:
-        return self.kind.pool
-
-    @property
-    def nucleus(self) -> bool:
-        return self.kind.nucleus
-
-    @property
-    def searched(self) -> bool:
-        return self.kind.searched
 
     def columns(self) -> tuple:
         return tuple(column[:, None, None] for column in (self.temperature, self.top_k, self.top_p, self.min_p))
@@ -111,25 +75,26 @@ def process_logits(logits: Logits, params: Sampling) -> Logits:
     cores).
     """
     logits = logits.astype(jnp.float32)
-    if params.greedy:
+    kind = params.kind
+    if kind.greedy:
         return logits
     unchanged = logits
     temperature, top_k, top_p, min_p = params.columns()
     # A greedy row among others divides by 1; its result is discarded below.
     divisor = jnp.where(temperature > 0, temperature, 1.0)
     pool = None
-    if params.pool:  # before the division, which keeps the order but may round two values into a tie
-        pool, last = _top_k(logits, params.pool, top_k)
+    if kind.pool:  # before the division, which keeps the order but may round two values into a tie
+        pool, last = _top_k(logits, kind.pool, top_k)
         logits = jnp.where(logits >= last, logits, -jnp.inf)
         pool = jnp.where(pool >= last, pool, -jnp.inf)
     # The maximum goes first: logits far from 0 leave no digits for the log-sum-exp, and top-p would cut elsewhere.
     top = logits.max(axis=-1, keepdims=True)
     logits = (logits - top) / divisor
-    if params.searched:
+    if kind.searched:
         log_p = logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
         edge = jnp.where(top_p < 1.0, _threshold(log_p, top_p), 0.0)
         logits = jnp.where(jnp.exp(log_p) >= edge, logits, -jnp.inf)
-    elif params.nucleus:
+    elif kind.nucleus:
         edge = jnp.where(top_p < 1.0, _pool_threshold((pool - top) / divisor, logits, top_p), -jnp.inf)
         logits = jnp.where(logits >= edge, logits, -jnp.inf)
     logits = jnp.where(logits >= logits.max(axis=-1, keepdims=True) + jnp.log(min_p), logits, -jnp.inf)
@@ -198,7 +163,7 @@ def choose(
 
 def reads_noise(params: Sampling, sharpness: float) -> bool:
     """Whether a choice with this sharpness depends on the noise."""
-    return not (params.greedy or math.isinf(sharpness))
+    return not (params.kind.greedy or math.isinf(sharpness))
 
 
 def choose_with(logits: Logits, noise: jax.Array | None, params: Sampling, sharpness: float = 1.0) -> jax.Array:

@@ -98,18 +98,8 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
-    def pool(self) -> int:
-        """How many of the largest logits to find, 0 for none."""
-        return self.top_k
-
-    @property
-    def nucleus(self) -> bool:
-        return self.top_p < 1.0
-
-    @property
-    def searched(self) -> bool:
-        """Whether top-p has to search its threshold because no top-k pool holds all of the mass."""
-        return self.nucleus and not self.top_k
+    def kind(self) -> "SamplingKind":
+        return SamplingKind.of([self])
 
     def problem(self) -> Problem | None:
         """The first value out of range; None if all are fine."""
@@ -118,6 +108,29 @@ class SamplingParams:
     def columns(self) -> tuple:
         """(temperature, top_k, top_p, min_p), each a number or an array that broadcasts over logits [B, T, V]."""
         return self.temperature, self.top_k, self.top_p, self.min_p
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingKind:
+    """What the requests of a batch need together, so that no program does more.
+
+    greedy: nothing is drawn.  pool: how many of the largest logits to find, 0 for none.  nucleus: top-p is on.
+    searched: top-p has to search its threshold, because no top-k pool holds all of the mass.
+    """
+
+    greedy: bool
+    pool: int
+    nucleus: bool
+    searched: bool
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams]) -> "SamplingKind":
+        return cls(
+            greedy=all(one.greedy for one in params),
+            pool=max(one.top_k for one in params),
+            nucleus=any(one.top_p < 1.0 for one in params),
+            searched=any(one.top_p < 1.0 and not one.top_k for one in params),
+        )
 
 
 # -------------------------------------------------------------------------------------------------- drafting

@@ -165,7 +165,7 @@ def edge_scores(
 
     The edges of top-k, top-p and min-p are the target's.
     """
-    if not sampling.greedy:
+    if not sampling.kind.greedy:
         inside = jnp.isfinite(process_logits(logits * _divisor(sampling), sampling))
         logits = jnp.where(inside, logits, -jnp.inf)
         rest = jnp.where(inside.all(-1, keepdims=True), rest, -jnp.inf)

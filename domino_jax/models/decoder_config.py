@@ -124,7 +124,7 @@ def _refuse_rope(place: str, rope: dict[str, Any], width: tuple[int, ...]) -> No
 
 def read_rope_theta(raw: dict[str, Any]) -> float:
     """rope_theta from the top level, from rope_parameters, or from both when they agree."""
-    found = {
+    stated = {
         name: value
         for name, value in (
             ("rope_theta", raw.get("rope_theta")),
@@ -132,14 +132,14 @@ def read_rope_theta(raw: dict[str, Any]) -> float:
         )
         if value is not None
     }
-    if not found:
+    if not stated:
         raise DataError(
             "config.json has neither rope_theta nor rope_parameters.rope_theta; add the value the weights "
             "were trained with."
         )
-    theta = {_in_range(name, value) for name, value in found.items()}
+    theta = {_in_range(name, value) for name, value in stated.items()}
     if len(theta) > 1:
-        raise DataError(f"config.json gives two values: {found}; use the file that was written with these weights.")
+        raise DataError(f"config.json gives two values: {stated}; use the file that was written with these weights.")
     return theta.pop()
 
 

@@ -31,7 +31,7 @@ def drafted(models, state, choice="greedy", drafts=None):
     sampling, count = CHOICES[choice]
     z, base, _ = draft_base(models, state, drafts)
     candidates = pick_candidates(base, models.drafter.config.candidates(count))
-    if not sampling.greedy:
+    if not sampling.kind.greedy:
         candidates = with_noise(candidates, state.keys, draft_positions(state, base.shape[1]), base.shape[-1])
     choose = functools.partial(settle, sampling=sampling)
     known, passes = known_tokens(models, state), range(1, base.shape[1] + 2)

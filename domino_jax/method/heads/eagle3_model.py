@@ -199,9 +199,9 @@ def attend_passes(
 
     def part(start: int) -> jax.Array:
         end = min(start + size, length)
-        own = None if documents is None else documents[:, start:end]
+        here = None if documents is None else documents[:, start:end]
         before = None if documents is None else documents[:, :end]
-        mask = causal_mask(jnp.arange(start, end), end, own, before)
+        mask = causal_mask(jnp.arange(start, end), end, here, before)
         if window:
             mask &= jnp.arange(end) > jnp.arange(start, end)[:, None] - window
         first = tuple(x[:, :, :end] for x in passes[0])
