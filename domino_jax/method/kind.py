@@ -157,15 +157,6 @@ class Kind:
         """Whether the recipe's drafter gets a confidence head."""
         return False
 
-    @classmethod
-    def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, int | None]:
-        """(rows of the verifying pass, drafts, the most drafts that may be asked for, if not these) of a recipe's
-        drafter.
-
-        block_drafts: those of a block.
-        """
-        return drafter.block_size, block_drafts, None
-
     # ----------------------------------------------------------------------------------------------------- servers
 
     def sglang_refusal(self) -> str | None:

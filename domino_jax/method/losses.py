@@ -127,30 +127,6 @@ class Labels(NamedTuple):
         return jnp.sum(self.label_weights.sum(blocks) * self.loss_weights.max(blocks))
 
 
-def block_sums(base: Logits, final: Logits, labels: Labels, settings: LossSettings) -> Sums:
-    """Additive sums of one slice: base and final logits [n, G, V], labels with arrays [n, G] → scalars.
-
-    Numerators and denominators only, so that slices, devices and micro-batches add up to the whole.
-    """
-    label_weights = labels.label_weights
-    has_label = label_weights.max(-1) > 0
-    sums = {
-        "blocks": jnp.sum(has_label).astype(jnp.float32),
-        "labels": label_weights.sum(),
-        "weight": labels.weight,
-    }
-    for prefix, logits in (("base_", base), ("final_", final)):
-        losses = cross_entropy(logits, labels.ids)
-        weights = labels.loss_weights
-        if settings.dpace_alpha is not None:
-            weights = weights * dpace_weights(losses, label_weights, settings.dpace_alpha)
-        correct = jnp.argmax(logits, axis=-1) == labels.ids
-        sums[prefix + "loss"] = jnp.sum(weights * losses)
-        sums[prefix + "correct"] = jnp.sum(label_weights * correct)
-        sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, label_weights) * has_label)
-    return sums
-
-
 class Outputs(NamedTuple):
     """What the blocks of a slice give, arrays [..., n, G, ...].
 
@@ -202,8 +178,27 @@ class Objective:
         return usual
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
-        """Additive sums of one row's slice, arrays [n, G, ...]."""
-        return block_sums(outputs.base, outputs.final, labels, self.settings)
+        """Additive sums of one row's slice, arrays [n, G, ...] → scalars.
+
+        Numerators and denominators only, so that slices, devices and micro-batches add up to the whole.
+        """
+        label_weights = labels.label_weights
+        has_label = label_weights.max(-1) > 0
+        sums = {
+            "blocks": jnp.sum(has_label).astype(jnp.float32),
+            "labels": label_weights.sum(),
+            "weight": labels.weight,
+        }
+        for prefix, logits in (("base_", outputs.base), ("final_", outputs.final)):
+            losses = cross_entropy(logits, labels.ids)
+            weights = labels.loss_weights
+            if self.settings.dpace_alpha is not None:
+                weights = weights * dpace_weights(losses, label_weights, self.settings.dpace_alpha)
+            correct = jnp.argmax(logits, axis=-1) == labels.ids
+            sums[prefix + "loss"] = jnp.sum(weights * losses)
+            sums[prefix + "correct"] = jnp.sum(label_weights * correct)
+            sums[prefix + "accepted"] = jnp.sum(accepted_lengths(correct, label_weights) * has_label)
+        return sums
 
     def loss(self, sums: Sums) -> jax.Array:
         """The scalar to minimise, of sums of any part of the step's blocks: additive over slices and micro-batches."""

@@ -225,23 +225,17 @@ class DraftSettings:
         )
         return problem or (self.tree and self.tree.problem())
 
-    def width_problem(self, block_size: int, block_drafts: int, most: int | None = None) -> Problem | None:
-        """A width that a block of `block_size` slots, which gives `block_drafts` drafts, does not have.
-
-        most: of a drafter whose chains may be longer than the usual block.
-        """
-        most = most or block_drafts
-        change = f"but a block of {block_size} slots gives {block_drafts} drafts; lower it, or set 0"
-        if most > block_drafts:
-            change = f"but this drafter's chains have at most {most} drafts; lower it, or set 0"
-        if (self.num_drafts or 0) > most:
+    def width_problem(self, config: "DrafterConfig") -> Problem | None:
+        """A number of drafts, or a tree, that this drafter does not make."""
+        change = f"but this drafter makes at most {config.most_drafts} drafts; lower it, or set 0"
+        if (self.num_drafts or 0) > config.most_drafts:
             return Problem("num_drafts", self.num_drafts, change)
         tree = self.tree
         if not tree:
             return None
-        if tree.depth > block_drafts:
+        if tree.depth > config.most_drafts:
             return Problem("tree.depth", tree.depth, change)
-        depth = tree.depth or self.num_drafts or block_drafts
+        depth = self.width(config)
         most = depth * tree.lanes + 1
         if tree.nodes > most:
             change = f"but {tree.lanes} lanes of {depth} drafts and the anchor are {most}; lower it or raise tree.lanes"
@@ -381,7 +375,7 @@ class DecodeSettings:
             if not drafter.has_backbone or drafting.draft_window < drafter.block_size:
                 problems.append(Problem("draft_window", drafting.draft_window, change))
         if drafter:
-            problems.append(drafting.width_problem(drafter.block_size, drafter.num_drafts, drafter.most_drafts))
+            problems.append(drafting.width_problem(drafter))
             if drafting.tree and drafting.tree.candidates > vocab:
                 change = f"but the vocabulary has {vocab} tokens; lower it"
                 problems.append(Problem("tree.candidates", drafting.tree.candidates, change))

@@ -12,7 +12,7 @@ from ml_collections import config_dict
 from domino_jax.method.keys import walk
 from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import BASELINE, MODES, Problem, TreeSettings, refused_mode
-from domino_jax.recipe.values import decode_settings, modes_of, shifts_labels
+from domino_jax.recipe.values import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
 
 # (whether it is fine, the recipe's key, its value, what to change)
@@ -212,8 +212,8 @@ def _mesh_rules(section: str, mesh) -> list[Rule]:
 
 def _check_final_decoding(config) -> None:
     """Refuses before the training what the final decoding would refuse after it."""
-    drafter, decode, modes = config.drafter, config.decode, modes_of(config.decode, config.drafter.head)
-    head, kind = drafter.head, KINDS[drafter.head]
+    decode, head = config.decode, config.drafter.head
+    modes, kind = modes_of(decode, head), KINDS[head]
     for mode in modes:
         refused = refused_mode(mode, kind)
         require(refused is None, "drafter.head", head, f"of decode.modes, which eval.final decodes in, {refused}")
@@ -224,6 +224,3 @@ def _check_final_decoding(config) -> None:
     require(sure, "decode.confidence", decode.confidence, change)
     change = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
     require(not (decode.draft_vocab and kind.counts_tokens), "decode.draft_vocab", decode.draft_vocab, change)
-    block_drafts = drafter.block_size - (0 if shifts_labels(drafter) else 1)
-    size, drafts, most = kind.widths(drafter, block_drafts)
-    refuse(decode_settings(decode, head).drafting.width_problem(size, drafts, most))

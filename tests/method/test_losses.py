@@ -23,8 +23,10 @@ from tests.helpers.models import tiny_drafter, tiny_target
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5))
-def block_sums(base, final, labels, weights, config, settings, target=None):
-    return losses.block_sums(base, final, labelled(labels, weights, config, settings), settings, target)
+def block_sums(base, final, labels, weights, config, settings):
+    return Objective(settings, 0.0, 1.0).block_sums(
+        losses.Outputs(base, final), labelled(labels, weights, config, settings)
+    )
 
 
 def labelled(labels, weights, config, settings):

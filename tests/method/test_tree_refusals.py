@@ -12,7 +12,7 @@ BAD = [
     ({"candidates": 65}, "decode.tree.candidates is 65, but the vocabulary has 64"),
     ({"lanes": 9, "candidates": 8}, "decode.tree.lanes is 9: depth 1 has only 8"),
     ({"nodes": 18, "lanes": 4}, "decode.tree.nodes is 18, but 4 lanes of 4 drafts and the anchor are 17"),
-    ({"depth": 5}, "decode.tree.depth is 5, but a block of 4 slots gives 4 drafts"),
+    ({"depth": 5}, "decode.tree.depth is 5, but this drafter makes at most 4 drafts"),
     ({"beta": 0.1}, "decode.tree.beta is 0.1"),
     ({"beta": float("-inf")}, "decode.tree.beta is -inf"),
     ({"nodes": 48}, "decode.tree.nodes is 48, but a cache_length of 64 with max_new_tokens 16 has no room"),

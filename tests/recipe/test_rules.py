@@ -61,7 +61,6 @@ def test_a_value_out_of_its_range_is_refused_by_key_and_value(key, value):
 # {the key that the message names: changes}, of rules between keys.
 HELD_OUT = {"eval.final": True, "eval.prompts": "p.jsonl"}
 MARKOV, EAGLE3, MEDUSA = ({"drafter.head": head} for head in ("markov", "eagle3", "medusa"))
-TREE = {**HELD_OUT, "decode.modes": ("tree",)}
 RULES = [
     ("target.path", {"target.path": ""}),
     ("data.train", {"data.train": ""}),
@@ -110,11 +109,6 @@ RULES = [
     # What the final decoding would refuse after the training.
     ("drafter.head", {**HELD_OUT, "drafter.head": "none", "decode.modes": ("domino",)}),
     ("drafter.head", {**HELD_OUT, **MEDUSA, "decode.modes": ("backbone",)}),
-    ("decode.num_drafts", {**HELD_OUT, "decode.num_drafts": 17}),
-    ("decode.num_drafts", {**HELD_OUT, "drafter.shift_label": False, "decode.num_drafts": 16}),
-    ("decode.num_drafts", {**HELD_OUT, **EAGLE3, "decode.num_drafts": 65}),
-    ("decode.tree.depth", {**TREE, "decode.tree.depth": 17}),
-    ("decode.tree.nodes", {**TREE, "decode.tree.lanes": 2}),
     ("decode.confidence", {**HELD_OUT, "decode.confidence": 0.5}),
     ("decode.confidence", {**HELD_OUT, **MARKOV, "train.loss": "cross_entropy", "decode.confidence": 0.5}),
     ("decode.draft_vocab", {"decode.draft_vocab": 63}),  # below the candidates of a slot

@@ -219,7 +219,36 @@ class SelectorObjective(Objective):
     """
 
     def block_sums(self, outputs: Outputs, labels: Labels) -> Sums:
-        return selector_sums(outputs.base, outputs.extra, labels, self.settings)
+        """Additive sums of one slice: base logits [n, M, V], choices [n, M, ...], labels with arrays [n, G] → scalars.
+
+        D-PACE weights follow from the losses of the base logits and weigh both terms.
+        """
+        base, choices = outputs.base, outputs.extra
+        first = labels.ids.shape[1] - base.shape[1]
+        ids, label_weights, weights = (x[:, first:] for x in labels)
+        base_losses = cross_entropy(base, ids)
+        if self.settings.dpace_alpha is not None:
+            weights = weights * dpace_weights(base_losses, label_weights, self.settings.dpace_alpha)
+        supervised, has_label = label_weights > 0, label_weights.max(-1) > 0
+        is_label = choices.tokens == ids[..., None]
+        losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
+        right = jnp.take_along_axis(is_label, jnp.argmax(choices.scores, axis=-1, keepdims=True), axis=-1)[..., 0]
+        covered_weights = weights * choices.covered
+        base_right = jnp.argmax(base, axis=-1) == ids
+        return {
+            "blocks": jnp.sum(has_label).astype(jnp.float32),
+            "labels": label_weights.sum(),
+            "weight": labels.weight,
+            "base_loss": jnp.sum(weights * base_losses),
+            "base_correct": jnp.sum(label_weights * base_right),
+            "base_accepted": jnp.sum(accepted_lengths(base_right, label_weights) * has_label),
+            "selector_loss": jnp.sum(covered_weights * losses),
+            "selector_correct": jnp.sum(covered_weights * right),
+            "covered_weight": covered_weights.sum(),
+            "covered": jnp.sum(label_weights * choices.covered),
+            "served": jnp.sum(leading_run(supervised & (choices.path == ids)) * has_label),
+            "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * has_label),
+        }
 
     def outputs(self, models: Models, unembed: Callable, labels: Labels, before: jax.Array, usual: tuple) -> tuple:
         first = models.drafter.config.first_slot
@@ -229,7 +258,27 @@ class SelectorObjective(Objective):
         return (sums["base_loss"] + self.lambda_base * sums["selector_loss"]) / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
-        return selector_metrics(sums, self.loss(sums))
+        """The metrics of a step from the sums of its whole batch.
+
+        Returns:
+            "loss"; "base_loss", "base_accuracy" and "base_accept_len" of the backbone's logits, as in loss_metrics;
+            "selector_loss" and "selector_accuracy" over the slots whose label is a candidate, and their share
+            "selector_coverage"; "serving_accept_len" of the path that decoding would draft, and "oracle_accept_len" of
+            a selector that always finds the label, where both paths end at the first slot without a label and the bonus
+            token counts.
+        """
+        labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
+        return {
+            "loss": self.loss(sums),
+            "base_loss": sums["base_loss"] / (sums["weight"] + EPSILON),
+            "base_accuracy": sums["base_correct"] / labels,
+            "base_accept_len": sums["base_accepted"] / blocks,
+            "selector_loss": sums["selector_loss"] / (sums["covered_weight"] + EPSILON),
+            "selector_accuracy": sums["selector_correct"] / (sums["covered_weight"] + EPSILON),
+            "selector_coverage": sums["covered"] / labels,
+            "serving_accept_len": sums["served"] / blocks,
+            "oracle_accept_len": sums["served_by_oracle"] / blocks,
+        }
 
 
 def selector_outputs(models: Models, unembed: Callable[[Hidden], Logits]) -> Callable[..., Outputs]:
@@ -262,65 +311,9 @@ def pair_scores(models: Models, codes: jax.Array, tokens: jax.Array) -> jax.Arra
     return models.residual_of(codes[..., None, :], models.head_rows(tokens))[..., 0, :]
 
 
-def selector_sums(base: Logits, choices: Choices, labels: Labels, settings: SelectorSettings) -> Sums:
-    """Additive sums of one slice: base logits [n, M, V], choices [n, M, ...], labels with arrays [n, G] → scalars.
-
-    D-PACE weights follow from the losses of the base logits and weigh both terms.
-    """
-    first = labels.ids.shape[1] - base.shape[1]
-    ids, label_weights, weights = (x[:, first:] for x in labels)
-    base_losses = cross_entropy(base, ids)
-    if settings.dpace_alpha is not None:
-        weights = weights * dpace_weights(base_losses, label_weights, settings.dpace_alpha)
-    supervised, has_label = label_weights > 0, label_weights.max(-1) > 0
-    is_label = choices.tokens == ids[..., None]
-    losses = jax.nn.logsumexp(choices.scores, axis=-1) - jnp.sum(jnp.where(is_label, choices.scores, 0.0), axis=-1)
-    right = jnp.take_along_axis(is_label, jnp.argmax(choices.scores, axis=-1, keepdims=True), axis=-1)[..., 0]
-    covered_weights = weights * choices.covered
-    base_right = jnp.argmax(base, axis=-1) == ids
-    return {
-        "blocks": jnp.sum(has_label).astype(jnp.float32),
-        "labels": label_weights.sum(),
-        "weight": labels.weight,
-        "base_loss": jnp.sum(weights * base_losses),
-        "base_correct": jnp.sum(label_weights * base_right),
-        "base_accepted": jnp.sum(accepted_lengths(base_right, label_weights) * has_label),
-        "selector_loss": jnp.sum(covered_weights * losses),
-        "selector_correct": jnp.sum(covered_weights * right),
-        "covered_weight": covered_weights.sum(),
-        "covered": jnp.sum(label_weights * choices.covered),
-        "served": jnp.sum(leading_run(supervised & (choices.path == ids)) * has_label),
-        "served_by_oracle": jnp.sum(leading_run(supervised & choices.covered) * has_label),
-    }
-
-
 def leading_run(right: jax.Array) -> jax.Array:
     """1 + the length of the run of True that bool [..., M] starts with: float32 [...].
 
     >>> 1 1 0 1  →  3    0 1 1 1  →  1
     """
     return 1.0 + jnp.sum(jnp.cumprod(right.astype(jnp.float32), axis=-1), axis=-1)
-
-
-def selector_metrics(sums: Sums, loss: jax.Array) -> dict[str, jax.Array]:
-    """The metrics of a step from the sums of its whole batch.
-
-    Returns:
-        "loss"; "base_loss", "base_accuracy" and "base_accept_len" of the backbone's logits, as in loss_metrics;
-        "selector_loss" and "selector_accuracy" over the slots whose label is a candidate, and their share
-        "selector_coverage"; "serving_accept_len" of the path that decoding would draft, and
-        "oracle_accept_len" of a selector that always finds the label, where both paths end at the first slot without a
-        label and the bonus token counts.
-    """
-    labels, blocks = jnp.maximum(sums["labels"], 1.0), jnp.maximum(sums["blocks"], 1.0)
-    return {
-        "loss": loss,
-        "base_loss": sums["base_loss"] / (sums["weight"] + EPSILON),
-        "base_accuracy": sums["base_correct"] / labels,
-        "base_accept_len": sums["base_accepted"] / blocks,
-        "selector_loss": sums["selector_loss"] / (sums["covered_weight"] + EPSILON),
-        "selector_accuracy": sums["selector_correct"] / (sums["covered_weight"] + EPSILON),
-        "selector_coverage": sums["covered"] / labels,
-        "serving_accept_len": sums["served"] / blocks,
-        "oracle_accept_len": sums["served_by_oracle"] / blocks,
-    }

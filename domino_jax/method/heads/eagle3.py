@@ -298,10 +298,6 @@ class Eagle3Config(Kind, DecoderConfig):
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Eagle3Settings:
         return Eagle3Settings(passes=recipe.drafter.eagle3.passes)
 
-    @classmethod
-    def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, int]:
-        return CHAIN + 1, CHAIN, LONGEST_CHAIN
-
     def sglang_refusal(self) -> str | None:
         return "SGLang does not know norm_before_residual" if self.norm_before_residual else None
 

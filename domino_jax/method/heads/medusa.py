@@ -170,10 +170,6 @@ class MedusaConfig(Kind):
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> "MedusaSettings":
         return MedusaSettings()
 
-    @classmethod
-    def widths(cls, drafter: Any, block_drafts: int) -> tuple[int, int, None]:
-        return drafter.medusa.num_heads + 1, drafter.medusa.num_heads, None
-
     def sglang_refusal(self) -> str | None:
         return "SGLang has no Medusa heads"
 
