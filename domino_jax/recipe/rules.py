@@ -4,8 +4,9 @@ A range is declared with its key (method/keys.py). What a head asks of the recip
 settings ask of each other in method/settings.py, and what a drafter's shape asks of its target in method/config.py.
 """
 
+import functools
+import operator
 from collections.abc import Collection
-from typing import Any
 
 from ml_collections import config_dict
 
@@ -15,8 +16,8 @@ from domino_jax.method.settings import BASELINE, MODES, Problem, TreeSettings, r
 from domino_jax.recipe.values import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
 
-# (whether it is fine, the recipe's key, its value, what to change)
-Rule = tuple[bool, str, Any, str]
+# (whether it is fine, the recipe's key, what to change)
+Rule = tuple[bool, str, str]
 HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
 WITH_TABLES = tuple(head for head in HEADED if KINDS[head].table_fields)  # whose codes come from a table of tokens
 READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
@@ -33,7 +34,7 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
     """
     for key, declared, value in walk(config):
         if change := declared.problem(value):
-            require(False, key, value, change)
+            require(config, False, key, change)
     rules = [*_mesh_rules("mesh", config.mesh), *_decode_rules(config)]
     if command in ("train", "dry_run"):  # the others take a drafter as it is
         rules += [*_unread_rules(config, set_keys), *_window_rules(config.drafter), *_training_rules(config)]
@@ -41,16 +42,17 @@ def check(config: config_dict.ConfigDict, command: str, set_keys: Collection[str
     if command == "train":
         rules += _data_rules(config)
     for rule in rules:
-        require(*rule)
+        require(config, *rule)
     refuse(decode_settings(config.decode, config.drafter.head).problem())
     refuse(TreeSettings(**config.decode.tree).problem())
     if command == "train" and config.eval.final:
         _check_final_decoding(config)
 
 
-def require(fine: bool, key: str, value: Any, change: str) -> None:
-    """DominoError by the recipe's key and value unless `fine`."""
+def require(config, fine: bool, key: str, change: str) -> None:
+    """DominoError by the recipe's key and its value unless `fine`."""
     if not fine:
+        value = functools.reduce(operator.getitem, key.split("."), config)
         raise DominoError(f"config.{key} is {value!r}: {change}.")
 
 
@@ -67,7 +69,7 @@ def _unread_rules(config, set_keys: Collection[str]) -> list[Rule]:
     """Keys of the drafter section that the command line sets and the drafter does not read."""
     head = config.drafter.head
     change = f"drafter.head {head} does not read it; leave it out"
-    return [(reads(head, key), key, value, change) for key, _, value in walk(config) if key in set_keys]
+    return [(reads(head, key), key, change) for key, _, _ in walk(config) if key in set_keys]
 
 
 def reads(head: str, key: str) -> bool:
@@ -84,12 +86,12 @@ def _window_rules(drafter) -> list[Rule]:
     """The layers that slide, and their window."""
     window, layers, size = drafter.sliding_window, drafter.sliding_layers, drafter.block_size
     if not window:
-        return [(layers is None, "drafter.sliding_layers", layers, "it is for a drafter.sliding_window; set both")]
+        return [(layers is None, "drafter.sliding_layers", "it is for a drafter.sliding_window; set both")]
     there = layers is None or (bool(layers) and max(layers) < drafter.num_layers)
     change = f"give drafter.block_size {size} or more, or 0 for no window"
     return [
-        (window >= size, "drafter.sliding_window", window, change),
-        (there, "drafter.sliding_layers", layers, f"list some of the draft layers 0 to {drafter.num_layers - 1}"),
+        (window >= size, "drafter.sliding_window", change),
+        (there, "drafter.sliding_layers", f"list some of the draft layers 0 to {drafter.num_layers - 1}"),
     ]
 
 
@@ -100,19 +102,16 @@ def _training_rules(config) -> list[Rule]:
         (
             anchors,
             "train.num_anchors",
-            train.num_anchors,
             f"a row of data.max_length {data.max_length} has one anchor less than tokens; change one of the two",
         ),
         (
             train.batch_size % train.accumulate == 0,
             "train.accumulate",
-            train.accumulate,
             f"it has to divide train.batch_size {train.batch_size}",
         ),
         (
             not steps or (len(steps) == 2 and steps[0] <= steps[1]),
             "train.profile_steps",
-            steps,
             'give the first and the last step, as --config.train.profile_steps="(10,15)"',
         ),
     ]
@@ -130,9 +129,9 @@ def _loss_rules(config) -> list[Rule]:
         why += ", or set --config.train.loss=cross_entropy"
     elif train.frozen_backbone is not None:  # λ takes from the head's loss what it gives to that of the backbone
         why = "the base loss has nothing to train on train.frozen_backbone; set --config.train.lambda_start=0"
-        return [(train.lambda_start == 0, "train.lambda_start", train.lambda_start, why)]
+        return [(train.lambda_start == 0, "train.lambda_start", why)]
     defaults = {"dpace_alpha": None, "loss": "own"}
-    return [(train[name] == defaults[name], f"train.{name}", train[name], why) for name in unread]
+    return [(train[name] == defaults[name], f"train.{name}", why) for name in unread]
 
 
 def _start_rules(config) -> list[Rule]:
@@ -144,32 +143,27 @@ def _start_rules(config) -> list[Rule]:
         (
             reads == "text" or head in READERS,
             "train.head_tokens",
-            reads,
             f"drafter.head is {head}, and only {' and '.join(READERS)} read their drafts; leave it out",
         ),
         (
             start is None or (bool(start) and not KINDS[head].counts_tokens),
             "train.start_from",
-            start,
             f"name a drafter's folder, or leave it out; the draft vocabulary of drafter.head {head} is counted in the"
             " rows of each run, so it takes no weights",
         ),
         (
             start is None or not parts,
             "train.start_from",
-            start,
             f"it gives all weights, and {' and '.join(parts)} would replace some of them; leave one of the two out",
         ),
         (
             path is None or (bool(path) and head in HEADED),
             "train.frozen_backbone",
-            path,
             f"name a drafter's folder for a drafter.head of {', '.join(HEADED)} (it is {head}), or leave it out",
         ),
         (
             tables is None or (bool(tables) and head in WITH_TABLES),
             "train.head_from",
-            tables,
             f"name a drafter's folder for a drafter.head of {' or '.join(WITH_TABLES)} (it is {head}), whose tables"
             " depend on tokens alone, or leave it out",
         ),
@@ -178,15 +172,14 @@ def _start_rules(config) -> list[Rule]:
 
 def _data_rules(config) -> list[Rule]:
     """The rows and prompts of a training."""
-    data, judged = config.data, config.eval
-    enough = bool(judged.prompts) or not (judged.final or (judged.every > 0 and not data.held_out))
+    data, evaluation = config.data, config.eval
+    enough = bool(evaluation.prompts) or not (evaluation.final or (evaluation.every > 0 and not data.held_out))
     return [
-        (bool(data.train), "data.train", data.train, "name the training rows, as --config.data.train=ROWS.jsonl"),
+        (bool(data.train), "data.train", "name the training rows, as --config.data.train=ROWS.jsonl"),
         (
             enough,
             "eval.prompts",
-            judged.prompts,
-            f"eval.every {judged.every} and eval.final {judged.final} need held-out prompts; give them with"
+            f"eval.every {evaluation.every} and eval.final {evaluation.final} need held-out prompts; give them with"
             " --config.eval.prompts=PROMPTS.jsonl, or turn both off (data.held_out is enough for eval.every alone)",
         ),
     ]
@@ -198,16 +191,14 @@ def _data_rules(config) -> list[Rule]:
 def _decode_rules(config) -> list[Rule]:
     modes = modes_of(config.decode, config.drafter.head)
     change = f"list some of {', '.join(MODES)}, as --config.decode.modes=\"('autoregressive','domino')\""
-    return [(bool(modes), "decode.modes", modes, change), *_mesh_rules("decode.mesh", config.decode.mesh)]
+    return [(bool(modes), "decode.modes", change), *_mesh_rules("decode.mesh", config.decode.mesh)]
 
 
 def _mesh_rules(section: str, mesh) -> list[Rule]:
-    rest = [axis for axis, size in mesh.items() if size == -1]
-    sizes = [
-        (size != 0, f"{section}.{axis}", size, "give a number of devices, or -1 for the rest")
-        for axis, size in mesh.items()
-    ]
-    return [*sizes, (len(rest) <= 1, section, rest, "only one axis can be -1 (the rest of the devices)")]
+    sizes = "give a number of devices, or -1 for the rest"
+    rules = [(size != 0, f"{section}.{axis}", sizes) for axis, size in mesh.items()]
+    rest = [f"{section}.{axis}" for axis, size in mesh.items() if size == -1]
+    return rules + [(False, key, f"{rest[0]} is -1 too, and only one can be the rest") for key in rest[1:]]
 
 
 def _check_final_decoding(config) -> None:
@@ -216,11 +207,11 @@ def _check_final_decoding(config) -> None:
     modes, kind = modes_of(decode, head), KINDS[head]
     for mode in modes:
         refused = refused_mode(mode, kind)
-        require(refused is None, "drafter.head", head, f"of decode.modes, which eval.final decodes in, {refused}")
+        require(config, refused is None, "drafter.head", f"of decode.modes, which eval.final decodes in, {refused}")
     if not set(modes) - {BASELINE}:
         return
     change = f"a drafter of drafter.head {head} has no confidence head, or nothing trains it; set it to 0"
     sure = kind.has_confidence_in(config) or decode.confidence == 0
-    require(sure, "decode.confidence", decode.confidence, change)
+    require(config, sure, "decode.confidence", change)
     change = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
-    require(not (decode.draft_vocab and kind.counts_tokens), "decode.draft_vocab", decode.draft_vocab, change)
+    require(config, not (decode.draft_vocab and kind.counts_tokens), "decode.draft_vocab", change)

@@ -67,7 +67,7 @@ RULES = [
     ("eval.prompts", {"data.held_out": 0}),
     ("eval.prompts", {"eval.final": True}),
     ("mesh.data", {"mesh.data": 0}),
-    ("mesh", {"mesh.data": -1}),
+    ("mesh.fsdp", {"mesh.data": -1}),
     ("decode.mesh.tensor", {"decode.mesh.tensor": 0}),
     ("drafter.sliding_window", {"drafter.sliding_window": 2}),  # below the block
     ("drafter.sliding_layers", {"drafter.sliding_layers": (0,)}),
