@@ -111,9 +111,6 @@ def _train() -> Section:
         # A drafter's folder or train workdir: its backbone is taken over and left as it is, and the head alone is
         # trained.
         frozen_backbone=Key(str),
-        # A drafter's folder or train workdir with the same head, of any target with the same tokenizer: its tables of
-        # tokens are the first values of a markov or dflash2 head's.
-        head_from=Key(str),
         # What a domino or markov head reads in training. text: the tokens of the text. drafts: its own greedy drafts,
         # as when it decodes (training-time test).
         head_tokens=Key("text", choices=("text", "drafts")),

@@ -7,7 +7,6 @@ other flags is refused. So a study may be stopped at any moment and started agai
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import json
 import operator
@@ -73,13 +72,6 @@ class Study:
         self.workdir.mkdir(parents=True, exist_ok=True)
         self.overrides = dict(text.removeprefix("--").split("=", 1) for text in overrides)
         self.deadline = time.monotonic() + MINUTE * minutes if minutes else None
-        self.prefix = ""  # of its stages' names
-
-    def of_target(self, name: str, folder: pathlib.Path) -> "Study":
-        """The same study, in the same workdir, on another target: its stages and its rows have separate names."""
-        other = copy.copy(self)
-        other.prefix, other.overrides = f"{name}_", {**self.overrides, "config.target.path": folder}
-        return other
 
     # ------------------------------------------------------------------------------------------------ stages
 
@@ -87,8 +79,7 @@ class Study:
         """The target's answers to the recipe's training prompts: rows for all trainings."""
         prompts = self.overrides.get("config.data.train", str(PROMPTS))
         flags = {"config": RECIPE, "prompts": prompts, **self.overrides}
-        place = ("output", f"{self.prefix}rows.jsonl")
-        return self.run(Stage(f"{self.prefix}regenerate", "domino_jax.regenerate", flags, place))
+        return self.run(Stage("regenerate", "domino_jax.regenerate", flags, ("output", "rows.jsonl")))
 
     def train(self, name: str, changes: Mapping[str, Any], seed: int, steps: int) -> pathlib.Path:
         """The workdir of one training on the answers, evaluated EVALUATIONS times if `changes` do not say otherwise."""
@@ -105,7 +96,7 @@ class Study:
             "preflight.rows": 0,  # the rows are the target's own
             **changes,
         }
-        name = f"{self.prefix}{name}_seed{seed}_steps{steps}"
+        name = f"{name}_seed{seed}_steps{steps}"
         return self.run(Stage(name, "domino_jax.train", self._on_answers(values), ("workdir", name)))
 
     def step_cost(self, name: str, changes: Mapping[str, Any], steps: int) -> dict[str, Any]:
@@ -162,7 +153,7 @@ class Study:
         head = self.overrides.get("config.drafter.head", values.get("drafter.head", "domino"))
         overrides = {flag: text for flag, text in self.overrides.items() if reads(head, flag.removeprefix("config."))}
         flags = {"config": RECIPE, **{f"config.{key}": value for key, value in values.items()}, **overrides}
-        rows = self.workdir / f"{self.prefix}rows.jsonl"
+        rows = self.workdir / "rows.jsonl"
         return flags | {"config.data.train": rows, "config.data.regenerate": False}
 
     # ------------------------------------------------------------------------------------------------ running

@@ -11,8 +11,6 @@ from domino_jax.models.layers import INIT_STD, Linear, with_rows
 from domino_jax.models.shapes import Hidden
 from domino_jax.models.sharding import constrain, gathered
 
-TOKEN_TABLES = ("predecessor", "up")  # the parameters of a head that have a row, or a column, for each token
-
 
 class Head(nn.Module):
     """Logits of a slot = base logits + code · matrix. The code [..., E] follows from the slot's z, from the token

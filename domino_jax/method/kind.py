@@ -26,7 +26,7 @@ class Kind:
         unshifted blocks, and so the token before the anchor.
     head_passes: passes over a block in which its head drafts; 0: it drafts slot after slot.
     draws_paths: it scores any path, so it drafts trees as well as chains.
-    rank_key: the field with the rank of the head.  table_fields: those that its tables of tokens depend on.
+    rank_key: the field with the rank of the head.
     marks: keys of config.json that no drafter of another kind has.
     copies: {a copy of a tensor of the target that a folder may store: the target's}.
     layer_ids_hint: what to know about target_layer_ids that do not fit.
@@ -37,7 +37,7 @@ class Kind:
     has_backbone, has_head, has_confidence = False, False, False
     reads_embeddings, only_candidates, draws_paths = False, False, True
     lead, head_passes = 0, 0
-    rank_key, table_fields, marks, layer_ids_hint = "", (), (), ""
+    rank_key, marks, layer_ids_hint = "", (), ""
     copies = {"embed_tokens.weight": EMBEDDING, "lm_head.weight": LM_HEAD}
     # `draft_tokens` as bytes. Jitted functions hash the config at every call, and Python keeps the hash of bytes, while
     # it would go through 32,000 numbers of a tuple again.

@@ -41,7 +41,7 @@ from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.training.evaluate import DecodedEvaluation
 from domino_jax.training.evaluation_layout import EvaluationLayout
-from domino_jax.weights.drafter import load_drafter, load_token_tables
+from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.fit import refuse_other_backbone, refuse_other_drafter
 from domino_jax.weights.loading import LoadedTarget, read_target_identity
 
@@ -197,8 +197,6 @@ def with_stored_weights(state: TrainState, config: AnyConfig, train, loaded: Loa
         stored, params = load(train.frozen_backbone)
         refuse_other_backbone(config, stored, train.frozen_backbone)
         state = _with_params(state, {"backbone": params["backbone"]})
-    if train.head_from:
-        state = _with_params(state, load_token_tables(train.head_from, config))
     return state
 
 

@@ -19,7 +19,6 @@ from domino_jax.runtime.errors import DominoError
 # (whether it is fine, the recipe's key, what to change)
 Rule = tuple[bool, str, str]
 HEADED = tuple(head for head, kind in KINDS.items() if kind.has_head)
-WITH_TABLES = tuple(head for head in HEADED if KINDS[head].table_fields)  # whose codes come from a table of tokens
 READERS = tuple(head for head in HEADED if KINDS[head].reads_drafts)
 
 
@@ -137,11 +136,10 @@ def _loss_rules(config) -> list[Rule]:
 def _start_rules(config) -> list[Rule]:
     """What a run starts from, and what its head reads."""
     head, train = config.drafter.head, config.train
-    reads, path, tables, start = train.head_tokens, train.frozen_backbone, train.head_from, train.start_from
-    parts = [f"train.{key}" for key in ("frozen_backbone", "head_from") if train[key]]
+    path, start = train.frozen_backbone, train.start_from
     return [
         (
-            reads == "text" or head in READERS,
+            train.head_tokens == "text" or head in READERS,
             "train.head_tokens",
             f"drafter.head is {head}, and only {' and '.join(READERS)} read their drafts; leave it out",
         ),
@@ -152,20 +150,14 @@ def _start_rules(config) -> list[Rule]:
             " rows of each run, so it takes no weights",
         ),
         (
-            start is None or not parts,
+            start is None or path is None,
             "train.start_from",
-            f"it gives all weights, and {' and '.join(parts)} would replace some of them; leave one of the two out",
+            "it gives all weights, and train.frozen_backbone would replace some of them; leave one of the two out",
         ),
         (
             path is None or (bool(path) and head in HEADED),
             "train.frozen_backbone",
             f"name a drafter's folder for a drafter.head of {', '.join(HEADED)} (it is {head}), or leave it out",
-        ),
-        (
-            tables is None or (bool(tables) and head in WITH_TABLES),
-            "train.head_from",
-            f"name a drafter's folder for a drafter.head of {' or '.join(WITH_TABLES)} (it is {head}), whose tables"
-            " depend on tokens alone, or leave it out",
         ),
     ]
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from domino_jax.method.config import DrafterConfig
-from domino_jax.method.head import TOKEN_TABLES
-from domino_jax.method.kinds import AnyConfig, config_class, parse_config
+from domino_jax.method.kinds import AnyConfig, config_class
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import Entry, linear, norm
 from domino_jax.weights import formats, hf, speculators
-from domino_jax.weights.fit import check_fits, differs
+from domino_jax.weights.fit import check_fits
 from domino_jax.weights.target import Params, Sharding, decoder_layers, file_tensors, load_table
 
 EXPORT_DTYPE = "bfloat16"  # as public drafters are stored
@@ -77,30 +76,6 @@ def load_drafter(
         skipped = (*config.copies, *speculators.UNUSED)
         table, aliases = drafter_table(config), config.aliases()
         return config, load_table(tensors, table, dtype, sharding, skipped=skipped, aliases=aliases)
-
-
-def load_token_tables(path: str | Path, config: DrafterConfig) -> Params:
-    """The head's token tables of the drafter at `path`, float32: the only weights that fit targets of every width.
-
-    Args:
-        path: as for load_drafter, in the public layout.  config: of the drafter that takes them.
-
-    Raises:
-        DataError: another head, rank or number of tokens, or a folder that is damaged.
-    """
-    folder = hf.drafter_folder(path)
-    raw = hf.read_config(folder)
-    stored = hf.parse_config(folder, raw, parse_config)
-    # The kind of head, its tables' widths and the tokens.
-    for name in ("head", *config.table_fields, "vocab_size"):
-        ours, theirs = getattr(config, name), getattr(stored, name)
-        if ours != theirs:
-            raise differs("head", path, name, theirs, ours)
-    tensors, aliases = hf.open_tensors(folder), stored.aliases()
-    table = [entry for entry in stored.head_table() if entry.path[1] in TOKEN_TABLES]
-    wanted = {entry.name for entry in table}
-    others = tuple(name for name in tensors if aliases.get(name, name) not in wanted)
-    return load_table(tensors, table, np.float32, skipped=others, aliases=aliases)
 
 
 def save_drafter(

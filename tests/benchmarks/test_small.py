@@ -13,7 +13,7 @@ COMPILERS = importlib.util.find_spec("libtpu")
 @pytest.mark.slow(minutes=4)
 def test_beyond(tmp_path):
     variant = "--variant=dpace train.dpace_alpha=0.75"
-    run("studies.beyond", "--table=best", "--width=4", variant, *places(tmp_path))
+    run("studies.beyond", "--width=4", variant, *places(tmp_path))
     table = rows(tmp_path, "beyond best")
     assert [row["drafter"] for row in table] == ["domino", "dpace"] and float(table[0]["cost"]) == 1.0
 

@@ -43,12 +43,6 @@ def test_seconds_of_a_step_leave_the_compilation_and_other_work_out():
     assert heads.step_seconds([{"step": 5 * place, "seconds": one} for place, one in enumerate(seconds, 1)]) == 0.5
 
 
-def test_the_steps_to_a_goal_are_where_the_line_crosses_it():
-    curve = mean_curve([{10: 1.0, 20: 2.0}, {10: 1.5, 20: 3.5}])
-    assert curve == {10: 1.25, 20: 2.75}
-    assert steps_to(curve, 2.0) == 15.0 and steps_to(curve, 1.0) == 10.0 and steps_to(curve, 3.0) is None
-
-
 @pytest.mark.parametrize(
     ("taus", "speeds", "cost", "better"),
     [

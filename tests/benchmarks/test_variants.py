@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from benchmarks.studies import ablations, beyond
+from benchmarks.studies import ablations
 from benchmarks.studies.head_variants import ARMS, variants
 from configs import tiny
 from domino_jax.method.kinds import HEADS
@@ -13,7 +13,6 @@ from domino_jax.recipe import rules
 TRAININGS = {
     **{name: changes for name, (_, changes) in ablations.VARIANTS.items()},
     **{f"{name} of heads": one.changes for name, one in variants(16).items()},
-    **{f"{name} of transfer": changes for name, changes in beyond.small_variants("/source", "/backbone").items()},
 }
 
 

@@ -78,8 +78,7 @@ RULES = [
     ("train.accumulate", {"train.accumulate": 3}),
     ("train.num_anchors", {"train.num_anchors": 3072}),
     *(("train.profile_steps", {"train.profile_steps": steps}) for steps in ((5,), (7, 5))),
-    *((f"train.{key}", {f"train.{key}": ""}) for key in ("start_from", "frozen_backbone", "head_from")),
-    ("train.head_from", {"train.head_from": "F"}),  # a Domino head has no such tables
+    *((f"train.{key}", {f"train.{key}": ""}) for key in ("start_from", "frozen_backbone")),
     ("train.start_from", {**EAGLE3, "train.start_from": "F"}),
     ("train.start_from", {"train.start_from": "F", "train.frozen_backbone": "G", "train.lambda_start": 0.0}),
     ("train.lambda_start", {"train.frozen_backbone": "F"}),
@@ -128,7 +127,6 @@ SOUND = [
     {"drafter.head": "dflash2", "train.frozen_backbone": "F"},  # its own loss has no λ
     {"drafter.head": "dflash2", "train.dpace_alpha": 0.5},
     {**MARKOV, "train.loss": "cross_entropy", "train.dpace_alpha": 0.5},
-    {**MARKOV, "train.head_from": "F"},
     {**MEDUSA, "data.max_length": 200},  # it draws no anchors
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
     {"data.held_out": 0, "eval.prompts": "p.jsonl"},

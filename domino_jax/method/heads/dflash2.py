@@ -50,7 +50,7 @@ class Dflash2Config(DrafterConfig):
     selector_top_k: int = 0
 
     head, title, architecture = "dflash2", "DFlash2", CLASS
-    has_head, only_candidates, rank_key, table_fields = True, True, "selector_rank", ("selector_rank",)
+    has_head, only_candidates, rank_key = True, True, "selector_rank"
     own_keys, needed, marks = ("projector_type", *SELECTOR, *TRANSFORMS), (*CONVOLUTION, *SELECTOR), SELECTOR
 
     speculators, speculators_keys, whole_blocks = "dflash2", {name: name for name in needed}, True

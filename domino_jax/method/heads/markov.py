@@ -54,7 +54,7 @@ class MarkovConfig(DrafterConfig):
 
     head, title, architecture = "markov", "DSpark", CLASSES[0]
     sglang, vllm = "DSPARK", "dspark"
-    has_head, rank_key, table_fields, marks = True, "markov_rank", ("markov_head_type", "markov_rank"), ("markov_rank",)
+    has_head, rank_key, marks = True, "markov_rank", ("markov_rank",)
     own_keys = ("projector_type", "markov_rank", "enable_confidence_head")
     speculators, speculators_keys = PROJECTOR, {name: name for name in ("sample_from_anchor", *KEYS)}
 
