@@ -10,8 +10,6 @@ from typing import Any
 
 from domino_jax.method.config_keys import (
     DFLASH,
-    WRITTEN_WITH,
-    boolean,
     either,
     integer,
     lacks,
@@ -22,6 +20,7 @@ from domino_jax.method.config_keys import (
     section,
     shift_label,
     sliding_window,
+    twin_switch,
 )
 from domino_jax.method.kind import Kind
 from domino_jax.method.losses import LossSettings
@@ -151,7 +150,7 @@ class DrafterConfig(Kind, DecoderConfig):
             target_layer_ids=tuple(integer("target_layer_ids", index) for index in layer_ids),
             layer_types=tuple(map(str, listed("layer_types", raw.get("layer_types") or ()))),
             sliding_window=sliding_window(raw),
-            is_causal=_is_causal(raw, dflash),
+            is_causal=twin_switch(raw, dflash, "is_causal", "causal"),  # vLLM reads dflash_config.causal
             **_options(raw, dflash),
             **cls.head_fields(raw, dflash),
         )
@@ -330,16 +329,6 @@ def _options(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
     if stated.get("final_logit_softcapping") == 0:
         del stated["final_logit_softcapping"]  # servers read 0 as no cap
     return {name: number(name, value) if name in TRANSFORMS else integer(name, value) for name, value in stated.items()}
-
-
-def _is_causal(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
-    """is_causal, which vLLM also reads as dflash_config.causal; None without either."""
-    ours, theirs = (boolean(raw, nested, name) for name in ("is_causal", "causal"))
-    if None not in (ours, theirs) and ours != theirs:
-        raise DataError(
-            f"the drafter's config.json gives is_causal {ours} and causal {theirs}, which mean the same; {WRITTEN_WITH}"
-        )
-    return theirs if ours is None else ours
 
 
 def default_layer_ids(target_layers: int, draft_layers: int) -> tuple[int, ...]:

@@ -46,6 +46,18 @@ def boolean(raw: dict[str, Any], nested: dict[str, Any], name: str) -> bool | No
     return value
 
 
+def refuse_other_layout(raw: dict[str, Any], nested: dict[str, Any], kind: str, only: dict[str, Any]) -> None:
+    """Raises DataError for a key with another value than `only`, {key: value}, gives for all drafters of this kind."""
+    for name, value in only.items():
+        stated = either(raw, nested, name)
+        if stated is not None and stated != value:
+            fixed = "no such key" if value is None else f"{name} {value}"
+            raise DataError(
+                f"the drafter's config.json has {name} {quote(stated)} and architectures"
+                f" {quote(raw.get('architectures'))}, but {kind} drafters have {fixed}; {WRITTEN_WITH}"
+            )
+
+
 def lacks(kind: str, *names: str) -> DataError:
     """The error for keys without which a drafter of this kind is not known."""
     return DataError(
@@ -80,15 +92,20 @@ def section(raw: dict[str, Any], name: str) -> dict[str, Any]:
     return value or {}
 
 
-def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
-    """shift_label, which speculators and vLLM spell sample_from_anchor; None without either."""
-    ours, theirs = (boolean(raw, nested, name) for name in ("shift_label", "sample_from_anchor"))
-    if None not in (ours, theirs) and ours != theirs:
+def twin_switch(raw: dict[str, Any], nested: dict[str, Any], ours: str, theirs: str) -> bool | None:
+    """A key that is true or false and has another name in other files; None without either."""
+    values = {name: boolean(raw, nested, name) for name in (ours, theirs)}
+    if None not in values.values() and values[ours] != values[theirs]:
         raise DataError(
-            f"the drafter's config.json gives shift_label {ours} and sample_from_anchor {theirs}, which mean the same:"
-            f" slot k predicts the token after its own; {WRITTEN_WITH}"
+            f"the drafter's config.json gives {ours} {values[ours]} and {theirs} {values[theirs]}, which mean the same;"
+            f" {WRITTEN_WITH}"
         )
-    return theirs if ours is None else ours
+    return values[theirs] if values[ours] is None else values[ours]
+
+
+def shift_label(raw: dict[str, Any], nested: dict[str, Any]) -> bool | None:
+    """Whether slot k predicts the token after its own; speculators and vLLM spell it sample_from_anchor."""
+    return twin_switch(raw, nested, "shift_label", "sample_from_anchor")
 
 
 def number(name: str, value: Any) -> float:

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from domino_jax.method.candidates import Candidates, largest
 from domino_jax.method.config import CONVOLUTION, LARGEST_RANK, TRANSFORMS, DrafterConfig, Problems
-from domino_jax.method.config_keys import WRITTEN_WITH, either, integer
+from domino_jax.method.config_keys import either, integer, refuse_other_layout
 from domino_jax.method.head import Head
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -34,7 +34,6 @@ from domino_jax.method.rollout import roll_out_blocks
 from domino_jax.models.layers import Linear
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.tables import Entry, linear
-from domino_jax.runtime.errors import DataError, quote
 
 SELECTOR = ("selector_rank", "selector_top_k")
 TOP_K = 16  # candidates of a slot of a new drafter, as in public ones
@@ -66,7 +65,9 @@ class Dflash2Config(DrafterConfig):
 
     @classmethod
     def head_fields(cls, raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
-        _check_layout(raw, nested)
+        # They have no projector, are never shifted, and correct every draft.
+        only = {"projector_type": None, "shift_label": False, "sample_from_anchor": False, "pure_draft_prefix_len": 0}
+        refuse_other_layout(raw, nested, "DFlash2", only)
         return {"shift_label": False, **{name: integer(name, either(raw, nested, name)) for name in SELECTOR}}
 
     @classmethod
@@ -125,27 +126,6 @@ class Dflash2Config(DrafterConfig):
         if self.conv_kernel_size:
             return None
         return "servers read DFlash2 drafters with convolutions only, and this one has conv_kernel_size 0"
-
-
-def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
-    """Raises DataError for a key that contradicts the class DFlash2DraftModel.
-
-    Its drafters have no projector, are never shifted, and correct every draft.
-    """
-    for name, only in (("projector_type", None), ("shift_label", False), ("sample_from_anchor", False)):
-        value = either(raw, nested, name)
-        if value is not None and value != only:
-            means = "which has none" if only is None else f"which means {only}"
-            raise DataError(
-                f"the drafter's config.json has {name} {quote(value)} and architectures {CLASS}, {means};"
-                f" {WRITTEN_WITH}"
-            )
-    prefix = either(raw, nested, "pure_draft_prefix_len")
-    if prefix:
-        raise DataError(
-            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}; only a {CLASS} that corrects every"
-            " draft (0) is supported."
-        )
 
 
 # --------------------------------------------------------------------------------------------------------------- module

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
-from domino_jax.method.config_keys import WRITTEN_WITH, boolean, either, integer, lacks, section
+from domino_jax.method.config_keys import boolean, either, integer, lacks, refuse_other_layout, section
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
 from domino_jax.method.losses import (
@@ -164,24 +164,9 @@ class MarkovConfig(DrafterConfig):
 
 
 def _check_layout(raw: dict[str, Any], nested: dict[str, Any]) -> None:
-    projector = either(raw, nested, "projector_type")
-    if projector not in (None, PROJECTOR):
-        raise DataError(
-            f"the drafter's config.json has projector_type {quote(projector)} and architectures"
-            f" {quote(raw['architectures'])}, which is {PROJECTOR}; {WRITTEN_WITH}"
-        )
-    for name in ("shift_label", "sample_from_anchor"):
-        if boolean(raw, nested, name) is False:
-            raise DataError(
-                f"the drafter's config.json has {name} false; only {PROJECTOR} drafters whose slot k predicts the token"
-                " after its own (true) are supported."
-            )
-    prefix = either(raw, nested, "pure_draft_prefix_len")
-    if prefix:
-        raise DataError(
-            f"the drafter's config.json has pure_draft_prefix_len {quote(prefix)}; only Markov heads that correct every"
-            " draft (0) are supported."
-        )
+    # Slot k predicts the token after its own, and the head corrects every draft.
+    only = {"projector_type": PROJECTOR, "shift_label": True, "sample_from_anchor": True, "pure_draft_prefix_len": 0}
+    refuse_other_layout(raw, nested, "DSpark", only)
     mode, heads, pairs = either(raw, nested, _ATTENTION), raw.get("num_attention_heads"), raw.get("num_key_value_heads")
     if mode is not None and str(mode).lower() != ("mha" if pairs == heads else "gqa"):
         raise DataError(
