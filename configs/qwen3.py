@@ -52,7 +52,7 @@ def _drafter() -> Section:
         num_layers=Key(5, least=1, most=LIMITS["num_hidden_layers"], shape=True),
         # Absent: the target's; a smaller one buys layers.
         intermediate_size=Key(int, least=1, most=LIMITS["intermediate_size"], shape=True),
-        block_size=Key(16, least=2, most=LARGEST_BLOCK),  # an anchor and a draft at least
+        block_size=Key(16, least=2, most=LARGEST_BLOCK, shape=True),  # an anchor and a draft at least
         # Taps of convolutions inside a block, with any head. 0: none. Absent: 2 with the head dflash2, else none.
         conv_kernel_size=Key(int, least=0, shape=True),
         # Slot k predicts the token after its own. Absent: as public checkpoints of the head have it, domino and markov
@@ -103,7 +103,8 @@ def _train() -> Section:
         num_anchors=Key(256, least=1),
         remat=False,  # True: draft layers are computed again in the backward pass
         # own: the loss of the drafter's head. cross_entropy: that of Domino, which none and domino have anyway.
-        loss=Key("own", choices=("own", "cross_entropy")),
+        # A markov head has a confidence head with its own loss alone.
+        loss=Key("own", choices=("own", "cross_entropy"), shape=True),
         gamma=Key(7.0, above=0),  # decay over the slots of a block; inf: none
         dpace_alpha=Key(float, least=0, most=1),  # α of D-PACE weights (0.5, say), which replace the decay
         # A drafter's folder or train workdir: its weights are the first of this run, whose schedules start at step 0.

@@ -124,8 +124,6 @@ class Kind:
     own_loss, own_dpace, reads_drafts = False, False, False
     # The keys of its section of the recipe, drafter.<head>.
     recipe_keys = {}
-    # Keys of other sections that decide the shapes of its head's arrays.
-    shape_keys = ()
     # Keys of the drafter section that a drafter without a backbone reads.
     reads = ()
     # The draft vocabulary is counted in the training rows.

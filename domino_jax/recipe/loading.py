@@ -12,7 +12,6 @@ import sys
 import traceback
 
 from domino_jax.method.keys import Section, walk
-from domino_jax.method.kinds import KINDS
 from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.errors import DominoError, first_line
 
@@ -29,8 +28,7 @@ FREE_TO_CHANGE = (
 
 def fixed_keys(config) -> tuple[str, ...]:
     """What decides the shapes of a checkpoint's arrays: a run with other values cannot continue it, allowed or not."""
-    declared = (name for name, key, _ in walk(config) if key.shape)
-    return (*declared, *KINDS[config.drafter.head].shape_keys, "drafter.confidence_head")
+    return tuple(name for name, key, _ in walk(config) if key.shape)
 
 
 def load_recipe(path: str) -> Section:
@@ -73,7 +71,6 @@ def resolved(config: Section) -> dict:
     plain = _plain(config.to_dict())
     plain["drafter"]["shift_label"] = shifts_labels(config.drafter)
     plain["drafter"]["conv_kernel_size"] = convolution_taps(config.drafter)
-    plain["drafter"]["confidence_head"] = KINDS[config.drafter.head].has_confidence_in(config)
     plain["decode"]["modes"] = list(modes_of(config.decode, config.drafter.head))
     return plain
 

@@ -60,7 +60,6 @@ def test_a_confidence_head_exists_where_the_loss_trains_it():
     ):
         drafter = drafter_config_of(config, TARGET, 151_669)
         assert drafter.enable_confidence_head is drafter.confidence_head_with_markov is confident
-        assert loading.resolved(config)["drafter"]["confidence_head"] is confident
 
 
 def test_the_values_of_dflash2_reach_the_drafter_and_its_loss():

@@ -29,14 +29,6 @@ def load(name):
     return loading.load_recipe(str(ROOT / "configs" / f"{name}.py"))
 
 
-def test_a_block_decides_the_shapes_of_the_head_that_has_a_matrix_for_it_alone():
-    for head in ("domino", "xpress"):
-        config = recipe()
-        config.drafter.head = head
-        keys = loading.fixed_keys(config)
-        assert "drafter.target_layer_ids" in keys and ("drafter.block_size" in keys) == (head == "xpress")
-
-
 @pytest.mark.parametrize("name", ["tiny", *(f"qwen3_{size}" for size in SIZES)])
 def test_a_recipe_loads_passes_the_checks_and_carries_its_command(name):
     config = load(name)

@@ -61,7 +61,6 @@ class XpressConfig(DrafterConfig):
         f"xpress_head.{ours}.weight": f"refiner_head.{theirs}.weight" for theirs, ours in (_MATRICES | _TABLES).items()
     }
 
-    shape_keys = ("drafter.block_size",)
     recipe_keys = {
         "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
     }
