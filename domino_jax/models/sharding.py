@@ -117,24 +117,22 @@ def param_shardings(mesh: Mesh, shapes: Any, kv_heads: int) -> Any:
             mesh axes do not divide is left whole too.
     """
 
-    def place(path: tuple, leaf: Any) -> NamedSharding:
-        names = [name for name in (_name(part) for part in path) if name in MATRICES]
-        if len(leaf.shape) != 2 or not names:
-            return replicated(mesh)
-        return NamedSharding(mesh, _fitting(mesh, MATRICES[names[-1]], leaf.shape, kv_heads))
+    place = placement(mesh, kv_heads)
 
-    return jax.tree_util.tree_map_with_path(place, shapes)
+    def place_leaf(path: tuple, leaf: Any) -> NamedSharding:
+        return place([_name(part) for part in path], leaf.shape)
+
+    return jax.tree_util.tree_map_with_path(place_leaf, shapes)
 
 
 def placement(mesh: Mesh, kv_heads: int) -> Callable[[Sequence[str], Sequence[int]], NamedSharding]:
     """(names on the way to a parameter, its shape) → its sharding, for reading weights straight to their devices."""
 
-    def place(path: Sequence[str], shape: Sequence[int]) -> NamedSharding:
-        keys = tuple(jax.tree_util.DictKey(name) for name in path)
-        tree = jax.ShapeDtypeStruct(tuple(shape), np.float32)
-        for key in reversed(keys):
-            tree = {key.key: tree}
-        return jax.tree.leaves(param_shardings(mesh, tree, kv_heads))[0]
+    def place(path: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+        modules = [name for name in path if name in MATRICES]
+        if len(shape) != 2 or not modules:
+            return replicated(mesh)
+        return NamedSharding(mesh, _fitting(mesh.shape, MATRICES[modules[-1]], shape, kv_heads))
 
     return place
 
@@ -161,11 +159,14 @@ def _name(part: Any) -> str | None:
     return part.name if isinstance(part, jax.tree_util.GetAttrKey) else None
 
 
-def _fitting(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int], kv_heads: int = 0) -> PartitionSpec:
+def _fitting(
+    mesh: Mapping[str, int], axes: Sequence[str | None], shape: Sequence[int], kv_heads: int = 0
+) -> PartitionSpec:
+    """The leading dimensions split by their logical axes; an axis whose mesh axes do not divide it stays whole."""
     spec = []
-    for axis, size in zip(axes, shape, strict=True):
+    for axis, size in zip(axes, shape, strict=False):
         over = LOGICAL[axis]
-        parts = int(np.prod([mesh.shape[name] for name in over]))
+        parts = math.prod(mesh[name] for name in over)
         divisible = size % parts == 0 and (axis != "kv_heads" or kv_heads % parts == 0)
         spec.append(over if over and divisible else None)
     return PartitionSpec(*spec)
@@ -190,12 +191,7 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     shape = _mesh_shape()
     if shape is None:
         return x
-    spec = []
-    for size, axis in zip(x.shape, axes, strict=False):
-        over = LOGICAL[axis]
-        fits = over and size % int(np.prod([shape[name] for name in over])) == 0
-        spec.append(over if fits else None)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+    return jax.lax.with_sharding_constraint(x, _fitting(shape, axes, x.shape))
 
 
 def gathered(matrix: jax.Array, module: str, kv_heads: int | None = None) -> jax.Array:
@@ -285,7 +281,7 @@ def decode_layout(mesh: Mesh, state: Any) -> Any:
 
     def place(leaf: Any) -> NamedSharding:
         axes = ("batch", "kv_heads", None, None) if len(leaf.shape) == 4 else (None,) * len(leaf.shape)
-        return NamedSharding(mesh, _fitting(mesh, axes, leaf.shape))
+        return NamedSharding(mesh, _fitting(mesh.shape, axes, leaf.shape))
 
     return jax.tree.map(place, state)
 
