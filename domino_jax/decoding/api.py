@@ -14,7 +14,7 @@ from typing import Any
 
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_prompt
-from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.decoding.generate import Generation, Generator, Piece, new_generator
 from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.programs import Clock
 from domino_jax.decoding.requests import Request, seed_problem
@@ -36,27 +36,23 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """text: without special tokens, None without a tokenizer; the other fields are those of a Generation."""
+class Answer(Generation):
+    """One answer: token_ids, accept_lengths, finish_reason and drafts of a Generation, and its text.
 
-    text: str | None
-    token_ids: list[int]
-    accept_lengths: list[int]
-    finish_reason: str  # "stop" | "length"
-    drafts: int
+    text: without special tokens; None without a tokenizer.
+    """
+
+    text: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class TextPiece:
-    """What one chunk of rounds added. text: whole characters only; an incomplete one waits for the next piece.
+class TextPiece(Piece):
+    """What one chunk of rounds added: token_ids, accept_lengths and finish_reason of a Piece, and the text.
 
-    finish_reason is None until the last piece.
+    text: whole characters only; an incomplete one waits for the next piece.
     """
 
-    text: str
-    token_ids: list[int]
-    accept_lengths: list[int]
-    finish_reason: str | None
+    text: str = ""
 
 
 class Decoder:
@@ -106,7 +102,7 @@ class Decoder:
         ids = [self.encode(prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
         requests = [self._request(index, **sampling) for index in range(len(ids))]
         answers = self.generator.generate(self.models, ids, mode or self.default_mode, requests).answers
-        return [Answer(self._text(answer.token_ids), **dataclasses.asdict(answer)) for answer in answers]
+        return [Answer(**vars(answer), text=self._text(answer.token_ids)) for answer in answers]
 
     def stream(
         self,
@@ -130,7 +126,7 @@ class Decoder:
         mode, choices = mode or self.default_mode, {"clock": clock, "prefixes": self.prefixes}
         for piece in self.generator.stream(self.models, ids, mode, chunk_rounds, request, **choices):
             shown = text.add(piece.token_ids, last=piece.finish_reason is not None)
-            yield TextPiece(shown, **dataclasses.asdict(piece))
+            yield TextPiece(**vars(piece), text=shown)
 
     def fits(self, prompt: Prompt) -> bool:
         """Whether there is room for the prompt and an answer of max_new_tokens."""

@@ -16,8 +16,6 @@ from domino_jax.models.cache import Cache, LayerCache, append, block_mask, init_
 from domino_jax.models.decoder_layer import Attention
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
-__all__ = ["Drafter", "DrafterConfig"]
-
 
 class Drafter(nn.Module):
     """Parameters: {"backbone": …, "head": …}, "head" if it has one. No embeddings: those are the target's."""

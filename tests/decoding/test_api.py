@@ -149,7 +149,7 @@ def test_a_chat_keeps_its_history_until_an_empty_line():
 
         def stream(self, prompt, **_):
             asked.append([dict(message) for message in prompt])
-            yield TextPiece("yes", [5, 6], [1], "stop")
+            yield TextPiece([5, 6], [1], "stop", "yes")
 
     console = rich.console.Console(file=io.StringIO())
     terminal.chat(Recorder(), "domino", console, read=lambda _: next(lines))

@@ -58,7 +58,7 @@ class Answering:
 
     def stream(self, prompt, **_):
         self.asked.append(prompt)
-        yield TextPiece("yes", [5, 6], [1], "stop")
+        yield TextPiece([5, 6], [1], "stop", "yes")
 
 
 class Forgetful(Answering):
