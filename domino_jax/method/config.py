@@ -236,14 +236,13 @@ class DrafterConfig(Kind, DecoderConfig):
         last, taps, group = self.num_target_layers - 1, self.conv_kernel_size, self.conv_group_size
         problems = [
             (
-                self.block_size > LARGEST_BLOCK,
-                f"block_size {self.block_size} is larger than {LARGEST_BLOCK}, far beyond any public drafter's",
+                not 2 <= self.block_size <= LARGEST_BLOCK,
+                f"block_size {self.block_size} must be in 2..{LARGEST_BLOCK}: an anchor and a draft at least",
             ),
             (
-                self.head_rank > LARGEST_RANK,
-                f"{self.rank_key} {self.head_rank} is larger than {LARGEST_RANK}, far beyond any public drafter's",
+                self.has_head and not 1 <= self.head_rank <= LARGEST_RANK,
+                f"{self.rank_key} {self.head_rank} must be in 1..{LARGEST_RANK}",
             ),
-            (self.block_size < 2, f"block_size {self.block_size} leaves nothing to draft; it must be at least 2"),
             (
                 len(set(self.target_layer_ids)) != len(self.target_layer_ids) or not self.target_layer_ids,
                 f"target_layer_ids {list(self.target_layer_ids)} must be distinct and at least one",

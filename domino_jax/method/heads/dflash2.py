@@ -83,7 +83,6 @@ class Dflash2Config(DrafterConfig):
 
     def problems(self) -> Problems:
         return [
-            (self.selector_rank < 1, f"selector_rank {self.selector_rank} must be at least 1"),
             (
                 not 1 <= self.selector_top_k <= self.vocab_size,
                 f"selector_top_k {self.selector_top_k} is not in 1..{self.vocab_size}, the vocab_size",

@@ -78,8 +78,8 @@ class DominoConfig(DrafterConfig):
                 f" block_size {self.block_size}",
             ),
             (
-                min(self.emb_dim, self.gru_hidden_dim) < 1 or self.gru_hidden_dim > LARGEST_RANK,
-                f"emb_dim {self.emb_dim} and gru_hidden_dim {self.gru_hidden_dim} must be in 1..{LARGEST_RANK}",
+                not 1 <= self.gru_hidden_dim <= LARGEST_RANK,
+                f"gru_hidden_dim {self.gru_hidden_dim} must be in 1..{LARGEST_RANK}",
             ),
         ]
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from domino_jax.method.config import LARGEST_RANK, DrafterConfig, Problems
+from domino_jax.method.config import LARGEST_RANK, DrafterConfig
 from domino_jax.method.config_keys import boolean, either, integer, lacks, refuse_other_layout, section
 from domino_jax.method.head import Head, SplitLinear
 from domino_jax.method.keys import Key
@@ -114,15 +114,6 @@ class MarkovConfig(DrafterConfig):
             _ATTENTION: "gqa" if self.num_key_value_heads < self.num_attention_heads else "mha",
         }
         return keys, keys
-
-    def problems(self) -> Problems:
-        return [
-            (
-                self.markov_rank < 1 or self.markov_head_type not in MARKOV_KINDS,
-                f"markov_rank {self.markov_rank} must be positive and markov_head_type {self.markov_head_type!r} one of"
-                f" {', '.join(MARKOV_KINDS)}",
-            ),
-        ]
 
     def head_module(self, dtype: Any, whole: bool) -> Head:
         return MarkovHead(self, dtype, whole)
