@@ -1,13 +1,11 @@
 """What the package asks of a kind of drafter: a config is an instance of it, and a file in heads/ gives the answers."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
-import jax
 import numpy as np
 
-from domino_jax.method.curriculum import lambda_base
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry
 
 
@@ -143,12 +141,6 @@ class Kind:
     def loss_settings(cls, recipe: Any, shared: dict[str, Any]) -> Any:
         """The loss of a recipe; shared: choices of all losses of blocks."""
         raise NotImplementedError
-
-    @classmethod
-    def curriculum(cls, recipe: Any) -> Callable[[jax.Array], jax.Array]:
-        """step → the weight in the loss that changes over the run, λ if not another."""
-        train = recipe.train
-        return lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio)
 
     @classmethod
     def has_confidence_in(cls, recipe: Any) -> bool:

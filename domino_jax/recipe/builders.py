@@ -23,6 +23,7 @@ from domino_jax.data.prompts import read_prompts
 from domino_jax.data.rows import RowEncoder, TrainingRows
 from domino_jax.data.token_counts import frequent_tokens, order_of_rows
 from domino_jax.decoding.generate import Generator, new_generator
+from domino_jax.method.curriculum import lambda_base
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
@@ -220,7 +221,7 @@ def train_step_of(config, target: Qwen3, drafter: AnyDrafter, optimizer, mesh: M
         optimizer,
         num_anchors=train.num_anchors,
         learning_rate=learning_rate(train.learning_rate, train.steps, train.warmup_ratio),
-        curriculum=drafter.config.curriculum(config),
+        curriculum=lambda step: lambda_base(step, train.steps, train.lambda_start, train.lambda_decay_ratio),
         settings=loss_settings(config),
         accumulate=train.accumulate,
         ema_decay=train.ema_decay,

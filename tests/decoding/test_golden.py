@@ -222,7 +222,7 @@ def test_sliding_layers_that_are_not_causal_match_the_reference():
 
 
 def settings_of(name: str, variant: str):
-    """(the settings of a variant of the loss, its λ or α)."""
+    """(the settings of a variant of the loss, its λ)."""
     figures = load_golden(name).figures
     row = figures["train"][variant]
     match head_of(name):
@@ -232,8 +232,8 @@ def settings_of(name: str, variant: str):
             weights = tuple(row[f"{term}_weight"] for term in ("ce", "l1", "confidence"))
             return MarkovSettings(gamma=row["gamma"], weights=weights, slice_blocks=7), 0.0
         case "dflash2":
-            settings = SelectorSettings(gamma=row["gamma"], contiguous=False, slice_blocks=7)
-            return settings, row["selector_alpha"]
+            choices = {"gamma": row["gamma"], "contiguous": False, "slice_blocks": 7}
+            return SelectorSettings(**choices, alpha=row["selector_alpha"]), 0.0
         case "xpress":
             names = {"rounds": "consistency_passes", "full_anchor": "base_anchor_full_weight", "gamma": "gamma"}
             choices = {ours: row[theirs] for ours, theirs in {**names, "ce_from_data": "ce_from_data"}.items()}

@@ -35,7 +35,7 @@ def test_the_leading_run_counts_the_bonus_and_ends_at_the_first_wrong_slot(right
 def gradients(slice_blocks=3, alpha=ALPHA, accumulate=1):
     """(metrics, gradients) of two rows with 5 blocks each."""
     target, drafter = models()
-    settings = SelectorSettings(4.0, False, slice_blocks=slice_blocks)
+    settings = SelectorSettings(4.0, False, slice_blocks=slice_blocks, alpha=alpha)
     mask = jnp.ones((2, 16)).at[:, :3].set(0.0).at[0, 8].set(0.0)
     batch = {"tokens": random_tokens((2, 16), seed=5), "loss_mask": mask, "row_ids": jnp.arange(2)}
     anchors, keep = jnp.array([[3, 5, 6, 9, 13], [4, 7, 10, 14, 0]]), jnp.ones((2, 5), bool).at[1, 4].set(False)
@@ -44,7 +44,7 @@ def gradients(slice_blocks=3, alpha=ALPHA, accumulate=1):
     def run(params):
         bundle = Models(target.module, target.params, drafter.module, params)
         drawn = label_blocks(batch, anchors, keep, drafter.config, settings)
-        objective = SelectorObjective(settings, jnp.float32(alpha), drawn.labels.weight)
+        objective = SelectorObjective(settings, 0.0, drawn.labels.weight)
         found, by_params = batch_gradients(bundle, batch, drawn, objective, accumulate)
         return objective.metrics(found), by_params
 

@@ -37,7 +37,6 @@ from domino_jax.models.tables import Entry, linear
 
 SELECTOR = ("selector_rank", "selector_top_k")
 TOP_K = 16  # candidates of a slot of a new drafter, as in public ones
-ALPHA = 1.0  # the weight of the selector's loss, as in the public trainers
 CLASS = "DFlash2DraftModel"  # all that tells these folders from DFlash's
 
 
@@ -114,13 +113,6 @@ class Dflash2Config(DrafterConfig):
         # A block of DFlash2 may run on into the next turn, as in its public trainers.
         return SelectorSettings(**shared, dpace_alpha=recipe.train.dpace_alpha, contiguous=False)
 
-    @classmethod
-    def curriculum(cls, recipe: Any) -> Callable[[jax.Array], jax.Array]:
-        """The α of the selector's loss, which does not change."""
-        if recipe.train.loss != "own":
-            return super().curriculum(recipe)
-        return lambda step: jnp.float32(ALPHA)
-
     def convolution_refusal(self) -> str | None:
         if self.conv_kernel_size:
             return None
@@ -163,7 +155,12 @@ class Selector(Head):
 
 @dataclasses.dataclass(frozen=True)
 class SelectorSettings(LossSettings):
-    """Choices of this loss."""
+    """Choices of this loss.
+
+    alpha: the weight of the selector's term.
+    """
+
+    alpha: float = 1.0
 
     def objective(self, lambda_base: jax.Array, weight: jax.Array) -> Objective:
         return SelectorObjective(self, lambda_base, weight)
@@ -192,7 +189,7 @@ class Teacher(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SelectorObjective(Objective):
-    """L = (Σ w·CE(base) + α · Σ w·CE(selector)) / Σ w; lambda_base is α.
+    """L = (Σ w·CE(base) + α · Σ w·CE(selector)) / Σ w, without λ.
 
     Slots whose label is no candidate stay in the divisor.
     """
@@ -234,7 +231,7 @@ class SelectorObjective(Objective):
         return selector_outputs(models, unembed), Teacher(labels.ids[:, :, first:], before[:, :, 0])
 
     def loss(self, sums: Sums) -> jax.Array:
-        return (sums["base_loss"] + self.lambda_base * sums["selector_loss"]) / (self.weight + EPSILON)
+        return (sums["base_loss"] + self.settings.alpha * sums["selector_loss"]) / (self.weight + EPSILON)
 
     def metrics(self, sums: Sums) -> dict[str, jax.Array]:
         """The metrics of a step from the sums of its whole batch.
