@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from benchmarks.studies import heads
-from benchmarks.studies.beyond import mean_curve, steps_to, wins
+from benchmarks.studies.beyond import wins
 from benchmarks.tables import changes_of, publish, ratio, say_changes, with_spread
 
 

@@ -38,9 +38,9 @@ CHOICES = {
     "config__preflight__rows": 0,
 }
 DRAFTERS = {
-    "dflash2": {"drafter.dflash2.rank": 8, "drafter.dflash2.top_k": 4, "drafter.dflash2.alpha": 0.5},
+    "dflash2": {"drafter.dflash2.rank": 8},
     "markov": {"drafter.markov.rank": 8, "drafter.markov.head_type": "rnn"},
-    "xpress": {"drafter.xpress.rank": 8, "drafter.xpress.mlp_hidden": 16},
+    "xpress": {"drafter.xpress.rank": 8},
     "eagle3": {
         "drafter.eagle3.draft_vocab_size": 48,
         "drafter.eagle3.passes": 2,
@@ -50,7 +50,7 @@ DRAFTERS = {
 }
 # What each head logs beside the rest.
 LOGGED = {
-    "dflash2": {"selector_loss", "selector_alpha", "selector_coverage", "serving_accept_len", "oracle_accept_len"},
+    "dflash2": {"selector_loss", "selector_coverage", "serving_accept_len", "oracle_accept_len"},
     "markov": {"l1_loss", "confidence_loss", "tau_probabilistic"},
     "xpress": {"tf_loss", "consistency_loss", "base_anchor_loss"},
     **dict.fromkeys(ROW_DRAFTERS, {"loss_1", "accuracy_2", "accept_len"}),
@@ -95,13 +95,12 @@ def test_a_run_evaluates_exports_and_decodes(finished, head):
 
 def test_the_selector_is_trained_as_the_recipe_has_it_and_exported_with_its_sizes(finished):
     rows = [row for row in read_rows(finished("dflash2") / "metrics.jsonl") if "loss" in row]
-    assert [row["selector_alpha"] for row in rows] == [0.5] * 4
     for row in rows:
         # A new drafter's candidates may hold no label at all.
         assert (row["selector_loss"] > 0) == (row["selector_coverage"] > 0)
         assert 1 <= row["serving_accept_len"] <= row["oracle_accept_len"] <= 4
     config, _ = load_drafter(finished("dflash2"), target_config("tied_shift"), "float32")
-    assert (config.head, config.conv_kernel_size, config.selector_top_k) == ("dflash2", 2, 4)
+    assert (config.head, config.conv_kernel_size, config.selector_top_k) == ("dflash2", 2, 16)
     raw = json.loads((finished("dflash2") / "export" / "config.json").read_text())
     assert raw["architectures"] == ["DFlash2DraftModel"] and parse_config(raw) == config
 

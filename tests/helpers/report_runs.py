@@ -76,7 +76,7 @@ RECIPE = {
     "data": {"train": "rows.jsonl", "regenerate": True, "max_length": 320, "layout": "pad"},
     "train": {
         **{"steps": 600, "batch_size": 8, "num_anchors": 32, "optimizer": "adamw", "learning_rate": 6e-4},
-        **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": None, "distill": 0.1},
+        **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": 0.1},
         **{"ema_decay": 0.0, "loss": "own"},
     },
     "drafter": {"markov": {"weights": [0.1, 0.9, 1.0]}},
