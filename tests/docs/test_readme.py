@@ -84,7 +84,8 @@ def test_every_command_of_the_pages_parses_and_passes_the_checks_of_its_recipe(l
         rules.check(flags.config, "dry_run" if flags.dry_run else command, flags.set_keys)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+# The log names keys that are gone.
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "log.md"], ids=lambda page: page.name)
 def test_the_recipe_keys_on_a_page_exist(page):
     recipe = qwen3.get_config("target")
     keys = re.findall(rf"(?:config\.|`)((?:{SECTIONS})(?:\.[a-z_]+)+)(?=[`=])", page.read_text(encoding="utf-8"))
