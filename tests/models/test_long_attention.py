@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -167,3 +168,18 @@ def test_a_cuda_program_holds_it_and_a_rocm_program_does_not():
     many = shapes(8, 32, 8, 17, 4_096)
     assert lowered(attend_cache, many, "cuda").count("@__gpu$xla.gpu.triton") == 1
     assert "@__gpu$xla.gpu.triton" not in lowered(attend_cache, many, "rocm")
+
+
+@pytest.mark.parametrize(
+    ("capability", "supported"), [("7.5", False), ("8.0", True), ("9.0", True), ("10.0", True), ("gfx942", True)]
+)
+def test_gpus_without_bfloat16_products_keep_the_plain_form(capability, supported):
+    assert gpu_attention.multiplies_bfloat16(SimpleNamespace(compute_capability=capability)) is supported
+    assert gpu_attention.multiplies_bfloat16(SimpleNamespace())
+
+
+def test_a_gpu_without_bfloat16_products_is_never_given_the_kernel(monkeypatch):
+    q, k, *_ = shapes(8, 32, 8, 17, 4_096)
+    assert gpu_attention.applies(q, k)
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability="7.5")])
+    assert not gpu_attention.applies(q, k)

@@ -1,4 +1,4 @@
-"""estimates.py: products of a jaxpr, loops by their length, and the peaks of known devices."""
+"""estimates.py: products of a jaxpr, loops by their length."""
 
 import jax
 import jax.numpy as jnp
