@@ -142,11 +142,6 @@ class Kind:
         """The loss of a recipe; shared: choices of all losses of blocks."""
         raise NotImplementedError
 
-    @classmethod
-    def has_confidence_in(cls, recipe: Any) -> bool:
-        """Whether the recipe's drafter gets a confidence head."""
-        return False
-
     # ----------------------------------------------------------------------------------------------------- servers
 
     def sglang_refusal(self) -> str | None:

@@ -16,13 +16,10 @@ from domino_jax.models.cache import Cache
 from domino_jax.models.shapes import Hidden, Logits
 from domino_jax.models.sharding import constrain
 
-NO_DRAFT = -1  # no token: the target never chooses it
-
 
 def propose(models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings) -> tuple[jax.Array, Any]:
     """Draft tokens int32 [B, M], and the draft cache with the draft's rows after the committed length.
 
-    With a confidence threshold a place after the last sure draft holds NO_DRAFT.
     Without drafts (num_drafts 0) no backbone runs.
     """
     if not models.drafter.config.draws_paths:
@@ -32,8 +29,7 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
     use_head = settings.use_head and models.drafter.config.has_head
     z, base, cache = draft_base(models, state, settings.num_drafts, use_head, settings.reach)
     if use_head:
-        drafts = roll_out_head(models, state, z, base, sampling, settings)
-        return (until_unsure(models, state, z, drafts, settings.confidence) if settings.confidence else drafts), cache
+        return roll_out_head(models, state, z, base, sampling, settings), cache
     candidates = slot_candidates(models, state, base, 0, sampling, settings)
     return settle(candidates, sampling, settings.draft_sharpness), cache
 
@@ -111,13 +107,6 @@ def known_tokens(models: Models, state: DecodeState) -> jax.Array:
     """int32 [B, 1 + lead]: the anchor, and before it the token before it where the head reads that."""
     known = jnp.stack([state.before, state.anchors], axis=1)
     return known[:, 1 - models.drafter.config.lead :]
-
-
-def until_unsure(models: Models, state: DecodeState, z: Hidden, drafts: jax.Array, threshold: float) -> jax.Array:
-    """The drafts int32 [B, M] with NO_DRAFT from the first one on whose confidence is below the threshold."""
-    before = jnp.concatenate([state.anchors[:, None], drafts[:, :-1]], axis=1)
-    sure = jax.nn.sigmoid(models.confidence(z[:, : drafts.shape[1]], before)) >= threshold
-    return jnp.where(jnp.cumprod(sure, axis=1) > 0, drafts, NO_DRAFT)
 
 
 def draft_chain(

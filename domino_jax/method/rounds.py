@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from domino_jax.method.loop import DecodeState, emit, record_round
 from domino_jax.method.pair import Models, TargetRows
-from domino_jax.method.propose import NO_DRAFT, draft_positions, propose
+from domino_jax.method.propose import draft_positions, propose
 from domino_jax.method.sampling import Sampling, choose
 from domino_jax.method.settings import DraftSettings
 from domino_jax.method.tree import Tree, propose_tree
@@ -61,20 +61,18 @@ def speculative_round(
     drafts, draft_cache = propose(models, state, sampling, settings)
     tokens = jnp.concatenate([state.anchors[:, None], drafts], axis=1)
     taps = models.drafter.config.target_layer_ids
-    # A place without a draft is computed along as token 0; it never equals a choice, so the chain ends before it.
-    read = jnp.maximum(tokens, 0) if settings.confidence else tokens
-    out = verify(models, state.target_cache, read, state.lengths, tap_layers=taps, isolated=isolated)
+    out = verify(models, state.target_cache, tokens, state.lengths, tap_layers=taps, isolated=isolated)
     positions = draft_positions(state, tokens.shape[1])
     chosen = choose(out.logits, state.keys, positions, sampling)
     accepted = accept_chain(tokens, chosen)
     if simulate_tau:
         accepted = simulated_accepts(state.rounds, simulate_tau, drafts.shape[1])
     after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids)
-    return _count_drafts(state, after, (drafts != NO_DRAFT).sum(axis=1))
+    return _count_drafts(state, after, drafts.shape[1])
 
 
-def _count_drafts(before: DecodeState, after: DecodeState, drafts: jax.Array | int) -> DecodeState:
-    """The state after a round of `drafts` drafts [B] or for every row; rows that were finished before have none."""
+def _count_drafts(before: DecodeState, after: DecodeState, drafts: int) -> DecodeState:
+    """The state after a round of `drafts` drafts for every row; rows that were finished before have none."""
     return after.replace(drafted=before.drafted + drafts * (after.rounds - before.rounds))
 
 

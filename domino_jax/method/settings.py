@@ -184,8 +184,6 @@ class DraftSettings:
     draft_vocab: int = key(0, least=0)
     # A file in the format of data.train whose answers are counted instead, as for a drafter without stored counts.
     draft_vocab_rows: str | None = key(None, recipe=str)
-    # Above 0: a chain ends before the first draft whose confidence head gives it a smaller chance to be accepted.
-    confidence: float = key(0.0, least=0, most=1)
     # Rows at the end of the text that the draft's backbone reads, and rows at its beginning with them. 0: all of the
     # text. It bounds the cost of a draft and helps a drafter that was trained on short texts with long ones.
     draft_window: int = key(0, least=0)
@@ -320,9 +318,7 @@ class DecodeSettings:
 
     def problem(self) -> Problem | None:
         """The first value, or pair of values, that no models can be decoded with; None if all are fine."""
-        tau, confidence = self.simulate_tau, self.drafting.confidence
-        drafts = not self.modes or set(self.modes) - {BASELINE}
-        chain = not self.modes or DRAFT in map(canonical_mode, self.modes)
+        tau, drafts = self.simulate_tau, not self.modes or set(self.modes) - {BASELINE}
         problem = first_problem(
             self,
             ("modes", len(set(self.modes)) == len(self.modes), "name each mode once"),
@@ -338,9 +334,6 @@ class DecodeSettings:
             ),
             ("simulate_tau", tau == 0 or tau >= 1, "0 is off; a round emits 1 token or more"),
         )
-        if not problem and confidence and not chain:
-            change = f"none of modes {', '.join(self.modes)} reads it; add {DRAFT}, or set it to 0"
-            problem = Problem("confidence", confidence, change)
         return problem or self.sampling.problem() or self.drafting.problem() or self._tree_problem()
 
     def _tree_problem(self) -> Problem | None:
@@ -379,9 +372,6 @@ class DecodeSettings:
             if drafting.tree and drafting.tree.candidates > vocab:
                 change = f"but the vocabulary has {vocab} tokens; lower it"
                 problems.append(Problem("tree.candidates", drafting.tree.candidates, change))
-            if drafting.confidence and not drafter.has_confidence:
-                change = "but this drafter has no confidence head; set it to 0"
-                problems.append(Problem("confidence", drafting.confidence, change))
         for problem in filter(None, problems):
             raise DominoError(f"decode.{problem}")
 

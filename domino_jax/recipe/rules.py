@@ -200,10 +200,6 @@ def _check_final_decoding(config) -> None:
     for mode in modes:
         refused = refused_mode(mode, kind)
         require(config, refused is None, "drafter.head", f"of decode.modes, which eval.final decodes in, {refused}")
-    if not set(modes) - {BASELINE}:
-        return
-    change = f"a drafter of drafter.head {head} has no confidence head, or nothing trains it; set it to 0"
-    sure = kind.has_confidence_in(config) or decode.confidence == 0
-    require(config, sure, "decode.confidence", change)
+    chosen = decode.draft_vocab and kind.counts_tokens and set(modes) - {BASELINE}
     change = f"a drafter of drafter.head {head} has a draft vocabulary already; set it to 0"
-    require(config, not (decode.draft_vocab and kind.counts_tokens), "decode.draft_vocab", change)
+    require(config, not chosen, "decode.draft_vocab", change)

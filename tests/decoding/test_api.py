@@ -121,7 +121,7 @@ def test_one_prompt_in_place_of_a_list_is_refused(prompts, kind):
         {"batch_size": 0},
         {"cache_length": -1},
         {"num_drafts": -1},
-        {"confidence": float("nan")},
+        {"draft_sharpness": float("nan")},
         {"head_candidates": -1},
     ],
 )

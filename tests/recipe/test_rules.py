@@ -104,12 +104,9 @@ RULES = [
         "decode.tree.nodes",
         {"decode.modes": ("tree",), "decode.cache_length": 192, "decode.max_new_tokens": 128},
     ),
-    *(("decode.confidence", {"decode.modes": (mode,), "decode.confidence": 0.5}) for mode in ("tree", "backbone")),
     # What the final decoding would refuse after the training.
     ("drafter.head", {**HELD_OUT, "drafter.head": "none", "decode.modes": ("domino",)}),
     ("drafter.head", {**HELD_OUT, **MEDUSA, "decode.modes": ("backbone",)}),
-    ("decode.confidence", {**HELD_OUT, "decode.confidence": 0.5}),
-    ("decode.confidence", {**HELD_OUT, **MARKOV, "train.loss": "cross_entropy", "decode.confidence": 0.5}),
     ("decode.draft_vocab", {"decode.draft_vocab": 63}),  # below the candidates of a slot
     ("decode.draft_vocab", {**HELD_OUT, **EAGLE3, "decode.draft_vocab": 128}),
 ]
@@ -131,7 +128,6 @@ SOUND = [
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
     {"data.held_out": 0, "eval.prompts": "p.jsonl"},
     {"drafter.path": "", "eval.prompts": "", "train.wandb": ""},  # as if they were left out
-    {**HELD_OUT, **MARKOV, "decode.confidence": 0.5},
     {**HELD_OUT, "decode.modes": ("autoregressive",), "decode.num_drafts": 99},  # nothing is drafted
     *({**HELD_OUT, "drafter.head": head} for head in KINDS),
 ]

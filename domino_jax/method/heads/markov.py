@@ -135,14 +135,10 @@ class MarkovConfig(DrafterConfig):
 
     @classmethod
     def recipe_fields(cls, recipe: Any) -> dict[str, Any]:
-        section, confident = recipe.drafter.markov, cls.has_confidence_in(recipe)
-        # The confidence head reads the token before the slot as well, as that of public checkpoints does.
+        # Its own loss trains a confidence head, which reads the token before the slot as well, as that of public
+        # checkpoints does.
+        section, confident = recipe.drafter.markov, recipe.train.loss == "own"
         return dict(zip(KEYS, (section.rank, section.head_type, confident, confident), strict=True))
-
-    @classmethod
-    def has_confidence_in(cls, recipe: Any) -> bool:
-        """Whether the loss trains a confidence head."""
-        return recipe.train.loss == "own"
 
     @classmethod
     def own_settings(cls, recipe: Any, shared: dict[str, Any]) -> LossSettings:
