@@ -1,8 +1,7 @@
-"""Safetensors files: what the public library writes is read, and what is damaged, hostile or not finite is refused."""
+"""Safetensors files: what the public library writes is read, and what is damaged or not finite is refused."""
 
 import json
 import random
-import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,6 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 
 F32_PAIR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-PAIR = json.dumps(F32_PAIR).encode()
 
 
 def sized(header: dict | bytes, data: bytes = b"\0" * 8) -> bytes:
@@ -55,35 +53,16 @@ REFUSED = {
     "size of 4001 digits": (sized(entry(shape=[10**4000])), "out of range"),
     "fractional size": (sized(entry(shape=[2.0])), "expected usize"),
     "missing field": (sized({"a": {"dtype": "F32", "shape": [2]}}), "missing field"),
-    # From here on: what the public library opens.
-    "too many axes": (sized(entry(shape=[2] + [1] * 8)), "9 axes; at most 8"),
-    "type that needs scales": (sized(entry(dtype="F8_E4M3", shape=[8])), "dtype 'F8_E4M3'; supported are"),
-    "traversal name": (sized({"../../x": F32_PAIR}), "'../../x'"),
-    "name with a slash": (sized({"a/b": F32_PAIR}), "'a/b'"),
-    "name with a newline": (sized({"a\nb": F32_PAIR}), r"'a\nb'"),
-    "name of 257 characters": (sized({"a" * 257: F32_PAIR}), "refused tensor name"),
-    "empty name": (sized({"": F32_PAIR}), "''"),
-    "doubled name": (sized(b'{"a":%s,"a":%s}' % (PAIR, PAIR)), "'a' twice"),
 }
 
 
 @pytest.mark.parametrize("content, reason", REFUSED.values(), ids=REFUSED.keys())
-def test_a_file_outside_the_format_or_our_limits_is_refused(tmp_path, content, reason):
+def test_a_file_outside_the_format_is_refused(tmp_path, content, reason):
     (tmp_path / hf.SINGLE).write_bytes(content)
     with pytest.raises(DataError) as error:
         hf.open_tensors(tmp_path)
     assert reason in str(error.value) and len(str(error.value).splitlines()) <= 3
     assert str(tmp_path / hf.SINGLE) in str(error.value)
-
-
-def test_a_header_of_99_megabytes_is_refused_unread(tmp_path):
-    with open(tmp_path / hf.SINGLE, "wb") as file:
-        file.write((99_000_000).to_bytes(8, "little"))
-        file.truncate(100_000_000)
-    start = time.process_time()
-    with pytest.raises(DataError, match="99000000 bytes; more than 16000000"):
-        hf.open_tensors(tmp_path)
-    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
