@@ -146,7 +146,7 @@ def description(choices: argparse.Namespace) -> dict[str, Any]:
             )
     variables = {name: os.environ[name] for name in environment.VARIABLES if name in os.environ}
     date = str(datetime.datetime.now(datetime.UTC).date())
-    return {**here, "date": date, "commit": git and git["sha"][:9], "variables": variables}
+    return {**here, "date": date, "commit": git and git[:9], "variables": variables}
 
 
 def write_record(folder: pathlib.Path, name: str, record: Mapping[str, Any]) -> None:

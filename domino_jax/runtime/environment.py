@@ -74,34 +74,14 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def git_state(folder: pathlib.Path) -> dict[str, Any] | None:
-    """{"sha", "dirty", "diff_sha256"} of the checkout that tracks this package; None outside of a checkout.
-
-    dirty: the work tree differs from the commit, untracked files included.  diff_sha256: of the tracked files'
-    difference, which distinguishes two dirty runs; None when there is none.
-    """
-    # An installed copy may be inside somebody else's checkout, which does not track it.
-    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    sha, status, diff = (
-        _git(folder, "rev-parse", "HEAD"),
-        _git(folder, "status", "--porcelain"),
-        _git(folder, "diff", "HEAD"),
-    )
-    if sha is None or status is None or diff is None:
-        return None
-    digest = hashlib.sha256(diff).hexdigest() if diff else None
-    return {"sha": sha.decode().strip(), "dirty": bool(status.strip()), "diff_sha256": digest}
-
-
-def _git(folder: pathlib.Path, *arguments: str) -> bytes | None:
-    """The output of a git command, None where there is no git, no checkout, or no answer in time."""
-    command = ["git", "-C", str(folder), *arguments]
+def git_state(folder: pathlib.Path) -> str | None:
+    """The commit of the checkout, followed by -dirty where tracked files differ from it; None outside of a checkout."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):  # no git, no checkout, or no answer in time
         return None
-    return done.stdout if done.returncode == 0 else None
+    return done.stdout.decode().strip()
 
 
 def usable_cores() -> int:

@@ -3,11 +3,8 @@
 import dataclasses
 import hashlib
 import logging
-import os
 import pathlib
 import platform
-import stat
-import sys
 from typing import Any
 
 import jax
@@ -18,7 +15,7 @@ from domino_jax.method.kinds import AnyConfig, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DraftSettings
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
-from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.remote import cache_folder
 from domino_jax.weights import hf, target
 from domino_jax.weights.draft_vocab import choose_tokens, with_draft_vocab
@@ -105,34 +102,16 @@ def keep_compiled(folder: pathlib.Path | None = None) -> None:
     """Keeps compiled programs in `folder`, so that the next run and the final decoding find what was compiled before.
 
     Without a folder they are kept in the user's cache, apart for each machine, because a program for one CPU may not
-    run on another; where nobody can write there, they are not kept.
-    Whoever can write there can run code here. A folder that others may write is refused, and one that belongs to
-    somebody else is not used, with a warning: on a network disk the user may be another one than here.
-    A cache that the environment names already (JAX_COMPILATION_CACHE_DIR) stays in use.
+    run on another; where nobody can write there, they are not kept. A cache that the environment names already
+    (JAX_COMPILATION_CACHE_DIR) stays in use.
     """
     if jax.config.jax_compilation_cache_dir:
         return
-    is_named = folder is not None
     try:
         folder = folder or cache_folder() / "programs" / platform.node()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (DominoError, OSError):
-        if is_named:
-            raise
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever writes there can run code here
+    except OSError:
         return
-    status = folder.stat()
-    mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid != os.geteuid():
-        print(
-            f"warning: {folder} belongs to user {status.st_uid} and this is user {os.geteuid()}: compiled programs are"
-            " not kept. To keep them, name a folder of yours in JAX_COMPILATION_CACHE_DIR.",
-            file=sys.stderr,
-        )
-        return
-    if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise DominoError(
-            f"{folder} holds compiled programs and others may write there (mode {mode:o}); run chmod 700 {folder}."
-        )
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
