@@ -87,7 +87,7 @@ class TrainingLoop:
             shapes.add(shape)
             self.done += 1
             if before is None or not compiles:  # the clock leaves the first step of a start out by itself
-                self.clock.step_done(self.batch_size, self.batch_size * shape[1], self.measured["anchors"])
+                self.clock.step_done(self.batch_size, self.batch_size * shape[1])
             if before is None:
                 self.say(f"first step, with its compilation: {self.clock.first_step_seconds:.1f} s")
             for steps, function in self.hooks:

@@ -1,4 +1,4 @@
-"""The output of a run: metrics.jsonl, TensorBoard, and a progress bar on a terminal or plain lines in a log."""
+"""The output of a run: metrics.jsonl, TensorBoard, and lines on the console, on a terminal above a progress bar."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from tensorboardX import SummaryWriter
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.journal import Journal, whole_lines
-from domino_jax.runtime.progress import PATIENCE, Progress, TrainingBar, duration
+from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.step_clock import StepClock
 from domino_jax.training.weights_and_biases import start_run
@@ -42,8 +42,7 @@ SHOWN = {
 }
 ONLY_WHEN_SET = ("skipped", "hang")  # shown once they are not 0
 # Bookkeeping of the time: in the file, and no curve.
-NO_CURVE = ("started", "productive_seconds", "cpu_seconds")
-
+NO_CURVE = ("cpu_seconds",)
 
 Value = float | Sequence[float]
 
@@ -82,26 +81,22 @@ class MetricsWriter:
         self._primary = primary
         self._start_step, self._total_steps = start_step, total_steps
         self._console = console or rich.console.Console()
-        self._rows = read_rows(self._path) if primary else []
-        self._continued = [row for row in self._rows if row["step"] <= start_step]
+        rows = read_rows(self._path) if primary else []
+        self._continued = [row for row in rows if row["step"] <= start_step]
         self._earlier_seconds = max((row["seconds"] for row in self._continued if "seconds" in row), default=0.0)
         self._start = time.monotonic()
-        self._rate = _Rate(start_step, self._start)
         self._journal: Journal | None = None  # opened with TensorBoard's file for the first row
         self._curves: SummaryWriter | None = None
         self._local: tempfile.TemporaryDirectory | None = None
-        self._latest: dict[str, float] = {}
-        self._bar = None
+        self._steps: Progress | None = None  # from the first step on, which holds the compilation
         if primary:
             self._folder.mkdir(parents=True, exist_ok=True)
-        if primary and self._console.is_terminal:
-            self._bar = TrainingBar(total_steps, start_step, self._console)
-            self._bar.start()
         self._wandb = start_run(wandb, self._folder, recipe or {}, self.say) if wandb and primary else None
 
     def clock(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None) -> StepClock:
-        """The clock of this start, which goes on from what the rows of earlier ones say (step_clock.StepClock)."""
-        return StepClock(self._rows, self._continued, row_flops=row_flops, peak_flops=peak_flops)
+        """The clock of this start, which counts on the processor time of earlier ones (step_clock.StepClock)."""
+        cpu_seconds = max((row["cpu_seconds"] for row in self._continued if "cpu_seconds" in row), default=0.0)
+        return StepClock(cpu_seconds, row_flops=row_flops, peak_flops=peak_flops)
 
     def write(self, step: int, values: Mapping[str, Value]) -> None:
         """Log one step. On a disk the row is then in the file; flush() does it in a bucket."""
@@ -116,7 +111,9 @@ class MetricsWriter:
         self._draw(int(step), numbers)
         if self._wandb:
             self._wandb.log(row)
-        self._show(int(step), {key: value for key, value in numbers.items() if not isinstance(value, list)})
+        self.advance(int(step))
+        line = _line({key: value for key, value in numbers.items() if not isinstance(value, list)})
+        self.say(f"step {step}/{self._total_steps}  {line}  left {self._steps.left()}")
 
     def _open(self) -> None:
         truncate_rows(self._path, self._start_step)
@@ -156,32 +153,27 @@ class MetricsWriter:
         return any(row["step"] == step and key in row for row in self._continued)
 
     def advance(self, step: int) -> None:
-        """Move the bar between logged steps; nothing in a log."""
-        if self._bar:
-            self._bar.show(step)
+        """Counts a step, for the time left and on a terminal for its bar."""
+        if self._primary and self._steps is None:
+            self._steps = Progress("training", self._total_steps, step, self._console, lines=False)
+        if self._primary:
+            self._steps.advance(step - self._steps.done)
 
     def progress(self, label: str, total: int) -> Progress:
         """Counts the pieces of a phase between two steps: a second bar on a terminal, lines in a log."""
         console = self._console if self._primary else rich.console.Console(quiet=True)
-        return Progress(label, total, console=console, after=0.0 if self._bar else PATIENCE, within=self._bar)
+        after = 0.0 if console.is_terminal else PATIENCE
+        return Progress(label, total, console=console, after=after, within=self._steps)
 
     def say(self, text: str) -> None:
         """A line of text beside the bar, or in the log."""
         if self._primary:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def _show(self, step: int, numbers: Mapping[str, float]) -> None:
-        if self._bar:
-            self._latest |= numbers
-            self._bar.show(step, _line(self._latest))
-        else:
-            left = self._rate.seconds_left(step, self._total_steps, time.monotonic())
-            self.say(f"step {step}/{self._total_steps}  {_line(numbers)}  left {duration(left)}")
-
     def close(self) -> None:
-        """Stop the bar and write what is still in memory."""
-        if self._bar:
-            self._bar.stop()
+        """Take the bar off the screen and write what is still in memory."""
+        if self._steps:
+            self._steps.close()
         if self._journal:
             self._journal.close()
             self._curves.close()
@@ -213,20 +205,6 @@ def _json(value: float | list[float]) -> Any:
 def _line(numbers: Mapping[str, float]) -> str:
     shown = [key for key in SHOWN if key in numbers and (numbers[key] or key not in ONLY_WHEN_SET)]
     return "  ".join(SHOWN[key].format(numbers[key]) for key in shown)
-
-
-class _Rate:
-    """Seconds a step takes, counted from the first logged step: the one before it holds the compilation."""
-
-    def __init__(self, step: int, moment: float):
-        self._step, self._moment, self._settled = step, moment, False
-
-    def seconds_left(self, step: int, total: int, moment: float) -> float | None:
-        taken = step - self._step
-        each = (moment - self._moment) / taken if taken > 0 else None
-        if not self._settled:
-            self._step, self._moment, self._settled = step, moment, True
-        return None if each is None else each * max(total - step, 0)
 
 
 # ------------------------------------------------------------------------------------------------------ files

@@ -1,10 +1,10 @@
-"""How a training run spends its time: rates, utilisation of the devices, waiting for data, goodput, traces."""
+"""How a training run spends its time: rates, utilisation of the devices, waiting for data, traces."""
 
 import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ class StepClock:
         with clock.waiting_for_data():
             batch = next(batches)
         state, measured = step(state, …)
-        clock.step_done(rows, tokens, measured["anchors"])
+        clock.step_done(rows, tokens)
         …
         metrics.write(done, {**values, **clock.rates()})  # after the values were read from the device
         with clock.aside():
@@ -25,35 +25,22 @@ class StepClock:
     Working time is the loop's time after its first step, without what `aside` covers. The first step holds the
     compilation and counts nowhere; its own time is `first_step_seconds`. The loop puts a later step that compiles, for
     batches of another shape, `aside` as well.
-
-    Goodput is the share of the wall time since the run's first start (the first that wrote a row of rates; all waits
-    and down times in between included) that was spent in steps that count: working time without waiting for data, of
-    only the steps before the point from which a later start continued. It survives restarts through
-    metrics.jsonl, whose rows carry "started" (seconds since 1970) and "productive_seconds" (so far): a restart drops
-    the rows after its checkpoint, and with them the lost time.
     """
 
     def __init__(
         self,
-        earlier: Sequence[Mapping[str, Any]] = (),
-        before: Sequence[Mapping[str, Any]] = (),
+        cpu_seconds: float = 0.0,
         *,
         row_flops: Callable[[int], float] | None = None,
         peak_flops: float | None = None,
     ):
         """
         Args:
-            earlier: all rows of metrics.jsonl.  before: those before the step from which the run continues.
+            cpu_seconds: processor time of earlier starts.
             row_flops: tokens of a row → FLOPs of its part of a step.
             peak_flops: FLOP/s of all devices together; without it there is no "mfu".
         """
-        starts = [row["started"] for row in earlier if row.get("started") is not None]
-        self._started = min(starts, default=time.time())
-        self._productive = max(
-            (row["productive_seconds"] for row in before if "productive_seconds" in row), default=0.0
-        )
-        self._cpu_before = max((row["cpu_seconds"] for row in before if "cpu_seconds" in row), default=0.0)
-        self._cpu_start = time.process_time()
+        self._cpu_start = time.process_time() - cpu_seconds
         self._row_flops = functools.cache(row_flops) if row_flops else None
         self._peak = peak_flops
         self._fetched = time.monotonic()
@@ -64,7 +51,6 @@ class StepClock:
         self._begin = time.monotonic()
         self._waited = self._elsewhere = self._flops = 0.0
         self._rows = self._tokens = 0
-        self._anchors: list[Any] = []
 
     @contextlib.contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -81,21 +67,18 @@ class StepClock:
         yield
         self._elsewhere += time.monotonic() - begin
 
-    def step_done(self, rows: int, tokens: int, anchors: Any) -> None:
-        """Counts a step, over all devices and processes.
+    def step_done(self, rows: int, tokens: int) -> None:
+        """Counts a step, over all devices and processes. The first one has to be over on the devices.
 
         Args:
             rows: rows of the global batch.  tokens: its tokens, padding included.
-            anchors: blocks trained, a number or a scalar on the device, which is read when the rates are asked for.
         """
         if self.first_step_seconds is None:
-            jax.block_until_ready(anchors)
             self.first_step_seconds = time.monotonic() - self._fetched
             self._begin_interval()
             return
         self._rows += rows
         self._tokens += tokens
-        self._anchors.append(anchors)
         if self._row_flops:
             self._flops += rows * self._row_flops(tokens // rows)
 
@@ -103,37 +86,26 @@ class StepClock:
         """The figures since the last call, which begins a new interval; call it when the step's values were read.
 
         Returns:
-            "rows_per_second", "tokens_per_second" and "anchors_per_second" over the working time; "data_wait", the
-            share of it that the loop waited for batches (an upper bound of the devices' own wait: they may have been
-            busy with earlier steps); "mfu" where the devices' peak is known: the FLOPs of the step's matrix products
-            against it. None of these before the second step of a start. Always "goodput", "productive_seconds" and
-            "started"; where the devices are CPUs also "cpu_seconds", the processor time of this process so far, that
-            of earlier starts included.
+            "rows_per_second" and "tokens_per_second" over the working time; "data_wait", the share of it that the loop
+            waited for batches (an upper bound of the devices' own wait: they may have been busy with earlier steps);
+            "mfu" where the devices' peak is known: the FLOPs of the step's matrix products against it. None of these
+            before the second step of a start. Where the devices are CPUs also "cpu_seconds", the processor time of
+            this process so far, that of earlier starts included.
         """
         working = time.monotonic() - self._begin - self._elsewhere
         rates = {}
-        if self.first_step_seconds is not None:
-            self._productive += max(working - self._waited, 0.0)
         if self._rows and working > 0:
-            anchors = sum(float(count) for count in jax.device_get(self._anchors))
             rates = {
                 "rows_per_second": self._rows / working,
                 "tokens_per_second": self._tokens / working,
-                "anchors_per_second": anchors / working,
                 "data_wait": self._waited / working,
             }
             if self._peak and self._row_flops:
                 rates["mfu"] = self._flops / working / self._peak
-        wall = max(time.time() - self._started, self._productive, 1e-9)
-        self._begin_interval()
         if jax.default_backend() == "cpu":
-            rates["cpu_seconds"] = self._cpu_before + time.process_time() - self._cpu_start
-        return {
-            **rates,
-            "goodput": self._productive / wall,
-            "productive_seconds": self._productive,
-            "started": self._started,
-        }
+            rates["cpu_seconds"] = time.process_time() - self._cpu_start
+        self._begin_interval()
+        return rates
 
 
 class Profile:
