@@ -260,7 +260,7 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
 
 
 def check_data(config, workdir, batches: Batches, loaded: LoadedTarget, drafter: AnyConfig, mesh) -> None:
-    choices = {"scored_rows": config.preflight.rows, "seed": config.seed, "thinking": config.data.thinking}
+    choices = {"scored_rows": config.preflight.rows, "seed": config.seed}
     run_preflight(workdir, batches.rows, loaded, drafter, mesh, fingerprint=batches.fingerprint, **choices)
 
 

@@ -31,18 +31,10 @@ class TrainingRow:
     """One training row.
 
     token_ids: int32 [T]; loss_mask: float32 [T], 1 on the assistant's tokens.
-    context_answers: answers without supervision: the row flags them, or the template wrote them in another way than it
-        asked for them.
     """
 
     token_ids: np.ndarray
     loss_mask: np.ndarray
-    context_answers: int = 0
-
-    @property
-    def answers(self) -> int:
-        """The number of supervised answers: runs of supervised tokens."""
-        return int(np.count_nonzero(np.diff(self.loss_mask, prepend=0) > 0))
 
 
 def encode_prompt(tokenizer: Any, row: dict, thinking: bool, where: str = "prompt row") -> list[int]:
@@ -100,11 +92,10 @@ def _row_of_ids(row: dict, where: str) -> TrainingRow:
 def _encode_chat(template: "_Template", chat: Chat) -> TrainingRow:
     # A turn of the assistant that opens the conversation answers nothing: it is context.
     messages = chat.messages
-    turns = [place for place, one in enumerate(messages) if place and one["role"] == "assistant"]
+    turns = (place for place, one in enumerate(messages) if place and one["role"] == "assistant")
     answers = [place for place in turns if chat.learned[place]]
     if answers:
         messages = messages[: answers[-1] + 1]
-        turns = turns[: turns.index(answers[-1]) + 1]
     text = template.render(messages, ask=False)
     spans = _answer_spans(template, messages, answers, text) if answers else []
     ids: list[int] = []
@@ -114,7 +105,7 @@ def _encode_chat(template: "_Template", chat: Chat) -> TrainingRow:
         piece = _encode(template.tokenizer, text[start:end], template.where)
         ids += piece
         mask += [number % 2] * len(piece)  # every second piece is an answer
-    return TrainingRow(np.asarray(ids, np.int32), np.asarray(mask, np.float32), len(turns) - len(spans))
+    return TrainingRow(np.asarray(ids, np.int32), np.asarray(mask, np.float32))
 
 
 def _answer_spans(template: "_Template", messages: list[dict], answers: list[int], text: str) -> list[tuple[int, int]]:

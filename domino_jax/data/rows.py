@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from domino_jax.data.prompts import parse_row
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime.errors import DataError
 
-# Thoughts end without a beginning where the prompt holds it.
-THOUGHTS = re.compile(r"<think>(?!\s*</think>)|^(?!.*<think>).*</think>", re.DOTALL)
 SHOWN_CHARACTERS = 600  # of one piece of a row in a text for people
 
 
@@ -53,17 +50,6 @@ def mark_answers(row: TrainingRow, tokenizer: Any) -> str:
             text = f"{text[: SHOWN_CHARACTERS // 2]} … {text[-SHOWN_CHARACTERS // 2 :]}"
         pieces.append(f"[[{text}]]" if mask[0] > 0.5 else text)
     return "".join(pieces)
-
-
-def count_against_thinking(rows: Sequence[TrainingRow], tokenizer: Any, thinking: bool) -> int | None:
-    """Rows whose supervised text has thoughts although `thinking` is off, or none although it is on.
-
-    None for a chat template without such a switch.
-    """
-    if tokenizer is None or "enable_thinking" not in str(tokenizer.chat_template):
-        return None
-    texts = (tokenizer.decode(row.token_ids[row.loss_mask > 0.5].tolist()) for row in rows)
-    return sum((THOUGHTS.search(text) is not None) != thinking for text in texts)
 
 
 def read_span(file: DataFile, start: int, end: int) -> bytes:

@@ -16,7 +16,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from domino_jax.data.chat import TrainingRow
-from domino_jax.data.rows import TrainingRows, count_against_thinking, mark_answers
+from domino_jax.data.rows import TrainingRows, mark_answers
 from domino_jax.method.kinds import AnyConfig
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.sharding import batch_sharding, replicated, row_shards
@@ -36,14 +36,13 @@ def run_preflight(
     mesh: Mesh,
     *,
     fingerprint: str,
-    thinking: bool,
     scored_rows: int,
     seed: int,
 ) -> dict[str, Any]:
     """Checks, prints and stores; every process calls it, process 0 prints and writes. Returns the stored facts.
 
     Args:
-        fingerprint: of the data.  thinking: the switch of the rows' encoding.  seed: of the sample.
+        fingerprint: of the data.  seed: of the sample.
         scored_rows: rows that the target reads; 0: none.
     Raises DataError for a mask token in the text of the rows.
     """
@@ -62,34 +61,24 @@ def run_preflight(
         "stop_ids": list(loaded.stop_ids),
         "data": {"fingerprint": fingerprint, **rows.counts()},
         "rows_searched": len(drawn),
-        "answers": [sum(row.answers for row in drawn), sum(row.context_answers for row in drawn)],
-        "rows_against_thinking": count_against_thinking(drawn, loaded.tokenizer, thinking),
         "chosen_share": chosen_share(loaded, drawn[:scored_rows], mesh) if scored_rows else None,
     }
     if is_primary():
         workdir.mkdir(parents=True, exist_ok=True)
         write_whole(workdir / "preflight.json", json.dumps(facts, indent=2) + "\n")
-        print("pre-flight", *describe(facts, loaded.stop_tokens(), thinking), sep="\n")
+        print("pre-flight", *describe(facts, loaded.stop_tokens()), sep="\n")
         print(f"a row ({rows.where(sample[0][0])}):", mark_answers(drawn[0], loaded.tokenizer), sep="\n", flush=True)
     return facts
 
 
-def describe(facts: dict[str, Any], stop_tokens: Sequence[str], thinking: bool) -> list[str]:
-    """Lines for the console, each warning with its remedy."""
-    data, share, against = facts["data"], facts["chosen_share"], facts["rows_against_thinking"]
-    total, (trained, context) = facts["rows_searched"], facts["answers"]
+def describe(facts: dict[str, Any], stop_tokens: Sequence[str]) -> list[str]:
+    """Lines for the console; a warning comes with its remedy."""
+    data, share = facts["data"], facts["chosen_share"]
     lines = [
         f"mask token {facts['mask_token_id']}, stop ids {', '.join(stop_tokens) or 'none'}",
         f"{data['rows']:,} of {data['rows_read']:,} rows are used, {data['rows_without_anchor']:,} have no anchor",
         f"{data['supervised_tokens'] / data['tokens']:.1%} of {data['tokens']:,} tokens are supervised",
-        f"answers of {total} rows: {trained} are trained on, {context} are context",
     ]
-    if against is not None:
-        thoughts, expected = (total - against, "thoughts") if thinking else (against, "none")
-        lines.append(f"{thoughts} of {total} rows have thoughts, {total - thoughts} have none")
-        lines.append(f"data.thinking is {thinking}, which expects {expected}")
-        if against > total // 10:
-            lines.append(f"warning: set --config.data.thinking={not thinking} --config.decode.thinking={not thinking}")
     if share is not None:
         lines.append(f"the target itself would choose {share:.1%} of the supervised tokens")
     if share is not None and share < 0.7:  # sampling with the usual settings gives more

@@ -5,8 +5,7 @@ import pytest
 import tokenizers
 import transformers
 
-from domino_jax.data.chat import TrainingRow, encode_prompt, encode_training_row
-from domino_jax.data.rows import count_against_thinking
+from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.runtime.errors import DataError
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
@@ -97,29 +96,7 @@ def test_an_answer_that_is_flagged_is_context(tokenizer):
     messages[1]["weight"] = messages[5]["train"] = 0
     row = encode_training_row(tokenizer, {"messages": messages}, thinking=True)
     assert marked(tokenizer, row).count("[") == 1 and marked(tokenizer, row).endswith("d<|im_end|>]\n")
-    assert (row.answers, row.context_answers) == (1, 1)
     assert "assistant\nb<|im_end|>" in marked(tokenizer, row)
-
-
-ANSWERS = [
-    ("<think>\nhm\n</think>\n\na", 1),
-    ("hm\n</think>\n\na", 1),  # the prompt opened the block
-    ("<think>cut off", 1),
-    ("a", 0),
-    ("<think>\n\n</think>\n\na", 0),
-    ("a<|im_end|><think>\n\n</think>\n\nb", 0),
-]
-
-
-@pytest.mark.parametrize(("answer", "expected"), ANSWERS)
-def test_thoughts_are_seen_in_the_supervised_text(tokenizer, answer, expected):
-    question, ids = tokenizer.encode("<think>?"), tokenizer.encode(answer)
-    row = TrainingRow(
-        np.asarray(question + ids, np.int32), np.asarray([0] * len(question) + [1] * len(ids), np.float32)
-    )
-    assert count_against_thinking([row], tokenizer, False) == expected
-    assert count_against_thinking([row], tokenizer, True) == 1 - expected
-    assert count_against_thinking([row], make_tokenizer("no switch"), True) is None
 
 
 def test_tools_system_and_template_variables_of_a_row_reach_the_template():
@@ -197,9 +174,8 @@ def test_an_answer_that_the_template_rewrites_as_history_is_context(tokenizer):
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n[hm\n</think>\n\nd<|im_end|>]\n"
     )
-    assert (row.answers, row.context_answers) == (1, 1)
     same = encode_training_row(tokenizer, {"messages": turns("a", "b", "c", "d")}, thinking=False)
-    assert (same.answers, same.context_answers) == (2, 0)
+    assert marked(tokenizer, same).count("[") == 2
 
 
 def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_not_supervised():
@@ -211,4 +187,3 @@ def test_a_turn_that_the_template_leaves_open_is_context_and_what_follows_it_is_
     messages = [*turns("q"), call, {"role": "tool", "content": "7"}, {"role": "assistant", "content": "Seven."}]
     row = encode_training_row(open_calls, {"messages": messages}, thinking=False)
     assert marked(open_calls, row) == "user:q<|im_end|>assistant:f()tool:7<|im_end|>assistant:[Seven.<|im_end|>]"
-    assert (row.answers, row.context_answers) == (1, 1)

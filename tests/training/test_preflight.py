@@ -1,6 +1,5 @@
 """preflight.py: what would waste a run is reported, or stops it before the first step."""
 
-import dataclasses
 import json
 
 import jax
@@ -72,8 +71,8 @@ def drafter(target):
     return load_drafter(GOLDEN / "drafter", target.model.config, np.dtype("float32"))[0]
 
 
-def preflight(target, drafter, folder, rows, num_skipped=0, scored_rows=6, thinking=False):
-    settings = {"fingerprint": "f1", "scored_rows": scored_rows, "seed": 0, "thinking": thinking}
+def preflight(target, drafter, folder, rows, num_skipped=0, scored_rows=6):
+    settings = {"fingerprint": "f1", "scored_rows": scored_rows, "seed": 0}
     return run_preflight(folder, RowList(rows, num_skipped), target, drafter, ONE, **settings)
 
 
@@ -102,7 +101,6 @@ def test_foreign_answers_lower_the_share_and_are_warned_of(target, drafter, tmp_
     }
     assert json.loads((tmp_path / "new" / "preflight.json").read_text()) == facts
     shown = capsys.readouterr().out
-    assert facts["answers"] == [7, 0] and "7 are trained on, 0 are context" in shown
     assert "warning" in shown and "domino_jax.regenerate" in shown and "2 have no anchor" in shown
     assert f"mask token {drafter.mask_token_id}" in shown and f"stop ids {target.stop_ids[0]}" in shown
     assert "[[" in shown
@@ -120,35 +118,3 @@ def test_a_mask_token_in_the_text_stops_the_run(target, drafter, tmp_path):
     assert not (tmp_path / "preflight.json").exists()
 
 
-class Letters:
-    """Ids are letters; the template has a switch for thoughts."""
-
-    chat_template = "{% if enable_thinking %}"
-
-    def decode(self, ids, skip_special_tokens=False):
-        return "".join(map(chr, ids))
-
-
-THINKING = [
-    (False, [1] + [0] * 9, None),
-    (False, [1, 1] + [0] * 8, "True"),
-    (True, [1] * 9 + [0], None),
-    (True, [1] * 8 + [0] * 2, "False"),
-]
-
-
-@pytest.mark.parametrize(("thinking", "thoughts", "change"), THINKING)
-def test_rows_that_disagree_with_the_thinking_switch_are_warned_of(
-    target, drafter, tmp_path, capsys, thinking, thoughts, change
-):
-    """More than one row in ten."""
-    target = dataclasses.replace(target, tokenizer=Letters())
-    texts = ["<think>\nhm\n</think>\n\na" if thinks else "<think>\n\n</think>\n\na" for thinks in thoughts]
-    rows = [([*f"?{text}".encode()], [0] + [1] * len(text)) for text in texts]
-    facts = preflight(target, drafter, tmp_path, rows, scored_rows=0, thinking=thinking)
-    shown = capsys.readouterr().out
-    disagreeing = 10 - sum(thoughts) if thinking else sum(thoughts)
-    assert (facts["rows_against_thinking"], facts["rows_searched"]) == (disagreeing, 10)
-    counts = f"{sum(thoughts)} of 10 rows have thoughts, {10 - sum(thoughts)} have none"
-    assert counts in shown and ("warning" in shown) == bool(change)
-    assert change is None or f"--config.data.thinking={change}" in shown
