@@ -209,7 +209,7 @@ def start_conversations(
             answerer.check(conversation)
             started.append(conversation)
         except DataError as error:
-            bad.add("prompt", row["id"], error)
+            bad.add(error)
     bad.settle("the prompts", len(rows), skip_bad)
     return started
 

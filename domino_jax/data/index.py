@@ -15,17 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.prompts import check_line
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source
-from domino_jax.runtime import remote
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError, first_line
-from domino_jax.runtime.files import replacing, write_whole
+from domino_jax.runtime.files import replacing
 from domino_jax.runtime.progress import Progress
 
 FORMAT = 2
@@ -61,15 +59,13 @@ class ProcessShare:
     """The part of the reading that this process does.
 
     cache: a local folder for the index and for unpacked files, of this machine or shared by all processes. rows: its
-    rows of the global batch; None: all. bucket: a gs:// folder that shares the index between machines. primary_first:
-    calls its argument in the run's first process, and in the others only after that, so that they find the result.
-    report: prints a line about the data. progress: show a progress bar for the pass over a large file; one of several
-    processes does.
+    rows of the global batch; None: all. primary_first: calls its argument in the run's first process, and in the
+    others only after that, so that they find the result. report: prints a line about the data. progress: show a
+    progress bar for the pass over a large file; one of several processes does.
     """
 
     cache: pathlib.Path
     rows: slice | None = None
-    bucket: str | None = None
     primary_first: Callable[[Callable[[], Any]], Any] = lambda work: work()
     report: Callable[[str], None] = print
     progress: bool = True
@@ -92,18 +88,15 @@ def load_or_build(
     Raises:
       DataError: rows that cannot be used, all of them in one message.
     """
-    name = f"index-{digest[:24]}-{encoder.vocab_size}.npz"
+    local = share.cache / f"index-{digest[:24]}-{encoder.vocab_size}.npz"
     files = [file for source in sources for file in source.files]
 
     def find_or_build() -> Index:
-        local, shared = share.cache / name, share.bucket and remote.open_path(f"{share.bucket}/{name}")
-        index = _load(local) or (_fetch(shared, local) if shared else None)
+        index = _load(local)
         if index is None or (index.bad and not skip_bad):
             index, bad = _build(files, encoder, workers or usable_cores(), share.progress)
             bad.settle("data.train", len(index.lengths) + bad.count, skip_bad)
             _store(index, local)
-        if shared and not shared.exists():
-            shared.write_bytes(local.read_bytes())
         return index
 
     return share.primary_first(find_or_build)
@@ -113,18 +106,6 @@ def _store(index: Index, local: pathlib.Path) -> None:
     local.parent.mkdir(parents=True, exist_ok=True)
     with replacing(local) as fresh, fresh.open("wb") as out:
         np.savez(out, **{field.name: getattr(index, field.name) for field in dataclasses.fields(Index)})
-
-
-def _fetch(shared: epath.Path, local: pathlib.Path) -> Index | None:
-    """The index of another machine in the bucket, copied to `local`; None without one. A damaged one is removed."""
-    if not shared.exists():
-        return None
-    local.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(local, shared.read_bytes())
-    index = _load(local)
-    if index is None:
-        shared.unlink()
-    return index
 
 
 def _load(path: pathlib.Path) -> Index | None:
@@ -227,7 +208,7 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
         try:
             row = encoder(line, f"{file.name}:{number}")
         except DataError as error:
-            bad.add(file.name, number, error)
+            bad.add(error)
             continue
         prompt = prompt_of(row.loss_mask)
         kinds = has_anchor(row.loss_mask), prompt, prompt_hash(row.token_ids[:prompt])

@@ -99,7 +99,7 @@ def read_prompts(
             lines[row["id"]] = number
             rows.append(row)
         except DataError as error:
-            bad.add(os.fspath(path), number, error)
+            bad.add(error)
         total += 1
     bad.settle(os.fspath(path), total, skip_bad)
     if not rows:

@@ -117,7 +117,7 @@ def prompts_with_room(
             _check_prompt(generators, prompt, codec)
             fitting.append(prompt)
         except DataError as error:
-            bad.add("prompt", prompt.id, error)
+            bad.add(error)
     bad.settle("the prompts", len(prompts), skip_bad)
     return fitting
 

@@ -58,11 +58,10 @@ def batches_of(
 
     report: takes the lines about the rows, from each process.
     """
-    data, remote = config.data, is_remote(workdir)
+    data = config.data
     share = ProcessShare(
-        cache_folder() / "data" if remote else pathlib.Path(workdir, "data"),
+        cache_folder() / "data" if is_remote(workdir) else pathlib.Path(workdir, "data"),
         sharding.process_rows(mesh, config.train.batch_size),
-        bucket=f"{workdir}/data" if remote else None,
         primary_first=primary_first,
         report=report,
         progress=is_primary(),

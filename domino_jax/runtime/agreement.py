@@ -7,6 +7,7 @@ collective (`barrier`, a broadcast) has a time limit.
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import pathlib
 import secrets
@@ -19,7 +20,7 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.journal import locked
 
@@ -70,16 +71,36 @@ def primary_first(work: Callable[[], Any]) -> Any:
         return work()
 
 
-def from_primary(work: Callable[[], int]) -> int:
-    """The integer (int32, or a truth value) that `work()` returns in process 0, in every process.
+def from_primary(work: Callable[[], Any]) -> Any:
+    """The JSON value that `work()` returns in process 0, in every process.
 
-    It is called in process 0 alone, whose files the others may not see. It must not raise there: the others would wait
-    for its answer.
+    It is called in process 0 alone, whose files the others may not see. When it raises a DominoError or an OSError
+    there, the others raise a DataError.
     """
     if jax.process_count() == 1:
         return work()
-    value = primary_first(lambda: int(work()) if jax.process_index() == 0 else 0)
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+    primary, failures = jax.process_index() == 0, []
+
+    def answer() -> bytes:
+        try:
+            return json.dumps(work() if primary else None).encode()
+        except (DominoError, OSError) as error:  # raised only after the others know
+            failures.append(error)
+            return b""
+
+    answered = _broadcast(primary_first(answer))
+    if failures:
+        raise failures[0]
+    if not answered:
+        raise DataError("process 0 cannot continue; it prints the reason.")
+    return json.loads(answered)
+
+
+def _broadcast(data: bytes) -> bytes:
+    """The bytes of process 0, in every process."""
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(data))))
+    padded = np.frombuffer(data[:size].ljust(size), np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8).tobytes()
 
 
 # ---------------------------------------------------------------- one run on several machines

@@ -13,10 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
 
 from domino_jax.runtime.agreement import barrier, from_primary, primary_first
 from domino_jax.runtime.distributed import is_primary
@@ -28,8 +26,6 @@ from domino_jax.training.step_folders import StepFolders
 
 # What Orbax and tensorstore raise for files that are missing, cut or of another shape: they have no class in common.
 UNREADABLE = (ValueError, KeyError, OSError, TypeError)
-
-NO_CHECKPOINT, UNUSABLE = -1, -2  # what process 0 may send to the others in place of a step
 
 
 class Restored(NamedTuple):
@@ -171,40 +167,9 @@ class Checkpoints:
             it.
         """
         self.wait()
-        step = self._agreed_step()
-        self._best = self._agreed_best()
+        step, best = from_primary(lambda: (self._folders.choose(), self._folders.best()))
+        self._best = best and tuple(best)
         return None if step is None else self._restore(step, abstract_state, check)
-
-    def _agreed_step(self) -> int | None:
-        """The step that process 0 chooses, in every process; when it cannot, all of them stop."""
-        if jax.process_count() == 1:
-            return self._folders.choose()
-        refusals = []
-
-        def choose() -> int:
-            try:
-                step = self._folders.choose()
-                return NO_CHECKPOINT if step is None else step
-            except (DataError, OSError) as error:  # raised only after the others know
-                refusals.append(error)
-                return UNUSABLE
-
-        code = from_primary(choose)
-        if refusals:
-            raise refusals[0]
-        if code == UNUSABLE:
-            raise DataError(f"process 0 cannot use the checkpoints in {self.folder}; it prints the reason.")
-        return None if code == NO_CHECKPOINT else code
-
-    def _agreed_best(self) -> tuple[int, float] | None:
-        best = self._folders.best()
-        if jax.process_count() == 1:
-            return best
-        step, tau = best or (NO_CHECKPOINT, 0.0)
-        # As bytes: JAX would round the τ to float32, and process 0 keeps the one it read.
-        bits = multihost_utils.broadcast_one_to_all(np.array([step, tau], np.float64).view(np.uint8))
-        step, tau = np.asarray(bits, np.uint8).view(np.float64).tolist()
-        return None if step == NO_CHECKPOINT else (int(step), tau)
 
     def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
         extra = self._read(step, "extra", ocp.args.JsonRestore())

@@ -8,7 +8,6 @@ import pytest
 import transformers
 
 from domino_jax.data import index
-from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import batches_of, row, rows_of, take, write_rows
 from tests.helpers.paths import ASSETS
@@ -181,7 +180,7 @@ def test_all_bad_rows_are_listed_in_one_message_or_left_out(tmp_path, monkeypatc
     with pytest.raises(DataError) as refused:
         batches_of(file, cache=cache)
     message = str(refused.value)
-    for part in ("13 of 16 rows", "12 such rows", "rows.jsonl:2, 4, 5, 6, 7, 8, 9, 10, 11, 12, ...", "rows.jsonl:15"):
+    for part in ("13 of 16 rows", "rows.jsonl:2", "rows.jsonl:4", "rows.jsonl:5"):
         assert part in message
     assert "data.skip_bad_rows" in message and len(message.splitlines()) <= 5
     reports = []
@@ -200,24 +199,7 @@ def test_rows_that_are_cut_before_their_answers_are_told_from_rows_without_answe
         batches_of(write_rows(tmp_path, [row(0, 3, [0, 0, 0])]))
 
 
-# ---------------------------------------------------------------- the index, shared by machines
-
-
-def bucket_index(bucket):
-    return remote.open_path(next(f"gs://{name}" for name in remote.filesystem(bucket).find(bucket) if "index-" in name))
-
-
-def test_machines_share_the_index_through_the_bucket(file, tmp_path, bucket, monkeypatch):
-    first = batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
-    with monkeypatch.context() as patched:
-        patched.setattr(index, "_measure", None)  # no row is read again
-        for name in ("two", "two"):
-            again = batches_of(file, cache=tmp_path / name, bucket=f"{bucket}/run/data")
-            np.testing.assert_array_equal(again.rows.lengths, first.rows.lengths)
-    # A start that has its own copy leaves it to the others.
-    bucket_index(bucket).unlink()
-    batches_of(file, cache=tmp_path / "one", bucket=f"{bucket}/run/data")
-    assert bucket_index(bucket).exists()
+# ---------------------------------------------------------------- the index
 
 
 def test_the_fingerprint_changes_with_every_byte_and_every_choice(tmp_path):
