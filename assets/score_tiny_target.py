@@ -11,10 +11,10 @@ from collections import defaultdict
 
 import numpy as np
 
+from assets.references import Reference
 from assets.tiny_answers import KINDS, reference
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import read_prompts
-from domino_jax.data.references import Reference
 from domino_jax.decoding.generate import new_generator
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import DecodeSettings

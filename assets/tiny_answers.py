@@ -9,7 +9,7 @@ import ast
 import json
 import re
 
-from domino_jax.data.references import fenced_block
+from assets.references import fenced_block
 
 COMPARISONS = {"parameters": "json", "arithmetic": "equations"}  # code is compared by lines
 KINDS = ("parameters", "rename", "number", "hint", "comment", "stub", "method", "arithmetic")

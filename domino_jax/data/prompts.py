@@ -10,7 +10,6 @@ from typing import Any
 
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.messages import EMPTY, FORMS, READ, REFUSED, present, quote_names, read_chat
-from domino_jax.data.references import reference_of
 from domino_jax.data.sources import open_plain
 from domino_jax.runtime import remote
 from domino_jax.runtime.errors import DataError, DominoError, quote
@@ -75,8 +74,7 @@ def read_prompts(
 ) -> list[dict]:
     """Prompt rows, each with an "id": the row's, or its place among the rows of the file from "0".
 
-    A row has exactly one of messages (in the form of `Chat.as_row`), prompt and token_ids. Other keys stay in it; a
-    "reference" is checked (references.py).
+    A row has exactly one of messages (in the form of `Chat.as_row`), prompt and token_ids. Other keys stay in it.
 
     Args:
         limit: only the first `limit` rows are read.  skip_bad: rows that cannot be used are left out and counted.
@@ -116,7 +114,6 @@ def read_prompt(line: bytes, where: str, place: str) -> dict:
     where = f"{where} (id {row['id']})"
     check_prompt(columns, where)
     check_text(row, where)
-    reference_of(row, where)
     return read_chat(row, where).as_row(row) if any(form in row for form in FORMS) else row
 
 

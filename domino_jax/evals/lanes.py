@@ -2,11 +2,8 @@
 
 import array
 import dataclasses
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-
-import numpy as np
 
 from domino_jax.decoding.generate import Clock, Generation, Generator
 from domino_jax.method.pair import Models
@@ -34,11 +31,10 @@ class Lane:
 class ModeRun:
     """Figures of one mode's answers: sums, and a few numbers per answer; no text and no list of tokens.
 
-    clock: sums over all groups.  histogram: rounds by the tokens they emitted.  digests: of the answers that differ.
+    clock: sums over all groups.  histogram: rounds by the tokens they emitted.
     emitted, rounds: per answer, tokens emitted in rounds and how many rounds; steps: the loop's steps, plain or not.
     group_seconds, group_tokens: per group of prompts that ran together, the loop's seconds and tokens.
     compared: answers compared with the baseline's (None where that was not done); diverged, near_ties: how many differ.
-    answers_right: answers that a checker accepts.
     """
 
     clock: Clock = dataclasses.field(default_factory=Clock)
@@ -46,7 +42,6 @@ class ModeRun:
     stopped: int = 0
     steps: int = 0
     histogram: Counter = dataclasses.field(default_factory=Counter)
-    digests: set[bytes] = dataclasses.field(default_factory=set)
     emitted: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
     rounds: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
     group_seconds: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
@@ -55,7 +50,6 @@ class ModeRun:
     diverged: int = 0
     near_ties: int = 0
     first_divergences: list[Mapping] = dataclasses.field(default_factory=list)
-    answers_right: int = 0
 
     @property
     def answers(self) -> int:
@@ -68,7 +62,6 @@ class ModeRun:
             self.stopped += answer.finish_reason == "stop"
             self.steps += len(answer.accept_lengths) or len(answer.token_ids) - 1
             self.histogram.update(answer.accept_lengths)
-            self.digests.add(hashlib.blake2b(np.asarray(answer.token_ids, np.int32).tobytes(), digest_size=16).digest())
             self.emitted.append(sum(answer.accept_lengths))
             self.rounds.append(len(answer.accept_lengths))
 

@@ -9,7 +9,6 @@ from typing import Any
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.chat import encode_prompt
 from domino_jax.data.prompts import check_text
-from domino_jax.data.references import Reference, reference_of
 from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.runtime.errors import DataError, quote
@@ -42,7 +41,6 @@ class Prompt:
         alone and among others.
     task: None for rows of no task.  turn: 1, 2, … of a conversation.
     messages: the conversation so far, where later_turns (the user's further messages) continue it.
-    reference: the right answer of the first turn, None where it is unknown or there is no tokenizer to compare texts.
     """
 
     id: str
@@ -52,7 +50,6 @@ class Prompt:
     turn: int = 1
     messages: tuple[Mapping[str, Any], ...] = ()
     later_turns: tuple[str, ...] = ()
-    reference: Reference | None = None
 
     @property
     def answer_id(self) -> str:
@@ -69,12 +66,8 @@ class Prompt:
         added = ({"role": "assistant", "content": answer}, {"role": "user", "content": user})
         messages = (*self.messages, *added)
         token_ids = codec.encode({"messages": list(messages)}, f"prompt {self.id}")
-        changes = {"turn": self.turn + 1, "messages": messages, "later_turns": tuple(later), "reference": None}
+        changes = {"turn": self.turn + 1, "messages": messages, "later_turns": tuple(later)}
         return dataclasses.replace(self, token_ids=tuple(token_ids), **changes)
-
-    def accepts(self, text: str | None) -> bool:
-        """Whether there is a reference and the answer `text` agrees with it."""
-        return self.reference is not None and text is not None and self.reference.accepts(text)
 
 
 def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list[Prompt]:
@@ -89,7 +82,6 @@ def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list
         check_text(row, where)
         task = row["task"] if "task" in row else None
         later = tuple(row["next_turns"]) if "next_turns" in row else ()
-        reference = reference_of(row, where)
         prompt = Prompt(
             id=row["id"],
             token_ids=tuple(codec.encode(row, where)),
@@ -97,7 +89,6 @@ def prepare_prompts(rows: Sequence[Mapping[str, Any]], codec: TextCodec) -> list
             task=task,
             messages=tuple(row["messages"]) if later else (),
             later_turns=later,
-            reference=reference if codec.tokenizer is not None else None,
         )
         places[task] += 1
         prompts.append(prompt)

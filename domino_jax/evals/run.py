@@ -62,7 +62,6 @@ class Measured:
                 figures = record["lanes"][name]
                 run.add(answers[name])
                 run.add_group(Clock(**figures["clock"]))
-                run.answers_right += figures["right"]
                 if figures["divergences"] is not None:
                     run.add_comparison(len(answers[name]), figures["divergences"])
 
@@ -127,7 +126,7 @@ def decode_group(
     """
     baseline, first = baseline_of(lanes), group.number % len(lanes)
     compared = [lane for lane in lanes if baseline and lane is not baseline and not simulated]
-    figures = {lane.name: {"clock": Clock(), "right": 0, "divergences": None} for lane in lanes}
+    figures = {lane.name: {"clock": Clock(), "divergences": None} for lane in lanes}
     figures |= {lane.name: {**figures[lane.name], "divergences": []} for lane in compared}
     lines, asked = [], list(enumerate(group.prompts, group.first))
     while asked:
@@ -144,7 +143,6 @@ def decode_group(
             for prompt, answer in zip(prompts, answers[lane.name], strict=True):
                 text = codec.decode(answer.token_ids)
                 lines.append(generation_row(prompt.answer_id, lane.mode, answer, text, lane.drafter))
-                figures[lane.name]["right"] += prompt.accepts(text)
         reference = answers[(baseline or lanes[0]).name]
         for lane in compared:
             both = reference, answers[lane.name]

@@ -31,7 +31,6 @@ class RunInfo:
 
     requested: the recipe's settings.  settings: those in effect, which fit its block.
     drafter: its path, the paths of a comparison, or None for plain decoding.
-    references: prompts with a reference answer.
     """
 
     requested: DecodeSettings
@@ -42,7 +41,6 @@ class RunInfo:
     drafter_name: str | None = None
     drafter_config: AnyConfig | None = None
     prompts: int = 0
-    references: int = 0
     template: str | None = None
     stop_ids: tuple[int, ...] = ()
 
@@ -60,7 +58,6 @@ class RunInfo:
             settings=settings,
             drafter_config=drafter_config,
             prompts=len(prompts),
-            references=sum(prompt.reference is not None for prompt in prompts),
             template=target.tokenizer.chat_template if target.tokenizer is not None else None,
             stop_ids=() if settings.ignore_eos else target.stop_ids,
             **drafter,
@@ -126,7 +123,7 @@ class RunInfo:
             drafter["draft_vocab_bytes"] = rows * len(choices.draft_tokens) * np.dtype(self.settings.dtype).itemsize
         return {
             **origin,
-            "prompts": {**origin["prompts"], "count": self.prompts, "checked": self.references},
+            "prompts": {**origin["prompts"], "count": self.prompts},
             "drafter": drafter,
             "simulated": self.simulated,
             "dtype": self.settings.dtype,

@@ -25,7 +25,6 @@ Interval = list[float] | None
 def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> dict[str, dict[str, Any]]:
     """The figures of one set of prompts by mode, including speed-ups and intervals."""
     baseline = runs[BASELINE] if BASELINE in runs else None
-    has_references = info.references and not info.simulated
     widths = {BASELINE: 1, **info.round_widths}
     modes = {mode: _mode_figures(run, widths[mode], batch_size) for mode, run in runs.items()}
     speedups = {"speedup": "tokens_per_second", "speedup_end_to_end": "output_tokens_per_second"}
@@ -36,7 +35,6 @@ def figures_of(runs: Mapping[str, ModeRun], info: RunInfo, batch_size: int) -> d
         if clock := runs[mode].clock if runs[mode].clock.widths else None:
             figures["widths"] = {"rounds": dict(clock.widths), "exploring_seconds": clock.exploring_seconds}
         figures["intervals"] = intervals(runs[mode], baseline if mode != BASELINE else None)
-        figures["answers_right"] = runs[mode].answers_right if has_references else None
     return modes
 
 
@@ -64,7 +62,6 @@ def _mode_figures(run: ModeRun, width: int, batch_size: int) -> dict[str, Any]:
         "accept_rate_by_position": plain,
         "conditional_accept_rate_by_position": conditional,
         "stopped": run.stopped,
-        "distinct_answers": len(run.digests),
     }
 
 

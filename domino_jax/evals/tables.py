@@ -46,7 +46,7 @@ def simulated(report: Mapping[str, Any]) -> str:
 
 def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
     """Cells, heading first: one row per figure, one column per mode; `spread` adds intervals in brackets."""
-    modes, prompts = report["modes"], report["prompts"]
+    modes = report["modes"]
 
     def figure(figures: Mapping[str, Any], key: str, form: str, unit: str = "") -> str:
         return with_interval(figures, key, form, unit) if spread else say(figures[key], form, unit)
@@ -61,8 +61,6 @@ def rows_of(report: Mapping[str, Any], spread: bool = True) -> list[list[str]]:
         "break-even τ": lambda mode, figures: say(figures["break_even_tau"], ".2f"),
         "drafts per round": lambda mode, figures: say(figures["drafts_per_round"], ".3g"),
         "outputs identical": lambda mode, figures: say_identical(report["identical_outputs"], mode),
-        "answers right": lambda mode, figures: _say_of(figures["answers_right"], prompts["checked"]),
-        "answers distinct": lambda mode, figures: _say_of(figures["distinct_answers"], figures["answers"]),
         "prefill s": lambda mode, figures: say(figures["prefill_seconds"], ".2f"),
         "compilation s": lambda mode, figures: say(figures["compile_seconds"], ".1f"),
     }
@@ -79,10 +77,6 @@ def with_interval(figures: Mapping[str, Any], key: str, form: str, unit: str = "
     bounds = figures["intervals"][key]
     spread = f" ({bounds[0]:{form}} to {bounds[1]:{form}})" if bounds else ""
     return say(figures[key], form, unit) + spread
-
-
-def _say_of(count: int | None, of: int) -> str:
-    return NOTHING if count is None else f"{count} of {of}"
 
 
 def say_identical(identical: Mapping[str, Any], mode: str) -> str:

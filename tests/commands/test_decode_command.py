@@ -112,7 +112,7 @@ def test_the_report_measures_what_the_generations_hold(finished):
     low, high = domino["intervals"]["tau_pooled"]
     assert low < domino["tau_pooled"] < high
     assert domino["speedup"] > 0 and domino["compile_seconds"] > 0
-    assert domino["answers_right"] is None and report["template_sha256"] is None and report["thinking"] is False
+    assert report["template_sha256"] is None and report["thinking"] is False
     assert report["stop_ids"] == list(hf.stop_ids(GOLDEN / "target"))
     assert report["prompts"]["count"] == 9 and report["settings"]["max_new_tokens"] == NEW
 

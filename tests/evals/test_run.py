@@ -164,27 +164,14 @@ def test_rows_that_do_not_fit_are_refused_together_or_left_out_before_anything_r
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (row("a", reference={"compare": "sense"}), "prompt a: reference is .* compare, one of lines"),
         (row("a", temperature=-1), "prompt a: temperature is -1"),
         (row("\ud800"), r"prompt \\ud800 holds half of a surrogate pair"),
         (row("a", "x\udce9"), r"prompt a holds half of a surrogate pair \('x?\\?.*udce9"),
     ],
 )
-def test_a_row_that_could_be_neither_judged_nor_written_is_refused(bad, message):
+def test_a_row_that_could_not_be_written_is_refused(bad, message):
     with pytest.raises(DataError, match=message):
         prompts_of([row("near"), bad])
-
-
-def test_the_first_answer_is_judged_where_a_row_has_a_reference_and_there_is_text(tmp_path):
-    reference = {"compare": "lines", "answer": "yes"}
-    judged, unknown = prompts_of([row("a", reference=reference), row("b")])
-    assert judged.accepts("yes ") and not judged.accepts("no") and not judged.accepts(None)
-    assert not unknown.accepts("yes")
-    [ids_only] = prepare_prompts([{"id": "a", "token_ids": [1], "reference": reference}], TextCodec(None, False))
-    assert ids_only.reference is None
-    talk = row("a", "Hi", next_turns=["More"], reference={"compare": "lines", "answer": "8"})
-    measured, _ = run(tmp_path, Answering(), [talk])
-    assert measured.runs["domino"].answers_right == 1 and measured.runs["domino"].answers == 2
 
 
 def test_a_conversation_has_to_fit_at_its_longest():

@@ -1,7 +1,5 @@
 """summary.py: figures of hand-made runs, to the digit; the width of intervals, and what cancels in them."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -62,11 +60,6 @@ def test_divergences_are_counted_as_near_ties_or_violations():
     assert identical_outputs(two_runs(divergences)) == {"domino": counts}
 
 
-def test_equal_answers_count_once_and_without_checkers_none_is_right():
-    run = run_of([answer(5), answer(5), answer(6)], Clock(decode_seconds=1.0))
-    [found] = figures({"autoregressive": run}, dataclasses.replace(INFO, references=0)).values()
-    assert found["distinct_answers"] == 2 and found["answers_right"] is None
-    assert figures()["domino"]["answers_right"] == 1
 
 
 # --------------------------------------------------------------------------------------------------- intervals

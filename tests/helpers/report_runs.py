@@ -17,7 +17,6 @@ INFO = RunInfo(
     settings=SETTINGS,
     drafter_config=random_models(3).drafter.config,
     prompts=2,
-    references=2,
 )
 
 
@@ -29,9 +28,9 @@ PLAIN = [answer(9), answer(6, reason="stop")]
 FAST = [answer(9, [4, 1, 1, 2]), answer(6, [4, 1], "stop")]
 
 
-def run_of(answers, clock, right=0, found=None) -> ModeRun:
+def run_of(answers, clock, found=None) -> ModeRun:
     """One group an answer, with equal shares of the time."""
-    run = ModeRun(answers_right=right)
+    run = ModeRun()
     for one in answers:
         run.add([one])
         share = {name: value / len(answers) for name, value in vars(clock).items() if name != "widths"}
@@ -46,8 +45,8 @@ def two_runs(found=()) -> dict[str, ModeRun]:
 
     Three of its rounds verified three drafts and three of them two.
     """
-    plain = run_of(PLAIN, Clock(0.5, 26.0, 3.0, 13), right=2)
-    fast = run_of(FAST, Clock(0.75, 6.5, 4.0, 13, drafts=15), right=1, found=list(found))
+    plain = run_of(PLAIN, Clock(0.5, 26.0, 3.0, 13))
+    fast = run_of(FAST, Clock(0.75, 6.5, 4.0, 13, drafts=15), found=list(found))
     return {"autoregressive": plain, "domino": fast}
 
 

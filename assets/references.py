@@ -1,4 +1,4 @@
-"""Reference answers of prompt rows: {"reference": {"compare": "lines" | "json" | "equations", "answer": text}}.
+"""How answers of the small tasks are compared with the right one: line by line, as JSON, or by their equations.
 
 lines: line by line without trailing blanks, inside the first fenced block if there is one.  json: as parsed values.
 equations: all equations "2 + 3 = 5" in order and the last number; the wording is free.
@@ -7,10 +7,6 @@ equations: all equations "2 + 3 = 5" in order and the last number; the wording i
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
-
-from domino_jax.runtime.errors import DataError, quote
 
 _FENCE = re.compile(r"```[a-z]*\n")
 # Texts come from rows and models, so no pattern may backtrack: each number is tried once, from its first digit.
@@ -64,21 +60,3 @@ class Reference:
     def accepts(self, text: str) -> bool:
         """text: the assistant's turn without special tokens."""
         return COMPARISONS[self.compare](text.strip(), self.answer)
-
-
-def reference_of(row: Mapping[str, Any], where: str) -> Reference | None:
-    """The row's reference; None where the row has none, or a value that is no JSON object.
-
-    Raises:
-        DataError: an object with another content.
-    """
-    value = row["reference"] if "reference" in row else None
-    if not isinstance(value, dict):
-        return None
-    compare, answer = (value[key] if key in value else None for key in ("compare", "answer"))
-    if not isinstance(compare, str) or compare not in COMPARISONS or not isinstance(answer, str):
-        raise DataError(
-            f"{where}: reference is {quote(value)}; it needs an answer (a text) and compare, one of"
-            f" {', '.join(COMPARISONS)}."
-        )
-    return Reference(compare, answer)
