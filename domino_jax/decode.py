@@ -8,8 +8,7 @@
 
 --output is a folder: generations.jsonl and progress.jsonl (written as groups of prompts finish), report.json,
 report.html, plots/. A folder with a report is finished: its report is shown again.
-Without a report the run was interrupted: the same command continues after its last complete group, and the report
-states the number of sittings.
+Without a report the run was interrupted: the same command continues after its last complete group.
 
 --prompt without --output, and --interactive, show the text as it is committed instead.
 

@@ -58,7 +58,7 @@ def decode_prompts(
     if not distributed.is_primary():  # takes part in every computation, and writes to a folder that is not kept
         output = Path(tempfile.mkdtemp(prefix="domino-decode-"))
     with RunFiles(output, info.identity(prompts, [models]), restart) as files:
-        refuse_divided_sittings(files)
+        refuse_continuation(files)
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
         measured.concurrency = measure_concurrency(lanes_of, prompts, codec, files, info)
     return report_lanes(lanes, measured, info, prompts, codec, files, output)
@@ -89,7 +89,6 @@ def report_lanes(
         info,
         tasks={task: of(runs) for task, runs in measured.tasks.items()},
         concurrency=measured.concurrency,
-        sittings=files.sittings,
         split=time_rounds(by_mode, prompts),
     )
     write_report(folder, report, collect_examples(lanes, prompts, codec, files.folder), codec)
@@ -102,8 +101,8 @@ def mode_lanes(models: Models, target: LoadedTarget, settings: DecodeSettings, b
     return [Lane(mode, mode, models, generator) for mode in settings.modes]
 
 
-def refuse_divided_sittings(files: RunFiles) -> None:
-    """Several processes run the same groups, and only process 0 could know which ones an earlier sitting did."""
+def refuse_continuation(files: RunFiles) -> None:
+    """Several processes run the same groups, and only process 0 could know which ones an earlier start did."""
     if from_primary(lambda: bool(files.records)) and jax.process_count() > 1:
         raise DominoError(
             "--output holds an unfinished decoding, and a run of several processes cannot be continued: choose another"

@@ -64,7 +64,6 @@ def build_report(
     tasks: Mapping[str, Mapping[str, ModeRun]] | None = None,
     split: Mapping[str, Mapping[str, float]],
     concurrency: Mapping[str, Any] | None = None,
-    sittings: int = 1,
 ) -> dict[str, Any]:
     """The report of one run; JSON values only.
 
@@ -72,7 +71,6 @@ def build_report(
         runs: by mode, the sums over all its answers.  tasks: the same by task, where there are tasks.
         split: by mode, seconds of a round's parts, and of a plain step (round_times.round_split).
         concurrency: figures by batch size (compare.py).
-        sittings: how often the command was started until it was done.
     """
     batch_size = info.settings.batch_size
     modes = figures_of(runs, info, batch_size)
@@ -91,7 +89,6 @@ def build_report(
         "format": FORMAT,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **info.as_json(),
-        "sittings": sittings,
         "versions": versions(),
         "device": device(),
         "batch_size": batch_size,

@@ -94,7 +94,7 @@ def run_lanes(
     files: RunFiles,
     simulated: bool = False,
 ) -> Measured:
-    """All prompts through all lanes; groups that `files` holds from earlier sittings are counted and not run again.
+    """All prompts through all lanes; groups that `files` holds from earlier starts are counted and not run again.
 
     simulated: outputs are forced and not the target's, so none is compared.
     """

@@ -2,14 +2,13 @@
 
 generations.jsonl  a row for each prompt, turn and mode, written when its group of prompts is done.
 progress.jsonl     first what the run is made with, then a line for each group: its times, what was compared, and the
-                   size of generations.jsonl after it. Each start of the command (a sitting) adds its date.
+                   size of generations.jsonl after it.
 
 A group counts once its line here is whole. What follows the last whole group was cut off and is removed when the run
 continues.
 """
 
 import contextlib
-import datetime
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,36 +52,27 @@ class RunFiles:
             self._files = files.pop_all()
 
     def _begin(self, run: Mapping[str, Any], restart: bool) -> None:
-        self.sittings, self.records = 0, []
+        """Takes over the whole groups of earlier starts and removes what follows them, in both files."""
+        self.records: list[dict[str, Any]] = []
         lines = list(_progress_lines(self.folder / PROGRESS))
-        first = lines[0][0] if lines else {}
-        if restart and ("run" not in first or first["run"] != run):
-            lines = []
-        self._take_up(lines, run)
-        self.sittings += 1
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._progress.append({"sitting": self.sittings, "date": date, **({"run": run} if self.sittings == 1 else {})})
-
-    def _take_up(self, lines: Sequence[tuple[Mapping[str, Any], Line]], run: Mapping[str, Any]) -> None:
-        """Takes over the whole groups of earlier sittings and removes what follows them, in both files."""
-        there = (self.folder / GENERATIONS).stat().st_size
-        progress_end = groups_end = 0
-        for value, line in lines:
-            if "bytes" not in value:
-                if "run" in value:
-                    refuse_other_run(self.folder, "an unfinished decoding", value["run"], run)
-                self.sittings += 1
-            elif self.sittings == 0 or value["bytes"] > there:
-                break  # not begun by this command, or the rows of this group never reached the disk
-            else:
-                self.records.append(value)
-                groups_end = value["bytes"]
-            progress_end = line.end
-        self._progress.truncate(progress_end)
-        self._generations.truncate(groups_end)
+        if not lines or (restart and lines[0][0]["run"] != run):
+            self._progress.truncate(0)
+            self._generations.truncate(0)
+            self._progress.append({"run": run})
+            return
+        (first, line), *groups = lines
+        refuse_other_run(self.folder, "an unfinished decoding", first["run"], run)
+        there, end, size = (self.folder / GENERATIONS).stat().st_size, line.end, 0
+        for record, line in groups:
+            if record["bytes"] > there:
+                break  # the rows of this group never reached the disk
+            self.records.append(record)
+            end, size = line.end, record["bytes"]
+        self._progress.truncate(end)
+        self._generations.truncate(size)
 
     def replay(self) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
-        """(record, rows of generations.jsonl) of every group of earlier sittings, one group in memory at a time."""
+        """(record, rows of generations.jsonl) of every group of earlier starts, one group in memory at a time."""
         with (self.folder / GENERATIONS).open("rb") as file:
             for record in self.records:
                 lines = file.read(record["bytes"] - file.tell()).splitlines()
@@ -91,7 +81,7 @@ class RunFiles:
     def append(self, record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes a group's rows, then its record with the size of the file of rows."""
         size = self._generations.append(*rows)
-        self._progress.append({**record, "sitting": self.sittings, "bytes": size})
+        self._progress.append({**record, "bytes": size})
 
     def __enter__(self) -> "RunFiles":
         return self
@@ -134,20 +124,14 @@ def refuse_other_run(folder: Path, what: str, before: Mapping[str, Any], wanted:
     refuse(differing, f"{folder} holds {what} of something else:", "Choose another --output.")
 
 
-def _is_progress(value: Any) -> bool:
-    """Whether it is a line that RunFiles writes; all of them name their sitting."""
-    if not isinstance(value, dict) or "sitting" not in value:
-        return False
-    return isinstance(value.get("run", {}), dict) and isinstance(value.get("bytes", 0), int)
-
-
 def _progress_lines(path: Path) -> Iterator[tuple[dict[str, Any], Line]]:
-    """The lines from the start up to the first that is not one of RunFiles."""
+    """The lines from the start up to the first that RunFiles did not write: {"run"} first, then {"bytes"} of groups."""
     for line in whole_lines(path):
+        key, kind = ("run", dict) if line.number == 1 else ("bytes", int)
         try:
             value = line.parse()
         except ValueError:
             return
-        if not _is_progress(value):
+        if not isinstance(value, dict) or not isinstance(value.get(key), kind):
             return
         yield value, line

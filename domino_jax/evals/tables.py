@@ -99,8 +99,6 @@ def notes_of(report: Mapping[str, Any], spread: bool = True) -> list[str]:
         notes.append(width_note(report))
     if spread:
         notes.append(f"In brackets: 95 % intervals by the bootstrap over {report['interval_of']['over']}.")
-    if report["sittings"] > 1:
-        notes.append(f"Measured in {report['sittings']} sittings: the run was interrupted and continued.")
     return notes
 
 

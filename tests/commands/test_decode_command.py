@@ -147,11 +147,10 @@ def test_an_interrupted_run_goes_on_and_ends_as_the_uninterrupted_one(finished, 
     (output / "progress.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
     rows = (whole / "generations.jsonl").read_text().splitlines(keepends=True)
     (output / "generations.jsonl").write_text("".join(rows[:17]) + rows[17][:30])
-    code, printed, _ = start(capsys, [*argv, f"--output={output}"])
-    assert code == 0 and "sittings" in printed
+    code, _, _ = start(capsys, [*argv, f"--output={output}"])
+    assert code == 0
     assert (output / "generations.jsonl").read_text() == (whole / "generations.jsonl").read_text()
     reports = [json.loads((folder / "report.json").read_text()) for folder in (output, whole)]
-    assert [report["sittings"] for report in reports] == [2, 1]
     for mode in ("autoregressive", "domino"):
         ours, theirs = (report["modes"][mode] for report in reports)
         for key in ("answers", "tokens", "decode_tokens", "rounds", "tau_pooled", "accept_histogram", "stopped"):

@@ -61,7 +61,7 @@ def prompts_of(rows):
 
 def run(folder, generator, rows=ROWS, batch_size=1, simulated=False):
     with RunFiles(folder, RUN) as files:
-        return run_lanes(lanes_of(generator), prompts_of(rows), CODEC, batch_size, files, simulated), files.sittings
+        return run_lanes(lanes_of(generator), prompts_of(rows), CODEC, batch_size, files, simulated)
 
 
 def rows_on_disk(folder):
@@ -78,7 +78,7 @@ def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_c
             first = len(self.asked) == 1
             return Generated(answers, Clock(decode_seconds=10.0, compile_seconds=1.0) if first else clock)
 
-    measured, _ = run(tmp_path, Compiling(), ROWS[:1])
+    measured = run(tmp_path, Compiling(), ROWS[:1])
     clocks = {name: one.clock for name, one in measured.runs.items()}
     assert clocks["autoregressive"] == Clock(decode_seconds=0.25, compile_seconds=1.0, decode_tokens=1)
     assert clocks["domino"] == Clock(decode_seconds=0.25, decode_tokens=1)
@@ -90,7 +90,7 @@ def test_a_group_that_had_to_compile_is_decoded_again_and_only_its_compilation_c
 def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp_path):
     generator = Answering()
     rows = [row("a", "Hi", next_turns=["More"]), row("b")]
-    measured, _ = run(tmp_path, generator, rows, batch_size=2)
+    measured = run(tmp_path, generator, rows, batch_size=2)
     assert generator.asked[0] == ("autoregressive", ["U(Hi|)A(", "U(Hi|)A("], [0, 1])
     assert generator.asked[2] == ("autoregressive", ["U(Hi|)A(8|)U(More|)A("], [0])
     names = [line["id"] for line in rows_on_disk(tmp_path) if line["mode"] == "domino"]
@@ -108,8 +108,7 @@ class Cut(Exception):
 @pytest.mark.parametrize(("batch_size", "calls"), [(1, 0), (1, 3), (2, 1), (2, 2), (2, 3)])
 def test_an_interrupted_run_goes_on_and_ends_as_an_uninterrupted_one(tmp_path, monkeypatch, batch_size, calls):
     rows = [*ROWS, row("talk", next_turns=["a", "b"])]
-    whole, sittings = run(tmp_path / "whole", Answering(), rows, batch_size)
-    assert sittings == 1
+    whole = run(tmp_path / "whole", Answering(), rows, batch_size)
     stopped = Answering()
     answer = stopped.generate
 
@@ -123,12 +122,11 @@ def test_an_interrupted_run_goes_on_and_ends_as_an_uninterrupted_one(tmp_path, m
         run(tmp_path / "cut", stopped, rows, batch_size)
     with (tmp_path / "cut" / GENERATIONS).open("a") as file:
         file.write('{"id": "torn", "mo')
-    continued, sittings = run(tmp_path / "cut", Answering(), rows, batch_size)
-    assert sittings == 2
+    continued = run(tmp_path / "cut", Answering(), rows, batch_size)
     assert rows_on_disk(tmp_path / "cut") == rows_on_disk(tmp_path / "whole")
     assert continued == whole
     idle = Answering()  # groups that are on disk are not run again
-    assert run(tmp_path / "cut", idle, rows, batch_size)[0] == whole and idle.asked == []
+    assert run(tmp_path / "cut", idle, rows, batch_size) == whole and idle.asked == []
 
 
 # --------------------------------------------------------------------------------------------------- memory
@@ -141,7 +139,7 @@ def test_memory_stays_flat_over_a_file_of_2_000_prompts(tmp_path):
     rows = read_file_rows(str(prompts), 0)
     generator = Answering()
     gc.collect()
-    measured, _ = run(tmp_path, generator, rows, batch_size=8)
+    measured = run(tmp_path, generator, rows, batch_size=8)
     assert measured.runs["domino"].answers == 2_000
     assert generator.most <= 4 * 32  # two lanes of this group, at most two of the last
     gc.collect()

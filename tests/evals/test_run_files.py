@@ -20,16 +20,15 @@ def write(folder, groups=GROUPS):
 
 
 def read(folder):
-    """(sitting, groups as they were appended) of the next start."""
+    """The groups of the next start as they were appended."""
     with RunFiles(folder, RUN) as files:
-        return files.sittings, [({"group": record["group"]}, rows) for record, rows in files.replay()]
+        return [({"group": record["group"]}, rows) for record, rows in files.replay()]
 
 
 def test_what_was_appended_is_there_at_the_next_start(tmp_path):
-    assert read(tmp_path / "new" / "folder") == (1, [])
+    assert read(tmp_path / "new" / "folder") == []
     write(tmp_path)
-    assert read(tmp_path) == (2, GROUPS)
-    assert read(tmp_path) == (3, GROUPS)
+    assert read(tmp_path) == read(tmp_path) == GROUPS
 
 
 def test_cut_at_any_byte_a_run_continues_after_its_last_whole_group(tmp_path):
@@ -41,27 +40,27 @@ def test_cut_at_any_byte_a_run_continues_after_its_last_whole_group(tmp_path):
         (tmp_path / PROGRESS).write_bytes(whole[:cut])
         (tmp_path / GENERATIONS).write_bytes(generations)
         lines = sum(end <= cut for end in ends)  # the first one is the header
-        sitting, groups = read(tmp_path)
-        assert (sitting, groups) == (1 + min(lines, 1), GROUPS[: max(0, lines - 1)])
+        groups = read(tmp_path)
+        assert groups == GROUPS[: max(0, lines - 1)]
         with RunFiles(tmp_path, RUN) as files:
             for record, rows in GROUPS[len(groups) :]:
                 files.append(record, rows)
         assert (tmp_path / GENERATIONS).read_bytes() == generations
 
 
-@pytest.mark.parametrize("line", ['{"sitting": 1, "bytes": "x"}', '{"sitting": 1, "run": 5}', '{"bytes": 0}', "[1]"])
+@pytest.mark.parametrize("line", ['{"bytes": "x"}', '{"run": 5}', "[1]"])
 def test_a_line_that_this_command_did_not_write_ends_what_is_taken_up(tmp_path, line):
     write(tmp_path)
     with (tmp_path / PROGRESS).open("a") as file:
         file.write(line + "\n")
-    assert read(tmp_path) == (2, GROUPS)
+    assert read(tmp_path) == GROUPS
 
 
 def test_rows_that_never_reached_the_disk_take_their_group_with_them(tmp_path):
     write(tmp_path)
     file = tmp_path / GENERATIONS
     file.write_bytes(file.read_bytes()[:-3])
-    assert read(tmp_path) == (2, GROUPS[:1])
+    assert read(tmp_path) == GROUPS[:1]
     assert len(file.read_text().split("\n")) == 3
 
 
@@ -97,7 +96,7 @@ def test_a_folder_begun_with_other_weights_can_start_from_scratch_and_one_with_t
     write(tmp_path)
     other = {**RUN, "weights": {"drafters": ["b"]}}
     with RunFiles(tmp_path, other, restart=True) as files:
-        assert (files.sittings, files.records) == (1, [])
+        assert files.records == []
         files.append(*GROUPS[0])
     with RunFiles(tmp_path, other, restart=True) as files:
-        assert (files.sittings, [rows for _, rows in files.replay()]) == (2, [GROUPS[0][1]])
+        assert [rows for _, rows in files.replay()] == [GROUPS[0][1]]
