@@ -82,7 +82,6 @@ def main(flags: cli.Flags) -> None:
         if from_primary(lambda: shown):
             return
         refuse_read_only(output)
-        say(plan_line(info, output, own_modes=config.decode.modes is None))
 
         # 5. Target and prompts.
         loaded = loader.target()
@@ -175,20 +174,6 @@ def show_finished(output: Path, info: RunInfo, name: str) -> bool:
     else:
         console_comparison(finished)
     return True
-
-
-def plan_line(info: RunInfo, output: Path, own_modes: bool) -> str:
-    """What the command is about to do, in one line. own_modes: each drafter of a comparison brings its own."""
-    settings, source = info.requested, info.source
-    prompts = f"up to {source.limit} prompts of {source.source}" if source.limit else source.source
-    prompts = ", ".join(source.tasks) or ("one prompt" if source.text else prompts)
-    several = isinstance(info.drafter, tuple)
-    modes = "each in its own modes" if several and own_modes else ", ".join(settings.modes)
-    drafters = f"{len(info.drafter)} drafters, " if several else ""
-    return (
-        f"decode: {prompts}; {drafters}{modes}; up to {settings.max_new_tokens} new tokens each,"
-        f" batch {settings.batch_size}; then a report in {output}"
-    )
 
 
 def say(line: str) -> None:

@@ -151,10 +151,9 @@ def main(flags: cli.Flags) -> int | None:
             loop.every(1, hooks.leave_on_sigterm)
             loop.every(config.eval.every, evaluation)
             loop.every(1, profile)
-            with hooks.log_hangs(loop, metrics):
-                if loop.is_due(config.eval.every):
-                    evaluation(loop)
-                state = loop.run()
+            if loop.is_due(config.eval.every):
+                evaluation(loop)
+            state = loop.run()
 
         # 7. The export, and the final decoding.
         with watchdog.slow("the export"):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from etils import epath
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
@@ -84,8 +83,7 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
     """Draws what <workdir>/metrics.jsonl holds into <workdir>/plots; returns the file names.
 
     losses.png: base and final (or the selector's) loss, and the teacher-forced accept length, over the steps.  tau.png:
-    τ by decoding over the steps and over hours, pooled, per prompt and of the backbone alone. A picture without data is
-    not drawn.
+    τ by decoding over the steps, pooled, per prompt and of the backbone alone. A picture without data is not drawn.
     """
     rows = read_rows(epath.Path(workdir) / "metrics.jsonl")
     trained = [row for row in rows if any(row.get(key) is not None for key in ("loss", "base_loss", "final_loss"))]
@@ -94,7 +92,7 @@ def plot_run(workdir: str | os.PathLike) -> list[str]:
     if len(trained) > 1:
         pictures["losses.png"] = _losses(trained)
     if evaluated:
-        pictures["tau.png"] = _taus(evaluated, rows)
+        pictures["tau.png"] = _taus(evaluated)
     return save(epath.Path(workdir) / "plots", pictures) if pictures else []
 
 
@@ -141,7 +139,7 @@ def curve(axes, pairs: Sequence[tuple[int, float]], colour: str, label: str) -> 
     axes.plot(steps, means, color=colour, linewidth=1.8, label=label)
 
 
-def _taus(rows: Sequence[Mapping[str, Any]], logged: Sequence[Mapping[str, Any]]) -> Figure:
+def _taus(rows: Sequence[Mapping[str, Any]]) -> Figure:
     figure = figure_of(7, 3.8)
     axes = figure.add_subplot()
     lines = {
@@ -159,19 +157,4 @@ def _taus(rows: Sequence[Mapping[str, Any]], logged: Sequence[Mapping[str, Any]]
     axes.set(title="τ by decoding held-out prompts", xlabel="step", ylabel="tokens per round", xlim=(0, None))
     axes.set_ylim(bottom=1)  # a round emits at least one token
     tidy(axes)
-    _add_hours(axes, logged)
     return figure
-
-
-def _add_hours(axes, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A second axis, above: the hours after which the run reached a step; of a core where it ran on a CPU."""
-    key, label = ("seconds", "hours")
-    if any("cpu_seconds" in row for row in rows):
-        key, label = "cpu_seconds", "hours of a core, evaluations included"
-    steps, seconds = (np.asarray(values, float) for values in zip(*[(0, 0.0), *points(rows, key)], strict=True))
-    hours = np.maximum.accumulate(seconds) / 3_600
-    if hours[-1] > 0:
-        # The picture ends a little after the last step, so the axis goes on at the run's own pace.
-        steps, hours = np.append(steps, 2 * steps[-1]), np.append(hours, 2 * hours[-1])
-        ahead, back = (lambda step: np.interp(step, steps, hours)), (lambda hour: np.interp(hour, hours, steps))
-        axes.secondary_xaxis("top", functions=(ahead, back)).set_xlabel(label)

@@ -25,18 +25,15 @@ class Watchdog:
         self,
         seconds: float,
         abort: bool = False,
-        on_hang: Callable[[float], None] | None = None,
         report: Callable[[str], None] = print,
     ):
         """
         Args:
           seconds: between two beats before the step counts as hung; SLOW times that for what is no step. 0 is off.
           abort: end the process with HUNG then, without any clean-up: what hangs would hang in it too.
-          on_hang: called once per hang, with the seconds since the last beat.
           report: takes the stacks of all threads, once per hang.
         """
         self._seconds, self._abort, self._report = seconds, abort, report
-        self.on_hang = on_hang
         self._watched: tuple[str, float, float] | None = None  # what, since when, for how long; None: not watching
         self._reported = None  # the watch whose hang has been reported
         self._ended = threading.Event()
@@ -97,8 +94,6 @@ class Watchdog:
                     os._exit(HUNG)
 
     def _announce(self, what: str, blocked: float) -> None:
-        if self.on_hang is not None:
-            self.on_hang(blocked)
         end = f"\nThe hung run is given up: exit code {HUNG}" if self._abort else ""
         self._report(f"warning: {what} has not ended for {blocked:.0f} seconds. All threads:\n{all_stacks()}{end}")
         sys.stdout.flush()

@@ -1,7 +1,6 @@
 """What a training run does between its steps: logs, checkpoints, evaluations, and the end on SIGTERM."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from domino_jax.method.state import TrainState
@@ -81,18 +80,3 @@ def evaluate_with(
             metrics.write(done, measured)
 
     return hook
-
-
-@contextlib.contextmanager
-def log_hangs(loop: TrainingLoop, metrics: MetricsWriter) -> Iterator[None]:
-    """Within it, a hang that the watchdog sees gets a row."""
-
-    def log(seconds: float) -> None:
-        metrics.write(loop.done, {"hang": 1.0, "hang_seconds": seconds})
-        metrics.flush()  # the process may be ended next
-
-    loop.watchdog.on_hang = log
-    try:
-        yield
-    finally:
-        loop.watchdog.on_hang = None

@@ -38,9 +38,7 @@ SHOWN = {
     "mfu": "MFU {:.1%}",
     "data_wait": "data wait {:.1%}",
     "skipped": "SKIPPED {:.0f}",
-    "hang": "HANG {:.0f}",
 }
-ONLY_WHEN_SET = ("skipped", "hang")  # shown once they are not 0
 # Bookkeeping of the time: in the file, and no curve.
 NO_CURVE = ("cpu_seconds",)
 
@@ -56,7 +54,7 @@ class MetricsWriter:
     A row holds "step", the values given (numbers, or lists of numbers, which the console leaves out), and "seconds",
     the time this run has taken so far, earlier starts included. A run that continues from step n drops the rows after
     n, so that no step is recorded twice. It does so when it writes its first row; a start that has nothing to write
-    changes nothing. Rows may come from any thread.
+    changes nothing.
     """
 
     def __init__(
@@ -203,7 +201,7 @@ def _json(value: float | list[float]) -> Any:
 
 
 def _line(numbers: Mapping[str, float]) -> str:
-    shown = [key for key in SHOWN if key in numbers and (numbers[key] or key not in ONLY_WHEN_SET)]
+    shown = [key for key in SHOWN if key in numbers and (numbers[key] or key != "skipped")]
     return "  ".join(SHOWN[key].format(numbers[key]) for key in shown)
 
 

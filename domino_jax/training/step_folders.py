@@ -12,7 +12,6 @@ manifest, which it sets aside. No step is renamed on the way, so buckets (gs://)
 """
 
 import json
-import threading
 from collections.abc import Callable
 
 import orbax.checkpoint as ocp
@@ -37,7 +36,6 @@ class StepFolders:
 
     def __init__(self, folder: epath.Path, report: Callable[[str], None]):
         self.folder, self._report = folder, report
-        self._scoring = threading.Lock()
 
     def path(self, step: int) -> epath.Path:
         return self.folder / str(step)
@@ -167,13 +165,12 @@ class StepFolders:
 
     def mark(self, step: int, tau: float) -> None:
         """Note the τ of a step that is finished or will be."""
-        with self._scoring:
-            scores = {**self._scores(), step: float(tau)}
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                write_whole(self.folder / TAU, json.dumps(scores).encode())
-            except OSError as error:
-                self._report(f"warning: the τ of step {step} could not be written to {TAU} ({first_line(error)})")
+        scores = {**self._scores(), step: float(tau)}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_whole(self.folder / TAU, json.dumps(scores).encode())
+        except OSError as error:
+            self._report(f"warning: the τ of step {step} could not be written to {TAU} ({first_line(error)})")
 
     def best(self) -> tuple[int, float] | None:
         """(step, τ) of the finished step with the highest τ; of equal ones the later."""

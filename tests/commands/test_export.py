@@ -158,7 +158,7 @@ def test_the_card_of_a_run_names_rows_and_the_tau_of_the_step_that_was_decoded(w
     (workdir / "preflight.json").write_text(json.dumps({"data": DATA}))
     (workdir / "report").mkdir()
     (workdir / "report" / "report.json").write_text(json.dumps(REPORT))
-    marker = {"step": 9, "processes": 1, "export_sha256": "0" * 64}
+    marker = {"step": 9, "processes": 1}
     for decoded, shown in ((9, True), (7, False)):
         (workdir / "finished.json").write_text(json.dumps({**marker, "exported_step": decoded}))
         assert start(capsys, workdir, workdir / "out")[0] == 0

@@ -91,8 +91,7 @@ def copy(workdir, tmp_path):
 
 def test_the_marker_names_the_step_and_the_export(whole):
     marker = json.loads((whole / "finished.json").read_text())
-    assert (marker["step"], marker["processes"], len(marker["export_sha256"])) == (8, 1, 64)
-    assert marker["exported_step"] == 4
+    assert marker == {"step": 8, "processes": 1, "exported_step": 4}
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it is written", "after it is written"])
@@ -119,14 +118,14 @@ def test_a_run_that_lost_its_checkpoints_is_not_begun_again(whole, tmp_path, los
         checkpoints.restore_latest({})
 
 
-def test_without_checkpoints_a_finished_run_is_shown_and_a_damaged_export_is_refused(files, whole, tmp_path, capsys):
+def test_without_checkpoints_a_finished_run_is_shown_and_a_lost_export_is_refused(files, whole, tmp_path, capsys):
     workdir = copy(whole, tmp_path)
     shutil.rmtree(workdir / "checkpoints")
     (workdir / "export" / "README.md").write_text("A card of my own.")
     before = (workdir / "metrics.jsonl").read_bytes()
     assert start(command(files, workdir)) == 0
     assert "holds a finished run" in capsys.readouterr().out
-    (workdir / "export" / "model.safetensors").write_bytes(b"")
+    shutil.rmtree(workdir / "export")
     assert start(command(files, workdir)) == 3
     message = capsys.readouterr().err
     assert "first_checkpoint.json" in message and len(message.splitlines()) <= 5
@@ -179,17 +178,6 @@ def test_a_broken_file_of_a_run_is_one_message(files, whole, tmp_path, capsys, n
     assert start(command(files, workdir)) == 3
     message = capsys.readouterr().err
     assert name in message and "Traceback" not in message and len(message.splitlines()) <= 5
-
-
-def test_an_export_that_changed_after_the_end_is_written_again(files, whole, tmp_path, capsys):
-    workdir = copy(whole, tmp_path)
-    (workdir / "export" / "model.safetensors").write_bytes(weights(whole)[:-1] + b"x")
-    assert start(command(files, workdir)) == 0
-    message = capsys.readouterr().out
-    assert "export changed since the run ended" in message and "holds a finished run" not in message
-    assert weights(workdir) == weights(whole)
-    assert start(command(files, workdir)) == 0
-    assert "holds a finished run" in capsys.readouterr().out
 
 
 def test_a_run_killed_before_its_first_checkpoint_reports_it_and_starts_again(files, whole, tmp_path, capsys):
