@@ -84,12 +84,11 @@ def write_export(
     tau: float | None = None,
     format: str = formats.SERVING,
     token_order: bytes | None = None,
-    keep_others: bool = False,
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md about their origin.
 
     Every process calls it with the same arguments; process 0 writes. The folder, local or gs://, is replaced as a
-    whole.
+    whole; files of others in it stay.
 
     Args:
         params: the drafter's, on the host or on devices.
@@ -97,7 +96,6 @@ def write_export(
         report: of the run's final decoding, once there is one.  data: "data" of the run's preflight.json.
         tau: the step's decoded τ, when it was measured in training.
         format: one of formats.FORMATS.  token_order: as of read_token_order.
-        keep_others: files of others in the folder stay, as they do in a bucket. Without it they are a DominoError.
     """
     params = on_host(params)
     if jax.process_index() != 0:
@@ -116,7 +114,7 @@ def write_export(
             fill(Path(local))
             upload(Path(local), open_path(folder))
     else:
-        with hf.whole_folder(folder, OWN_NAMES, keep_others) as fresh:
+        with hf.whole_folder(folder, OWN_NAMES) as fresh:
             fill(fresh)
 
 

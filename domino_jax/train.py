@@ -272,8 +272,7 @@ def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[
 
     def export_drafter(params: dict, step: int, tau: float | None, report: dict | None = None) -> None:
         facts = {"report": report, "data": data, "tau": tau, "token_order": token_order}
-        # A licence that somebody adds there must not end the run.
-        export.write_export(workdir / "export", drafter, params, recipe, step, **facts, keep_others=True)
+        export.write_export(workdir / "export", drafter, params, recipe, step, **facts)
 
     return export_drafter
 

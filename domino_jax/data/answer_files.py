@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from domino_jax.runtime.errors import DataError, DominoError, unwritable
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.journal import Journal, locked, remove_torn_line, torn_bytes, whole_lines
 from domino_jax.runtime.made_with import differences, refuse
@@ -82,10 +82,7 @@ class AnswerFiles:
     def opened(self) -> Iterator[set[str]]:
         """Locks and prepares the files and gives the ids of the rows that they hold."""
         with contextlib.ExitStack() as locks:
-            try:
-                self._prepare(locks)
-            except OSError as error:
-                raise unwritable(f"--output={self.output}", error) from error
+            self._prepare(locks)
             self.processes.barrier("regenerate-open")
             yield set(find_rows(self.files()))
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.held_out import prompt_hash, prompt_of
-from domino_jax.data.prompts import check_line
 from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime.environment import usable_cores
@@ -196,8 +195,6 @@ def _measure_all(tasks: list, encoder: RowEncoder, workers: int) -> Iterator[Ite
 def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray) -> tuple[np.ndarray, BadRows]:
     """int64 [lines, 5] for lines [first, first + len(spans)) of a file, and those that cannot be used."""
     out, bad = np.full((len(spans), 5), -1, np.int64), BadRows()
-    for place, size in enumerate(np.diff(spans)[:, 0].tolist()):
-        check_line(size, f"{file.name}:{first + place + 1}")
     base = int(spans[0, 0])
     block = b"" if file.records else read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):

@@ -1,7 +1,5 @@
 """JSONL files: rows with their line numbers, and the prompt rows of decode and regenerate."""
 
-import io
-import itertools
 import json
 import os
 import pathlib
@@ -16,7 +14,6 @@ from domino_jax.runtime.errors import DataError, DominoError, quote
 from domino_jax.runtime.files import is_remote
 
 PROMPT_KEYS = (*FORMS, "prompt", "token_ids")
-LINE_LIMIT = 1 << 26  # bytes; a row of a million token ids has 7 MB
 ID_LIMIT = 200
 LARGEST_ID = 2**31 - 1  # ids are int32 on devices
 
@@ -36,25 +33,11 @@ def read_lines(path: str | pathlib.Path) -> Iterator[tuple[int, bytes]]:
     if not (remote.exists(name) if is_remote(name) else pathlib.Path(name).expanduser().is_file()):
         raise DominoError(f"{path}: there is no such file; name a JSONL file that exists.")
     with open_plain(name) as lines:
-        lines = io.BufferedReader(lines)  # the files of some stores read whole lines only, however long
-        for number in itertools.count(1):
-            line = lines.readline(LINE_LIMIT + 1)
-            if not line:
-                return
-            check_line(len(line), f"{path}:{number}")
-            if line.strip():
-                yield number, line
-
-
-def check_line(size: int, where: str) -> None:
-    """Refuse a line of more bytes than a row can have, before or after it is read."""
-    if size > LINE_LIMIT:
-        raise DataError(f"{where}: the line has more than {LINE_LIMIT} bytes. A JSONL file has one row on each line.")
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
 
 
 def parse_row(line: bytes, where: str) -> dict:
     """The object of one line of JSONL; anything else is a DataError that names the place."""
-    check_line(len(line), where)
     try:
         row = json.loads(line)
     except ValueError as error:  # broken JSON or bytes that are not UTF-8

@@ -17,7 +17,6 @@ from typing import Any
 
 from domino_jax.decoding.acceptance import acceptance_record
 from domino_jax.decoding.generate import Generation
-from domino_jax.runtime.errors import unwritable
 from domino_jax.runtime.journal import Journal, Line, locked, whole_lines
 from domino_jax.runtime.made_with import differences, flatten, refuse
 
@@ -41,14 +40,11 @@ class RunFiles:
     def __init__(self, folder: Path, run: Mapping[str, Mapping[str, Any] | None], restart: bool = False):
         self.folder = folder
         with contextlib.ExitStack() as files:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                files.enter_context(locked(folder / PROGRESS))  # before a byte changes: another run may be writing
-                self._generations = files.enter_context(Journal(folder / GENERATIONS))
-                self._progress = files.enter_context(Journal(folder / PROGRESS))
-                self._begin(json.loads(json.dumps(run)), restart)
-            except OSError as error:
-                raise unwritable(f"--output={folder}", error) from error
+            folder.mkdir(parents=True, exist_ok=True)
+            files.enter_context(locked(folder / PROGRESS))  # before a byte changes: another run may be writing
+            self._generations = files.enter_context(Journal(folder / GENERATIONS))
+            self._progress = files.enter_context(Journal(folder / PROGRESS))
+            self._begin(json.loads(json.dumps(run)), restart)
             self._files = files.pop_all()
 
     def _begin(self, run: Mapping[str, Any], restart: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from domino_jax.runtime.files import is_remote
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 
 
 class DominoError(Exception):

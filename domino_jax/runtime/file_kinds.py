@@ -17,7 +17,6 @@ KINDS = (
         "a web page",
         "Download the file itself; on the Hugging Face hub its address has /resolve/ in place of /blob/.",
     ),
-    (rb"PK\x03\x04", "a ZIP archive", "Unpack it."),
 )
 ROW_KINDS = (
     (
@@ -25,16 +24,9 @@ ROW_KINDS = (
         "a Parquet file",
         "Convert it to JSONL: datasets.Dataset.from_parquet(FILE).to_json(FILE.jsonl) with pip install datasets.",
     ),
-    (
-        rb"ARROW1|\xff\xff\xff\xff.{4}\x10\x00",
-        "an Arrow file",
-        "Convert it to JSONL: datasets.Dataset.from_file(FILE).to_json(FILE.jsonl) with pip install datasets.",
-    ),
-    (rb"\xff\xfe|\xfe\xff", "text in UTF-16", "Write it in UTF-8."),
     (rb"\x1f\x8b", "a gzip archive", "Let its name end in .gz."),
     (rb"\x28\xb5\x2f\xfd", "a Zstandard archive", "Let its name end in .zst."),
     (rb"\s*\[", "a JSON array", "Write one row on each line: jq -c '.[]' FILE > FILE.jsonl."),
-    (rb"\{\s*\n", "JSON with an object on several lines", "Write one row on each line: jq -c . FILE > FILE.jsonl."),
 )
 
 

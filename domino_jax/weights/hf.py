@@ -18,7 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from domino_jax.data.chat import closing_token
-from domino_jax.runtime.errors import DataError, DominoError, first_line, quote, unwritable
+from domino_jax.runtime.errors import DataError, DominoError, first_line, quote
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing, write_whole
 from domino_jax.runtime.remote import exists, fetch_folder
@@ -33,9 +33,6 @@ COMPARED_ROWS = 4096  # of two matrices, so that the host never holds two embedd
 LISTED = 10  # names in one message
 _PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".h5", ".msgpack")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "chat_template.jinja")
-# What an earlier writing may have left: config.json, weights, also in other shards, and temporary files.
-_EARLIER = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?|\..+\.[0-9a-f]+\.tmp")
-
 # How the message of a config that is parsed without its path begins.
 _FILE = re.compile(r"^((the drafter's )?config\.json|drafter config)\b")
 
@@ -294,57 +291,42 @@ def write_folder(
 ) -> None:
     """Writes weights, config.json and `extra_json` ({file name: object}) into a local folder.
 
-    The weights and the config.json of an earlier writing are removed first, and config.json is written last, so that a
-    reader never takes half a folder for a model.
+    An earlier config.json is removed first and the new one written last, so that a reader never takes half a folder for
+    a model.
     """
     folder = Path(os.path.expanduser(folder))
     for name, tensor in tensors.items():
         if not is_finite(tensor):
             raise DataError(f"tensor {quote(name)} holds NaN or an infinity; it is not written.")
     jsons = {**(extra_json or {}), "config.json": config}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for entry in folder.iterdir():
-            if _EARLIER.fullmatch(entry.name):
-                entry.unlink()
-        write_whole(folder / SINGLE, safetensors.numpy.save(dict(tensors), {"format": "pt"}))
-        for name, content in jsons.items():
-            text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-            write_whole(folder / name, f"{text}\n")
-    except OSError as error:
-        raise unwritable(folder, error) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").unlink(missing_ok=True)
+    write_whole(folder / SINGLE, safetensors.numpy.save(dict(tensors), {"format": "pt"}))
+    for name, content in jsons.items():
+        text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        write_whole(folder / name, f"{text}\n")
 
 
 @contextlib.contextmanager
-def whole_folder(folder: str | Path, own_names: re.Pattern, keep_others: bool = False) -> Iterator[Path]:
+def whole_folder(folder: str | Path, replaced: re.Pattern) -> Iterator[Path]:
     """A fresh folder to fill; when the block ends well it takes the place of `folder`, which is never seen half full.
 
     Args:
-        own_names: what entries of `folder` may be called that are lost with it.
-        keep_others: other entries are copied into the fresh folder. Without it they are a DominoError.
+        replaced: names of the entries of `folder` that are lost with it; all others are copied into the fresh one.
     """
     folder = Path(os.path.expanduser(folder)).resolve()
     previous = folder.with_name(f".{folder.name}.previous.tmp")
-    try:
-        entries = folder.iterdir() if folder.exists() else ()
-        strange = [entry.name for entry in entries if not own_names.fullmatch(entry.name)]
-        if strange and not keep_others:
-            raise DominoError(
-                f"{folder} holds {list_names(strange)}, which no export wrote and which would be lost; "
-                "name a separate folder."
-            )
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for unfinished in folder.parent.glob(f".{glob.escape(folder.name)}.[0-9a-f]*.tmp"):  # of a killed writing
-            shutil.rmtree(unfinished, ignore_errors=True)
-        with replacing(folder) as fresh:
-            fresh.mkdir()
-            yield fresh
-            for name in strange:
-                copy = shutil.copytree if (folder / name).is_dir() else shutil.copy2
-                copy(folder / name, fresh / name)
-            if folder.exists():
-                shutil.rmtree(previous, ignore_errors=True)
-                os.rename(folder, previous)
-        shutil.rmtree(previous, ignore_errors=True)  # after a kill it was the one whole copy until here
-    except OSError as error:
-        raise unwritable(folder, error) from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for unfinished in folder.parent.glob(f".{glob.escape(folder.name)}.[0-9a-f]*.tmp"):  # of a killed writing
+        shutil.rmtree(unfinished, ignore_errors=True)
+    with replacing(folder) as fresh:
+        fresh.mkdir()
+        yield fresh
+        for entry in folder.iterdir() if folder.exists() else ():
+            if not replaced.fullmatch(entry.name):
+                copy = shutil.copytree if entry.is_dir() else shutil.copy2
+                copy(entry, fresh / entry.name)
+        if folder.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+            os.rename(folder, previous)
+    shutil.rmtree(previous, ignore_errors=True)  # after a kill it was the one whole copy until here

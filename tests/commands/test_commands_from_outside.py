@@ -66,6 +66,7 @@ def test_a_read_only_disk_is_one_sentence_and_exit_code_2_before_any_work(tmp_pa
         (errno.EDQUOT, DataError, 3),
         (errno.EROFS, DominoError, 2),
         (errno.EACCES, DominoError, 2),
+        (errno.ENOTDIR, DominoError, 2),
     ],
 )
 def test_a_disk_that_takes_no_file_is_reported_in_one_sentence_wherever_it_happens(capsys, number, kind, code):

@@ -13,7 +13,6 @@ import pytest
 from domino_jax import export
 from domino_jax.method.state import TrainState
 from domino_jax.recipe import cli
-from domino_jax.runtime.errors import DominoError
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
@@ -203,13 +202,7 @@ def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_firs
     assert_same(exported(tmp_path / "out")[1], scaled(params, 2.0))
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone_and_only_process_0_writes(drafter, tmp_path, monkeypatch):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("years of work")
-    with pytest.raises(DominoError, match="thesis.tex, which no export wrote"):
-        export.write_export(tmp_path / "out", *drafter, RECIPE, 1)
-    assert [entry.name for entry in (tmp_path / "out").iterdir()] == ["thesis.tex"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+def test_only_process_0_writes(drafter, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     export.write_export(tmp_path / "other", *drafter, RECIPE, 1)
     assert not (tmp_path / "other").exists()
@@ -221,7 +214,7 @@ def test_what_somebody_adds_to_a_runs_export_stays_there(drafter, tmp_path):
     (folder / "LICENSE").write_text("mine")
     (folder / ".cache").mkdir()
     (folder / ".cache" / "upload").write_text("half")
-    export.write_export(folder, *drafter, RECIPE, 2, keep_others=True)
+    export.write_export(folder, *drafter, RECIPE, 2)
     assert (folder / "LICENSE").read_text() == "mine" and (folder / ".cache" / "upload").read_text() == "half"
     assert sorted(entry.name for entry in folder.iterdir()) == sorted([*FILES, "LICENSE", ".cache"])
 
