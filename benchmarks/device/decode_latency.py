@@ -105,7 +105,7 @@ def proposed(models: Models, state: DecodeState, tree: TreeSettings) -> Stopwatc
 
 def chain_stopwatches(models: Models, generator: Generator, state: DecodeState) -> dict[str, Stopwatch]:
     """A step, a round with and without the head, and a round's parts but for verify, which has its own widths."""
-    timed = round_stopwatches(models, generator, state, (BASELINE, DOMINO))
+    timed = round_stopwatches(models, generator, state, (BASELINE, BACKBONE, DOMINO))
     return {NAMES.get(name, name): seconds for name, seconds in timed.items() if name != "verify"}
 
 

@@ -1,21 +1,8 @@
 """The report of a decoding run: report.json for programs, report.html for people, one table on the console.
 
-Definitions, the same wherever a figure is shown:
-  round            one draft and one verification by the target; it emits the accepted drafts and one token more
-  tau_pooled       tokens emitted in rounds / rounds, over all prompts;  tau_per_prompt: mean of each answer's own mean
-  tokens_per_second  tokens after the first of each answer (the prefill's), over the time of the loop alone
-  accept rate k    share of all rounds that emitted more than k tokens, that is, accepted draft k; the conditional rate
-                   divides by the rounds that accepted draft k-1. A last round cut by a stop id or by max_new_tokens
-                   counts the tokens that remain.
-  speedup          tokens_per_second over plain decoding's;  speedup_end_to_end: the same of output_tokens_per_second,
-                   all tokens over the time of prefills and loop
-  intervals        [low, high] of 95 %, by the bootstrap (summary.py)
-  time_split       of a round, in milliseconds (round_times.py): draft + head + verify + other = round; commit is the
-                   part of other that was timed too; head_share is what leaving the head out saves, as a share of the
-                   round; loop_overhead is round / (draft + head + verify + commit); step is a plain step, timed
-                   alternately with the rounds; drafts: that the round verifies in each row
-  break_even_tau   round / step of time_split: the τ from which on a mode is faster than plain decoding
-  drafts_per_round drafts that a round verifies, the mean over the rounds of all answers
+docs/commands.md defines the figures of report.json. Two remarks on them:
+  accept rate k  a last round that is cut by a stop id or by max_new_tokens counts the tokens that remain
+  time_split     draft + head + verify + other = round; commit is the part of other that was timed too (round_times.py)
 """
 
 import datetime
@@ -52,8 +39,7 @@ PLOTS = "plots"
 NO_TEXT = TextCodec(None, False)
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
-TIMED = ("draft", "head", "verify", "commit")
-SPLIT = ("draft", "head", "verify", "other", "round", "commit", "without_head")
+SPLIT = ("draft", "head", "verify", "other", "round", "commit")
 FORMAT = 3  # of report.json and compare.json; a file of another one is refused
 
 
@@ -103,15 +89,11 @@ def build_report(
 
 def _time_split(parts: Mapping[str, float], step: float | None, drafts: int) -> dict[str, Any]:
     """Milliseconds, of seconds; None for parts that were not timed separately."""
-    timed = sum(parts[name] for name in TIMED) if parts.keys() >= set(TIMED) else None
-    saved = max(0.0, parts["round"] - parts["without_head"]) if "without_head" in parts else None  # may be all noise
     return {
         "unit": "milliseconds per round",
         **{name: parts[name] * 1e3 if name in parts else None for name in SPLIT},
         "step": None if step is None else step * 1e3,
         "drafts": drafts,
-        "head_share": ratio(saved, parts["round"]),
-        "loop_overhead": ratio(parts["round"], timed),
     }
 
 

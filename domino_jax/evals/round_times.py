@@ -33,7 +33,7 @@ def round_split(
     draft: the backbone's pass and the base logits; the whole draft where there is no backbone.
     head: its rollout.  verify: the target's pass and its choices.
     commit: accepting, the drafter's context, the bookkeeping.  other: round - draft - head - verify, so commit and the
-    loop itself.  round: the whole.  without_head (of drafts with a head): the whole, drafting from base logits alone.
+    loop itself.  round: the whole.
     Of mode tree and of chains without drafts only the whole round is timed, and of plain decoding the step.
 
     A part called once would copy the cache and pay a dispatch, so the measure is how much longer many turns take than
@@ -48,19 +48,15 @@ def round_stopwatches(
     models: Models, generator: Generator, state: DecodeState, modes: Sequence[str]
 ) -> dict[str, Callable[[int], float]]:
     """What round_split times, as turns → seconds: parts of a chain by name, whole rounds by round_of."""
-    live, with_head, parts = endless(state), _with_head(generator, modes), {}
+    live, parts = endless(state), {}
     drafting = generator.drafting(DRAFT)
     if set(modes) & set(CHAINS) and drafting.num_drafts != 0:
         parts = _parts(state.sampling or generator.settings.sampling, drafting)
-    timed = {
-        name: stopwatch(jax.jit(program), models, live)
-        for name, program in parts.items()
-        if name != "head" or with_head
-    }
-    # The head's cost is the difference of two rounds.
-    whole = {*modes, *((BACKBONE,) if with_head and parts else ())}
+    if not _with_head(generator, modes):
+        parts.pop("head", None)
+    timed = {name: stopwatch(jax.jit(program), models, live) for name, program in parts.items()}
     # Named apart from the parts, because `draft` is both a part and a mode.
-    return timed | {round_of(mode): round_stopwatch(models, generator, live, mode) for mode in sorted(whole)}
+    return timed | {round_of(mode): round_stopwatch(models, generator, live, mode) for mode in modes}
 
 
 def _with_head(generator: Generator, modes: Sequence[str]) -> set[str]:
@@ -112,8 +108,7 @@ def _split(mode: str, seconds: Mapping[str, float], with_head: bool) -> dict[str
     parts["head"] = seconds["head"] if with_head else 0.0
     whole = seconds[round_of(mode)]
     rest = whole - parts["draft"] - parts["head"] - parts["verify"]
-    without = {"without_head": seconds[round_of(BACKBONE)]} if with_head else {}
-    return {**parts, "other": max(0.0, rest), "round": whole, **without}
+    return {**parts, "other": max(0.0, rest), "round": whole}
 
 
 def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:

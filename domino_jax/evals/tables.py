@@ -108,10 +108,6 @@ def _round_note(mode: str, figures: Mapping[str, Any]) -> str:
     if split["draft"] is not None:
         parts = ", ".join(f"{name} {split[name]:.2f}" for name in PARTS)
         note += f": {parts} (of which commit {split['commit']:.2f})"
-    if split["loop_overhead"] is not None:
-        note += f"; {split['loop_overhead']:.2f} × the sum of its parts"
-    if split["head_share"] is not None:
-        note += f"; the head costs {split['head_share'] * split['round']:.2f} ms, {split['head_share']:.0%} of it"
     note += f". It verifies {split['drafts']} drafts"
     if figures["break_even_tau"] is not None:
         note += f" and pays off from τ {figures['break_even_tau']:.2f} on: a plain step takes {split['step']:.2f} ms"

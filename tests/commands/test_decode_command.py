@@ -106,8 +106,8 @@ def test_the_report_measures_what_the_generations_hold(finished):
         assert domino["acceptance"][count] == sum(record[count] for record in records)
     assert len(domino["accept_rate_by_position"]) == 8 and report["verify_width"] == 9
     assert report["identical_outputs"]["domino"]["same"] == report["identical_outputs"]["domino"]["of"] == 9
-    times = {"draft", "head", "verify", "other", "round", "commit", "without_head"}
-    assert set(domino["time_split"]) == {"unit", *times, "step", "drafts", "head_share", "loop_overhead"}
+    times = {"draft", "head", "verify", "other", "round", "commit"}
+    assert set(domino["time_split"]) == {"unit", *times, "step", "drafts"}
     assert domino["speedup_end_to_end"] > 0 and domino["break_even_tau"] > 0 and domino["drafts_per_round"] == 8
     low, high = domino["intervals"]["tau_pooled"]
     assert low < domino["tau_pooled"] < high

@@ -54,7 +54,6 @@ SPLIT = {
     "autoregressive": {"round": 0.005},
     "domino": {
         **{"draft": 0.001, "head": 0.002, "verify": 0.003, "other": 0.0005, "round": 0.0065, "commit": 0.0004},
-        "without_head": 0.0045,
     },
 }
 
