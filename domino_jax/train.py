@@ -35,6 +35,7 @@ from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
 from domino_jax.runtime.errors import DataError, refuse_read_only
 from domino_jax.runtime.files import is_remote, write_whole
+from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.made_with import flatten
 from domino_jax.runtime.preemption import Preemption
 from domino_jax.runtime.remote import access, open_path
@@ -378,10 +379,6 @@ def decode_finally(
         report = decode_trained(config, placed, drafter, layout.drafter_params(best.params), workdir / "report")
     export_drafter(*best, report=report)  # again, for the model card: it now has figures to show
     console_table(report)
-
-
-def write_json(path: epath.Path, value: dict) -> None:
-    write_whole(path, f"{json.dumps(value, indent=2)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ process died and how many processes continue. The merged file replaces OUTPUT in
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.runtime.files import is_remote, replacing, write_whole
+from domino_jax.runtime.files import is_remote, replacing
 from domino_jax.runtime.journal import Journal, locked, remove_torn_line, torn_bytes, whole_lines
+from domino_jax.runtime.json_files import read_json, write_json
 from domino_jax.runtime.made_with import differences, refuse
 
 
@@ -102,7 +102,7 @@ class AnswerFiles:
         for file in self.files():
             remove_torn_line(file)
         if not started:
-            write_whole(self.meta, json.dumps(self.made_with, indent=2) + "\n")
+            write_json(self.meta, self.made_with)
 
     def _part(self, index: int) -> Path:
         if self.processes.count == 1:
@@ -153,13 +153,7 @@ class AnswerFiles:
                 f"{self.output} exists, but {self.meta.name} beside it does not: it is not known what the rows were "
                 "made with.\nChoose another output."
             )
-        try:
-            before = dict(json.loads(self.meta.read_text(encoding="utf-8")))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(
-                f"{self.meta} is not a JSON object ({error}), so it is not known how the rows beside it were made."
-                " Choose another output."
-            ) from error
+        before = read_json(self.meta)
         changes = differences(before, self.made_with)
         refuse(changes, f"{self.output} was made with something else:", "Set it back or choose another output.")
 

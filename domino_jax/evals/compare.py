@@ -13,13 +13,14 @@ from domino_jax.evals import tables
 from domino_jax.evals.lanes import Lane
 from domino_jax.evals.measure import report_lanes
 from domino_jax.evals.prompts import Prompt, TextCodec
-from domino_jax.evals.report import FORMAT, print_table, write_json
+from domino_jax.evals.report import FORMAT, print_table
 from domino_jax.evals.run import run_lanes
 from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.method.pair import Models
 from domino_jax.method.settings import BASELINE, DRAFT, DecodeSettings, supported_modes
 from domino_jax.runtime.errors import DominoError
+from domino_jax.runtime.json_files import write_json
 from domino_jax.weights.loading import LoadedTarget
 
 COMPARISON = "compare.json"

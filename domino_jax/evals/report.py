@@ -7,7 +7,6 @@ docs/commands.md defines the figures of report.json. Two remarks on them:
 
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from domino_jax.method.settings import BASELINE
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.json_files import read_json, write_json
 
 REPORT = "report.json"
 PAGE = "report.html"
@@ -132,10 +132,6 @@ def write_report(
     write_json(folder / REPORT, report)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
 def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any] | None:
     """The report of a finished run, None when there is none.
 
@@ -147,12 +143,7 @@ def read_report(folder: str | os.PathLike, name: str = REPORT) -> dict[str, Any]
     path = epath.Path(folder) / name
     if not path.is_file():
         return None
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); choose another folder.") from error
-    if not isinstance(report, dict):
-        raise DataError(f"{path} holds a {type(report).__name__}, not a report; choose another folder.")
+    report = read_json(path)
     if "format" not in report or report["format"] != FORMAT:
         raise DataError(f"{path} was written by another version; choose another folder.")
     return report

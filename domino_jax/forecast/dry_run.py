@@ -8,7 +8,6 @@ devices of this machine. <workdir>/dry_run.json holds the figures of the step an
 evaluation (null with eval.every=0): memory and bytes by the compiler, FLOPs by the products of the traced step.
 """
 
-import json
 import pathlib
 import re
 import time
@@ -25,7 +24,7 @@ from domino_jax.method.kinds import AnyDrafter
 from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe import builders, cli
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.remote import open_path
 from domino_jax.training import estimates
 from domino_jax.training.console import say_bytes
@@ -42,7 +41,7 @@ def main(flags: cli.Flags) -> None:
     figures = examine(config, devices, flags.topology or devices[0].device_kind)
     folder = open_path(flags.workdir).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "dry_run.json", json.dumps(figures, indent=2) + "\n")
+    write_json(folder / "dry_run.json", figures)
     print("\n".join(lines(figures)), flush=True)
 
 

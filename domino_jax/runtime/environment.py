@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -14,7 +13,7 @@ import jax
 from etils import epath
 
 import domino_jax
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.json_files import write_json
 
 # Variables that change what is computed or where, and none that could hold a secret.
 VARIABLES = (
@@ -55,8 +54,7 @@ def environment() -> dict[str, Any]:
 
 def write_environment(workdir: str | os.PathLike) -> None:
     """Writes <workdir>/env.json for this start; only the primary process should call it."""
-    text = json.dumps(environment(), indent=2, ensure_ascii=False) + "\n"
-    write_whole(epath.Path(workdir) / "env.json", text.encode())
+    write_json(epath.Path(workdir) / "env.json", environment())
 
 
 def packages() -> dict[str, str]:

@@ -6,12 +6,12 @@ exported_step is the one with the best τ, or the last. Written last, after the 
 nothing else marks a run as finished.
 """
 
-import json
 from collections.abc import Callable
 
 from etils import epath
 
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.errors import DataError
+from domino_jax.runtime.json_files import read_json, write_json
 
 NAME = "finished.json"
 FIELDS = ("step", "processes", "exported_step")
@@ -20,7 +20,7 @@ FIELDS = ("step", "processes", "exported_step")
 def mark_finished(workdir: epath.Path, step: int, processes: int, exported_step: int) -> None:
     """Write the marker; by process 0 alone."""
     marker = dict(zip(FIELDS, (step, processes, exported_step), strict=True))
-    write_whole(workdir / NAME, json.dumps(marker).encode())
+    write_json(workdir / NAME, marker)
 
 
 def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) -> dict[str, int] | None:
@@ -44,13 +44,13 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
 
 def parse_marker(workdir: epath.Path, report: Callable[[str], None]) -> dict[str, int] | None:
     """The marker as it was written, whatever happened to the export; None without one that can be read."""
-    try:
-        marker = json.loads((workdir / NAME).read_bytes())
-    except FileNotFoundError:
+    if not (workdir / NAME).exists():
         return None
-    except (ValueError, RecursionError):
-        marker = None
-    if not isinstance(marker, dict) or any(type(marker.get(name)) is not int for name in FIELDS):
+    try:
+        marker = read_json(workdir / NAME)
+    except DataError:
+        marker = {}
+    if any(type(marker.get(name)) is not int for name in FIELDS):
         report(f"warning: {workdir / NAME} is damaged; the run counts as unfinished")
         return None
     return marker

@@ -5,7 +5,6 @@ that the target itself would choose: nearly all of its own greedy answers, fewer
 """
 
 import functools
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.sharding import batch_sharding, replicated, row_shards
 from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.json_files import write_json
 from domino_jax.weights.loading import LoadedTarget
 
 READ_ROWS = 256  # rows that are searched, drawn evenly from all
@@ -65,7 +64,7 @@ def run_preflight(
     }
     if is_primary():
         workdir.mkdir(parents=True, exist_ok=True)
-        write_whole(workdir / "preflight.json", json.dumps(facts, indent=2) + "\n")
+        write_json(workdir / "preflight.json", facts)
         print("pre-flight", *describe(facts, loaded.stop_tokens()), sep="\n")
         print(f"a row ({rows.where(sample[0][0])}):", mark_answers(drawn[0], loaded.tokenizer), sep="\n", flush=True)
     return facts

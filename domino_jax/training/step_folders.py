@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from domino_jax.runtime.errors import DataError, first_line
-from domino_jax.runtime.files import write_whole
+from domino_jax.runtime.json_files import write_json
 from domino_jax.runtime.remote import move_folder
 from domino_jax.training import manifest
 
@@ -62,7 +62,7 @@ class StepFolders:
         first = self.folder.parent / FIRST
         try:
             if not first.exists():
-                write_whole(first, json.dumps({"step": step}).encode())
+                write_json(first, {"step": step})
         except OSError as error:  # a disk that had just enough room for the checkpoint
             self._report(f"warning: {first} could not be written ({first_line(error)})")
 
@@ -168,7 +168,7 @@ class StepFolders:
         scores = {**self._scores(), step: float(tau)}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / TAU, json.dumps(scores).encode())
+            write_json(self.folder / TAU, scores)
         except OSError as error:
             self._report(f"warning: the τ of step {step} could not be written to {TAU} ({first_line(error)})")
 

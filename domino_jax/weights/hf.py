@@ -18,6 +18,7 @@ import numpy as np
 import safetensors.numpy
 
 from domino_jax.data.chat import closing_token
+from domino_jax.runtime import json_files
 from domino_jax.runtime.errors import DataError, DominoError, first_line, quote
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, replacing, write_whole
@@ -117,18 +118,7 @@ def read_json(
         if required:
             raise DataError(f"{folder} holds no {name}; it is not {kind}.")
         return {}
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{folder}/{name} cannot be read: {error.strerror or error}.") from None
-    refuse_other_kind(f"{folder}/{name}", text[:HEAD_BYTES])
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{folder}/{name} is not valid JSON ({quote(str(error))}); fetch or write it again.") from None
-    if not isinstance(value, dict):
-        raise DataError(f"{folder}/{name} is a JSON {type(value).__name__}; an object was expected.")
-    return value
+    return json_files.read_json(path)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

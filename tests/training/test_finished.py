@@ -196,8 +196,8 @@ def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_ro
             raise OSError(28, "No space left on device")
         write(path, content)
 
-    write = step_folders.write_whole
-    monkeypatch.setattr(step_folders, "write_whole", full)
+    write = step_folders.write_json
+    monkeypatch.setattr(step_folders, "write_json", full)
     message = []
     with Checkpoints(tmp_path, keep=2, report=message.append) as checkpoints:
         checkpoints.save(4, {"w": np.zeros(2)}, {}, {})
