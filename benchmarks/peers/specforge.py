@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from assets.target_folder import save_target
 from benchmarks.device.train_step import LAMBDA, RATE, step_without_target
 from benchmarks.tables import DOCS, ROOT, conditions, publish, ratio
 from domino_jax.method import blocks
@@ -43,7 +44,6 @@ from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.weights import formats, loading
 from domino_jax.weights.drafter import load_drafter, save_drafter
 from domino_jax.weights.random_weights import random_params
-from domino_jax.weights.target import save_target
 
 OURS, THEIRS = SIDES = ("domino_jax", "SpecForge")
 TOLERANCE = 1e-5

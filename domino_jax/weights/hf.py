@@ -5,7 +5,6 @@ Nothing in a folder is ever executed: config.json is plain JSON, `auto_map` is n
 
 import contextlib
 import glob
-import json
 import logging
 import os
 import re
@@ -273,13 +272,8 @@ def list_names(names: list[str]) -> str:
     return ", ".join(quote(name)[1:-1] for name in sorted(names)[:LISTED]) + more
 
 
-def write_folder(
-    folder: str | Path,
-    tensors: Mapping[str, np.ndarray],
-    config: dict[str, Any],
-    extra_json: Mapping[str, dict[str, Any]] | None = None,
-) -> None:
-    """Writes weights, config.json and `extra_json` ({file name: object}) into a local folder.
+def write_folder(folder: str | Path, tensors: Mapping[str, np.ndarray], config: dict[str, Any]) -> None:
+    """Writes weights and config.json into a local folder.
 
     An earlier config.json is removed first and the new one written last, so that a reader never takes half a folder for
     a model.
@@ -288,13 +282,10 @@ def write_folder(
     for name, tensor in tensors.items():
         if not is_finite(tensor):
             raise DataError(f"tensor {quote(name)} holds NaN or an infinity; it is not written.")
-    jsons = {**(extra_json or {}), "config.json": config}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
     write_whole(folder / SINGLE, safetensors.numpy.save(dict(tensors), {"format": "pt"}))
-    for name, content in jsons.items():
-        text = json.dumps(content, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
-        write_whole(folder / name, f"{text}\n")
+    json_files.write_json(folder / "config.json", dict(sorted(config.items())))
 
 
 @contextlib.contextmanager

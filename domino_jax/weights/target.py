@@ -6,7 +6,6 @@ less than it lists, is an error: no leaf ever keeps a random initial value. The 
 of the same rows.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -212,50 +211,3 @@ def _check_tied(tensors: hf.Tensors) -> None:
             f"{tensors.folder}: config.json has tie_word_embeddings true, but {LM_HEAD} differs from {EMBEDDING}.\n"
             "Fetch the folder as its authors published it; which of the two the model was trained with is not in it."
         )
-
-
-def target_config_dict(config: Qwen3Config, dtype: str) -> dict[str, Any]:
-    """The public config.json of a target: rope_theta in both places, so that both transformers generations read it."""
-    fields = dataclasses.asdict(config)
-    if fields.pop("qk_norm"):  # implied by the model_type; there is no public key for it
-        public = {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": "qwen3",
-            "layer_types": ["full_attention"] * config.num_hidden_layers,
-            "max_window_layers": config.num_hidden_layers,
-            "sliding_window": None,
-            "use_sliding_window": False,
-        }
-    else:
-        public = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False, "pretraining_tp": 1}
-    return {
-        **public,
-        **fields,
-        "attention_dropout": 0.0,
-        "dtype": dtype,
-        "hidden_act": "silu",
-        "initializer_range": 0.02,
-        "rope_parameters": {"rope_theta": config.rope_theta, "rope_type": "default"},
-        "rope_scaling": None,
-        "use_cache": True,
-    }
-
-
-def save_target(
-    folder: str | Path,
-    config: Qwen3Config,
-    params: Params,
-    dtype: str = "bfloat16",
-    *,
-    token_ids: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes a target as a public folder.
-
-    token_ids: bos_token_id, eos_token_id, pad_token_id for config.json; with them a generation_config.json is written.
-
-    Every array must be readable by this process: on several hosts, gather the parameters first and write from one.
-    """
-    tokens = dict(token_ids or {})
-    raw = {**target_config_dict(config, np.dtype(dtype).name), **tokens}
-    extra = {"generation_config.json": tokens} if tokens else None
-    hf.write_folder(folder, file_tensors(target_table(config), params, dtype), raw, extra)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from assets import make_hub_prompts
+from assets.target_folder import save_target
 from domino_jax.data.tasks import TASKS
 from domino_jax.evals import measure
 from domino_jax.forecast import topologies
@@ -28,7 +29,6 @@ from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.recipe import builders, cli, loading
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import save_drafter
-from domino_jax.weights.target import save_target
 from tests.docs.test_readme import COMMANDS
 from tests.helpers.models import TARGET_FIELDS, random_target, tiny_drafter
 from tests.helpers.paths import ASSETS, ROOT

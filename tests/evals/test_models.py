@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from assets.target_folder import target_config_dict
 from domino_jax.decoding.generate import new_generator
 from domino_jax.decoding.requests import Request, request_of
 from domino_jax.evals.models import Loader, check_simulation, decode_mesh
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights.random_weights import made_up_prompts
-from domino_jax.weights.target import target_config_dict
 from tests.helpers.decoding_models import decode_settings_of, random_drafter, random_models, random_target
 
 SETTINGS = decode_settings_of(("autoregressive", "domino"), max_new_tokens=12, cache_length=64, simulate_tau=2.0)

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from assets.target_folder import save_target
 from domino_jax.method.kinds import parse_config
 from domino_jax.method.pair import Models
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError
 from domino_jax.weights import hf
 from domino_jax.weights.drafter import drafter_table, load_drafter, save_drafter
-from domino_jax.weights.target import load_target, save_target
+from domino_jax.weights.target import load_target
 from tests.helpers.decoding_models import make_generator, random_prompts, texts
 from tests.helpers.models import TARGET_FIELDS, Model, random_params, random_tokens, tiny_drafter
 

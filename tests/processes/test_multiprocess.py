@@ -20,8 +20,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from assets.target_folder import save_target
 from domino_jax.training.metrics import read_rows
-from domino_jax.weights.target import save_target
 from tests.helpers.models import MASK_TOKEN, tiny_target
 from tests.helpers.paths import ROOT
 from tests.helpers.train_runs import write_rows

@@ -12,7 +12,7 @@ from domino_jax.weights import hf
 
 def test_what_is_written_opens_in_the_public_library_with_the_public_metadata(tmp_path):
     tensors = {"b": np.ones((2, 3), jnp.bfloat16), "a": np.zeros(4, np.float32), "c": np.array(7, np.int64)}
-    hf.write_folder(tmp_path, tensors, {"model_type": "qwen3"}, {"generation_config.json": {"eos_token_id": 1}})
+    hf.write_folder(tmp_path, tensors, {"model_type": "qwen3"})
     back = load_file(tmp_path / hf.SINGLE)
     assert {name: (array.dtype, array.shape) for name, array in back.items()} == {
         name: (array.dtype, array.shape) for name, array in tensors.items()
@@ -21,8 +21,7 @@ def test_what_is_written_opens_in_the_public_library_with_the_public_metadata(tm
     with safetensors.safe_open(tmp_path / hf.SINGLE, "np") as file:
         assert file.metadata() == {"format": "pt"}
     assert hf.read_json(tmp_path, "config.json") == {"model_type": "qwen3"}
-    assert hf.stop_ids(tmp_path) == (1,)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "generation_config.json", hf.SINGLE]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", hf.SINGLE]
 
 
 

@@ -5,10 +5,10 @@ import pathlib
 
 import pytest
 
+from assets.target_folder import target_config_dict
 from domino_jax import decode
 from domino_jax.evals import measure
 from domino_jax.recipe import cli
-from domino_jax.weights.target import target_config_dict
 from tests.helpers.decoding_models import random_target
 from tests.helpers.paths import ROOT
 

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from assets.target_folder import save_target
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.weights import hf, loading
-from domino_jax.weights.target import load_target, save_target, target_table
+from domino_jax.weights.target import load_target, target_table
 from tests.helpers.golden_files import SETS, raw_config, stored_tensors, write_model
 from tests.helpers.paths import GOLDEN, ROOT
 
