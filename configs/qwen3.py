@@ -71,8 +71,7 @@ def _drafter() -> Section:
 
 def _data() -> Section:
     return section(
-        # One file, a glob, or a weighted mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3"; JSONL (plain, .gz, .zst) or
-        # ArrayRecord.
+        # One file, a glob, or a weighted mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3"; JSONL, plain, .gz or .zst.
         train=Key(str),
         regenerate=False,  # True: the target answers the prompts of data.train first
         # Rows of this many prompts are never trained on; evaluations use them if eval.prompts is not set. 0: none.

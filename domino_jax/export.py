@@ -153,13 +153,7 @@ def read_token_order(workdir: epath.Path) -> bytes | None:
 
 def read_data(workdir: epath.Path) -> dict[str, Any] | None:
     """ "data" of a run's preflight.json; None without that file."""
-    found = hf.read_json(workdir, "preflight.json", required=False)
-    if found and not isinstance(found.get("data"), dict):
-        raise DataError(
-            f"{workdir}/preflight.json does not describe the training data; delete it, and the model card leaves it"
-            " out."
-        )
-    return found.get("data")
+    return hf.read_json(workdir, "preflight.json", required=False).get("data")
 
 
 def final_report(workdir: epath.Path, step: int) -> dict[str, Any] | None:

@@ -18,10 +18,10 @@ import numpy as np
 
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.held_out import prompt_hash, prompt_of
-from domino_jax.data.rows import Index, RowEncoder, array_record, has_anchor, read_span
+from domino_jax.data.rows import Index, RowEncoder, has_anchor, read_span
 from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime.environment import usable_cores
-from domino_jax.runtime.errors import DataError, DominoError, first_line
+from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import replacing
 from domino_jax.runtime.progress import Progress
 
@@ -152,15 +152,7 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progres
 
 
 def _row_spans(file: DataFile) -> np.ndarray:
-    """int64 [lines, 2]: start and end of every line, or (record, record + 1)."""
-    if file.records:
-        try:
-            count = len(array_record(file.local))
-        except (RuntimeError, OSError, ValueError) as error:
-            raise DataError(
-                f"{file.name} is not an intact ArrayRecord file ({first_line(error, with_class=False)}). Copy it again."
-            ) from error
-        return np.stack([np.arange(count), np.arange(1, count + 1)], axis=1)
+    """int64 [lines, 2]: start and end of every line."""
     ends, size = [np.zeros(0, np.int64)], 0
     with open(file.local, "rb") as data:
         while piece := data.read(READ_BYTES):
@@ -196,10 +188,10 @@ def _measure(encoder: RowEncoder, file: DataFile, first: int, spans: np.ndarray)
     """int64 [lines, 5] for lines [first, first + len(spans)) of a file, and those that cannot be used."""
     out, bad = np.full((len(spans), 5), -1, np.int64), BadRows()
     base = int(spans[0, 0])
-    block = b"" if file.records else read_span(file, base, int(spans[-1, 1]))
+    block = read_span(file, base, int(spans[-1, 1]))
     for place, (start, end) in enumerate(spans.tolist()):
         number = first + place + 1
-        line = read_span(file, start, end) if file.records else block[start - base : end - base]
+        line = block[start - base : end - base]
         if not line.strip():
             continue
         try:

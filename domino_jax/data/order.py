@@ -16,8 +16,6 @@ from collections.abc import Sequence
 import grain
 import numpy as np
 
-from domino_jax.runtime.errors import DataError
-
 ENDLESS = 2**48
 WINDOWS_KEPT = 4
 
@@ -30,16 +28,6 @@ class Position:
     rows: int
     batch_size: int
     item: int
-
-    @classmethod
-    def from_state(cls, state: dict) -> "Position":
-        """The position in a checkpoint's data state; a DataError if the state has another form."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if sorted(state) != sorted(names) or not all(type(state[name]) is int and state[name] >= 0 for name in names):
-            raise DataError(f"the data position {str(state)[:100]} is in another format; start a new run.")
-        if not state["rows"] or not state["batch_size"]:
-            raise DataError(f"the data position {str(state)[:100]} names a window without rows; start a new run.")
-        return cls(**state)
 
 
 @dataclasses.dataclass(frozen=True)

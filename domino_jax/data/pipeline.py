@@ -115,7 +115,7 @@ class Batches:
         pack also positions int32 [b, S], from 0 in each document, and documents int32 [b, S], 1, 2, … and 0 for
         padding. b: the rows of this process.
         """
-        items = self._items(None if state is None else Position.from_state(state))
+        items = self._items(None if state is None else Position(**state))
         plans = Plans(items, self.rows.lengths, self.layout, self.process_rows)
         dataset = grain.MapDataset.source(plans).map(BatchEncoder(self.rows, self.layout))
         # A conversation of 3,072 tokens takes 11 ms of one core: two threads stay ahead of the device.

@@ -1,7 +1,6 @@
 """Training rows by number: which are usable, their length and place, and their tokens on demand."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,32 +52,22 @@ def mark_answers(row: TrainingRow, tokenizer: Any) -> str:
 
 
 def read_span(file: DataFile, start: int, end: int) -> bytes:
-    """Bytes [start, end) of a JSONL file, or record `start` of an ArrayRecord."""
+    """Bytes [start, end) of a file."""
     try:
-        if file.records:
-            return array_record(file.local)[start]
         # Opened for each read: threads share nothing, and a glob may name more files than may be open at once.
         with open(file.local, "rb", buffering=0) as data:
             data.seek(start)
             return data.read(end - start)
-    except (OSError, RuntimeError, IndexError) as error:
+    except OSError as error:
         raise DataError(f"{file.name}: cannot be read ({error}). Was it changed since the run began?") from error
-
-
-@functools.lru_cache(maxsize=256)
-def array_record(path: str):
-    """A reader of one ArrayRecord file; it raises RuntimeError for a damaged one."""
-    from grain import sources
-
-    return sources.ArrayRecordDataSource([path])
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
     """Facts about all N rows of F files, as arrays: millions of rows take some tens of megabytes.
 
-    counts int64 [F]: rows of each file. spans int64 [N, 2]: a row's bytes (`read_span`). lines int64 [N]: its line or
-    record, from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
+    counts int64 [F]: rows of each file. spans int64 [N, 2]: a row's bytes (`read_span`). lines int64 [N]: its line,
+    from 1. lengths, supervised int32 [N]: tokens after truncation. usable bool [N]: the row has an anchor.
     prompts int32 [N]: tokens before the first supervised one. prompt_hashes int64 [N]: their held_out.prompt_hash.
     bad int64 []: further rows, which cannot be used and are left out.
     """

@@ -1,4 +1,4 @@
-"""The files that data.train names: a file, a glob or a weighted mixture; JSONL (plain, .gz, .zst) or ArrayRecord; gs://.
+"""The files that data.train names: a file, a glob or a weighted mixture; JSONL, plain, .gz or .zst; gs://.
 
 Rows are read at random, so files from a bucket are copied into the cache folder once, and compressed files are unpacked
 there once. Both get their final name only when complete, so several processes may share the folder, and a killed one
@@ -15,7 +15,6 @@ import io
 import math
 import os
 import pathlib
-import re
 import shutil
 import zlib
 from collections.abc import Iterator
@@ -27,8 +26,6 @@ from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, make_once
 
 COMPRESSED = (".gz", ".zst")
-# Grain's own naming, alone or in shards: rows.array_record, rows.array_record-00003-of-00016.
-ARRAY_RECORD = re.compile(r"\.array_?record(-\d+-of-\d+)?$")
 PIECE_BYTES = 1 << 16
 ZSTD_BYTES = 1 << 10  # read at once: a piece is decompressed whole, and a byte may expand to 30,000
 HASHING_THREADS = 4
@@ -36,11 +33,10 @@ HASHING_THREADS = 4
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """name: for messages; local: path of a copy with random access; records: ArrayRecord; digest: of its bytes."""
+    """name: for messages; local: path of a copy with random access; digest: of its bytes."""
 
     name: str
     local: str
-    records: bool
     digest: str
 
 
@@ -112,7 +108,7 @@ def find_files(pattern: str) -> list[str]:
     if not is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
         raise DominoError(f"{pattern} is a folder; name its files, as {pattern.rstrip('/')}/*.jsonl.")
     if glob.has_magic(pattern):
-        raise DominoError(f"{pattern}: no file matches. Name JSONL or ArrayRecord files that exist.")
+        raise DominoError(f"{pattern}: no file matches. Name JSONL files that exist.")
     raise DominoError(f"{pattern}: there is no such file. Name a JSONL file that exists.")
 
 
@@ -221,7 +217,7 @@ def _bring(name: str, cache: pathlib.Path) -> DataFile:
     if name.endswith(COMPRESSED):
         # Named by its bytes, so that a replaced file is unpacked again whatever its date.
         local = make_once(cache / "unpacked" / f"{digest[:32]}.jsonl", lambda target: _unpack(local, name, target))
-    return DataFile(name, os.path.abspath(os.path.expanduser(local)), bool(ARRAY_RECORD.search(name)), digest)
+    return DataFile(name, os.path.abspath(os.path.expanduser(local)), digest)
 
 
 def _fetched(name: str, cache: pathlib.Path) -> pathlib.Path:
@@ -249,8 +245,7 @@ def _unpack(local: str, name: str, target: pathlib.Path) -> None:
 def _digest(local: str, name: str) -> str:
     try:
         with open(os.path.expanduser(local), "rb") as file:
-            records = ARRAY_RECORD.search(name) is not None
-            refuse_other_kind(name, file.read(HEAD_BYTES), rows=not records and not name.endswith(COMPRESSED))
+            refuse_other_kind(name, file.read(HEAD_BYTES), rows=not name.endswith(COMPRESSED))
             file.seek(0)
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

@@ -1,6 +1,5 @@
 """Lanes: modes and drafters that answer the same prompts alternately, and the figures of their answers."""
 
-import array
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -42,10 +41,10 @@ class ModeRun:
     stopped: int = 0
     steps: int = 0
     histogram: Counter = dataclasses.field(default_factory=Counter)
-    emitted: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
-    rounds: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
-    group_seconds: array.array = dataclasses.field(default_factory=lambda: array.array("d"))
-    group_tokens: array.array = dataclasses.field(default_factory=lambda: array.array("q"))
+    emitted: list[int] = dataclasses.field(default_factory=list)
+    rounds: list[int] = dataclasses.field(default_factory=list)
+    group_seconds: list[float] = dataclasses.field(default_factory=list)
+    group_tokens: list[int] = dataclasses.field(default_factory=list)
     compared: int | None = None
     diverged: int = 0
     near_ties: int = 0

@@ -173,8 +173,6 @@ class Checkpoints:
 
     def _restore(self, step: int, abstract_state: Any, check: Callable[[dict], None] | None) -> Restored:
         extra = self._read(step, "extra", ocp.args.JsonRestore())
-        if not isinstance(extra, dict) or not {"data", "meta"} <= extra.keys():
-            raise self._unreadable(step, "its JSON lacks the data position or the recipe")
         if check is not None:
             check(extra["meta"])
         with self._readable(step, "state"):

@@ -115,12 +115,6 @@ def test_another_batch_size_neither_loses_nor_repeats_rows_in_buckets(file, batc
     assert window_ends[-1] > len(new) - 48
 
 
-@pytest.mark.parametrize(
-    "state", [{"next_index": 3}, {"first": 0, "rows": 0, "batch_size": 4, "item": 0}, {"first": -1}]
-)
-def test_a_state_of_another_form_is_refused(file, state):
-    with pytest.raises(DataError, match="the data position"):
-        of_layout(file, "pad").start(state)
 
 
 # ---------------------------------------------------------------- failures

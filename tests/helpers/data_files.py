@@ -35,14 +35,7 @@ def write_rows(folder: pathlib.Path, rows: list[dict], name: str = "rows.jsonl")
     """A file in the form its name says."""
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    if ".array_record" in name:
-        from array_record.python.array_record_module import ArrayRecordWriter
-
-        writer = ArrayRecordWriter(str(file), "group_size:1")
-        for entry in rows:
-            writer.write(json.dumps(entry).encode())
-        writer.close()
-    elif name.endswith(".gz"):
+    if name.endswith(".gz"):
         file.write_bytes(gzip.compress(jsonl(rows)))
     elif name.endswith(".zst"):  # two frames, as archives that were appended to have
         halves = jsonl(rows[: len(rows) // 2]), jsonl(rows[len(rows) // 2 :])

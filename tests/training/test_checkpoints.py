@@ -75,15 +75,6 @@ def test_the_recipe_is_checked_before_any_array_is_read(saved):
         checkpoints.restore_latest(other_model, check=refuse)
 
 
-def test_a_step_without_a_data_position_is_refused(saved):
-    """Intact, but not written by save(): nothing to fall back for."""
-    extra = saved / "checkpoints" / "4" / "extra" / "metadata"
-    extra.write_text('{"meta": {}}')
-    manifest.write(saved / "checkpoints" / "4", 4)
-    with Checkpoints(saved, keep=3) as checkpoints, pytest.raises(DataError, match="lacks the data position"):
-        checkpoints.restore_latest(ABSTRACT)
-
-
 def test_a_state_of_another_shape_is_refused(saved):
     other = {**ABSTRACT, "params": {**ABSTRACT["params"], "norm": jax.ShapeDtypeStruct((5,), jnp.bfloat16)}}
     with (
