@@ -119,7 +119,7 @@ def main(flags: cli.Flags) -> int | None:
         else:
             done, position = 0, None
             state = builders.with_stored_weights(make_state(run_key), drafter_config, train, loaded)
-        report_start(restored, workdir, console.start_up_lines(recipe, state.params, loaded.params, mesh))
+        report_start(restored, workdir, console.start_up_lines(state.params, loaded.params, mesh))
         write_run_files(workdir, recipe, drafter_config, batches)
         if not restored:
             check_data(config, workdir, batches, loaded, drafter_config, mesh)

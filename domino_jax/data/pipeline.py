@@ -83,13 +83,10 @@ def _usable_rows(sources: tuple[Source, ...], index: Index, encoder: RowEncoder,
         if not rows.num_read_of[place]:
             raise DataError(f"{source.pattern}: its files hold no rows; name files with rows.")
         if not len(rows.by_source[place]):
-            cut = int((rows.lengths_of(place) == encoder.max_length).sum())
-            remedy = "Train on rows with answers; prompts alone are answered first with config.data.regenerate=True."
-            if cut:
-                remedy = f"{cut} of them are cut at this length: raise --config.data.max_length."
             raise DataError(
                 f"{source.pattern}: none of its {rows.num_read_of[place]} rows has two supervised tokens in a row "
-                f"within data.max_length {encoder.max_length}.\n{remedy}"
+                f"within data.max_length {encoder.max_length}.\nRaise it where answers are cut, or train on rows with "
+                "answers; prompts alone are answered first with config.data.regenerate=True."
             )
     return rows
 

@@ -113,10 +113,6 @@ class TrainingRows:
         #: ids of the usable rows of each source, int64
         self.by_source = [self._usable[first:last] for first, last in zip(edges[:-1], edges[1:], strict=True)]
 
-    def lengths_of(self, source: int) -> np.ndarray:
-        """int32: tokens of each row of a source, after truncation."""
-        return self.lengths[self._bounds[source] : self._bounds[source + 1]]
-
     @property
     def num_read(self) -> int:
         return len(self.lengths)

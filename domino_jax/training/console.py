@@ -1,54 +1,26 @@
-"""What a training run prints before its first step: the recipe, the parameters, the devices."""
+"""What a training run prints before its first step: the parameters and the devices."""
 
 import math
 import re
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-from domino_jax.runtime.made_with import flatten
 from domino_jax.training.estimates import device_bytes
 
-WIDTH = 120
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def start_up_lines(
-    recipe: Mapping[str, Any], drafter_params: Any, target_params: Any, mesh: jax.sharding.Mesh
-) -> list[str]:
-    """All of it, a line an entry.
-
-    Args:
-        recipe: the resolved recipe (recipe/loading.py).
-        drafter_params, target_params: trees of arrays or jax.ShapeDtypeStructs.
-    """
+def start_up_lines(drafter_params: Any, target_params: Any, mesh: jax.sharding.Mesh) -> list[str]:
+    """All of it, a line an entry; the arguments are trees of arrays or jax.ShapeDtypeStructs."""
     return [
-        "recipe",
-        *recipe_lines(recipe),
-        "",
         "drafter, trained",
         *parameter_lines(drafter_params),
-        "",
         "target, frozen",
         *parameter_lines(target_params),
-        "",
         topology_line(mesh),
     ]
-
-
-def recipe_lines(recipe: Mapping[str, Any]) -> list[str]:
-    """The resolved recipe, a section a line (wrapped); values that are not set are left out."""
-    sections = {name: values for name, values in recipe.items() if isinstance(values, Mapping)}
-    loose = {name: value for name, value in recipe.items() if name not in sections}
-    margin = 2 + max(map(len, (*sections, "")))
-    lines = []
-    for name, values in (({"": loose} if loose else {}) | sections).items():
-        text = "  ".join(f"{key}={value}" for key, value in flatten(values).items() if value is not None)
-        indents = {"initial_indent": f"  {name:<{margin}}", "subsequent_indent": " " * (margin + 2)}
-        lines += textwrap.wrap(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
-    return lines
 
 
 # ------------------------------------------------------------------------------------------------- parameters
