@@ -127,7 +127,7 @@ def _train() -> Section:
         # take ten times as long. 0: never.
         hang_seconds=Key(1_800.0, least=0),
         abort_on_hang=False,  # True: and the process ends with exit code 43, after which launchers start it again
-        profile_steps=Key((), of=int, least=1),  # (first, last): a profiler trace of these steps in <workdir>/profile
+        profile_steps=Key((), of=int, least=2),  # (first, last): a profiler trace of these steps in <workdir>/profile
         wandb="",  # a Weights & Biases project to log to as well
     )
 

@@ -48,7 +48,6 @@ from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.preflight import run_preflight
-from domino_jax.training.step_clock import Profile
 from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats, hf
 from domino_jax.weights.draft_vocab import order_bytes
@@ -127,8 +126,7 @@ def main(flags: cli.Flags) -> int | None:
         # 6. The steps, and what happens between them.
         export_drafter = exporter(workdir, drafter_config, recipe)
         metrics = writer_of(workdir, config, recipe, done)
-        profile = Profile(workdir / "profile", train.profile_steps, done)
-        with metrics, batches.start(position) as stream, profile, Preemption(say) as preemption:
+        with metrics, batches.start(position) as stream, Preemption(say) as preemption:
             loop = TrainingLoop(
                 train.steps,
                 done,
@@ -151,7 +149,7 @@ def main(flags: cli.Flags) -> int | None:
             loop.every(config.checkpoint.every, hooks.save)
             loop.every(1, hooks.leave_on_sigterm)
             loop.every(config.eval.every, evaluation)
-            loop.every(1, profile)
+            loop.every(1, hooks.profile_to(workdir / "profile", train.profile_steps))
             if loop.is_due(config.eval.every):
                 evaluation(loop)
             state = loop.run()

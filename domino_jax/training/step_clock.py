@@ -1,11 +1,9 @@
-"""How a training run spends its time: rates, utilisation of the devices, waiting for data, traces."""
+"""How a training run spends its time: rates, utilisation of the devices, waiting for data."""
 
 import contextlib
 import functools
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -106,39 +104,3 @@ class StepClock:
             rates["cpu_seconds"] = time.process_time() - self._cpu_start
         self._begin_interval()
         return rates
-
-
-class Profile:
-    """A profiler trace, for xprof or TensorBoard, of steps first..last (counted from 1); none for ().
-
-    steps: (first, last).  done: steps that were taken before this start.
-    """
-
-    def __init__(self, folder: str | os.PathLike, steps: Sequence[int], done: int = 0):
-        self._folder = os.fspath(folder)
-        self._first, self._last = steps or (0, 0)
-        self._running, self._done = False, done
-
-    def __call__(self, loop: Any) -> None:
-        """A hook of the training loop, for every step. It waits for the devices after the last step of the trace."""
-        if self._running and loop.done >= self._last:
-            jax.block_until_ready(loop.measured)
-            self._stop()
-        self._start(loop.done)
-
-    def _start(self, done: int) -> None:
-        if done + 1 == self._first:
-            jax.profiler.start_trace(self._folder)
-            self._running = True
-
-    def _stop(self) -> None:
-        if self._running:
-            self._running = False
-            jax.profiler.stop_trace()
-
-    def __enter__(self) -> "Profile":
-        self._start(self._done)
-        return self
-
-    def __exit__(self, *exception) -> None:
-        self._stop()

@@ -1,13 +1,11 @@
-"""step_clock.py on a made-up time: what counts as work and what as waiting; and traces of steps."""
+"""step_clock.py on a made-up time: what counts as work and what as waiting."""
 
 import time
-from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-from domino_jax.training.step_clock import Profile, StepClock
+from domino_jax.training.step_clock import StepClock
 
 
 class Time:
@@ -68,27 +66,3 @@ def test_mfu_is_the_lean_flops_against_the_peak_of_all_devices(clock_time):
     assert clock.rates()["mfu"] == pytest.approx(0.1)
 
 
-
-
-# ---------------------------------------------------------------- the trace of train.profile_steps
-
-
-@pytest.fixture
-def calls(monkeypatch) -> list[str]:
-    """What the profiler was asked to do, with the steps in between."""
-    seen = []
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: seen.append(f"start {folder}"))
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("stop"))
-    return seen
-
-
-def steps(profile: Profile, numbers, calls) -> None:
-    for number in numbers:
-        calls.append(f"step {number}")
-        profile(SimpleNamespace(done=number, measured=jnp.zeros(())))
-
-
-def test_a_trace_is_a_file_that_a_viewer_opens(tmp_path):
-    with Profile(tmp_path, (1, 1)) as profile:
-        profile(SimpleNamespace(done=1, measured=jax.jit(jnp.sin)(jnp.ones(8))))
-    assert list(tmp_path.rglob("*.xplane.pb"))
