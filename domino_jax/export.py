@@ -29,7 +29,7 @@ from domino_jax.recipe import cli
 from domino_jax.recipe.loading import located
 from domino_jax.runtime.errors import DataError, DominoError, first_line
 from domino_jax.runtime.files import is_remote
-from domino_jax.runtime.remote import open_path
+from domino_jax.runtime.remote import copy_folder, open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
 from domino_jax.weights import formats, hf
@@ -120,14 +120,12 @@ def write_export(
 
 def upload(local: Path, folder: epath.Path) -> None:
     """Object stores have no folders to rename: config.json goes first and comes last, so no reader takes half of it."""
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").unlink(missing_ok=True)
-    names = sorted(file.name for file in local.iterdir())
+    names = {file.name for file in local.iterdir()}
     for left in folder.iterdir() if folder.exists() else ():  # without an object there is no folder
         if OWN_NAMES.fullmatch(left.name) and left.name not in names:
             left.unlink()
-    for name in sorted(names, key=lambda name: name == "config.json"):
-        epath.Path(local / name).copy(folder / name, overwrite=True)
+    copy_folder(local, folder, "config.json")
 
 
 def on_host(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -173,12 +173,3 @@ def print_table(rows: Sequence[Sequence[str]], console: rich.console.Console) ->
     for row in body:
         table.add_row(*row)
     console.print(table)
-
-
-def copy_folder(source: Path, output: epath.Path) -> None:
-    """Copies every file of `source` to `output`, report.json last: a folder with it is finished."""
-    files = [path for path in source.rglob("*") if path.is_file()]
-    for path in sorted(files, key=lambda path: path.name == REPORT):
-        copy = output / path.relative_to(source).as_posix()
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())

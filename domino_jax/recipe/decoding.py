@@ -26,7 +26,7 @@ from domino_jax.decoding.terminal import chat, show
 from domino_jax.evals.measure import decode_prompts
 from domino_jax.evals.models import Loader, check_simulation, needs_drafter
 from domino_jax.evals.prompts import Prompt, TextCodec, prepare_prompts, prompts_with_room
-from domino_jax.evals.report import copy_folder
+from domino_jax.evals.report import REPORT
 from domino_jax.evals.run_info import PromptSource, RunInfo
 from domino_jax.method.drafter import rows_together
 from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
@@ -37,6 +37,7 @@ from domino_jax.recipe.values import decode_settings, width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.errors import DominoError
 from domino_jax.runtime.files import is_remote
+from domino_jax.runtime.remote import copy_folder
 from domino_jax.weights.drafter import EXPORT_DTYPE
 from domino_jax.weights.loading import LoadedTarget, as_drafted, cast_target
 from domino_jax.weights.random_weights import made_up_prompts
@@ -269,5 +270,5 @@ def decode_trained(
     # Files in a bucket can be neither appended to nor cut: decoded here, and copied when they are complete.
     with tempfile.TemporaryDirectory(prefix="domino-decode-") as scratch:
         report = decode_prompts(models, target, prompts, info, Path(scratch))
-        copy_folder(Path(scratch), epath.Path(output))
+        copy_folder(Path(scratch), epath.Path(output), REPORT)
         return report

@@ -82,6 +82,15 @@ def move_folder(folder: epath.Path, target: epath.Path) -> None:
         folder.rename(target)
 
 
+def copy_folder(source: pathlib.Path, target: epath.Path, last: str) -> None:
+    """Copies every file of a local folder, and at the end the one called `last`, by which readers know it is whole."""
+    files = [path for path in source.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: path.name == last):
+        copy = target / path.relative_to(source).as_posix()
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        epath.Path(path).copy(copy, overwrite=True)
+
+
 def cache_folder() -> pathlib.Path:
     """Where copies of what is in a bucket stay between starts: DOMINO_CACHE, else domino_jax in the user's cache."""
     chosen = os.environ.get("DOMINO_CACHE")
