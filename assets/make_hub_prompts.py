@@ -17,11 +17,11 @@ import collections
 import contextlib
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from domino_jax.data.bad_rows import kind_of
 from domino_jax.data.messages import read_chat
 from domino_jax.data.prompts import check_text, parse_row, read_lines
 from domino_jax.decoding.conversations import split_turns
@@ -29,6 +29,12 @@ from domino_jax.runtime.errors import DataError, DominoError
 
 # Longer prompts fill data.max_length of the Qwen3 recipes, 3,072 tokens, and leave nothing to train on.
 MAX_CHARACTERS = 10_000
+
+
+def kind_of(message: str) -> str:
+    """The message without its values and its place, the same for rows that are wrong in the same way."""
+    text = message.partition(": ")[2] or message
+    return re.sub(r"'.*'|\".*\"|\{.*\}|\[.*\]|\d+", "…", text)[:100]
 
 
 def prompt_of(row: Mapping[str, Any] | bytes, place: int, max_characters: int) -> dict[str, Any]:
