@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import rich.console
 
 from domino_jax.data.answer_files import AnswerFiles, ProcessGroup, local_output
 from domino_jax.data.bad_rows import BadRows
@@ -258,9 +257,8 @@ def answer(
     here = f", {missing} of them in this one of {processes.count} processes" if processes.count > 1 else ""
     tell(processes, f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
-    console = None if processes.index == 0 else rich.console.Console(quiet=True, force_terminal=False)
     tokens, rate = 0, "starting"
-    with files.appending() as rows, Progress("regenerate", before + missing, before, console) as progress:
+    with files.appending() as rows, Progress("regenerate", before + missing, before) as progress:
         for queue in work:
             # Copies, so that a conversation's answers are freed once they are written.
             queue = [dataclasses.replace(one, messages=list(one.messages), earlier=[]) for one in queue]

@@ -78,7 +78,7 @@ def index_file(file: pathlib.Path, cache: pathlib.Path, workers: int) -> dict[st
     sources = open_sources(str(file), cache)
     digest = index.fingerprint(sources, encoder)
     between, before = time.monotonic(), peak_bytes()
-    built = index.load_or_build(sources, encoder, digest, ProcessShare(cache, progress=False), workers=workers)
+    built = index.load_or_build(sources, encoder, digest, ProcessShare(cache), workers=workers)
     return {
         "fingerprint_seconds": between - begin,
         "index_seconds": time.monotonic() - between,
@@ -91,7 +91,7 @@ def index_file(file: pathlib.Path, cache: pathlib.Path, workers: int) -> dict[st
 
 def read_file(file: pathlib.Path, cache: pathlib.Path, fast: int, paced: int) -> dict[str, Any]:
     """Reads `fast` batches at once and `paced` ones at one a second, through the index that is in `cache`."""
-    share = ProcessShare(cache, report=lambda line: None, progress=False)
+    share = ProcessShare(cache, report=lambda line: None)
     layout = Layout("pad", LENGTH, BATCH, WINDOW)
     batches, waits = make_batches(str(file), new_encoder(), layout, share, seed=0), [0.0]
     with batches.start() as iterator:

@@ -23,12 +23,11 @@ from domino_jax.data.sources import DataFile, Source
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import replacing
-from domino_jax.runtime.progress import Progress
+from domino_jax.runtime.progress import PATIENCE, Progress
 
 FORMAT = 2
 LINES_PER_TASK = 256
 READ_BYTES = 1 << 26
-MANY_ROWS = 4_096  # with fewer the pass ends before a bar could be read
 ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read faster without it
 # Its encoding tells apart two tokenizers that share a vocabulary but split text differently.
 PROBE = "Don't  panic:\n\n\tdef f(x): return 3.14159 + 2_000  # naïve Ünïcode, 你好, ١٢٣, 🙂 </think>\r\n "
@@ -59,15 +58,13 @@ class ProcessShare:
 
     cache: a local folder for the index and for unpacked files, of this machine or shared by all processes. rows: its
     rows of the global batch; None: all. primary_first: calls its argument in the run's first process, and in the
-    others only after that, so that they find the result. report: prints a line about the data. progress: show a
-    progress bar for the pass over a large file; one of several processes does.
+    others only after that, so that they find the result. report: prints a line about the data.
     """
 
     cache: pathlib.Path
     rows: slice | None = None
     primary_first: Callable[[Callable[[], Any]], Any] = lambda work: work()
     report: Callable[[str], None] = print
-    progress: bool = True
 
 
 def load_or_build(
@@ -93,7 +90,7 @@ def load_or_build(
     def find_or_build() -> Index:
         index = _load(local)
         if index is None or (index.bad and not skip_bad):
-            index, bad = _build(files, encoder, workers or usable_cores(), share.progress)
+            index, bad = _build(files, encoder, workers or usable_cores())
             bad.settle("data.train", len(index.lengths) + bad.count, skip_bad)
             _store(index, local)
         return index
@@ -115,7 +112,7 @@ def _load(path: pathlib.Path) -> Index | None:
         return None  # absent or damaged
 
 
-def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progress: bool) -> tuple[Index, BadRows]:
+def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int) -> tuple[Index, BadRows]:
     spans = [_row_spans(file) for file in files]
     tasks = [
         (file, first, of_file[first : first + LINES_PER_TASK])
@@ -125,13 +122,11 @@ def _build(files: Sequence[DataFile], encoder: RowEncoder, workers: int, progres
     # A row per line with the fields of Index from `lengths` on; lengths is -1 for a blank line and for a bad row.
     measured, bad = [np.zeros((0, 5), np.int64)], BadRows()
     total = sum(map(len, spans))
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Progress("reading rows", total)) if progress and total >= MANY_ROWS else None
-        for part, bad_rows in stack.enter_context(_measure_all(tasks, encoder, workers)):
+    with _measure_all(tasks, encoder, workers) as parts, Progress("reading rows", total, after=PATIENCE) as progress:
+        for part, bad_rows in parts:
             measured.append(part)
             bad.join(bad_rows)
-            if bar:
-                bar.advance(len(part))
+            progress.advance(len(part))
     values = np.concatenate(measured)
     is_row = values[:, 0] >= 0
     bounds = np.cumsum([0, *map(len, spans)])

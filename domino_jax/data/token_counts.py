@@ -5,12 +5,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import rich.console
 
 from domino_jax.data.chat import TrainingRow
 from domino_jax.data.prompts import read_lines
 from domino_jax.data.rows import RowEncoder, TrainingRows
-from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.progress import PATIENCE, Progress
 
 COUNTED_ROWS = 16_384  # more of them hardly change the order, and long ones take 11 ms each
@@ -37,8 +35,7 @@ def order_of(rows: Iterable[TrainingRow], vocab: int, count: int | None = None) 
         vocab: tokens that there are.  count: of the rows, where it is known.
     """
     counts = np.zeros(vocab, np.int64)
-    console = rich.console.Console(quiet=not is_primary())
-    with Progress("counting tokens", count or COUNTED_ROWS, console=console, after=PATIENCE) as progress:
+    with Progress("counting tokens", count or COUNTED_ROWS, after=PATIENCE) as progress:
         for row in rows:
             counts += np.bincount(row.token_ids[row.loss_mask > 0.5], minlength=vocab)
             progress.advance(1)

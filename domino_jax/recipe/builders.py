@@ -36,7 +36,6 @@ from domino_jax.models import sharding
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import convolution_taps, modes_of, shifts_labels
 from domino_jax.runtime.agreement import primary_first, refuse_differences
-from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import cache_folder
@@ -64,7 +63,6 @@ def batches_of(
         sharding.process_rows(mesh, config.train.batch_size),
         primary_first=primary_first,
         report=report,
-        progress=is_primary(),
     )
     encoder = RowEncoder(loaded.tokenizer, data.max_length, data.thinking, loaded.model.config.vocab_size)
     layout = Layout(data.layout, data.max_length, config.train.batch_size, WINDOW)

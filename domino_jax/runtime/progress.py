@@ -6,6 +6,8 @@ import time
 import rich.console
 import rich.progress
 
+from domino_jax.runtime.distributed import is_primary
+
 SECONDS_BETWEEN_LINES = 10.0
 PATIENCE = 5.0  # seconds after which work is shown that is often over by then
 
@@ -14,6 +16,7 @@ class Progress:
     """Counts `total` pieces of work; `done` of them were done before. Nothing is shown in the first `after` seconds.
 
     Args:
+        console: where it is shown; None: that of the first process.
         within: of longer work, whose display gets a second bar until the end of this work.
         lines: print a line now and then where there is no terminal.
 
@@ -34,7 +37,7 @@ class Progress:
         self.done = done
         self._label, self._total, self._first, self._after, self._lines = label, total, done, after, lines
         self._begin = self._printed = self._counted = time.monotonic()
-        self._console = console or rich.console.Console()
+        self._console = console or rich.console.Console(quiet=not is_primary())
         self._is_guest = within is not None
         self._bar = within._bar if within else None
         if within is None and self._console.is_terminal:

@@ -13,11 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import rich.console
 
 from domino_jax.models.qwen3 import Qwen3Config
 from domino_jax.models.tables import EMBEDDING, LM_HEAD, Entry, linear, norm, prefix_hint
-from domino_jax.runtime.distributed import is_primary
 from domino_jax.runtime.errors import DataError, quote
 from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.weights import hf
@@ -89,8 +87,7 @@ def load_table(
     stored_names = _match(tensors, table, skipped, aliases or {})
     dtype = np.dtype(dtype)
     params: Params = {}
-    console = rich.console.Console(quiet=not is_primary())
-    with Progress("loading weights", len(table), console=console, after=PATIENCE) as progress:
+    with Progress("loading weights", len(table), after=PATIENCE) as progress:
         for entry in table:
             *parents, leaf = entry.path
             node = params
