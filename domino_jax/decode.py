@@ -45,6 +45,7 @@ from domino_jax.recipe.decoding import (
 from domino_jax.recipe.values import decode_settings
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import from_primary
+from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DominoError, first_line, refuse_read_only
 from domino_jax.runtime.files import is_remote
 from domino_jax.weights.drafter import stored_head
@@ -174,12 +175,6 @@ def show_finished(output: Path, info: RunInfo, name: str) -> bool:
     else:
         console_comparison(finished)
     return True
-
-
-def say(line: str) -> None:
-    """Prints a line of the run from one process."""
-    if distributed.is_primary():
-        print(line, flush=True)
 
 
 def load_compared(

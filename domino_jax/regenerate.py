@@ -44,6 +44,7 @@ from domino_jax.recipe import cli, rules
 from domino_jax.recipe.values import width_of
 from domino_jax.runtime import distributed
 from domino_jax.runtime.agreement import patient_barrier
+from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, DominoError, refuse_read_only
 from domino_jax.runtime.progress import Progress
 from domino_jax.weights.drafter import stored_head
@@ -82,7 +83,7 @@ def answer_prompts(config, prompts: str, output: str | os.PathLike, set_keys: Co
     identity = read_target_identity(config.target.path, config.target.dtype)
     files = files_of(rows, output, identity, read_stop_ids(config.target.path), settings, processes)
     if files.is_finished():
-        tell(processes, f"{output} holds all {len(rows)} answers already.")
+        say(f"{output} holds all {len(rows)} answers already.")
         return
     refuse_read_only(output)
     drafter_path = config.drafter.path if config.regenerate.use_drafter else None
@@ -194,7 +195,7 @@ def regenerate_rows(
             work = list(own_queues(started, batch_size, done, processes))
             answer(work, files, answerer, loaded.tokenizer, thinking, done)
         files.finish()
-    tell(processes, f"{files.output} holds {len(files.ids)} answers.")
+    say(f"{files.output} holds {len(files.ids)} answers.")
 
 
 def start_conversations(
@@ -255,7 +256,7 @@ def answer(
     processes, total = files.processes, len(files.ids)
     missing = sum(one.row["id"] not in done for queue in work for one in queue)
     here = f", {missing} of them in this one of {processes.count} processes" if processes.count > 1 else ""
-    tell(processes, f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
+    say(f"the target answers {total - len(done)} of {total} prompts into {files.output}{here}")
     before = len(done) if processes.count == 1 else 0
     tokens, rate = 0, "starting"
     with files.appending() as rows, Progress("regenerate", before + missing, before) as progress:
@@ -271,11 +272,6 @@ def answer(
             fresh = [output_row(one, tokenizer) for one in queue if one.row["id"] not in done]
             rows.append(*fresh)
             progress.advance(len(fresh), rate)
-
-
-def tell(processes: ProcessGroup, text: str) -> None:
-    if processes.index == 0:
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

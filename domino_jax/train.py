@@ -33,6 +33,7 @@ from domino_jax.recipe import builders, cli, loading, rules
 from domino_jax.recipe.decoding import check_final, decode_trained
 from domino_jax.runtime import distributed, environment
 from domino_jax.runtime.agreement import from_primary, only_run, refuse_differences
+from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError, refuse_read_only
 from domino_jax.runtime.files import is_remote, write_whole
 from domino_jax.runtime.json_files import write_json
@@ -195,12 +196,6 @@ def is_finished(workdir: epath.Path, config, recipe: dict, allowed: tuple[str, .
     if report is not None:
         console_table(report)
     return True
-
-
-def say(text: str) -> None:
-    """A line of the run, from one process."""
-    if distributed.is_primary():
-        print(text, flush=True)
 
 
 def training_source(flags: cli.Flags, workdir: epath.Path) -> str:

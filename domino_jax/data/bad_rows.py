@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from domino_jax.runtime.distributed import is_primary
+from domino_jax.runtime.distributed import say
 from domino_jax.runtime.errors import DataError
 
 SHOWN = 3  # messages
@@ -33,8 +33,7 @@ class BadRows:
             return
         counted = f"{source}: {self.count:,} of {total:,} rows cannot be used"
         if skip and self.count < total:
-            if is_primary():
-                print(f"{counted} and are left out, such as", *self.messages, sep="\n", flush=True)
+            say("\n".join([f"{counted} and are left out, such as", *self.messages]))
             return
         remedy = "" if skip else ", or leave them out with --config.data.skip_bad_rows=True"
         raise DataError("\n".join([*self.messages, f"{counted}.", f"Correct or remove them{remedy}."]))

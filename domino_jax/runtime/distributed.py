@@ -52,10 +52,8 @@ def initialize(mode: str = "auto", preemptible: bool = True) -> None:
         )
     if jax.distributed.is_initialized() and jax.process_count() == 1:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # takes it back from JAX
-    if is_primary():
-        kinds = ", ".join(sorted({device.device_kind for device in devices}))
-        counts = f"{_count(jax.process_count(), 'process', 'es')}, {_count(len(devices), 'device', 's')}"
-        print(f"topology: {counts} ({kinds})", flush=True)
+    kinds = ", ".join(sorted({device.device_kind for device in devices}))
+    say(f"topology: {_count(jax.process_count(), 'process', 'es')}, {_count(len(devices), 'device', 's')} ({kinds})")
 
 
 def _place() -> dict:
@@ -126,6 +124,12 @@ def is_one_of_several() -> bool:
 def is_primary() -> bool:
     """True in the one process that writes files and prints."""
     return jax.process_index() == 0
+
+
+def say(text: str) -> None:
+    """Prints a line of the run, from that process alone."""
+    if is_primary():
+        print(text, flush=True)
 
 
 def shutdown() -> None:
