@@ -245,7 +245,7 @@ GOOD = [{"token_ids": [32, 33, 34]}]
             None,
             {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/config.json',)"},
             3,
-            "is JSON with",
+            "is not a JSON object",
         ),
         (None, {"prompts": TARGET}, 2, "there is no such file"),
         (GOOD, {"config__decode__num_drafts": 9}, 2, "block of 8 gives at most 8 drafts: lower it to 8 or less"),

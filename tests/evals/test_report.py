@@ -54,7 +54,7 @@ def test_what_is_written_is_what_is_read_and_a_folder_without_report_is_unfinish
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [('{"modes": ', "report.json is not JSON"), ('{"modes": {}}', "report.json was written by another version")],
+    [('{"modes": ', "report.json is not valid JSON"), ('{"modes": {}}', "report.json was written by another version")],
 )
 def test_a_report_that_cannot_be_shown_is_refused(tmp_path, text, message):
     (tmp_path / "report.json").write_text(text)

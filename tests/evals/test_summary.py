@@ -69,7 +69,7 @@ def groups_of(lengths, seconds):
     """One group an answer: rounds of `lengths`, a second count each."""
     answers = [answer(1 + sum(accepts), accepts) for accepts in lengths]
     run = run_of(answers, Clock())
-    run.group_seconds[:] = type(run.group_seconds)("d", seconds)
+    run.group_seconds[:] = seconds
     return run
 
 

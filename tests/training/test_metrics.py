@@ -3,6 +3,7 @@
 import io
 import json
 import struct
+import time
 
 import jax.numpy as jnp
 import pytest
