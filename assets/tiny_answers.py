@@ -133,5 +133,5 @@ def expected_answer(row: dict) -> str:
 
 
 def reference(row: dict) -> dict[str, str]:
-    """The `reference` of a prompt row (domino_jax/data/references.py)."""
+    """The `reference` of a prompt row (assets/references.py)."""
     return {"compare": COMPARISONS.get(row["kind"], "lines"), "answer": expected_answer(row)}

@@ -12,7 +12,6 @@ from domino_jax.evals import measure
 from domino_jax.evals.models import check_kind
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
-from domino_jax.runtime.remote import copy_folder
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_models, load_target
 from tests.helpers.decoding_models import decode_settings_of

@@ -3,7 +3,6 @@
 import io
 import json
 import struct
-import time
 
 import jax.numpy as jnp
 import pytest

@@ -2,7 +2,6 @@
 
 import time
 
-import jax
 import pytest
 
 from domino_jax.training.step_clock import StepClock
@@ -64,5 +63,3 @@ def test_mfu_is_the_lean_flops_against_the_peak_of_all_devices(clock_time):
     run_steps(clock, clock_time, 2)
     # 4 rows of 100 tokens: 4e11 FLOPs in 4 seconds.
     assert clock.rates()["mfu"] == pytest.approx(0.1)
-
-

@@ -24,8 +24,6 @@ def test_what_is_written_opens_in_the_public_library_with_the_public_metadata(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", hf.SINGLE]
 
 
-
-
 def test_a_writing_that_fails_leaves_the_old_folder_whole_and_no_litter(tmp_path):
     hf.write_folder(tmp_path, {"a": np.ones(2, np.float32)}, {"version": 1})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
