@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,7 +15,6 @@ from domino_jax.runtime.agreement import only_run
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.journal import locked
 from domino_jax.training.metrics import read_rows
-from domino_jax.weights.loading import keep_compiled
 from tests.helpers.environment import optimizing
 from tests.helpers.paths import ROOT
 from tests.helpers.train_runs import CASES, STEPS, arguments, interrupted, losses, start, weights, write_rows
@@ -57,8 +55,6 @@ def test_a_run_leaves_the_documented_files_rows_and_report(finished):
     assert found == {"backbone": same, "domino": same}
     assert report["round_widths"] == {"backbone": 4, "domino": 4}
     assert "a round can emit at most 4 tokens" in (finished / "export" / "README.md").read_text()
-
-
 
 
 def test_a_misspelt_allowance_is_refused_at_the_first_start_and_not_at_the_first_restart(files, tmp_path, capsys):

@@ -115,8 +115,6 @@ def test_another_batch_size_neither_loses_nor_repeats_rows_in_buckets(file, batc
     assert window_ends[-1] > len(new) - 48
 
 
-
-
 # ---------------------------------------------------------------- failures
 
 

@@ -25,7 +25,7 @@ DIVERGED = [{"prompt": 0, "near_tie": True}, {"prompt": 1, "near_tie": False}]
 
 
 def whole_report(**settings):
-    """Two modes, two tasks, a batch size of 8, in two sittings."""
+    """Two modes, two tasks, a batch size of 8."""
     speeds = {"autoregressive": (1234.6, 1.0), "domino": (2469.2, 2.0)}
     level = {
         "modes": {
@@ -36,7 +36,7 @@ def whole_report(**settings):
     }
     runs, info = two_runs(DIVERGED), info_with(**settings)
     tasks = {task: two_runs() for task in ("gsm8k", "mbpp")}
-    return report_of(runs, info, tasks=tasks, concurrency={"8": level}, sittings=2) | ELSEWHERE
+    return report_of(runs, info, tasks=tasks, concurrency={"8": level}) | ELSEWHERE
 
 
 def rows_as_text(rows) -> str:
@@ -59,14 +59,13 @@ def deeper_tree() -> dict:
 
 
 def start_up_lines() -> list[str]:
-    """The recipe and the parameters: repeated layers, and arrays over a mesh of 8."""
+    """The parameters: repeated layers, and arrays over a mesh of 8."""
 
     def shape(*sizes, spec=None, dtype=jnp.float32):
         sharding = None if spec is None else NamedSharding(mesh, PartitionSpec(*spec))
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
 
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
-    recipe = {"seed": 42, "train": {"steps": 900, "lr": 6e-4, "name": "", "list": [1, 2], "alpha": None, "on": True}}
     layers = {f"layers_{index}": {"q_proj": {"kernel": shape(8, 4)}} for index in range(12)}
     whole = {**layers, "head": {"up": shape(256, 1000)}, "norm": shape(16, dtype=jnp.bfloat16)}
     split = {
@@ -74,7 +73,7 @@ def start_up_lines() -> list[str]:
         "b": shape(8, spec=()),
         "c": shape(8, 4, spec=(("data", "fsdp"), None)),
     }
-    return [*console.recipe_lines(recipe), *console.parameter_lines(whole), *console.parameter_lines(split)]
+    return [*console.parameter_lines(whole), *console.parameter_lines(split)]
 
 
 def test_tables(snapshot):

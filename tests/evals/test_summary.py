@@ -60,8 +60,6 @@ def test_divergences_are_counted_as_near_ties_or_violations():
     assert identical_outputs(two_runs(divergences)) == {"domino": counts}
 
 
-
-
 # --------------------------------------------------------------------------------------------------- intervals
 
 

@@ -116,5 +116,3 @@ def test_a_mask_token_in_the_text_stops_the_run(target, drafter, tmp_path):
     with pytest.raises(DataError, match="rows.jsonl:2.*\n.*drafter.mask_token_id"):
         preflight(target, drafter, tmp_path, rows)
     assert not (tmp_path / "preflight.json").exists()
-
-
