@@ -1,4 +1,4 @@
-"""The shipped tiny target: its folder, its tokenizer, its prompts, and the checkers that judge its answers."""
+"""The shipped tiny target: its prompts, its tokenizer, and the checkers that judge its answers."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""assets/make_smollm2.py and its recipe, on a tiny model of the same format; on the real one if it is installed."""
+"""The recipe of SmolLM2, and the real model with the shipped drafter if it is installed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""assets/smollm2_prompts: what the shipped files hold, what is kept apart, and the generator that wrote them."""
+"""assets/smollm2_prompts: what the shipped files hold, what is kept apart, and that the generator wrote them."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Programs for devices that are not here: their bounds, their number, and the layout of a head."""
+"""Programs for devices that are not here: what they must move, and their number."""
 
 import jax
 import pytest

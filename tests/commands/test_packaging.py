@@ -1,4 +1,4 @@
-"""The files around the package: requirements, metadata, licence, and what the source must never import."""
+"""The files around the package: requirements, and what the source must never import."""
 
 import ast
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""docs/qwen3.md: every command of the page runs at a small scale, and its computed figures follow from the code.
+"""docs/qwen3.md: every command of the page runs at a small scale.
 
 The commands are read from the page and run in its order: paths become folders of the test, buckets too; the recipe is
 the page's with small sizes and a random target; data sets of the hub become files. What runs elsewhere (a launcher's
@@ -24,9 +24,8 @@ from assets.target_folder import save_target
 from domino_jax.data.tasks import TASKS
 from domino_jax.evals import measure
 from domino_jax.forecast import topologies
-from domino_jax.forecast.dry_run import shapes_of
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.recipe import builders, cli, loading
+from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import save_drafter
 from tests.docs.test_readme import COMMANDS
@@ -242,13 +241,3 @@ def check_files(world: pathlib.Path, rows: pathlib.Path) -> None:
     assert (world / "data" / "decoded" / "report.html").is_file()
     compared = json.loads((world / "data" / "compared" / "compare.json").read_text())
     assert list(compared["drafters"]) == ["drafter", "Domino", "DFlash"]
-
-
-# ---------------------------------------------------------------------------------------------------- the figures
-
-
-def recipe(size: str):
-    """(recipe, target, drafter) of a size."""
-    config = loading.load_recipe(str(ROOT / "configs" / f"qwen3_{size.lower()}.py"))
-    target = shapes_of(config.target.path)
-    return config, target, builders.drafter_config_of(config, target)

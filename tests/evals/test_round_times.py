@@ -1,4 +1,4 @@
-"""round_times.py: each part of a round is timed separately, and what is timed is the real thing."""
+"""round_times.py: each part of a round is timed separately."""
 
 import jax
 import numpy as np

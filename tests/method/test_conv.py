@@ -1,4 +1,4 @@
-"""DFlash2's convolutions: the formula, the borders of blocks, what is left alone, and the identity at the start."""
+"""DFlash2's convolutions: the borders of blocks, and the identity at the start."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The Domino head: torch's GRU, the low-rank residual, and its two faces."""
+"""The Domino head: torch's GRU, its two faces, and the slots that it corrects."""
 
 import functools
 

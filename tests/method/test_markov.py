@@ -1,4 +1,4 @@
-"""The Markov heads: formulas by numpy, the same code step by step and all at once, confidence, first values."""
+"""The Markov heads: the same code step by step and all at once, first values, and the slots that a token reaches."""
 
 import functools
 

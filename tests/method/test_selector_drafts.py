@@ -1,4 +1,4 @@
-"""DFlash2's selector when drafting: it chooses among its own candidates, in chains and trees, and changes no text."""
+"""DFlash2's selector when drafting: it chooses among its own candidates, in chains and trees."""
 
 import functools
 

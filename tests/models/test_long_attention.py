@@ -1,4 +1,4 @@
-"""The kernels for attention over a long cache: their steps on this CPU against plain attention, and where they run."""
+"""The kernels for attention over a long cache: against plain attention on this CPU, and where they run."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""decode in several processes, of which this one pretends to be the second: what they agree on, what is refused."""
+"""decode in several processes, of which this one pretends to be one, and decode on SIGTERM."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""regenerate.py in processes of their own: killed with -9, several at once, on several devices."""
+"""regenerate.py in separate processes: killed with -9, several at once, on several devices."""
 
 import json
 import os
