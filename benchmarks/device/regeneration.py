@@ -25,6 +25,7 @@ from configs import tiny
 from domino_jax.data.prompts import read_prompts
 from domino_jax.decoding.conversations import Answerer, Conversation, converse, queues, start_conversation
 from domino_jax.decoding.generate import Generator
+from domino_jax.method.settings import MODES
 from domino_jax.regenerate import new_answerer, settings_of
 from domino_jax.weights import loading
 
@@ -49,16 +50,19 @@ class CountingGenerator(Generator):
 
     row_rounds: RowRounds = dataclasses.field(kw_only=True)
 
-    def advance(self, models, state, mode, *args, **kwargs):
-        def taken(state) -> np.ndarray:
-            return np.asarray(state.counts if self.plain(mode) else state.rounds)
+    def run(self, clock, key, function, arguments, donate=()):
+        if key[0] not in MODES:  # a prefill, or a change of the batch
+            return super().run(clock, key, function, arguments, donate)
 
-        before = taken(state)  # the state is donated
-        state = super().advance(models, state, mode, *args, **kwargs)
+        def taken(state) -> np.ndarray:
+            return np.asarray(state.counts if self.plain(key[0]) else state.rounds)
+
+        before = taken(arguments[1])  # the state is donated
+        state, seconds = super().run(clock, key, function, arguments, donate)
         rounds = taken(state) - before
         self.row_rounds.computed += len(rounds) * int(rounds.max())
         self.row_rounds.unfinished += int(rounds.sum())
-        return state
+        return state, seconds
 
 
 class CountingAnswerer(Answerer):

@@ -146,7 +146,7 @@ class Generator(Programs):
         tickets = [Ticket(prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
         return queue.prefill(tickets, rows or self.settings.batch_size)
 
-    def advance(
+    def dispatch(
         self,
         models: Models,
         state: DecodeState,
@@ -154,10 +154,9 @@ class Generator(Programs):
         max_rounds: int,
         idle: int | None = None,
         longest: int | None = None,
-        clock: Clock | None = None,
         drafts: int | None = None,
-    ) -> DecodeState:
-        """Runs up to max_rounds rounds in one dispatch (loop.run_rounds); the state passed in is donated.
+    ) -> tuple[tuple, Callable[..., DecodeState], tuple]:
+        """(key, program, arguments) of `run` for up to max_rounds rounds (loop.run_rounds); the state is to be donated.
 
         Args:
             drafts: of a round; None: as the settings say.
@@ -168,10 +167,24 @@ class Generator(Programs):
         longest = slots - self.block_rows(mode) if longest is None else longest
         arguments = (models, state, self.stop_ids, *(np.int32(limit) for limit in (max_rounds, idle, longest)))
         key = (canonical_mode(mode), rows, slots, _kind(state.sampling), bool(state.draft_cache), drafts)
-        result, seconds = self.run(clock or Clock(), key, self.rounds(mode, drafts), arguments, donate=(1,))
-        if clock:
-            clock.decode_seconds += seconds
-        return result
+        return key, self.rounds(mode, drafts), arguments
+
+    def advance(
+        self,
+        models: Models,
+        state: DecodeState,
+        mode: str,
+        max_rounds: int,
+        *,
+        clock: Clock | None = None,
+        **limits: Any,
+    ) -> DecodeState:
+        """Runs one `dispatch`; the state passed in is donated."""
+        clock = clock or Clock()
+        program = self.dispatch(models, state, mode, max_rounds, **limits)
+        state, seconds = self.run(clock, *program, donate=(1,))
+        clock.decode_seconds += seconds
+        return state
 
     # ------------------------------------------------------------------------------------------------- requests
 

@@ -142,15 +142,15 @@ class Queue:
         return (self._together() if self.waiting else rows - self.generator.smaller_batch(rows)) - 1
 
     def advance(self, rounds: int) -> None:
-        """Up to `rounds` rounds in one dispatch (Generator.advance)."""
-        drafts, clock = None, self.clock
+        """Up to `rounds` rounds in one dispatch (Generator.dispatch)."""
+        drafts, clock, compiled = None, self.clock, self.clock.compile_seconds
         if self.pace:
             self.choice = self.controller.choose(self.pace, len(self.rows))
             drafts, rounds = self.choice.drafts, min(rounds, self.choice.rounds)
-        seconds, compiled, idle = clock.decode_seconds, clock.compile_seconds, self.idle()
-        arguments = self.models, self.state, self.mode, rounds, idle
-        self.state = self.generator.advance(*arguments, clock=clock, drafts=drafts)
-        self.ran = clock.decode_seconds - seconds, clock.compile_seconds == compiled
+        program = self.generator.dispatch(self.models, self.state, self.mode, rounds, self.idle(), drafts=drafts)
+        self.state, seconds = self.generator.run(clock, *program, donate=(1,))
+        clock.decode_seconds += seconds
+        self.ran = seconds, clock.compile_seconds == compiled
 
     def collect(self) -> list[Ticket]:
         """Reads what the live rows have emitted since the last call, frees the rows that are done; returns all live."""

@@ -24,7 +24,7 @@ def generator(drafter: str):
 
 
 def dispatch(queue, rounds: int) -> None:
-    queue.state = queue.generator.advance(queue.models, queue.state, queue.mode, rounds, queue.idle())
+    queue.state = queue.generator.advance(queue.models, queue.state, queue.mode, rounds, idle=queue.idle())
 
 
 class Chat:
