@@ -65,7 +65,7 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finishe
         assert start(argv) == 130
     assert [row["step"] for row in read_rows(workdir / "metrics.jsonl") if "loss" in row] == [1, 2]
 
-    # ---- the newest checkpoint damaged: resumed from the one before it, with the index of the first start
+    # ---- the newest checkpoint damaged: resumed from the one before it, with the index that this machine keeps
     flip_a_bit(workdir / "checkpoints" / "2")
     argv = [*argv, "--config.eval.final=True"]
     with monkeypatch.context() as patched:
@@ -77,7 +77,7 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finishe
     assert losses(workdir) == losses(finished_run.workdir)
     assert weights(workdir) == weights(finished_run.workdir)
     names = {path.name for path in workdir.iterdir()}
-    assert {"metrics.jsonl", "tensorboard", "checkpoints", "export", "plots", "data", "finished.json"} <= names
+    assert {"metrics.jsonl", "tensorboard", "checkpoints", "export", "plots", "finished.json"} <= names
     assert not any(name.endswith(".part") for name in names)
     assert {"report.json", "generations.jsonl", "report.html"} <= {path.name for path in (workdir / "report").iterdir()}
 

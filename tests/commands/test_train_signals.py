@@ -23,7 +23,6 @@ import ctypes, itertools, signal, sys, time
 from domino_jax.recipe import builders as building, cli
 from domino_jax import decode, regenerate, train
 from domino_jax.evals import run as decode_run
-from domino_jax.decoding.generate import Generator
 from domino_jax.decoding.queue import Queue
 from domino_jax.training.evaluate import DecodedEvaluation
 
@@ -60,7 +59,7 @@ elif phase == "pre-flight":
 elif phase == "first compilation":
     building.train_step_of = in_step
 elif phase == "evaluation":
-    Generator.advance = slow(Generator.advance)
+    Queue.advance = slow(Queue.advance)
 elif phase == "compilation of an evaluation":
     blocked(Queue, "prefill")
 elif phase == "final decoding":
