@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 
 from domino_jax.evals.model_card import model_card
 from domino_jax.method.drafter import init_drafter_params
-from domino_jax.method.kinds import AnyConfig, new_drafter, parse_stored
+from domino_jax.method.kinds import AnyConfig, config_class, new_drafter, parse_stored
 from domino_jax.recipe import cli
 from domino_jax.recipe.loading import located
 from domino_jax.runtime.errors import DataError, DominoError, first_line
@@ -32,7 +32,7 @@ from domino_jax.runtime.files import is_remote
 from domino_jax.runtime.remote import copy_folder, open_path
 from domino_jax.training.checkpoints import UNREADABLE, Checkpoints
 from domino_jax.training.finished import parse_marker
-from domino_jax.weights import formats, hf
+from domino_jax.weights import formats, hf, speculators
 from domino_jax.weights.drafter import EXPORT_DTYPE, save_drafter
 
 DRAFTER_CONFIG = "drafter_config.json"
@@ -52,6 +52,7 @@ def main(flags: cli.Flags) -> None:
     raw = hf.read_json(workdir, DRAFTER_CONFIG, kind=WORKDIR)
     config = hf.parse_config(workdir, raw, parse_stored, DRAFTER_CONFIG)
     recipe = hf.read_json(workdir, "config.json", kind=WORKDIR)
+    refuse_other_model(flags.output)
     step, tau = choose_step(workdir)
     with Checkpoints(workdir, keep=1) as checkpoints:
         params = restore_params(checkpoints, config, step, "ema" if recipe["train"]["ema_decay"] > 0 else "params")
@@ -73,6 +74,19 @@ def main(flags: cli.Flags) -> None:
         print(f"note: {note}")
 
 
+def refuse_other_model(folder: str | os.PathLike) -> None:
+    """Refuses a folder with the config.json of a target or of a run, which an export would replace with its weights."""
+    try:
+        raw = hf.read_json(open_path(folder).expanduser(), "config.json", required=False)
+        if raw and not speculators.is_speculators(raw):
+            config_class(raw)
+    except DataError:
+        raise DominoError(
+            f"--output={folder} has a config.json that is not a drafter's, and the export would replace it.\n"
+            "Name another folder."
+        ) from None
+
+
 def write_export(
     folder: str | os.PathLike,
     config: AnyConfig,
@@ -87,8 +101,8 @@ def write_export(
 ) -> None:
     """Writes weights and config.json in the public layout, and a README.md about their origin.
 
-    Every process calls it with the same arguments; process 0 writes. The folder, local or gs://, is replaced as a
-    whole; files of others in it stay.
+    Every process calls it with the same arguments; process 0 writes. In a folder, local or gs://, that holds an earlier
+    export, all files of it are replaced and all others stay.
 
     Args:
         params: the drafter's, on the host or on devices.

@@ -285,7 +285,7 @@ def report_export(workdir: epath.Path, drafter: AnyConfig, step: int) -> None:
 
 
 def clock_of(metrics: MetricsWriter, config, mesh: jax.sharding.Mesh, trace: Callable[[dict], jax.stages.Traced]):
-    """Counts rows, tokens, anchors and, on known devices, the share of their peak.
+    """Counts rows, tokens and, on known devices, the share of their peak.
 
     Args:
         trace: shapes of a batch → the traced step.

@@ -88,7 +88,8 @@ def evaluate_with(
 def profile_to(folder: os.PathLike, steps: Sequence[int]) -> Hook:
     """Writes a profiler trace, for xprof or TensorBoard, of steps first..last, counted from 1; none for ().
 
-    It is due after every step, and waits for the devices after the last one of the trace.
+    It is due after every step, and waits for the devices after the last one of the trace. A run that takes fewer steps
+    ends the trace with its own last one.
 
     Args:
         steps: (first, last); first is 2 or more, because step 1 holds the compilation.
@@ -98,7 +99,7 @@ def profile_to(folder: os.PathLike, steps: Sequence[int]) -> Hook:
 
     def hook(loop: TrainingLoop) -> None:
         nonlocal running
-        if running and loop.done >= last:
+        if running and loop.done >= min(last, loop.steps):
             jax.block_until_ready(loop.measured)
             jax.profiler.stop_trace()
             running = False

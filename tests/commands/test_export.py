@@ -14,6 +14,7 @@ from domino_jax import export
 from domino_jax.method.state import TrainState
 from domino_jax.recipe import cli
 from domino_jax.training.checkpoints import Checkpoints
+from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
 from tests.helpers.paths import ROOT
@@ -217,6 +218,24 @@ def test_what_somebody_adds_to_a_runs_export_stays_there(drafter, tmp_path):
     export.write_export(folder, *drafter, RECIPE, 2)
     assert (folder / "LICENSE").read_text() == "mine" and (folder / ".cache" / "upload").read_text() == "half"
     assert sorted(entry.name for entry in folder.iterdir()) == sorted([*FILES, "LICENSE", ".cache"])
+
+
+@pytest.mark.parametrize("other", ["workdir", "target"])
+def test_a_run_or_a_target_is_never_replaced_by_an_export(workdir, tmp_path, capsys, other):
+    output = workdir
+    if other == "target":
+        output = pathlib.Path(shutil.copytree(GOLDEN / "target", tmp_path / "target"))
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    code, printed = start(capsys, workdir, output)
+    assert code == 2 and f"--output={output} has a config.json that is not a drafter's" in printed
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("format", [formats.SERVING, formats.SPECFORGE])
+def test_the_command_replaces_an_earlier_export(workdir, tmp_path, capsys, format):
+    for _ in range(2):
+        code, printed = start(capsys, workdir, tmp_path / "out", f"--format={format}")
+        assert code == 0, printed
 
 
 @pytest.mark.parametrize(
