@@ -251,7 +251,7 @@ def parser_of(description: str, steps: int) -> argparse.ArgumentParser:
     parser.add_argument("--workdir", type=pathlib.Path, required=True, help="folder of the rows and of all runs")
     parser.add_argument("--steps", type=int, default=steps, help="steps of each training")
     parser.add_argument("--seeds", type=seeds_of, default=[0], help="joined by commas; a run of each kind for each")
-    parser.add_argument("--only", default="", help="names joined by commas: run these alone and write no table")
+    parser.add_argument("--only", default="", help="names joined by commas: run these alone")
     parser.add_argument("--minutes", type=float, default=0.0, help="save and stop after this time; 0: no limit")
     parser.add_argument("--page", type=pathlib.Path, help="the page that gets the table; default: WORKDIR/tables.md")
     parser.add_argument("--small", action="store_true", help="a random target and a few steps: a test of the command")
