@@ -25,7 +25,8 @@ def acceptance_record(counts: Mapping[int, int], drafts: int) -> dict[str, Any] 
         counts: rounds by the tokens that they emitted.  drafts: that they offered to the target.
 
     Returns:
-        None without rounds. The bonus token counts in mean_acceptance_length alone.
+        None without rounds. The bonus token counts in mean_acceptance_length alone. num_spec_tokens is the drafts of a
+        step, their mean rounded up where the width changes.
     """
     steps = sum(counts.values())
     if not steps:
@@ -38,6 +39,7 @@ def acceptance_record(counts: Mapping[int, int], drafts: int) -> dict[str, Any] 
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafts,
         "num_spec_steps": steps,
+        "num_spec_tokens": -(-drafts // steps),
     }
 
 

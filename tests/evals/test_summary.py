@@ -110,5 +110,6 @@ def test_the_acceptance_record_counts_the_bonus_in_the_mean_length_alone():
         "num_accepted_draft_tokens": 6,
         "num_draft_tokens": 16,
         "num_spec_steps": 4,
+        "num_spec_tokens": 4,
     }
     assert acceptance_record({}, 0) is None
