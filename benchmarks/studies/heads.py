@@ -194,7 +194,8 @@ def by_clock(study: Comparison, drafters: Mapping[str, HeadVariant]) -> dict[str
         pilot = f"{one.trained_as}_pilot" if one.trained_as else ""
         short = dataclasses.replace(one, steps=min(PILOT_STEPS, 2 * options.steps), trained_as=pilot)
         quiet = {"checkpoint.every": PILOT_STEPS, "train.log_every": 1 if options.small else 5, "eval.every": 0}
-        seconds[name] = step_seconds(read_rows(study.train(f"{name}_pilot", short, options.seeds[0], **quiet) / "metrics.jsonl"))
+        run = study.train(f"{name}_pilot", short, options.seeds[0], **quiet)
+        seconds[name] = step_seconds(read_rows(run / "metrics.jsonl"))
     budget = options.train_seconds or options.steps * seconds["domino"]
     return {name: dataclasses.replace(one, steps=max(1, int(budget / seconds[name]))) for name, one in drafters.items()}
 
