@@ -226,15 +226,15 @@ def restore_params(
 
 def refuse_other_shapes(stored: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
     """ValueError unless the stored parameters are those of the drafter, by name and shape."""
-    found, wanted = (
+    there, wanted = (
         {jax.tree_util.keystr(path): list(leaf.shape) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (stored, shapes)
     )
-    wrong = sorted(name for name in {**found, **wanted} if found.get(name) != wanted.get(name))
+    wrong = sorted(name for name in {**there, **wanted} if there.get(name) != wanted.get(name))
     if wrong:
-        there, described = (tree[wrong[0]] if wrong[0] in tree else "not there" for tree in (found, wanted))
+        shape, described = (tree[wrong[0]] if wrong[0] in tree else "not there" for tree in (there, wanted))
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise ValueError(f"{wrong[0]} is {there}, and by the file it is {described}{more}")
+        raise ValueError(f"{wrong[0]} is {shape}, and by the file it is {described}{more}")
 
 
 if __name__ == "__main__":

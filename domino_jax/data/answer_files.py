@@ -148,12 +148,13 @@ class AnswerFiles:
 
     def check_settings(self) -> None:
         """Refuses to add to rows that were made with something else."""
-        if not self.meta.is_file():
+        try:
+            before = read_json(self.meta)
+        except DataError as error:
             raise DominoError(
-                f"{self.output} exists, but {self.meta.name} beside it does not: it is not known what the rows were "
-                "made with.\nChoose another output."
-            )
-        before = read_json(self.meta)
+                f"{self.output} exists, but {self.meta.name} beside it does not or is damaged: it is not known what "
+                "the rows were made with.\nChoose another output."
+            ) from error
         changes = differences(before, self.made_with)
         refuse(changes, f"{self.output} was made with something else:", "Set it back or choose another output.")
 

@@ -74,8 +74,8 @@ def compile_programs(models: Models, generator: Generator, mesh: Mesh) -> dict[s
     modes = MODES if generator.drafter.has_head else MODES[:2]
     if not generator.drafter.has_backbone:
         modes = (BASELINE, DRAFT)
-    made = {PREFILL: jax.jit(prefill, out_shardings=places).lower(*start).compile()}
+    programs = {PREFILL: jax.jit(prefill, out_shardings=places).lower(*start).compile()}
     for mode in modes:
         program = jax.jit(generator.rounds(mode), donate_argnums=(1,), out_shardings=places)
-        made[mode] = program.lower(models, state, stop_ids, whole(()), whole(())).compile()
-    return made
+        programs[mode] = program.lower(models, state, stop_ids, whole(()), whole(())).compile()
+    return programs

@@ -277,16 +277,16 @@ def evaluation_rows(config, rows: TrainingRows, check: Callable[[dict], None]) -
 
 def describe_run(config) -> str:
     """The first line of a run: its phases by the recipe. How long they take is known once steps were measured."""
-    train, judged = config.train, config.eval
+    train, evaluation = config.train, config.eval
     phases = []
     if config.data.regenerate:
         number = config.regenerate.num_prompts
         phases.append(f"the target answers {f'{number:,}' if number else 'all'} prompts")
     phases.append(f"{train.steps:,} steps of {train.batch_size} rows")
-    if judged.every:
-        phases.append(f"{judged.num_prompts} held-out prompts decoded every {judged.every:,} steps")
+    if evaluation.every:
+        phases.append(f"{evaluation.num_prompts} held-out prompts decoded every {evaluation.every:,} steps")
     phases.append("export")
-    if judged.final and jax.process_count() == 1:
+    if evaluation.final and jax.process_count() == 1:
         number = f"{config.decode.num_prompts} prompts" if config.decode.num_prompts else "all prompts"
         phases.append(f"{number} decoded in {len(modes_of(config.decode, config.drafter.head))} modes")
     return f"this run: {', then '.join(phases)}. Times left are measured on this machine."

@@ -9,6 +9,7 @@ from domino_jax.runtime.files import is_remote
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+REFUSED += (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class DominoError(Exception):
@@ -64,15 +65,14 @@ def _quoted_number(error: BaseException) -> int | None:
 
 
 def unwritable(place: str | os.PathLike, error: OSError) -> DominoError:
-    """The error for a file or folder that could not be written: exit code 3 on a full disk, else 2."""
+    """The error for a file or folder that could not be opened or written: exit code 3 on a full disk, else 2."""
     if error.errno in FULL:
         return DataError(
             f"{place} cannot be written: {os.strerror(error.errno)}.\n"
             "Make room and start again: everything that was written completely is still there."
         )
-    return DominoError(
-        f"{place} cannot be written: {error.strerror or error}.\nName another place, or give this user access to it."
-    )
+    problem = f"{place} cannot be opened or written: {error.strerror or error}."
+    return DominoError(f"{problem}\nName another place, or give this user access to it.")
 
 
 def refuse_read_only(place: str | os.PathLike) -> None:

@@ -36,8 +36,9 @@ def read_marker(workdir: epath.Path, steps: int, report: Callable[[str], None]) 
     if marker["step"] < steps:
         report(f"the run in {workdir} ended at step {marker['step']}; train.steps is {steps}")
         return None
-    if not (workdir / "export" / "config.json").exists():
-        report(f"warning: {workdir / 'export'} is gone: it is exported again from its checkpoint")
+    export = workdir / "export"
+    if not ((export / "config.json").exists() and any(export.glob("*.safetensors"))):
+        report(f"warning: {export} is gone or has no weights: it is exported again from its checkpoint")
         return None
     return marker
 

@@ -305,8 +305,10 @@ def whole_folder(folder: str | Path, replaced: re.Pattern) -> Iterator[Path]:
         yield fresh
         for entry in folder.iterdir() if folder.exists() else ():
             if not replaced.fullmatch(entry.name):
-                copy = shutil.copytree if entry.is_dir() else shutil.copy2
-                copy(entry, fresh / entry.name)
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.copytree(entry, fresh / entry.name, symlinks=True)
+                else:
+                    shutil.copy2(entry, fresh / entry.name, follow_symlinks=False)
         if folder.exists():
             shutil.rmtree(previous, ignore_errors=True)
             os.rename(folder, previous)

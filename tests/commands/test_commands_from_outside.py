@@ -79,10 +79,8 @@ def test_a_disk_that_takes_no_file_is_reported_in_one_sentence_wherever_it_happe
         cli.run(main, ("workdir",), (), ["command", "--workdir=w"])
     assert left.value.code == code
     message = capsys.readouterr().err
-    assert (
-        message.startswith(f"error: folder/file cannot be written: {os.strerror(number)}.\n")
-        and message.count("\n") == 2
-    )
+    assert message.startswith("error: folder/file cannot be ") and os.strerror(number) in message
+    assert message.count("\n") == 2
 
 
 @pytest.mark.slow

@@ -152,6 +152,14 @@ def test_a_failure_has_its_own_code(capsys, error, code, message):
     assert start(capsys, TINY, "--workdir=w", main=main) == (code, message)
 
 
+def test_help_lists_the_flags_of_the_command(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.run(lambda flags: pytest.fail("main ran"), ("config",), ("output",), ["command", "--help"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--config:" in shown and "--output (optional):" in shown and "--prompts" not in shown
+
+
 def test_a_recipe_is_read_from_any_folder(tmp_path):
     program = (
         "import json; from domino_jax.recipe import cli\n"

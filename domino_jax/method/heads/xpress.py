@@ -62,7 +62,7 @@ class XpressConfig(DrafterConfig):
     }
 
     recipe_keys = {
-        "rank": Key(256, least=1, most=LARGEST_RANK, shape=True),
+        "rank": Key(256, least=1, most=LARGEST_RANK // MLP_RATIO, shape=True),
     }
 
     @property
