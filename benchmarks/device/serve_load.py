@@ -141,8 +141,9 @@ async def measure(url: str, prompts: Sequence[list[dict]], expected: Sequence[st
     async with openai.AsyncOpenAI(base_url=f"{url}v1", api_key="none", max_retries=0, timeout=3600) as client:
         [model] = (await client.models.list()).data
         for mode in (BASELINE, model.model_extra["modes"][-1]):
-            await level(client, model.id, mode, prompts[:1], limit, "1")  # compiles
             for load in loads:
+                few = 2 * int(float(load.removesuffix("/s")))
+                await level(client, model.id, mode, prompts[:few], limit, load)  # compiles
                 answers, seconds = await level(client, model.id, mode, prompts, limit, load)
                 rows.append({"mode": mode, "load": load, **figures(answers, seconds, expected)})
                 print(json.dumps(rows[-1]), flush=True)
