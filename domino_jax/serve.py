@@ -57,7 +57,8 @@ def main(flags: cli.Flags) -> int:
         raise DominoError(f"{error.name} is not installed: pip install -r requirements-serve.txt.") from error
     host, port, key = flags.host or HOST, PORT if flags.port is None else flags.port, os.environ.get(KEY)
     listener = bind(host, port)
-    allow_many_connections()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # often 1,024 connections otherwise
 
     # 2. The engine, on its own thread: it loads, compiles and decodes. Until it is ready /health answers 503.
     load = functools.partial(loaded, flags, settings)
@@ -81,9 +82,8 @@ def main(flags: cli.Flags) -> int:
         signal.signal(signal.SIGHUP, server.handle_exit)
     print(f"serve: http://{host}:{listener.getsockname()[1]}/ answers when the programs are compiled", flush=True)
     if not is_loopback(host):
-        print(
-            f"warning: {host} can be reached from other machines{'' if key else f' and no {KEY} is set'}.", flush=True
-        )
+        without = "" if key else f" and no {KEY} is set"
+        print(f"warning: {host} can be reached from other machines{without}.", flush=True)
     engine.start()
     server.run(sockets=[listener])
     if server.interrupted:
@@ -139,12 +139,6 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
-
-
-def allow_many_connections() -> None:
-    """Raises the number of files that this process may open to what the system allows; often 1,024 otherwise."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from domino_jax.decoding.width import Choice
 from domino_jax.method.loop import DecodeState, Prompts, put_rows, take_rows
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import RowSampling, request_keys
-from domino_jax.method.settings import SamplingKind
+from domino_jax.method.settings import TREE, SamplingKind
 from domino_jax.models.cache import resize, slots_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Ticket:
     token_ids, accept_lengths, finish_reason: of Generation; finish_reason is None until the end.
     length: committed tokens, the prompt's included.  drafted: drafts verified so far.
     cached: tokens of the prompt whose keys and values an earlier text had left.
+    rejected: drafts of the last dispatch that were not emitted, if it was one round of a chain.
     """
 
     prompt: Sequence[int]
@@ -50,6 +51,7 @@ class Ticket:
     length: int = 0
     drafted: int = 0
     cached: int = 0
+    rejected: Sequence[int] = ()
 
 
 class Queue:
@@ -166,7 +168,10 @@ class Queue:
             emitted += fresh[: len(fresh) - bool(done[place])]  # the end of an answer cuts its last round
             longest = max(longest, len(fresh))
             self.clock.decode_tokens += len(ticket.token_ids) - max(before, 1)
-            self.clock.drafts += int(drafted[place]) - ticket.drafted
+            drafts, end = int(drafted[place]) - ticket.drafted, counts[place]
+            self.clock.drafts += drafts
+            one = len(fresh) == 1 and self.mode != TREE
+            ticket.rejected = tokens[place, end : end + drafts + 1 - fresh[0]].tolist() if one else ()
             ticket.length, ticket.drafted = int(lengths[place]), int(drafted[place])
             if done[place]:
                 stopped = ticket.token_ids[-1] in np.asarray(self.generator.stop_ids)

@@ -67,7 +67,7 @@ def speculative_round(
     accepted = accept_chain(tokens, chosen)
     if simulate_tau:
         accepted = simulated_accepts(state.rounds, simulate_tau, drafts.shape[1])
-    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids)
+    after = commit(models, state, out, draft_cache, chosen, accepted, stop_ids, tokens)
     return _count_drafts(state, after, drafts.shape[1])
 
 
@@ -127,17 +127,19 @@ def commit(
     chosen: jax.Array,
     accepted: jax.Array,
     stop_ids: jax.Array,
+    verified: jax.Array | None = None,
 ) -> DecodeState:
     """Emits the first accepted+1 of chosen int32 [B, M+1] and extends both caches by them.
 
     out: features, hidden states and cache with a chain's rows, at depths 0..M, right after the committed length.
+    verified: int32 [B, M+1], anchor and drafts of a chain, for `emit`.
     """
     positions = draft_positions(state, chosen.shape[1])
     # Features of rejected rows are written too; they are after the new length and overwritten before they can be read.
     text = TargetRows(out.features, out.hidden, models.embed(chosen), accepted + 1)
     context = models.extend_context(draft_cache, text, positions - 1)
     state = state.replace(target_cache=out.cache, draft_cache=context)
-    state, emitted = emit(state, chosen, accepted + 1, stop_ids)
+    state, emitted = emit(state, chosen, accepted + 1, stop_ids, verified)
     return record_round(state.replace(lengths=state.lengths + emitted), emitted)
 
 

@@ -17,8 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from domino_jax.serving.engine import FAILED, OVERDUE, READY, Engine, Full, Job, Update
-from domino_jax.serving.protocol import Answer, Refusal, details, parse_body, read_request
+from domino_jax.serving.engine import READY, Engine, Job, Refusal, Update
+from domino_jax.serving.protocol import Answer, parse_body, read_request
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
 MOST_BYTES = 4 << 20  # of a body
@@ -75,22 +75,22 @@ class Server:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(arrivals.put_nowait, update)
 
-        job, answer = Job(asked.prompt, asked.request, asked.mode, deliver), Answer(asked, chat, served)
-        try:
-            self.engine.submit(job)
-        except Full as full:
-            raise Refusal(*full.args) from None
+        job = Job(asked.prompt, asked.request, asked.mode, deliver, asked.stream and asked.drafts)
+        answer = Answer(asked, chat, served)
+        self.engine.submit(job)
         if asked.stream:
             return Events(events(answer, arrivals), self.engine, job, self.timeout + SLACK)
+        whole = asyncio.ensure_future(whole_text(answer, arrivals))
+        left = asyncio.ensure_future(request.receive())  # the body is read: next comes the end of the connection
         try:
-            text = ""
-            async for update in updates(arrivals, request):
-                text += "".join(answer.add(update))
-                if answer.finish_reason:
-                    break
+            await asyncio.wait({whole, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not whole.done():
+                raise ClientDisconnect
+            return JSONResponse(answer.whole(whole.result()))
         finally:
+            whole.cancel()
+            left.cancel()
             self.engine.cancel(job)
-        return JSONResponse(answer.whole(text))
 
 
 class Events(StreamingResponse):
@@ -114,39 +114,30 @@ async def events(answer: Answer, arrivals: asyncio.Queue) -> AsyncIterator[str]:
     """The lines of a stream of server-sent events."""
     if answer.chat:
         yield line(answer.first_chunk())
-    while not answer.finish_reason:
-        update = await arrivals.get()
-        if update.finish_reason in (FAILED, OVERDUE):
-            yield line(refused(update).body)
-            return
-        texts = answer.add(update)
-        more = {"domino": details(texts, update)} if answer.asked.rounds else {}
-        if answer.finish_reason or more or any(texts):
-            yield line(answer.chunk("".join(texts), **more))
+    try:
+        async for texts, update in updates(answer, arrivals):
+            more = {"domino": answer.details(texts, update)} if answer.asked.rounds else {}
+            if answer.finish_reason or more or any(texts):
+                yield line(answer.chunk("".join(texts), **more))
+    except Refusal as refusal:
+        yield line(refusal.body)
+        return
     if answer.asked.include_usage:
         yield line(answer.usage_chunk())
     yield "data: [DONE]\n\n"
 
 
-async def updates(arrivals: asyncio.Queue, request: Request) -> AsyncIterator[Update]:
-    """The updates of an answer that is not streamed, as long as the client waits for it."""
-    left = asyncio.ensure_future(request.receive())  # the body is read: what comes next is the end of the connection
-    try:
-        while True:
-            update = asyncio.ensure_future(arrivals.get())
-            await asyncio.wait({update, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not update.done():
-                update.cancel()
-                raise ClientDisconnect
-            if update.result().finish_reason in (FAILED, OVERDUE):
-                raise refused(update.result())
-            yield update.result()
-    finally:
-        left.cancel()
+async def whole_text(answer: Answer, arrivals: asyncio.Queue) -> str:
+    return "".join([text async for texts, _ in updates(answer, arrivals) for text in texts])
 
 
-def refused(update: Update) -> Refusal:
-    return Refusal(update.problem, 504 if update.finish_reason == OVERDUE else 500)
+async def updates(answer: Answer, arrivals: asyncio.Queue) -> AsyncIterator[tuple[list[str], Update]]:
+    """What each update adds to the text, and the update, up to the end of the answer. Raises Refusal."""
+    while not answer.finish_reason:
+        update = await arrivals.get()
+        if update.refusal:
+            raise update.refusal
+        yield answer.add(update), update
 
 
 def line(value: dict[str, Any]) -> str:

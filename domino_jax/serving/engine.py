@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,16 @@ from domino_jax.runtime.errors import first_line
 
 ROUNDS = 4  # of a dispatch at most: so long a new request or a lost client waits
 LOADING, READY, DRAINING = "loading", "ready", "draining"
-FAILED, OVERDUE = "error", "timeout"  # finish reasons beside those of Generation
+
+
+class Refusal(Exception):
+    """An answer in OpenAI's error form."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None):
+        super().__init__(message)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +49,7 @@ class Served:
 class Update:
     """What one dispatch added to an answer, the fields of Piece among others.
 
-    drafted, cached: of Ticket, so far.  seconds: of the dispatch.  problem: what went wrong, with FAILED or OVERDUE.
+    drafted, cached, rejected: of Ticket.  seconds: of the dispatch.  refusal: if the request failed, why.
     """
 
     token_ids: list[int]
@@ -48,8 +57,9 @@ class Update:
     finish_reason: str | None
     drafted: int = 0
     cached: int = 0
+    rejected: Sequence[int] = ()
     seconds: float = 0.0
-    problem: str = ""
+    refusal: Refusal | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,16 +70,13 @@ class Job:
     request: Request
     mode: str
     deliver: Callable[[Update], None]
+    drafts: bool = False  # updates state the drafts that a round rejected: each round is then a dispatch
     arrived: float = dataclasses.field(default_factory=time.perf_counter)
     ticket: Ticket | None = None
     tokens: int = 0  # delivered so far
     rounds: int = 0
     drafted: int = 0
     last: float = 0.0  # when
-
-
-class Full(Exception):
-    """A job that is not taken; arguments: why, and the HTTP status."""
 
 
 class Engine(threading.Thread):
@@ -102,12 +109,12 @@ class Engine(threading.Thread):
     # ------------------------------------------------------------------------------------- from other threads
 
     def submit(self, job: Job) -> None:
-        """Raises Full."""
+        """Raises Refusal."""
         with self._changed:
             if self.status != READY:  # the thread may have ended
-                raise Full(f"the server is {self.status}.", 503)
+                raise Refusal(f"the server is {self.status}.", 503)
             if len(self._jobs) >= self._most_waiting + self.served.generator.settings.batch_size:
-                raise Full("too many requests wait; try again later.", 429)
+                raise Refusal("too many requests wait; try again later.", 429)
             self._jobs.add(job)
             self._arrived.append(job)
             self._changed.notify()
@@ -141,7 +148,7 @@ class Engine(threading.Thread):
             self.failure = failure
         finally:
             self.drain()
-            self._fail(list(self._jobs), FAILED, "the server stops.")
+            self._fail(list(self._jobs), Refusal("the server stops.", 500))
             self.ended()
 
     def _running(self) -> int:
@@ -198,9 +205,8 @@ class Engine(threading.Thread):
         for job in cancelled:
             self._forget(job)
         due = time.perf_counter() - self._timeout
-        self._fail(
-            [job for job in list(self._jobs) if job.arrived < due], OVERDUE, f"no answer in {self._timeout:g} seconds."
-        )
+        overdue = [job for job in list(self._jobs) if job.arrived < due]
+        self._fail(overdue, Refusal(f"no answer in {self._timeout:g} seconds.", 504))
         return True
 
     def _step(self, mode: str) -> None:
@@ -212,7 +218,8 @@ class Engine(threading.Thread):
                 self._deliver(queue, 0.0)
             if queue.live():
                 before = copy.deepcopy(queue.clock)
-                queue.advance(ROUNDS)
+                one = any(job.drafts and job.mode == mode for job in list(self._jobs))
+                queue.advance(1 if one else ROUNDS)
                 self._deliver(queue, queue.clock.decode_seconds - before.decode_seconds)  # without compilation
                 self.metrics.exploring.inc(queue.clock.exploring_seconds - before.exploring_seconds)
                 for drafts, rounds in (queue.clock.widths - before.widths).items():
@@ -223,7 +230,8 @@ class Engine(threading.Thread):
             # What ran is lost, its arrays may be deleted, and the server goes on with another queue.
             self.served.prefixes.clear()
             self._queues[mode] = self._new_queue(mode)
-            self._fail([job for job in list(self._jobs) if job.mode == mode and job.ticket], FAILED, first_line(error))
+            failed = [job for job in list(self._jobs) if job.mode == mode and job.ticket]
+            self._fail(failed, Refusal(first_line(error), 500))
 
     def _deliver(self, queue: Queue, seconds: float) -> None:
         tickets = set(queue.collect())
@@ -232,7 +240,7 @@ class Engine(threading.Thread):
             new = ticket.token_ids[job.tokens :], ticket.accept_lengths[job.rounds :]
             if not (new[0] or ticket.finish_reason):  # an admission has read the rows of others too
                 continue
-            update = Update(*new, ticket.finish_reason, ticket.drafted, ticket.cached, seconds)
+            update = Update(*new, ticket.finish_reason, ticket.drafted, ticket.cached, ticket.rejected, seconds)
             self.metrics.count(job, update)
             job.tokens, job.rounds, job.last = len(ticket.token_ids), len(ticket.accept_lengths), time.perf_counter()
             job.drafted = ticket.drafted
@@ -240,10 +248,10 @@ class Engine(threading.Thread):
                 self._forget(job)
             job.deliver(update)
 
-    def _fail(self, jobs: list[Job], reason: str, problem: str) -> None:
+    def _fail(self, jobs: list[Job], refusal: Refusal) -> None:
         for job in jobs:
             self._forget(job)
-            job.deliver(Update([], [], reason, problem=problem))
+            job.deliver(Update([], [], None, refusal=refusal))
 
     def _forget(self, job: Job) -> None:
         if job.ticket and not job.ticket.finish_reason and self.failure is None:

@@ -15,13 +15,13 @@ from domino_jax.decoding.text_stream import TextStream
 from domino_jax.method.keys import LARGEST
 from domino_jax.method.settings import DecodeSettings
 from domino_jax.runtime.errors import DataError, DominoError, quote
-from domino_jax.serving.engine import Served, Update
+from domino_jax.serving.engine import Refusal, Served, Update
 
 NUMBER, TEXTS = (int, float), (str, list)
 # {field: types of its value}; null is as if the field were absent.
-FIELDS = {"model": str, "user": str, "mode": str, "stream": bool, "rounds": bool, "stream_options": dict, "stop": TEXTS}
+FIELDS = {"model": str, "user": str, "mode": str, "stream": bool, "rounds": bool, "drafts": bool}
+FIELDS |= {"stream_options": dict, "stop": TEXTS, "min_p": NUMBER}
 FIELDS |= {"max_tokens": int, "n": int, "seed": int, "top_k": int, "temperature": NUMBER, "top_p": NUMBER}
-FIELDS |= {"min_p": NUMBER}
 CHAT_FIELDS = FIELDS | {"messages": list, "max_completion_tokens": int}
 TEXT_FIELDS = FIELDS | {"prompt": TEXTS}
 # Fields of OpenAI that are not supported, with the value that asks for nothing.
@@ -32,19 +32,9 @@ ROLES = ("system", "user", "assistant")
 MOST_STOPS, LONGEST_STOP = 16, 1_000  # characters: each token is compared with the beginnings of all stop strings
 
 
-class Refusal(Exception):
-    """An answer in OpenAI's error form."""
-
-    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None):
-        super().__init__(message)
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """A body's request. rounds: the stream also has each token's round (the page reads it)."""
+    """A body's request. rounds, drafts: the stream also has each token's round, and the drafts that rounds rejected."""
 
     prompt: list[int]
     request: Request
@@ -53,6 +43,7 @@ class Asked:
     stream: bool
     include_usage: bool
     rounds: bool
+    drafts: bool
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -86,8 +77,8 @@ def read_request(raw: dict[str, Any], chat: bool, served: Served, thinking: bool
         served.generator.check_prompt(prompt, "the request", request)
     except DominoError as error:
         raise Refusal(str(error)) from error
-    stream, rounds = raw.get("stream", False), raw.get("rounds", False)
-    return Asked(prompt, request, mode, _stops(raw), stream, include_usage, rounds)
+    stream, rounds, drafts = (raw.get(name, False) for name in ("stream", "rounds", "drafts"))
+    return Asked(prompt, request, mode, _stops(raw), stream, include_usage, rounds, drafts)
 
 
 def _check_fields(raw: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -170,7 +161,7 @@ class Answer:
         self.created, self.model = int(time.time()), served.name
         self.tokens, self.rounds, self.drafted, self.cached = 0, [], 0, 0
         self.finish_reason: str | None = None
-        self._stream, self._held = TextStream(served.tokenizer), ""
+        self._tokenizer, self._stream, self._held = served.tokenizer, TextStream(served.tokenizer), ""
 
     def add(self, update: Update) -> list[str]:
         """The text that each of the update's tokens makes certain, up to a stop string."""
@@ -224,6 +215,21 @@ class Answer:
     def usage_chunk(self) -> dict[str, Any]:
         return {**self._head(".chunk"), "choices": [], "usage": self.usage(), **self._metrics()}
 
+    def details(self, texts: Sequence[str], update: Update) -> dict[str, Any]:
+        """What the page shows of an update: [text, round in it, whether it is the bonus token] of each token.
+
+        The first token of an answer, from the prefill, has the round -1.
+        """
+        places = [(-1, False)] * (len(update.token_ids) - sum(update.accept_lengths))
+        for number, length in enumerate(update.accept_lengths):
+            places += [(number, place + 1 == length) for place in range(length)]
+        if not update.accept_lengths:  # plain decoding: each token is a round
+            places = [(number - (update.seconds == 0), False) for number in range(len(update.token_ids))]
+        tokens = [[text, *place] for text, place in zip(texts, places, strict=False)]
+        rejected = [self._tokenizer.decode([draft]) for draft in update.rejected]
+        counts = {"rounds": update.accept_lengths, "drafted": update.drafted, "seconds": update.seconds}
+        return {"tokens": tokens, "rejected": rejected, **counts}
+
     def _metrics(self) -> dict[str, Any]:
         """Where vLLM has it, so that AIPerf reads it."""
         return {"metrics": {"speculative_decoding": acceptance_record(Counter(self.rounds), self.drafted)}}
@@ -234,17 +240,3 @@ class Answer:
     def _head(self, suffix: str = "") -> dict[str, Any]:
         kind = f"chat.completion{suffix}" if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-
-
-def details(texts: Sequence[str], update: Update) -> dict[str, Any]:
-    """What the page shows of an update: [text, round in it, whether it is the bonus token] of each token.
-
-    The first token of an answer, from the prefill, has the round -1.
-    """
-    places = [(-1, False)] * (len(update.token_ids) - sum(update.accept_lengths))
-    for number, length in enumerate(update.accept_lengths):
-        places += [(number, place + 1 == length) for place in range(length)]
-    if not update.accept_lengths:  # plain decoding: each token is a round
-        places = [(number - (update.seconds == 0), False) for number in range(len(update.token_ids))]
-    tokens = [[text, *place] for text, place in zip(texts, places, strict=False)]
-    return {"tokens": tokens, "rounds": update.accept_lengths, "drafted": update.drafted, "seconds": update.seconds}

@@ -7,7 +7,14 @@ import pytest
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from domino_jax.runtime.errors import DataError
-from tests.helpers.decoding_models import SmallGenerator, make_generator, random_models, random_prompts, texts
+from tests.helpers.decoding_models import (
+    SmallGenerator,
+    make_generator,
+    planted_drafts,
+    random_models,
+    random_prompts,
+    texts,
+)
 
 WARM = SamplingParams(1.0)
 PROMPTS = random_prompts(11)
@@ -74,6 +81,26 @@ def test_a_simulated_acceptance_length_is_reached(tau, lengths):
     rounds = answer.accept_lengths[:-1]  # the last one is cut by the limit
     assert set(rounds) == lengths
     assert np.mean(rounds) == pytest.approx(tau, abs=1 / len(rounds))
+
+
+def test_a_dispatch_of_one_round_leaves_the_drafts_that_were_rejected():
+    """Drafts of the right text with a wrong token at every third place; the buffer ends with the text."""
+    made = generator(1)
+    [whole] = made.generate(PROMPTS[:1], "autoregressive")
+    known = np.array(whole.token_ids)
+    known[2::3] += 1
+    with planted_drafts([known]):
+        queue = made.queue(made.models, "draft", PROMPTS[:1])
+        [ticket] = queue.waiting
+        queue.admit()
+        queue.collect()
+        assert ticket.rejected == ()
+        while not ticket.finish_reason:
+            drafts = known[len(ticket.token_ids) :][:4]
+            queue.advance(1)
+            queue.collect()
+            rest = drafts[ticket.accept_lengths[-1] - 1 :].tolist()
+            assert ticket.rejected == rest[: 16 - len(ticket.token_ids)]
 
 
 # ------------------------------------------------------------------------------------------------ rows of a batch

@@ -1,11 +1,13 @@
 """The server over real sockets: what OpenAI's client sees, refusals, and clients that misbehave."""
 
 import concurrent.futures
+import contextlib
 import gc
 import json
 import signal
 import time
 
+import jax
 import pytest
 
 from domino_jax.decoding.queue import Queue
@@ -21,24 +23,12 @@ from tests.helpers.serving import (
     post,
     raw_stream,
     start_command,
-    tiny_engine,
     wait_for,
 )
 
 pytest.importorskip("starlette", reason="requirements-serve.txt is not installed")
 pytest.importorskip("uvicorn", reason="requirements-serve.txt is not installed")
 openai = pytest.importorskip("openai", reason="openai is not installed")
-
-
-@pytest.fixture(scope="session")
-def engine():
-    return tiny_engine()
-
-
-@pytest.fixture(scope="session")
-def port(engine):
-    with listening(engine) as port:
-        yield port
 
 
 @pytest.fixture(scope="session")
@@ -242,8 +232,6 @@ def test_a_slow_reader_and_half_sent_requests_hold_up_nobody(engine, port):
 
 @pytest.mark.parametrize("part", ["prefill", "advance"])
 def test_a_step_without_memory_answers_its_requests_and_the_server_goes_on(port, monkeypatch, part):
-    import jax
-
     def fails(queue, *arguments):
         queue.state = None
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
@@ -254,6 +242,61 @@ def test_a_step_without_memory_answers_its_requests_and_the_server_goes_on(port,
         status, _, answer = post(port, asked())
         assert status == 500 and "RESOURCE_EXHAUSTED" in answer["error"]["message"]
     assert post(port, asked(max_tokens=3))[0] == 200
+
+
+def test_another_error_ends_the_engine_and_answers_what_it_has(engine, monkeypatch):
+    """The command then ends with exit code 1 and the error's traceback."""
+    failing = type(engine)(lambda: contextlib.nullcontext(engine.served), 8, 120.0)
+    failing.start()
+    wait_for(lambda: failing.status == "ready")
+
+    def fails(queue, rounds):
+        raise ValueError("a fault")
+
+    monkeypatch.setattr(Queue, "advance", fails)
+    with listening(failing) as port, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        stream = raw_stream(port, asked(stream=True))
+        answers = list(pool.map(lambda _: post(port, asked()), range(6)))
+        assert {status for status, _, _ in answers} <= {500, 503}
+        assert {answer["error"]["type"] for _, _, answer in answers} == {"server_error"}
+        received = b"".join(iter(lambda: stream.recv(4096), b""))
+        assert b"server_error" in received and b"[DONE]" not in received
+        failing.join(60)
+        assert isinstance(failing.failure, ValueError) and get(port, "/health")[0] == 503
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_exit_code(tmp_path):
+    process, _ = start_command(tmp_path / "log", "--config.target.path=/nowhere/model")
+    assert process.wait(120) == 3
+    assert "/nowhere/model" in (tmp_path / "log").read_text() and "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_an_idle_server_holds_no_batch(engine, port):
+    """Its arrays are those of before the requests, but for the caches of finished texts."""
+
+    def held() -> int:
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    wait_for(lambda: idle(port), 60)
+    engine.served.prefixes.clear()
+    before = held()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: post(port, asked(max_tokens=8, seed=seed)), range(8)))
+    wait_for(lambda: idle(port), 60)
+    engine.served.prefixes.clear()
+    wait_for(lambda: held() <= before, 20)
+
+
+def test_a_stream_states_the_drafts_that_each_round_rejected(engine, client):
+    """A rejected draft is followed by none that is right: the first one differs from the token in its place."""
+    extra = {"rounds": True, "drafts": True, "mode": "draft"}
+    stream = client.chat.completions.create(model=MODEL, messages=asked()["messages"], stream=True, extra_body=extra)
+    rounds = [part.model_extra["domino"] for part in stream if "domino" in (part.model_extra or {})]
+    assert rounds[0]["rejected"] == [] and all(len(update["rounds"]) <= 1 for update in rounds)
+    texts = [(update["tokens"][-1][0], update["rejected"]) for update in rounds[1:-1]]
+    assert any(rejected for _, rejected in texts)
+    assert all(not rejected or rejected[0] != bonus for bonus, rejected in texts)
 
 
 def test_rounds_of_an_answer_that_a_stop_string_ends_are_counted(engine, port):
