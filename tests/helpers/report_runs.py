@@ -77,4 +77,5 @@ RECIPE = {
         **{"lambda_start": 1.0, "lambda_decay_ratio": 0.5, "gamma": 7.0, "dpace_alpha": 0.1},
         **{"ema_decay": 0.0, "loss": "own"},
     },
+    "drafter": {"markov": {"rank": 256}},
 }
