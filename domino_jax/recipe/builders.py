@@ -1,7 +1,6 @@
 """From the sections of a recipe to the objects of a training run; what is made takes plain values, never a config."""
 
 import functools
-import itertools
 import math
 import pathlib
 import re
@@ -87,14 +86,21 @@ def drafter_config_of(config, target: Qwen3Config, mask_token_id: int | None = N
     try:
         return _drafter_config(config, target, mask_token_id)
     except DataError as error:  # as of a damaged file; here it is the recipe that has to change
-        head = config.drafter.head
-        keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *KINDS}}
-        for field, name in itertools.product(KINDS[head].recipe_fields(config), KINDS[head].recipe_keys):
-            if f"_{field}".endswith(f"_{name}"):  # a head's section has it under the same last words
-                keys[field] = f"drafter.{head}.{name}"
+        keys = keys_of_fields(config)
         named = re.search(rf"\b({'|'.join(keys)})\b", str(error))
         change = f"\nChange --config.{keys[named[1]]}." if named else ""
         raise DominoError(f"{str(error).removeprefix('drafter config: ')}{change}") from error
+
+
+def keys_of_fields(config) -> dict[str, str]:
+    """{field of the drafter's config: the recipe's key}."""
+    head = config.drafter.head
+    keys = {field: f"drafter.{field}" for field in set(config.drafter) - {"head", "path", *KINDS}}
+    for field in KINDS[head].recipe_fields(config):
+        for name in KINDS[head].recipe_keys:  # a head's section has a field under the last words of its name
+            if field == name or field.endswith(f"_{name}"):
+                keys[field] = f"drafter.{head}.{name}"
+    return keys
 
 
 def _drafter_config(config, target: Qwen3Config, mask_token_id: int | None) -> AnyConfig:

@@ -237,7 +237,8 @@ def check_final(config, loaded: LoadedTarget, drafter: AnyDrafter) -> None:
     """Refuses prompts that `decode_trained` could not use, before hours of training."""
     if not config.eval.final or jax.process_count() > 1:
         return
-    settings, _ = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config, ())
+    settings, notes = fit_to_drafter(final_settings(config, drafter.config.head), drafter.config, ())
+    print(*notes, sep="\n", end="\n" * bool(notes))
     models = Models(loaded.model, loaded.params, drafter if needs_drafter(settings.modes) else None)
     final_prompts(config, loaded, models, settings)
 

@@ -73,10 +73,13 @@ def code_digest() -> str:
 
 
 def git_state(folder: pathlib.Path) -> str | None:
-    """The commit of the checkout, followed by -dirty where tracked files differ from it; None outside of a checkout."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    """The commit of the checkout that tracks this package, followed by -dirty where tracked files differ; else None."""
+    # An installed copy may be inside somebody else's checkout, which does not track it.
+    tracked = ["ls-files", "--error-unmatch", "__init__.py"]
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=20, check=True)
+        for arguments in (tracked, describe):
+            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):  # no git, no checkout, or no answer in time
         return None
     return done.stdout.decode().strip()

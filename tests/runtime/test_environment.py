@@ -51,3 +51,7 @@ def test_a_checkouts_commit_and_whether_it_was_changed(checkout):
     assert git_state(checkout) == git(checkout, "rev-parse", "HEAD")
     (checkout / "__init__.py").write_text("x = 1\n")
     assert git_state(checkout) == git(checkout, "rev-parse", "HEAD") + "-dirty"
+    installed = checkout / "site-packages"
+    installed.mkdir()
+    (installed / "__init__.py").write_text("")
+    assert git_state(installed) is None
