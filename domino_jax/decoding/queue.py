@@ -180,8 +180,9 @@ class Queue:
                 if self.prefixes:
                     self._keep(place, ticket)
         if self.pace and self.ran and longest:
-            dispatch = self.pace, len(self.rows), self.choice
-            self.clock.exploring_seconds += self.controller.observe(*dispatch, emitted, longest, *self.ran)
+            seconds, timed = self.ran
+            lost = self.controller.observe(self.pace, len(self.rows), self.choice, emitted, longest, seconds, timed)
+            self.clock.exploring_seconds += lost
             self.clock.widths[str(self.choice.drafts)] += longest
         self._free_idle()
         return list(tickets.values())

@@ -123,8 +123,8 @@ def head_tokens(
 ) -> jax.Array:
     """int32 [B, A, T]: the tokens before the slots that the head sees, x[a-lead..a+M-1], indices clamped to the row.
 
-    positions: int32 [B, S] of packed rows, from 0 in each document. A document's first token stands for the one before
-    it, so no token of another document is read.
+    positions: int32 [B, S] of packed rows, from 0 in each document. Before its first token a document repeats that
+    token, so no token of another document is read.
     """
     places = slot_positions(anchors - lead, lead + drafts)
     if lead and positions is not None:

@@ -32,8 +32,6 @@ from domino_jax.runtime.errors import DataError, quote
 # {config.drafter.head: the config of such a drafter}
 _KINDS = (DrafterConfig, DominoConfig, MarkovConfig, Dflash2Config, XpressConfig, Eagle3Config, MedusaConfig)
 KINDS = {kind.head: kind for kind in _KINDS}
-HEADS = tuple(KINDS)
-ROW_DRAFTERS = tuple(head for head, kind in KINDS.items() if not kind.has_backbone)
 SHOWN = 6  # tensors of a folder that is no drafter
 AnyConfig = DrafterConfig | Eagle3Config | MedusaConfig
 AnyDrafter = Drafter | Eagle3 | Medusa

@@ -1,7 +1,5 @@
-"""assets/smollm2_prompts: what the shipped files hold, what is kept apart, and that the generator wrote them."""
+"""assets/smollm2_prompts: what the shipped files hold, and what is kept apart."""
 
-import importlib.util
-import sys
 from collections import Counter
 
 import pytest
@@ -9,22 +7,15 @@ import pytest
 from assets import make_smollm2_prompts as maker
 from assets.near_duplicates import neighbours
 from assets.smollm2_grammar import is_held_out
-from assets.smollm2_words import NOUN_CLASSES
 from domino_jax.data.prompts import read_prompts
 from tests.helpers.paths import ASSETS
 
 FOLDER = ASSETS / "smollm2_prompts"
-PACKAGES = ("wordfreq", "countryinfo", "periodictable")
-FROM_PACKAGES = {*NOUN_CLASSES, "noun", "adjective", "sentence", "country", "element", "python", "docs", "function"}
-FROM_PACKAGES |= {"docs_sentence", "noun_g", "gloss", "gloss_g", "gloss_sentence", "symbol"}
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, list[dict]]:
     return {name: read_prompts(FOLDER / f"prompts_{name}.jsonl") for name in ("train", "heldout")}
-
-
-# ---------------------------------------------------------------------------------------------- the files
 
 
 def test_every_kind_has_its_share_and_four_kinds_are_only_held_out(files):
@@ -50,17 +41,3 @@ def test_no_prompt_is_a_near_duplicate_of_one_on_the_other_side(files):
     within = neighbours(texts["train"])
     assert max(within) <= maker.WITHIN
     assert sum(value > 0.5 for value in within) < 0.06 * len(within)
-
-
-# ------------------------------------------------------------------------------------------- the generator
-
-
-def test_the_generator_writes_the_shipped_files():
-    if (
-        sys.version_info[:3] != (3, 11, 7)
-        or not maker.WORDNET.is_dir()
-        or not all(map(importlib.util.find_spec, PACKAGES))
-    ):
-        pytest.skip("the packages of assets/make_smollm2_prompts.py are not installed")
-    for name, rows in maker.shipped_rows(maker.WORDNET).items():
-        assert maker.jsonl(rows) == (FOLDER / f"prompts_{name}.jsonl").read_text(encoding="utf-8")

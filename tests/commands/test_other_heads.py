@@ -8,12 +8,13 @@ import pytest
 
 from domino_jax import export
 from domino_jax.data.token_counts import frequent_tokens
-from domino_jax.method.kinds import ROW_DRAFTERS, parse_config
+from domino_jax.method.kinds import parse_config
 from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.draft_vocab import read_order
 from domino_jax.weights.drafter import load_drafter
 from tests.helpers.golden_files import target_config
+from tests.helpers.models import ROW_SETS
 from tests.helpers.train_runs import (
     CASES,
     DOMINO,
@@ -53,7 +54,7 @@ LOGGED = {
     "dflash2": {"selector_loss", "selector_coverage", "serving_accept_len", "oracle_accept_len"},
     "markov": {"l1_loss", "confidence_loss", "tau_probabilistic"},
     "xpress": {"tf_loss", "consistency_loss", "base_anchor_loss"},
-    **dict.fromkeys(ROW_DRAFTERS, {"loss_1", "accuracy_2", "accept_len"}),
+    **dict.fromkeys(ROW_SETS, {"loss_1", "accuracy_2", "accept_len"}),
 }
 SLOW = ("markov", "xpress")
 heads = pytest.mark.parametrize(
@@ -62,7 +63,7 @@ heads = pytest.mark.parametrize(
 
 
 def command(head: str, files, workdir) -> list[str]:
-    drafter = {} if head in ROW_DRAFTERS else DOMINO
+    drafter = {} if head in ROW_SETS else DOMINO
     drafter = drafter | {"config.drafter.head": head} | {f"config.{key}": DRAFTERS[head][key] for key in DRAFTERS[head]}
     changes = {**CHOICES, "config__train__accumulate": 2 if head == "dflash2" else 1}
     return arguments(files, workdir, drafter, **changes)
@@ -83,7 +84,7 @@ def test_a_run_evaluates_exports_and_decodes(finished, head):
     assert all({"grad_norm", *LOGGED[head]} <= row.keys() for row in steps)
     [judged] = [row for row in rows if "eval_tau" in row]
     assert 1.0 <= judged["eval_tau"] <= 4.0 and judged["eval_identical"] == 1.0
-    assert ("eval_tau_backbone" in judged) == (head not in ROW_DRAFTERS)
+    assert ("eval_tau_backbone" in judged) == (head not in ROW_SETS)
     report = json.loads((finished(head) / "report" / "report.json").read_text())
     assert report["identical_outputs"]["draft"]["same"] == 2
     assert report["drafter"]["head"] == head and report["round_widths"]["draft"] == 4
@@ -140,7 +141,7 @@ def export_from(workdir, output) -> int:
     return left.value.code
 
 
-@pytest.mark.parametrize("head", ROW_DRAFTERS)
+@pytest.mark.parametrize("head", ROW_SETS)
 def test_the_export_command_writes_what_the_run_wrote(finished, tmp_path, head):
     assert export_from(finished(head), tmp_path / "out") == 0
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights(finished(head))

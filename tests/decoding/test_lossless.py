@@ -19,7 +19,7 @@ from domino_jax.decoding.generate import Generation
 from domino_jax.decoding.requests import Request
 from domino_jax.decoding.width import Choice, WidthController
 from domino_jax.method import rounds
-from domino_jax.method.kinds import HEADS, KINDS
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import SamplingParams, TreeSettings, refused_mode
 from tests.helpers.decoding_models import (
     SmallGenerator,
@@ -230,7 +230,7 @@ def test_the_text_is_the_targets(case):
 
 
 def test_every_head_is_in_the_matrix():
-    assert {head_of(drafter) for drafter in DRAFTERS} == set(HEADS)
+    assert {head_of(drafter) for drafter in DRAFTERS} == set(KINDS)
 
 
 @pytest.mark.parametrize("drafter", ["domino", "dflash2", "xpress", "eagle3", "medusa"])

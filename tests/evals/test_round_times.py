@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from domino_jax.evals import round_times
-from domino_jax.method.kinds import ROW_DRAFTERS
 from tests.helpers.decoding_models import make_generator, random_models
+from tests.helpers.models import ROW_SETS
 
 PROMPT = [5, 9, 2, 60, 7]
 
@@ -32,7 +32,7 @@ def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
     assert int(state.counts[0]) == 1 and not state.done.any()
 
 
-@pytest.mark.parametrize("head", ROW_DRAFTERS)
+@pytest.mark.parametrize("head", ROW_SETS)
 def test_a_draft_without_a_backbone_is_one_part_that_stays_in_the_loop(head):
     """Medusa's heads read a state that no draft changes: without a trace of the turn they would run once."""
     generator = make_generator(random_models(head=head), max_new_tokens=2)

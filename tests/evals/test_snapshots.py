@@ -117,7 +117,6 @@ def test_cards(snapshot, monkeypatch):
 def test_page(snapshot):
     """Its body; the answers as ids."""
     examples = [Example(Prompt("p1", (1, 2), 0), "1 2", [ShownAnswer("domino", 1, [[2, 3, 4], [5, 6], [1, 0]])])]
-    pages = [
-        render_page(shown, {}, examples, report.NO_TEXT) for shown in (whole_report(), whole_report(simulate_tau=7.17))
-    ]
-    snapshot("page.html", "\n".join(page.partition("<body>")[2] for page in pages))
+    pages = (whole_report(), whole_report(simulate_tau=7.17))
+    whole, simulated = (render_page(one, {}, examples, report.NO_TEXT).partition("<body>")[2] for one in pages)
+    snapshot("page.html", "\n".join([whole, simulated.partition("<h2>")[0]]))

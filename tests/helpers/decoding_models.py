@@ -18,7 +18,7 @@ from domino_jax.method import rounds
 from domino_jax.method.drafter import Drafter, init_drafter_params
 from domino_jax.method.heads.eagle3 import Eagle3Config
 from domino_jax.method.heads.medusa import MedusaConfig
-from domino_jax.method.kinds import KINDS, ROW_DRAFTERS, AnyConfig, AnyDrafter, new_drafter
+from domino_jax.method.kinds import KINDS, AnyConfig, AnyDrafter, new_drafter
 from domino_jax.method.pair import Models
 from domino_jax.method.sampling import request_keys
 from domino_jax.method.settings import DecodeSettings
@@ -26,7 +26,7 @@ from domino_jax.method.tree import Tree, ancestor_table
 from domino_jax.models.qwen3 import Qwen3, Qwen3Config
 from domino_jax.recipe.values import decode_settings
 from domino_jax.weights.draft_vocab import with_draft_vocab
-from tests.helpers.models import load_golden
+from tests.helpers.models import ROW_SETS, load_golden
 
 VOCAB = 64
 CHAINS = ("autoregressive", "backbone", "domino")
@@ -94,7 +94,7 @@ def row_config(target: Qwen3Config, head: str, **choices) -> AnyConfig:
 
 def random_drafter(target: Qwen3, block_size: int = 4, seed: int = 1, **choices) -> tuple[AnyDrafter, dict]:
     """One layer, or as many as `layer_types` has, over layer 0 of the target; or what HEAD_SIZES says."""
-    if choices.get("head") in ROW_DRAFTERS:
+    if choices.get("head") in ROW_SETS:
         drafter = new_drafter(row_config(target.config, **choices))
         shapes = jax.eval_shape(lambda: init_drafter_params(drafter, jax.random.key(0)))
         return drafter, random_params(shapes, seed)

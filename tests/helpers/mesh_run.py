@@ -18,14 +18,14 @@ from domino_jax.method.heads.eagle3_model import Eagle3Settings
 from domino_jax.method.heads.markov import MarkovSettings
 from domino_jax.method.heads.medusa import MedusaSettings
 from domino_jax.method.heads.xpress import XpressSettings
-from domino_jax.method.kinds import ROW_DRAFTERS, new_drafter
+from domino_jax.method.kinds import new_drafter
 from domino_jax.method.losses import LossSettings
 from domino_jax.method.optimizer import learning_rate, make_optimizer
 from domino_jax.method.state import init_state
 from domino_jax.method.step import make_train_step
 from domino_jax.models import sharding
 from tests.helpers.decoding_models import random_models
-from tests.helpers.models import Model, random_tokens, tiny_drafter, tiny_target
+from tests.helpers.models import ROW_SETS, Model, random_tokens, tiny_drafter, tiny_target
 
 ROWS, LENGTH, ANCHORS, TOTAL = 8, 24, 5, 20
 
@@ -40,7 +40,7 @@ def rows_of(count: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
 
 @functools.lru_cache
 def models(head: str, **choices):
-    if head in ROW_DRAFTERS:
+    if head in ROW_SETS:
         pair = random_models(head=head)
         target = Model(pair.target.config, pair.target, pair.target_params)
         return target, Model(pair.drafter.config, pair.drafter, pair.drafter_params)

@@ -67,7 +67,7 @@ def info_with(**settings) -> RunInfo:
     return dataclasses.replace(INFO, requested=changed, settings=changed)
 
 
-# Of a training run, as config.json holds it.
+# The recipe of a training run, as its config.json holds it.
 RECIPE = {
     "seed": 42,
     "target": {"path": "some/target"},

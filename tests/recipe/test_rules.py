@@ -3,11 +3,12 @@
 import pytest
 
 from domino_jax.method.keys import LARGEST, walk
-from domino_jax.method.kinds import KINDS, ROW_DRAFTERS
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.settings import canonical_mode, supported_modes
 from domino_jax.recipe import loading, rules
 from domino_jax.recipe.values import decode_settings, modes_of
 from domino_jax.runtime.errors import DominoError
+from tests.helpers.models import ROW_SETS
 from tests.helpers.recipes import recipe, set_value
 
 NAN, INF = float("nan"), float("inf")
@@ -91,8 +92,8 @@ RULES = [
     *(
         (f"train.{key}", {"drafter.head": head, f"train.{key}": value})
         for head, key, value in (
-            *((head, "dpace_alpha", 0.5) for head in ("markov", "xpress", *ROW_DRAFTERS)),
-            *((head, "loss", "cross_entropy") for head in ROW_DRAFTERS),
+            *((head, "dpace_alpha", 0.5) for head in ("markov", "xpress", *ROW_SETS)),
+            *((head, "loss", "cross_entropy") for head in ROW_SETS),
         )
     ),
     *(("decode.modes", {"decode.modes": modes}) for modes in ((), ("domino", "domino"))),

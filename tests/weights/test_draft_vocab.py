@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.kinds import HEADS, KINDS
+from domino_jax.method.kinds import KINDS
 from domino_jax.method.propose import draft_base, propose, roll_out_head, slot_candidates
 from domino_jax.method.rollout import settle
 from domino_jax.method.settings import DraftSettings, SamplingParams
@@ -32,7 +32,7 @@ def drafts_of_few(models, state, sampling, settings):
 
 
 @pytest.mark.parametrize("count", [0, 5], ids=["all", "candidates"])
-@pytest.mark.parametrize("head", [head for head in HEADS if not KINDS[head].counts_tokens])
+@pytest.mark.parametrize("head", [head for head in KINDS if not KINDS[head].counts_tokens])
 def test_drafts_are_those_of_logits_without_the_other_tokens(head, count):
     models, settings = random_models(4, head=head), DraftSettings(head_candidates=count, draft_sharpness=1.0)
     state = make_generator(models, batch_size=2).start(PROMPTS, [0, 1])
