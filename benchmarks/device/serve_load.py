@@ -142,7 +142,7 @@ async def measure(url: str, prompts: Sequence[list[dict]], expected: Sequence[st
         [model] = (await client.models.list()).data
         for mode in (BASELINE, model.model_extra["modes"][-1]):
             for load in loads:
-                few = 2 * int(float(load.removesuffix("/s")))
+                few = max(32, 2 * int(float(load.removesuffix("/s"))))  # prompts of several lengths
                 await level(client, model.id, mode, prompts[:few], limit, load)  # compiles
                 answers, seconds = await level(client, model.id, mode, prompts, limit, load)
                 rows.append({"mode": mode, "load": load, **figures(answers, seconds, expected)})
