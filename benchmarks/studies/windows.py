@@ -1,6 +1,7 @@
-"""τ and the time of a round on long conversations, by the window of text that the draft reads (docs/decoding.md).
+"""τ and the time of a round on long conversations, by the window of text that the draft reads (docs/smollm2.md).
 
-    python -m benchmarks.studies.windows --config=configs/smollm2_135m.py --config.decode.cache_length=4096
+    python -m benchmarks.studies.windows --config=configs/smollm2_135m.py --config.decode.cache_length=4096 \\
+        --config.decode.num_prompts=8 --config.decode.max_new_tokens=64
     python -m benchmarks.studies.windows --config=configs/smollm2_135m.py --config.decode.num_prompts=1 \\
         --config.decode.max_new_tokens=8 --config.decode.cache_length=512                 # a test of the command
 
@@ -66,8 +67,10 @@ def main(flags: cli.Flags) -> None:
         table.append(row)
     text = f"""## Long conversations
 
-{len(prompts)} prompts, at most {settings.max_new_tokens} tokens each. {conditions(("jax",))}"""
-    print(publish(DOCS / "results.md", "windows smollm2", table, COLUMNS, text), flush=True)
+{len(prompts)} held-out prompts, each after earlier turns of a conversation (training rows up to the stated length),
+at most {settings.max_new_tokens} tokens each, by what the draft reads: all of the text, its last 256 tokens, or these
+with the first 4. {conditions(("jax",))}"""
+    print(publish(DOCS / "smollm2.md", "windows smollm2", table, COLUMNS, text), flush=True)
 
 
 def answered(generator: Generator, models: Models, text: Sequence[int], mode: str) -> tuple[Generation, float]:
