@@ -22,7 +22,6 @@ def get_config(hub_id: str) -> Section:
         target=_target(hub_id),
         drafter=_drafter(),
         data=_data(),
-        preflight=_preflight(),
         train=_train(),
         checkpoint=_checkpoint(),
         eval=_evaluation(),
@@ -87,12 +86,6 @@ def _data() -> Section:
     )
 
 
-def _preflight() -> Section:
-    return section(
-        rows=Key(64, least=0),  # rows whose answers the target scores before the first step; 0: none
-    )
-
-
 def _train() -> Section:
     return section(
         steps=Key(532_500, least=1),  # 6 epochs of the paper's 1.42 M rows in batches of 16; count again for other data
@@ -123,12 +116,10 @@ def _train() -> Section:
         ema_decay=Key(0.0, least=0, below=1),
         # At a loss or gradient that is not finite: stop, or skip, which leaves the step out and counts it.
         non_finite=Key("stop", choices=("stop", "skip")),
-        # If a step takes longer, the stacks of all threads are printed; compilation, evaluations and checkpoints may
-        # take ten times as long. 0: never.
-        hang_seconds=Key(1_800.0, least=0),
-        abort_on_hang=False,  # True: and the process ends with exit code 43, after which launchers start it again
+        # If a step takes longer, the stacks of all threads are printed and the process ends with exit code 43, after
+        # which launchers start it again. Compilation, evaluations and checkpoints may take ten times as long. 0: never.
+        hang_seconds=Key(0.0, least=0),
         profile_steps=Key((), of=int, least=2),  # (first, last): a profiler trace of these steps in <workdir>/profile
-        wandb="",  # a Weights & Biases project to log to as well
     )
 
 
@@ -193,8 +184,6 @@ def _regenerate() -> Section:
 def _serve() -> Section:
     return section(
         batch_size=Key(16, least=1),  # requests decoded together in each mode
-        most_waiting=Key(1_024, least=0),  # requests that wait for a row; more are refused
-        timeout=Key(600.0, above=0),  # seconds after which a request is given up
         # Memory for the caches of finished texts, from which prompts that begin alike start. 0: none are stored.
         prefix_gib=Key(4.0, least=0),
     )

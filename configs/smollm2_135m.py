@@ -46,7 +46,6 @@ def get_config():
     config.data.max_length = 448  # prompts have at most 152 tokens, answers 256
     config.data.layout = "pack"
 
-    config.preflight.rows = 8
     config.train.steps = 4_000
     config.train.batch_size = 1
     config.train.log_every = 25

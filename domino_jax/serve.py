@@ -62,9 +62,9 @@ def main(flags: cli.Flags) -> int:
 
     # 2. The engine, on its own thread: it loads, compiles and decodes. Until it is ready /health answers 503.
     load = functools.partial(loaded, flags, settings)
-    engine = Engine(load, config.serve.most_waiting, config.serve.timeout)
+    engine = Engine(load)
     hosts = (*LOOPBACK, host) if is_loopback(host) else ("*",)
-    app = new_app(engine, key, settings.thinking, config.serve.timeout, hosts)
+    app = new_app(engine, key, settings.thinking, hosts)
 
     # 3. The server, on the main thread, which gets the signals.
     class Server(uvicorn.Server):

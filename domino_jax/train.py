@@ -49,7 +49,6 @@ from domino_jax.training.finished import mark_finished, read_marker
 from domino_jax.training.loop import TrainingLoop
 from domino_jax.training.metrics import MetricsWriter, read_rows
 from domino_jax.training.preflight import run_preflight
-from domino_jax.training.weights_and_biases import require_wandb
 from domino_jax.weights import formats, hf
 from domino_jax.weights.draft_vocab import order_bytes
 from domino_jax.weights.loading import (
@@ -67,7 +66,6 @@ def main(flags: cli.Flags) -> int | None:
     if flags.dry_run:
         return dry_run.main(flags)
     train, target, recipe = config.train, config.target, loading.resolved(config)
-    require_wandb(train.wandb)
     workdir = usable_workdir(flags, recipe)
     if is_finished(workdir, config, recipe, flags.allow_config_change):
         return None
@@ -109,7 +107,7 @@ def main(flags: cli.Flags) -> int | None:
         #    5. The data go on after the checkpoint's batches, and rows of metrics.jsonl after its step are dropped.
         #    6. An evaluation that is due at the checkpoint's step and has no row is made. Then the next step is taken.
         meta = {"config": recipe, "data": batches.fingerprint}
-        watchdog = stack.enter_context(Watchdog(train.hang_seconds, train.abort_on_hang))
+        watchdog = stack.enter_context(Watchdog(train.hang_seconds))
         checkpoints = stack.enter_context(Checkpoints(workdir, config.checkpoint.keep, say))
         check = functools.partial(refuse_other_run, meta=meta, config=config, allowed=flags.allow_config_change)
         restored = checkpoints.restore_latest(shapes, check)
@@ -126,7 +124,7 @@ def main(flags: cli.Flags) -> int | None:
 
         # 6. The steps, and what happens between them.
         export_drafter = exporter(workdir, drafter_config, recipe)
-        metrics = writer_of(workdir, config, recipe, done)
+        metrics = MetricsWriter(workdir, train.steps, start_step=done, primary=distributed.is_primary())
         with metrics, batches.start(position) as stream, Preemption(say) as preemption:
             loop = TrainingLoop(
                 train.steps,
@@ -253,8 +251,7 @@ def write_run_files(workdir: epath.Path, recipe: dict, drafter_config: AnyConfig
 
 
 def check_data(config, workdir, batches: Batches, loaded: LoadedTarget, drafter: AnyConfig, mesh) -> None:
-    choices = {"scored_rows": config.preflight.rows, "seed": config.seed}
-    run_preflight(workdir, batches.rows, loaded, drafter, mesh, fingerprint=batches.fingerprint, **choices)
+    run_preflight(workdir, batches.rows, loaded, drafter, mesh, batches.fingerprint, config.seed)
 
 
 def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[..., None]:
@@ -269,11 +266,6 @@ def exporter(workdir: epath.Path, drafter: AnyConfig, recipe: dict) -> Callable[
         export.write_export(workdir / "export", drafter, params, recipe, step, **facts)
 
     return export_drafter
-
-
-def writer_of(workdir: epath.Path, config, recipe: dict, done: int) -> MetricsWriter:
-    choices = {"primary": distributed.is_primary(), "wandb": config.train.wandb, "recipe": recipe}
-    return MetricsWriter(workdir, config.train.steps, start_step=done, **choices)
 
 
 def report_export(workdir: epath.Path, drafter: AnyConfig, step: int) -> None:

@@ -93,7 +93,6 @@ class Study:
             "eval.num_prompts": 64,
             "eval.batch_size": 16,  # τ does not depend on it
             "eval.final": False,
-            "preflight.rows": 0,  # the rows are the target's own
             **changes,
         }
         name = f"{name}_seed{seed}_steps{steps}"

@@ -20,8 +20,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What may change between a checkpoint and the run that continues it without touching the training: everything else is
 # refused (training/checkpoints.py) unless --allow_config_change names it.
 FREE_TO_CHANGE = (
-    *("decode", "eval", "checkpoint", "mesh", "preflight", "serve", "drafter.path"),
-    *("train.log_every", "train.hang_seconds", "train.abort_on_hang", "train.profile_steps", "train.wandb"),
+    *("decode", "eval", "checkpoint", "mesh", "serve", "drafter.path"),
+    *("train.log_every", "train.hang_seconds", "train.profile_steps"),
     *("regenerate.batch_size", "regenerate.use_drafter", "data.skip_bad_rows"),
 )
 

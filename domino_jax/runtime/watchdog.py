@@ -1,4 +1,4 @@
-"""Hung runs: print where every thread is, and end the process if requested."""
+"""Hung runs: print where every thread is, and end the process."""
 
 import contextlib
 import os
@@ -24,18 +24,17 @@ class Watchdog:
     def __init__(
         self,
         seconds: float,
-        abort: bool = False,
         report: Callable[[str], None] = print,
+        end: Callable[[int], None] = os._exit,
     ):
         """
         Args:
           seconds: between two beats before the step counts as hung; SLOW times that for what is no step. 0 is off.
-          abort: end the process with HUNG then, without any clean-up: what hangs would hang in it too.
-          report: takes the stacks of all threads, once per hang.
+          report: takes the stacks of all threads.
+          end: called with HUNG after that; without any clean-up, because what hangs would hang in it too.
         """
-        self._seconds, self._abort, self._report = seconds, abort, report
+        self._seconds, self._report, self._end = seconds, report, end
         self._watched: tuple[str, float, float] | None = None  # what, since when, for how long; None: not watching
-        self._reported = None  # the watch whose hang has been reported
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -81,21 +80,20 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, self._seconds / 4)):
             watched = self._watched
-            if watched is None or watched is self._reported:
+            if watched is None:
                 continue
             what, since, limit = watched
             blocked = time.monotonic() - since
             if blocked > limit:
-                self._reported = watched
                 speaker = threading.Thread(target=self._announce, args=(what, blocked), daemon=True)
                 speaker.start()
                 speaker.join(REPORT_SECONDS)
-                if self._abort:
-                    os._exit(HUNG)
+                self._end(HUNG)
+                return
 
     def _announce(self, what: str, blocked: float) -> None:
-        end = f"\nThe hung run is given up: exit code {HUNG}" if self._abort else ""
-        self._report(f"warning: {what} has not ended for {blocked:.0f} seconds. All threads:\n{all_stacks()}{end}")
+        end = f"The hung run is given up: exit code {HUNG}"
+        self._report(f"warning: {what} has not ended for {blocked:.0f} seconds. All threads:\n{all_stacks()}\n{end}")
         sys.stdout.flush()
 
 

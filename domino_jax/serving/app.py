@@ -29,8 +29,8 @@ SLACK = 30.0  # seconds that a client has to read an answer after the engine's l
 class Server:
     """The application's functions, which share the engine and the settings."""
 
-    def __init__(self, engine: Engine, key: str | None, thinking: bool, timeout: float):
-        self.engine, self.key, self.thinking, self.timeout = engine, key, thinking, timeout
+    def __init__(self, engine: Engine, key: str | None, thinking: bool):
+        self.engine, self.key, self.thinking = engine, key, thinking
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ class Server:
         answer = Answer(asked, chat, served)
         self.engine.submit(job)
         if asked.stream:
-            return Events(events(answer, arrivals), self.engine, job, self.timeout + SLACK)
+            return Events(events(answer, arrivals), self.engine, job)
         whole = asyncio.ensure_future(whole_text(answer, arrivals))
         left = asyncio.ensure_future(request.receive())  # the body is read: next comes the end of the connection
         try:
@@ -96,13 +96,13 @@ class Server:
 class Events(StreamingResponse):
     """A stream of one job, which is given up when the client leaves or does not read."""
 
-    def __init__(self, lines: AsyncIterator[str], engine: Engine, job: Job, seconds: float):
+    def __init__(self, lines: AsyncIterator[str], engine: Engine, job: Job):
         super().__init__(lines, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self.engine, self.job, self.seconds = engine, job, seconds
+        self.engine, self.job = engine, job
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(self.engine.timeout + SLACK):
                 await super().__call__(scope, receive, send)
         except TimeoutError:
             return  # uvicorn closes the connection
@@ -173,16 +173,14 @@ async def on_disconnect(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-def new_app(
-    engine: Engine, key: str | None, thinking: bool, timeout: float, hosts: Sequence[str] = ("*",)
-) -> Starlette:
+def new_app(engine: Engine, key: str | None, thinking: bool, hosts: Sequence[str] = ("*",)) -> Starlette:
     """The application around an engine.
 
     Args:
         key: that requests under /v1 must have, None or empty: none.
         hosts: names in the Host header that are answered; "*": all.
     """
-    server = Server(engine, key, thinking, timeout)
+    server = Server(engine, key, thinking)
     routes = [
         Route("/", server.page),
         Route("/health", server.health),

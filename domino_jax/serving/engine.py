@@ -20,6 +20,8 @@ from domino_jax.method.settings import SamplingParams
 from domino_jax.runtime.errors import first_line
 
 ROUNDS = 4  # of a dispatch at most: so long a new request or a lost client waits
+MOST_WAITING = 1_024  # requests that wait for a row; more are refused
+TIMEOUT = 600.0  # seconds after which a request is given up
 LOADING, READY, DRAINING = "loading", "ready", "draining"
 
 
@@ -91,13 +93,16 @@ class Engine(threading.Thread):
     """
 
     def __init__(
-        self, load: Callable[[], contextlib.AbstractContextManager[Served]], most_waiting: int, timeout: float
+        self,
+        load: Callable[[], contextlib.AbstractContextManager[Served]],
+        most_waiting: int = MOST_WAITING,
+        timeout: float = TIMEOUT,
     ):
         super().__init__(name="engine", daemon=True)
         self.status, self.failure, self.served = LOADING, None, None
         self.ended: Callable[[], None] = lambda: None
         self.metrics = Metrics()
-        self._load, self._most_waiting, self._timeout = load, most_waiting, timeout
+        self._load, self._most_waiting, self.timeout = load, most_waiting, timeout
         self._jobs: set[Job] = set()
         self._arrived: list[Job] = []
         self._cancelled: list[Job] = []
@@ -204,9 +209,9 @@ class Engine(threading.Thread):
             job.ticket = self._queues[job.mode].add(job.prompt, job.request)
         for job in cancelled:
             self._forget(job)
-        due = time.perf_counter() - self._timeout
+        due = time.perf_counter() - self.timeout
         overdue = [job for job in list(self._jobs) if job.arrived < due]
-        self._fail(overdue, Refusal(f"no answer in {self._timeout:g} seconds.", 504))
+        self._fail(overdue, Refusal(f"no answer in {self.timeout:g} seconds.", 504))
         return True
 
     def _step(self, mode: str) -> None:

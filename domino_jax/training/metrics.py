@@ -18,7 +18,6 @@ from domino_jax.runtime.journal import Journal, whole_lines
 from domino_jax.runtime.progress import PATIENCE, Progress
 from domino_jax.runtime.remote import open_path
 from domino_jax.training.step_clock import StepClock
-from domino_jax.training.weights_and_biases import start_run
 
 # The main figures, for the console, in this order, under these names and in these forms; metrics.jsonl holds all.
 SHOWN = {
@@ -64,15 +63,12 @@ class MetricsWriter:
         *,
         start_step: int = 0,
         primary: bool = True,
-        wandb: str = "",
-        recipe: Mapping[str, Any] | None = None,
         console: rich.console.Console | None = None,
     ):
         """
         Args:
             total_steps: T.  start_step: completed steps of the checkpoint that is continued.
             primary: False in every process but the first: nothing is written or shown then.
-            wandb: a Weights & Biases project, "" for none; `recipe` is logged there.
         """
         self._folder = open_path(workdir)
         self._path = self._folder / "metrics.jsonl"
@@ -89,7 +85,6 @@ class MetricsWriter:
         self._steps: Progress | None = None  # from the first step on, which holds the compilation
         if primary:
             self._folder.mkdir(parents=True, exist_ok=True)
-        self._wandb = start_run(wandb, self._folder, recipe or {}, self.say) if wandb and primary else None
 
     def clock(self, *, row_flops: Callable[[int], float] | None = None, peak_flops: float | None = None) -> StepClock:
         """The clock of this start, which counts on the processor time of earlier ones (step_clock.StepClock)."""
@@ -107,8 +102,6 @@ class MetricsWriter:
             self._open()
         self._journal.append({key: _json(value) for key, value in row.items()})
         self._draw(int(step), numbers)
-        if self._wandb:
-            self._wandb.log(row)
         self.advance(int(step))
         line = _line({key: value for key, value in numbers.items() if not isinstance(value, list)})
         self.say(f"step {step}/{self._total_steps}  {line}  left {self._steps.left()}")
@@ -177,9 +170,6 @@ class MetricsWriter:
             self._curves.close()
             self._copy_curves()
             self._journal = None
-        if self._wandb:
-            self._wandb.finish()
-            self._wandb = None
 
     def __enter__(self) -> "MetricsWriter":
         return self

@@ -25,6 +25,7 @@ from domino_jax.runtime.json_files import write_json
 from domino_jax.weights.loading import LoadedTarget
 
 READ_ROWS = 256  # rows that are searched, drawn evenly from all
+SCORED_ROWS = 64  # of them, those that the target reads
 
 
 def run_preflight(
@@ -33,19 +34,16 @@ def run_preflight(
     loaded: LoadedTarget,
     drafter: AnyConfig,
     mesh: Mesh,
-    *,
     fingerprint: str,
-    scored_rows: int,
     seed: int,
 ) -> dict[str, Any]:
     """Checks, prints and stores; every process calls it, process 0 prints and writes. Returns the stored facts.
 
     Args:
         fingerprint: of the data.  seed: of the sample.
-        scored_rows: rows that the target reads; 0: none.
     Raises DataError for a mask token in the text of the rows.
     """
-    numbers = np.random.default_rng(seed).permutation(len(rows))[: max(READ_ROWS, scored_rows)]
+    numbers = np.random.default_rng(seed).permutation(len(rows))[:READ_ROWS]
     sample = [rows[int(number)] for number in numbers]
     mask_token_id = drafter.mask_token_id if drafter.has_backbone else None
     for row_id, row in sample if mask_token_id is not None else ():
@@ -60,7 +58,7 @@ def run_preflight(
         "stop_ids": list(loaded.stop_ids),
         "data": {"fingerprint": fingerprint, **rows.counts()},
         "rows_searched": len(drawn),
-        "chosen_share": chosen_share(loaded, drawn[:scored_rows], mesh) if scored_rows else None,
+        "chosen_share": chosen_share(loaded, drawn[:SCORED_ROWS], mesh),
     }
     if is_primary():
         workdir.mkdir(parents=True, exist_ok=True)
@@ -77,10 +75,9 @@ def describe(facts: dict[str, Any], stop_tokens: Sequence[str]) -> list[str]:
         f"mask token {facts['mask_token_id']}, stop ids {', '.join(stop_tokens) or 'none'}",
         f"{data['rows']:,} of {data['rows_read']:,} rows are used, {data['rows_without_anchor']:,} have no anchor",
         f"{data['supervised_tokens'] / data['tokens']:.1%} of {data['tokens']:,} tokens are supervised",
+        f"the target itself would choose {share:.1%} of the supervised tokens",
     ]
-    if share is not None:
-        lines.append(f"the target itself would choose {share:.1%} of the supervised tokens")
-    if share is not None and share < 0.7:  # sampling with the usual settings gives more
+    if share < 0.7:  # sampling with the usual settings gives more
         lines.append("warning: these answers are not its own, and a drafter trained on them is seldom accepted.")
         lines.append("Let it answer the prompts: domino_jax.regenerate or --config.data.regenerate=True.")
     return lines

@@ -122,7 +122,7 @@ def test_a_process_that_dies_or_overruns_is_a_failed_phase(tmp_path, monkeypatch
 def test_the_pipeline_answers_trains_and_decodes(tmp_path):
     """With the tiny recipe and the shipped target, whose folder has the same files."""
     flags = ["regenerate.num_prompts=8", "regenerate.max_new_tokens=24", "train.steps=3", "train.log_every=1"]
-    flags += ["preflight.rows=0", "eval.every=0", "eval.final=False", "checkpoint.every=3"]
+    flags += ["eval.every=0", "eval.final=False", "checkpoint.every=3"]
     flags += ["decode.num_prompts=2", "decode.max_new_tokens=16"]
     words = tuple(f"--config.{flag}" for flag in flags)
     tiny = {"recipe": "configs/tiny.py", "prompts": "assets/tiny_qwen3/prompts_train.jsonl"}

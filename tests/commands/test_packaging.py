@@ -19,7 +19,7 @@ def requirements(name):
 
 
 # Looked for before they are imported, and asked for with the line that installs them.
-OPTIONAL = {"wandb", "datasets"}
+OPTIONAL = {"datasets"}
 RUN = [Requirement(line) for line in requirements("requirements.txt")]
 GCS = [Requirement(line) for line in requirements("requirements-gcs.txt")]
 SERVE = [Requirement(line) for line in requirements("requirements-serve.txt")]

@@ -60,7 +60,6 @@ def get_config():
     config.target.dtype = config.decode.dtype = "float32"
     config.drafter.update({{"num_layers": 1, "block_size": 4, "domino": {{"gru_hidden_dim": 16, "emb_dim": 8}}}})
     config.data.max_length = 96
-    config.preflight.rows = 2
     config.train.update({{"steps": 4, "batch_size": 4, "num_anchors": 8, "log_every": 1}})
     config.checkpoint.every = 2
     config.eval.update({{"every": 2, "num_prompts": 2, "batch_size": 2}})

@@ -24,7 +24,6 @@ SETTINGS = (
     "--config.decode.max_new_tokens=96",
     "--config.decode.modes=('autoregressive','draft')",
     "--config.serve.batch_size=4",
-    "--config.serve.most_waiting=8",
 )
 
 
@@ -51,7 +50,7 @@ def listening(engine, key: str | None = None, hosts: tuple[str, ...] = ("*",)):
 
     from domino_jax.serving.app import new_app
 
-    app = new_app(engine, key, False, 120.0, hosts)
+    app = new_app(engine, key, False, hosts)
     listener = serve.bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

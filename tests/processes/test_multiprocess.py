@@ -88,7 +88,6 @@ def recipe(tmp_path_factory):
         "data.regenerate": False,
         "data.layout": "pad",
         "data.max_length": 32,
-        "preflight.rows": 0,
         "train.steps": STEPS,
         "train.batch_size": 4,
         "train.num_anchors": 6,

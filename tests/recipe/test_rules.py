@@ -128,7 +128,7 @@ SOUND = [
     {**MEDUSA, "data.max_length": 200},  # it draws no anchors
     {"drafter.head": "none", "drafter.block_size": 2, "train.num_anchors": 8},
     {"data.held_out": 0, "eval.prompts": "p.jsonl"},
-    {"drafter.path": "", "eval.prompts": "", "train.wandb": ""},  # as if they were left out
+    {"drafter.path": "", "eval.prompts": ""},  # as if they were left out
     {**HELD_OUT, "decode.modes": ("autoregressive",), "decode.num_drafts": 99},  # nothing is drafted
     *({**HELD_OUT, "drafter.head": head} for head in KINDS),
 ]

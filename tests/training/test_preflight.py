@@ -71,9 +71,8 @@ def drafter(target):
     return load_drafter(GOLDEN / "drafter", target.model.config, np.dtype("float32"))[0]
 
 
-def preflight(target, drafter, folder, rows, num_skipped=0, scored_rows=6):
-    settings = {"fingerprint": "f1", "scored_rows": scored_rows, "seed": 0}
-    return run_preflight(folder, RowList(rows, num_skipped), target, drafter, ONE, **settings)
+def preflight(target, drafter, folder, rows, num_skipped=0):
+    return run_preflight(folder, RowList(rows, num_skipped), target, drafter, ONE, "f1", 0)
 
 
 def test_the_targets_greedy_answers_are_its_choices(target, drafter, tmp_path, capsys):
@@ -104,10 +103,6 @@ def test_foreign_answers_lower_the_share_and_are_warned_of(target, drafter, tmp_
     assert "warning" in shown and "domino_jax.regenerate" in shown and "2 have no anchor" in shown
     assert f"mask token {drafter.mask_token_id}" in shown and f"stop ids {target.stop_ids[0]}" in shown
     assert "[[" in shown
-
-
-def test_without_rows_to_score_the_target_reads_nothing(target, drafter, tmp_path):
-    assert preflight(target, drafter, tmp_path, [foreign_row(0)], scored_rows=0)["chosen_share"] is None
 
 
 def test_a_mask_token_in_the_text_stops_the_run(target, drafter, tmp_path):
