@@ -43,18 +43,17 @@ class Instruction:
     is_root: bool
 
 
-def traffic(text: str, entry_only: bool = False, cache: int = 0) -> int:
+def traffic(text: str, cache: int = 0) -> int:
     """Bytes of main memory read and written by one run of the program.
 
     Args:
-        entry_only: loop bodies once.
         cache: bytes; a value that the program makes for itself and that is no larger is taken to stay in a cache. Its
             arguments, its results and what is written into them in place count as before.
     """
     program = _parse(text)
     if cache:
         program = {name: _kept(lines, program, cache) for name, lines in program.items()}
-    return _Counter(program, loops=not entry_only).of(next(name for name in program if name.startswith("ENTRY ")))
+    return _Counter(program).of(next(name for name in program if name.startswith("ENTRY ")))
 
 
 def _parse(text: str) -> dict[str, list[Instruction]]:
@@ -116,9 +115,8 @@ def _all_bytes(shape: str) -> int:
 
 
 class _Counter:
-    def __init__(self, program: dict[str, list[Instruction]], loops: bool):
+    def __init__(self, program: dict[str, list[Instruction]]):
         self.program = program
-        self.loops = loops
 
     def of(self, computation: str) -> int:
         by_name = {line.name: line for line in self.program[computation]}
@@ -154,8 +152,6 @@ class _Counter:
         return sum(map(_main_memory, shapes)) + _main_memory(line.shape)
 
     def _trips(self, line: Instruction) -> int:
-        if not self.loops:
-            return 1
         known = _TRIPS.search(line.rest)
         if known:
             return int(known[1])

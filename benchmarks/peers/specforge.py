@@ -7,8 +7,12 @@
 
 Both sides take the step from the rows' ids to the new weights: the frozen target's pass, anchors' blocks, the drafter
 forward, the dual cross-entropy, backward, clipping by the global norm and AdamW with a constant rate, all in float32.
-`torch_specforge.py` states which parts of the other side are SpecForge's own. Rows are padded to the longest, as
-SpecForge does; labels run over gaps in the loss mask (`contiguous` off), as SpecForge's do; λ stays at one half.
+Rows are padded to the longest, as SpecForge does; labels run over gaps in the loss mask (`contiguous` off), as
+SpecForge's do; λ stays at one half.
+
+SpecForge's own are the drafter (`DominoDraftModel`), everything from the noise embedding to the loss
+(`OnlineDominoModel`) and the optimizer (`BF16Optimizer`). The anchors are those of our step, given by a subclass. The
+features come from transformers' Qwen3, because SpecForge's trainer gets them from an SGLang server, which needs a GPU.
 
 Both sides start from the same folders. Each step takes new rows, the same on both sides, which alternate in going
 first. The losses of every step must agree to TOLERANCE of their value, or no table is written. A figure is the median
@@ -22,6 +26,7 @@ import functools
 import os
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 from typing import Any
@@ -180,6 +185,57 @@ class OurTrainer:
         return time.perf_counter() - begin
 
 
+class SpecForgeTrainer:
+    """The same for SpecForge's modules. Their scores are `sdpa`: flex_attention has no backward pass on a CPU."""
+
+    def __init__(self, target: pathlib.Path, drafter: pathlib.Path, case: Case):
+        import torch
+        from specforge.algorithms.common.dflash_family_model import OnlineDominoModel
+        from specforge.modeling.draft.domino import DominoDraftModel
+        from specforge.optimizer import BF16Optimizer
+        from transformers import AutoModelForCausalLM
+
+        class GivenAnchors(OnlineDominoModel):
+            anchors: tuple
+
+            def _sample_anchor_positions(self, seq_len, loss_mask, device):
+                return self.anchors
+
+        self.target = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval().requires_grad_(False)
+        module = DominoDraftModel.from_pretrained(drafter, dtype=torch.float32, attn_implementation="sdpa").train()
+        self.taps = module.target_layer_ids
+        self.model = GivenAnchors(
+            module,
+            self.target.lm_head,
+            self.target.get_input_embeddings(),
+            mask_token_id=module.mask_token_id,
+            block_size=module.block_size,
+            attention_backend="sdpa",
+            loss_decay_gamma=case.gamma,
+            objective_chunk_blocks=0,  # all logits at once, computed once
+            shift_label=module.shift_label,
+        )
+        schedule = {"warmup_ratio": 0.0, "lr_scheduler": "constant"}
+        self.optimizer = BF16Optimizer(module, RATE, max_grad_norm=CLIP_NORM, **schedule)
+
+    def step(self, batch: dict[str, np.ndarray], anchors: np.ndarray, keep: np.ndarray) -> tuple[float, float]:
+        """(loss, seconds without the target's pass) of the next step, with as many anchors as the fullest row has."""
+        import torch
+        from specforge.modeling.draft.dflash import extract_context_feature
+
+        tokens, mask = torch.from_numpy(batch["tokens"]).long(), torch.from_numpy(batch["loss_mask"])
+        width = int(keep.sum(1).max())
+        self.model.anchors = torch.tensor(anchors[:, :width]).long(), torch.tensor(keep[:, :width])
+        with torch.no_grad():
+            out = self.target.model(tokens, use_cache=False, output_hidden_states=True)
+            features = extract_context_feature(out.hidden_states, self.taps)
+        begin = time.perf_counter()
+        loss, _, _ = self.model(tokens, features, mask, lambda_base=LAMBDA)
+        loss.backward()
+        self.optimizer.step()
+        return loss.item(), time.perf_counter() - begin
+
+
 @dataclasses.dataclass
 class Measured:
     """Per side a figure for each counted step; the losses and first_seconds include the step that compiles."""
@@ -196,8 +252,7 @@ class Measured:
         return max(abs(1 - ours / theirs) for ours, theirs in zip(*self.losses.values(), strict=True))
 
 
-def measure(case: Case, ours: OurTrainer, theirs, steps: int) -> Measured:
-    """theirs: a torch_specforge.SpecForgeTrainer."""
+def measure(case: Case, ours: OurTrainer, theirs: SpecForgeTrainer, steps: int) -> Measured:
     measured = Measured(*({side: [] for side in SIDES} for _ in range(4)), {})
     for number in range(steps + 1):
         batch = random_batch(case, ours.target.config.vocab_size, number)
@@ -209,7 +264,7 @@ def measure(case: Case, ours: OurTrainer, theirs, steps: int) -> Measured:
             if side == OURS:
                 loss = ours.step(batch)
             else:
-                loss, _, without_target[side] = theirs.step(batch, anchors, keep, LAMBDA)
+                loss, without_target[side] = theirs.step(batch, anchors, keep)
             seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
             measured.losses[side].append(loss)
             if number == 0:
@@ -245,39 +300,28 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, default="tiny")
     parser.add_argument("--steps", type=int, default=10, help="that are counted; one more comes first")
     parser.add_argument("--threads", type=int, default=0, help="cores for both sides; 0: all")
-    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="SpecForge's")
-    parser.add_argument("--chunk", type=int, default=0, help="SpecForge's objective_chunk_blocks (its default: 128)")
     parser.add_argument("--page", type=pathlib.Path, default=DOCS / "benchmarks.md")
     choices = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     if choices.threads:  # before XLA starts one thread per core that it finds
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: choices.threads])
+    if not (choices.specforge / "specforge").is_dir():
+        parser.error(f"{choices.specforge} has no folder specforge; name the root of a checkout of SpecForge.")
+    sys.path.insert(0, str(choices.specforge.resolve()))
     import torch
 
-    from benchmarks.peers import torch_specforge
-
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    torch_specforge.add_checkout(choices.specforge)
     case = CASES[choices.case]
     with tempfile.TemporaryDirectory() as folder:
-        target, drafter = write_models(case, pathlib.Path(folder))
-        theirs = torch_specforge.SpecForgeTrainer(
-            target,
-            drafter,
-            rate=RATE,
-            clip=CLIP_NORM,
-            gamma=case.gamma,
-            attention=choices.attention,
-            chunk=choices.chunk,
-        )
-        measured = measure(case, OurTrainer(target, drafter, case), theirs, choices.steps)
+        folders = write_models(case, pathlib.Path(folder))
+        measured = measure(case, OurTrainer(*folders, case), SpecForgeTrainer(*folders, case), choices.steps)
     for number, pair in enumerate(zip(*measured.losses.values(), strict=True)):
         print(f"step {number}: losses " + ", ".join(f"{loss:.7f}" for loss in pair), flush=True)
     if measured.difference > TOLERANCE:
         raise SystemExit(f"the losses differ by {measured.difference:.1e} of them, more than {TOLERANCE:g}: no table.")
-    options = "".join(f" --{name}={getattr(choices, name)}" for name in ("steps", "threads", "attention", "chunk"))
+    options = f"--case={choices.case} --steps={choices.steps} --threads={choices.threads}"
     text = (
-        f"`python -m benchmarks.peers.specforge --specforge=FOLDER --case={choices.case}{options}`\n\n"
+        f"`python -m benchmarks.peers.specforge --specforge=FOLDER {options}`\n\n"
         f"{case.rows} rows × {case.length} tokens, {case.anchors} anchors per row, float32; medians of {choices.steps} "
         f"steps, alternating. The losses of all steps agree to {measured.difference:.0e} of their value. "
         f"{conditions(('jax', 'torch', 'transformers'))}"

@@ -1,10 +1,12 @@
 """The gain of the head, of its training and of its sizes on the tiny model, from trainings that differ in nothing else.
 
     python -m benchmarks.studies.ablations --workdir=/tmp/ablation --table=head --seeds=0,1,2
+    python -m benchmarks.studies.ablations --workdir=/tmp/ablation --variant='deep drafter.num_layers=5 train.gamma=7.0'
     python -m benchmarks.studies.ablations --workdir=/tmp/ablation --small               # a test of the command
 
 A table is a list of trainings. The default table has plain DFlash, Domino trained on its final loss alone (λ = 0
-throughout) and Domino with the curriculum. The target answers the training prompts once. Each training is then a real
+throughout) and Domino with the curriculum. --variant describes a training of another table, which has the recipe first:
+a name, then recipe keys with their values. The target answers the training prompts once. Each training is then a real
 run of domino_jax.train on those rows, and its τ is measured by decoding held-out prompts. The script writes a table to
 WORKDIR/tables.md and a CSV file; docs/results.md shows them. After an interruption start it again: finished runs are
 reused, also by other tables in the same workdir, and an unfinished one continues from its checkpoint. --minutes=N saves
@@ -12,14 +14,17 @@ and stops after that time with exit code 42. --only=NAME runs one training of th
 --config.KEY=VALUE goes to every run.
 """
 
+import argparse
 import math
 import pathlib
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.studies.study import Study, parse, parser_of, run_main, write
 from benchmarks.tables import changes_of, say_changes, with_spread
+from domino_jax.runtime.errors import DominoError
 from domino_jax.training.metrics import read_rows
 
 RECIPE_ROW = "curriculum"  # the tiny recipe without a change, in every table
@@ -73,6 +78,7 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "gru": ("Width of the GRU", ("gru32", "gru64", "curriculum", "gru256")),
     "rank": ("Rank of the head", ("rank16", "rank32", "curriculum", "rank128")),
 }
+EVALUATED, LOSSES = ("tau", "tau_per_prompt", "tau_backbone", "identical"), ("base_loss", "final_loss")
 COLUMNS = {"training": "training", "tau ± spread": "τ", "change": "τ against the recipe, by seed"}
 COLUMNS |= {"tau_backbone": "τ of its backbone", "base_loss": "base loss", "final_loss": "final loss"}
 
@@ -80,53 +86,63 @@ COLUMNS |= {"tau_backbone": "τ of its backbone", "base_loss": "base loss", "fin
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, steps=400)
     parser.add_argument("--table", choices=list(TABLES), default="head", help="which comparison")
-    options, overrides = parse(parser, arguments, lambda options: TABLES[options.table][1])
-    title, names = TABLES[options.table]
+    parser.add_argument("--variant", action="append", default=[], help="'NAME KEY=VALUE ...', in place of --table")
+    options, overrides = parse(parser, arguments, lambda options: list(trainings(options)))
+    table = trainings(options)
     study = Study(options.workdir, overrides, options.minutes)
     study.answers()
     figures: dict[str, list[dict[str, float]]] = {}
     for seed in options.seeds:
-        for name in options.only or names:
-            folder = study.train(name, VARIANTS[name][1], seed, options.steps)
+        for name in options.only or table:
+            folder = study.train(name, table[name][1], seed, options.steps)
             figures.setdefault(name, []).append(figures_of(folder))
     if options.only:
         print("--only: no table is written", flush=True)
         return
     worst = min(run["identical"] for runs in figures.values() for run in runs)
     section = {
-        "name": f"ablation {options.table}",
-        "title": title,
-        "rows": [row_of(name, runs, figures[RECIPE_ROW]) for name, runs in figures.items()],
+        "name": "ablation variants" if options.variant else f"ablation {options.table}",
+        "title": "Variants of the recipe" if options.variant else TABLES[options.table][0],
+        "rows": [row_of(table[name][0], runs, figures[RECIPE_ROW]) for name, runs in figures.items()],
         "columns": COLUMNS,
         "says": f"Losses are means over the last tenth of the steps. At least {worst:.1%} of the texts of each run are "
         "the target's own, token for token.",
     }
-    write(options, overrides, "benchmarks.studies.ablations", ["table", "steps", "seeds"], section)
+    chosen = [f"--variant={shlex.quote(text)}" for text in options.variant] or [f"--table={options.table}"]
+    write(options, [*chosen, *overrides], "benchmarks.studies.ablations", ["steps", "seeds"], section)
+
+
+def trainings(options: argparse.Namespace) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Name → title and changes, of --variant or of the table."""
+    if not options.variant:
+        return {name: VARIANTS[name] for name in TABLES[options.table][1]}
+    described = {RECIPE_ROW: VARIANTS[RECIPE_ROW]}
+    for name, *changes in map(shlex.split, options.variant):
+        if name in VARIANTS or name in described or not changes or any("=" not in change for change in changes):
+            raise DominoError(
+                f"--variant needs a new name and KEY=VALUE, as 'deep drafter.num_layers=5', not {name!r}."
+            )
+        described[name] = (f"{name}: {' '.join(changes)}", dict(change.split("=", 1) for change in changes))
+    return described
 
 
 def figures_of(folder: pathlib.Path) -> dict[str, float]:
-    """The last evaluation of a run, and its losses as means over the last tenth of its steps."""
+    """The last evaluation of a run, and the losses that its head logs as means over the last tenth of the steps."""
     rows = read_rows(folder / "metrics.jsonl")
     evaluated = [row for row in rows if row.get("eval_tau") is not None][-1]
-    trained = [row for row in rows if "base_loss" in row]
+    trained = [row for row in rows if "loss" in row]
     late = [row for row in trained if row["step"] > 0.9 * trained[-1]["step"]]
-    return {
-        "tau": evaluated["eval_tau"],
-        "tau_per_prompt": evaluated["eval_tau_per_prompt"],
-        "tau_backbone": evaluated["eval_tau_backbone"],
-        "base_loss": statistics.fmean(row["base_loss"] for row in late),
-        "final_loss": statistics.fmean(row["final_loss"] for row in late),
-        "identical": evaluated["eval_identical"],
-    }
+    figures = {key: evaluated[f"eval_{key}"] for key in EVALUATED if f"eval_{key}" in evaluated}
+    return figures | {key: statistics.fmean(row[key] for row in late) for key in LOSSES if key in late[0]}
 
 
-def row_of(name: str, runs: Sequence[Mapping[str, float]], recipe: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def row_of(title: str, runs: Sequence[Mapping[str, float]], recipe: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """The means of the seeds, and τ against the recipe's seed by seed: a seed gives every row the same order and
     anchors, so much of the spread between seeds is common to all rows and says nothing about their differences."""
     taus = [run["tau"] for run in runs]
     change = changes_of(taus, [run["tau"] for run in recipe])
     return {
-        "training": VARIANTS[name][0],
+        "training": title,
         "tau ± spread": with_spread(taus, ".3f"),
         "change": say_changes(change) if any(change) else "",
         **{key: statistics.fmean(run[key] for run in runs) for key in runs[0]},

@@ -120,11 +120,6 @@ class Study:
         flag = f"config.{key}"
         return self.overrides[flag] if flag in self.overrides else operator.attrgetter(key)(load_recipe(str(RECIPE)))
 
-    @property
-    def nodes(self) -> int:
-        """Nodes of the recipe's tree."""
-        return int(self.of_recipe("decode.tree.nodes"))
-
     def timings(
         self, name: str, runs: Mapping[str, pathlib.Path], drafts: int, nodes: int, temperature: float = 0.0
     ) -> dict[str, dict[str, Any]]:

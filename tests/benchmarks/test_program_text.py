@@ -74,10 +74,6 @@ def test_what_counts_as_moved(text, moved):
     assert traffic(text) == moved
 
 
-def test_of_the_entry_alone_a_loop_counts_once():
-    assert traffic(LOOP, entry_only=True) == 2 * 40
-
-
 def test_what_a_cache_keeps_is_left_out_but_no_argument_result_or_update():
     """x 512 B and 2,048 B of weights read, a sum of 1,024 B written and read, the result of 1,024 B written."""
     text = """

@@ -5,17 +5,9 @@ import json
 
 import pytest
 
-from tests.helpers.studies import places, rows, run
+from tests.helpers.studies import rows, run
 
 COMPILERS = importlib.util.find_spec("libtpu")
-
-
-@pytest.mark.slow(minutes=4)
-def test_beyond(tmp_path):
-    variant = "--variant=dpace train.dpace_alpha=0.75"
-    run("studies.beyond", "--width=4", variant, *places(tmp_path))
-    table = rows(tmp_path, "beyond best")
-    assert [row["drafter"] for row in table] == ["domino", "dpace"] and float(table[0]["cost"]) == 1.0
 
 
 def test_compiled_decoding(tmp_path):
@@ -47,13 +39,6 @@ def test_single_measurements(tmp_path, module):
         assert len(figures["seconds"]) == 3 and len(figures["bytes"]) == 2
 
 
-def test_regeneration(tmp_path):
-    run("device.regeneration", f"--page={tmp_path / 'page.md'}")
-    plain, drafted = rows(tmp_path, "regeneration")
-    assert float(plain["ratio"]) == 1.0 and int(drafted["row_rounds"]) < int(plain["row_rounds"])
-    assert all(0 <= float(row["finished"]) < 1 for row in (plain, drafted))
-
-
 def test_serve_load(tmp_path):
     pytest.importorskip("uvicorn", reason="requirements-serve.txt is not installed")
     run("device.serve_load", f"--page={tmp_path / 'page.md'}")
@@ -61,9 +46,3 @@ def test_serve_load(tmp_path):
     assert [row["load"] for row in table] == 2 * ["1", "4", "20/s"]
     assert {row["same"] for row in table} == {"8 of 8"}
     assert all(float(row["tau"]) > 1 for row in table[3:]) and {float(row["tau"]) for row in table[:3]} == {1.0}
-
-
-def test_data_pipeline(tmp_path):
-    run("device.data_pipeline", f"--page={tmp_path / 'page.md'}")
-    table = rows(tmp_path, "data_pipeline")
-    assert len(table) == 5 and float(table[0]["rows_s"]) > 0 and float(table[-1]["wait_ms"]) >= 0

@@ -1,8 +1,8 @@
-"""The studies of noise, trees and widths once on a few prompts: the table that each writes."""
+"""The studies of noise and widths once on a few prompts: the table that each writes."""
 
 import pytest
 
-from benchmarks.studies import adaptive, trees
+from benchmarks.studies import adaptive
 from domino_jax.recipe import cli
 from tests.helpers.paths import ROOT
 from tests.helpers.studies import rows, run
@@ -14,16 +14,6 @@ def test_chains(tmp_path):
     run("studies.chains", f"--page={tmp_path / 'page.md'}")
     table = rows(tmp_path, "noise tiny")
     assert len(table) == 6 and all(1 <= float(row[c]) <= 9 for row in table for c in ("0.5", "1", "inf"))
-
-
-@pytest.mark.slow(minutes=2)
-def test_trees(capsys):
-    flags = ["--config.decode.num_prompts=1", "--config.decode.max_new_tokens=8", "--config.decode.tree.nodes=16"]
-    with pytest.raises(SystemExit) as left:
-        cli.run(trees.main, ("config",), argv=["trees", f"--config={ROOT / 'configs' / 'tiny.py'}", *flags])
-    assert left.value.code == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("chain: τ ") and printed[1].startswith("| nodes |")
 
 
 @pytest.mark.slow(minutes=4)

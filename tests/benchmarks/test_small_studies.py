@@ -8,9 +8,12 @@ from tests.helpers.studies import places, rows, run
 @pytest.mark.slow(minutes=2)
 def test_ablations(tmp_path):
     run("studies.ablations", *places(tmp_path))
+    run("studies.ablations", "--variant=markov drafter.head=markov train.gamma=3.0", *places(tmp_path))
     table = rows(tmp_path, "ablation head")
     assert len(table) == 3 and all(float(row["tau"]) >= 1 and float(row["base_loss"]) > 0 for row in table)
-    assert all(float(row["identical"]) == 1.0 for row in table)
+    described = rows(tmp_path, "ablation variants")
+    assert described[0] == table[2] and described[1]["training"] == "markov: drafter.head=markov train.gamma=3.0"
+    assert all(float(row["identical"]) == 1.0 for row in (*table, *described))
 
 
 @pytest.mark.slow(minutes=6)

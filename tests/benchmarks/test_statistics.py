@@ -5,7 +5,6 @@ import csv
 import pytest
 
 from benchmarks.studies import heads
-from benchmarks.studies.beyond import wins
 from benchmarks.tables import changes_of, publish, ratio, say_changes, with_spread
 
 
@@ -34,26 +33,9 @@ def test_tau_is_pooled_and_its_interval_is_over_prompts_with_the_rounds_of_all_s
     assert heads.tau_columns("tau", "τ", [{"emitted": [0], "rounds": [0]}]) == {}
 
 
-def test_one_prompt_has_no_interval():
-    assert heads.tau_columns("tau", "τ", [{"emitted": [6], "rounds": [2]}])["tau_low"] is None
-
-
 def test_seconds_of_a_step_leave_the_compilation_and_other_work_out():
     seconds = [60.0, 62.5, 65.0, 90.0]  # the first interval compiled, and something disturbed the last
     assert heads.step_seconds([{"step": 5 * place, "seconds": one} for place, one in enumerate(seconds, 1)]) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("taus", "speeds", "cost", "better"),
-    [
-        ([[1.0, 2.0], [1.0, 1.0]], [[3.0, 1.0], [1.0, 2.0]], 1.02, True),
-        ([[1.0, -0.1], [1.0, 1.0]], [[3.0, 1.0], [1.0, 2.0]], 1.0, False),
-        ([[1.0, 2.0], [1.0, 1.0]], [[3.0, 0.0], [1.0, 2.0]], 1.0, False),
-        ([[1.0, 2.0], [1.0, 1.0]], [[3.0, 1.0], [1.0, 2.0]], 1.03, False),
-    ],
-)
-def test_a_drafter_wins_with_every_seed_at_equal_cost_alone(taus, speeds, cost, better):
-    assert wins(taus, speeds, cost) is better
 
 
 def test_a_table_is_a_data_file_and_some_columns_in_the_page(tmp_path):
