@@ -267,16 +267,15 @@ def contexts(mesh: Mesh, models: Models) -> dict[str, tuple]:
     def round_(models, state, stop):
         return speculative_round(models, state, stop, GREEDY, drafting())
 
-    def windowed(models, state, stop):
-        return speculative_round(models, state, stop, GREEDY, dataclasses.replace(drafting(), draft_window=WINDOW))
-
     sizes = [(slots, rows, state_on(mesh, models, slots, rows)) for rows, slots in itertools.product(ROWS, CONTEXTS)]
     for slots, rows, state in sizes:
         programs[f"step {slots} {rows}"] = (step, (plain, state.replace(draft_cache=()), stop))
     for slots, rows, state in sizes:
         programs[f"round {slots} {rows}"] = (round_, (models, state, stop))
         if rows == 1 and slots > WINDOW:
-            programs[f"windowed {slots} 1"] = (windowed, (models, state, stop))
+            config = dataclasses.replace(models.drafter.config, draft_window=WINDOW)
+            windowed = models.replace(drafter=models.drafter.clone(config=config))
+            programs[f"windowed {slots} 1"] = (round_, (windowed, state_on(mesh, windowed, slots), stop))
     return programs
 
 

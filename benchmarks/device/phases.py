@@ -195,10 +195,12 @@ def drafts(size: str, scale: Scale) -> dict[str, Any]:
     config, params = with_draft_vocab(*shared)
     few = models.replace(drafter=models.drafter.clone(config=config), drafter_params=params)
     drafting = DraftSettings(head_candidates=min(CANDIDATES[0], len(tokens)))
+    config = dataclasses.replace(models.drafter.config, draft_window=scale.window)
+    windowed = models.replace(drafter=models.drafter.clone(config=config))
     forms = {
         "round": (models, drafting),
         f"round, {len(tokens):,} tokens": (few, drafting),
-        f"round, window {scale.window:,}": (models, dataclasses.replace(drafting, draft_window=scale.window)),
+        f"round, window {scale.window:,}": (windowed, drafting),
     }
     copy, copied = copy_stopwatch(scale.copy_megabytes)
     stopwatches = {"copy": copy}

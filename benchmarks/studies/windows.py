@@ -41,10 +41,11 @@ def main(flags: cli.Flags) -> None:
     keep_compiled()
     settings = decode_settings(config.decode, config.drafter.head).change(tree=None)
     loaded = load_target(config.target.path, settings.dtype)
-    models = load_models(loaded, config.drafter.path, drafting=settings.drafting)
+    draftings = {name: settings.change(**one).drafting for name, one in WINDOWS.items()}
+    models = {name: load_models(loaded, config.drafter.path, drafting=one) for name, one in draftings.items()}
     rows = read_prompts(config.eval.prompts, config.decode.num_prompts)
     prompts = [encode_prompt(loaded.tokenizer, row, settings.thinking, f"prompt {row['id']}") for row in rows]
-    generators = {name: new_generator(models, settings.change(**one), loaded.stop_ids) for name, one in WINDOWS.items()}
+    generators = {name: new_generator(one, settings, loaded.stop_ids) for name, one in models.items()}
     room = config.decode.cache_length - settings.max_new_tokens - config.drafter.block_size
     table = []
     for length in (length for length in LENGTHS if length <= room):
@@ -55,9 +56,9 @@ def main(flags: cli.Flags) -> None:
         steps, rounds, lengths = [], {name: [] for name in WINDOWS}, {name: [] for name in WINDOWS}
         for text, (name, generator) in itertools.product(texts, generators.items()):
             if name == "all":
-                answer, seconds = answered(generator, models, text, BASELINE)
+                answer, seconds = answered(generator, models[name], text, BASELINE)
                 steps.append(seconds / max(len(answer.token_ids) - 1, 1))
-            answer, seconds = answered(generator, models, text, DRAFT)
+            answer, seconds = answered(generator, models[name], text, DRAFT)
             rounds[name].append(seconds / len(answer.accept_lengths))
             lengths[name] += answer.accept_lengths
         row |= {"step": 1e3 * statistics.median(steps)}

@@ -221,6 +221,9 @@ class Queue:
         earlier = None
         if self.prefixes and rows == 1:
             earlier, first.cached = self.prefixes.longest(first.prompt, self.plain)
+            if earlier and not self.plain:
+                sizes = len(earlier.token_ids), len(first.prompt)
+                first.cached = self.models.drafter.config.reusable(first.cached, *sizes)
             # Padding to the bucket must not need more slots than the whole prompt does.
             part = min(max(generator.bucket(len(first.prompt) - first.cached), LEAST_PART), slots)
             first.cached = min(first.cached, slots - part)
@@ -264,12 +267,12 @@ class Queue:
 
         The answer is complete: it must not fail because of a copy that only later prompts need.
         """
-        caches, slots = (self.state.target_cache, self.state.draft_cache), self.generator.slots(ticket.length)
-        slots = min(slots, slots_of(self.state.target_cache))
-        key = ("keep", len(self.rows), slots_of(self.state.target_cache), slots, self.plain)
-        program = functools.partial(_fit_part, slots=slots)
+        caches, whole = (self.state.target_cache, self.state.draft_cache), slots_of(self.state.target_cache)
+        slots = min(self.generator.slots(ticket.length), whole)
+        key = ("keep", len(self.rows), whole, slots, self.plain)
+        arguments = (self.models, caches, np.array([place], np.int32))
         try:
-            caches, _ = self.generator.run(self.clock, key, program, (caches, np.array([place], np.int32)))
+            caches, _ = self.generator.run(self.clock, key, functools.partial(_cut_out, slots=slots), arguments)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -322,14 +325,16 @@ class Queue:
             self.clock.decode_seconds += seconds
             return fitted
 
-        def fit(part):
+        def fit(part, slots):
             shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(part))
             fitted = run(("resize", shapes, rows, slots), functools.partial(_fit_part, slots=slots), part, places)
             for leaf in jax.tree.leaves(part):
                 leaf.delete()
             return fitted
 
-        target, draft = (tuple(map(fit, cache)) for cache in (state.target_cache, state.draft_cache))
+        target = tuple(fit(layer, slots) for layer in state.target_cache)
+        config = self.models.drafter and self.models.drafter.config
+        draft = tuple(fit(part, config.kept_slots(i, slots)) for i, part in enumerate(state.draft_cache))
         state = state.replace(target_cache=(), draft_cache=())
         if rows != before:
             state = run(("rows", before, rows, self.kind), _take, state, places, np.arange(rows) >= real)
@@ -348,6 +353,12 @@ def covering_kinds(requests: Sequence[Request]) -> tuple[SamplingKind, SamplingK
 def _take(state: DecodeState, places: jax.Array, ended: jax.Array) -> DecodeState:
     state = take_rows(state, places)
     return state.replace(done=state.done | ended)
+
+
+def _cut_out(models: Models, caches: tuple, places: jax.Array, slots: int) -> tuple:
+    """Both caches of the rows at `places`, with slots for texts that fit `slots`."""
+    target, draft = take_rows(caches, places)
+    return resize(target, slots), models.fit_context(draft, slots)
 
 
 def _fit_part(part, places: jax.Array, slots: int):

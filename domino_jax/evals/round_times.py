@@ -122,13 +122,13 @@ def _parts(sampling: Sampling, settings: DraftSettings) -> dict[str, Callable]:
                 now = now.replace(draft_cache=_traced(cache, anchors))
                 drafts, cache = propose(models, now, sampling, settings)
                 return drafts[:, -1], cache
-            _, base, cache = draft_base(models, now, settings.num_drafts, reach=settings.reach)
+            _, base, cache = draft_base(models, now, settings.num_drafts)
             return jnp.argmax(base[:, 0], -1).astype(jnp.int32), cache
 
         return jax.lax.fori_loop(0, turns, turn, (state.anchors, state.draft_cache))
 
     def head(models, state, turns):
-        z, base, _ = draft_base(models, state, settings.num_drafts, reach=settings.reach)
+        z, base, _ = draft_base(models, state, settings.num_drafts)
 
         def turn(_, anchors):
             now = _moved(state, anchors).replace(anchors=anchors)

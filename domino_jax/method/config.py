@@ -67,7 +67,10 @@ class DrafterConfig(Kind, DecoderConfig):
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
-    draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)  # no key: decode.draft_vocab
+    # No keys of a file: decode.draft_vocab, draft_window and draft_sink.
+    draft_token_bytes: bytes = dataclasses.field(default=b"", repr=False)
+    draft_window: int = 0
+    draft_sink: int = 0
 
     architecture, has_backbone = "DFlashDraftModel", True
     own_keys = needed = ()
@@ -116,6 +119,24 @@ class DrafterConfig(Kind, DecoderConfig):
     def window(self, layer: int) -> int | None:
         """The sliding window of this draft layer, None where it reads all of the context."""
         return self.sliding_window if self.is_sliding(layer) else None
+
+    def reach(self, layer: int) -> tuple[int | None, int]:
+        """(window, sink): what a layer reads of the text when decoding; the window is None where it reads all of it."""
+        trained = self.window(layer)
+        window = min((rows for rows in (trained, self.draft_window) if rows), default=None)
+        return window, 0 if trained else self.draft_sink
+
+    def kept_slots(self, part: int, slots: int) -> int:
+        """A layer with a window keeps what it reads, a block, and a row more, which a commit of all drafts may take."""
+        window, sink = self.reach(part)
+        return slots if window is None else min(slots, sink + window + self.block_size)
+
+    def reusable(self, cached: int, text: int, prompt: int) -> int:
+        """A window's rows before the end of a shorter prompt are lost once later ones took their slots."""
+        for window, sink in map(self.reach, range(self.num_hidden_layers)):
+            if window and prompt < text and text + 1 - window > sink:
+                cached = min(cached, max(prompt + 1 - window, 0))
+        return cached
 
     def causal(self, layer: int) -> bool:
         """True when a slot of this draft layer reads only the slots of its block that are not after its own."""

@@ -12,8 +12,7 @@ from domino_jax.method.blocks import slot_positions
 from domino_jax.method.config import DrafterConfig
 from domino_jax.method.pair import TargetRows
 from domino_jax.models.attention import attend_cache
-from domino_jax.models.cache import Cache, LayerCache, append, block_mask, init_cache, slots_of
-from domino_jax.models.decoder_layer import Attention
+from domino_jax.models.cache import Cache, LayerCache, append, append_ring, block_mask, init_cache, slots_of
 from domino_jax.models.shapes import Features, Hidden, Lengths, Positions
 
 
@@ -99,85 +98,45 @@ class Drafter(nn.Module):
         return features, block, jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), inputs
 
     def init_cache(self, batch: int, slots: int) -> Cache:
-        """An empty context cache for `batch` rows of `slots` positions."""
+        """An empty context cache for `batch` rows of up to `slots` positions."""
         c = self.config
-        return init_cache(c.num_hidden_layers, batch, slots, c.num_key_value_heads, c.head_dim, self.dtype)
+        sizes = (c.kept_slots(layer, slots) for layer in range(c.num_hidden_layers))
+        layers = (init_cache(1, batch, size, c.num_key_value_heads, c.head_dim, self.dtype) for size in sizes)
+        return tuple(layer for (layer,) in layers)
 
-    def extend_context(self, cache: Cache, text: TargetRows, slots: jax.Array) -> Cache:
-        """Writes context keys and values of features [B, T, C·D] at cache slots (= absolute positions) int32 [B, T]."""
-        rows = self.backbone.context_keys_values(text.features, slots)
-        return tuple(append(layer, k, v, slots) for layer, (k, v) in zip(cache, rows, strict=True))
+    def extend_context(self, cache: Cache, text: TargetRows, positions: Positions) -> Cache:
+        """Writes context keys and values of features [B, T, C·D] at absolute positions int32 [B, T]."""
+        rows = self.backbone.context_keys_values(text.features, positions)
+        return tuple(self._written(i, cache[i], k, v, positions, text.count) for i, (k, v) in enumerate(rows))
 
-    def draft_hidden(
-        self, cache: Cache, x: jax.Array, lengths: Lengths, window: int = 0, sink: int = 0
-    ) -> tuple[Hidden, Cache]:
+    def draft_hidden(self, cache: Cache, x: jax.Array, lengths: Lengths) -> tuple[Hidden, Cache]:
         """Block embeddings x [B, G, D] at positions length.. → (z [B, G, D], the cache).
 
-        Every slot reads the committed context and its block as in training (`training_attention`). Layers without a
-        window write the block after the length. These rows are never committed: the next `extend_context` overwrites
-        them with the accepted tokens' features.
-
-        Args:
-            window: above 0, no layer reads further back than a sliding window of this size.
-            sink: with a window, first rows of the text that layers without a window of their training read as well.
+        Every slot reads the committed context, as far back as its layer's window, and its block as in training
+        (`training_attention`). The block's rows are written after the length and never committed: the next
+        `extend_context` overwrites them with the accepted tokens' features.
         """
-        size = x.shape[1]
-        positions = lengths[:, None] + jnp.arange(size)
+        positions = lengths[:, None] + jnp.arange(x.shape[1])
 
         def attention(layer):
-            trained = self.config.window(layer)
-            windows = [rows for rows in (trained, window) if rows]
-            readable = slots_read(size, trained, self.config.causal(layer))
-            if windows:
-                first = sink if trained is None else 0
-                return attention_over_window(cache[layer], lengths, readable, min(windows), first)
-            mask = block_mask(lengths, readable, slots_of(cache))
+            readable = slots_read(x.shape[1], self.config.window(layer), self.config.causal(layer))
+            mask = block_mask(lengths, readable, slots_of(cache[layer : layer + 1]), *self.config.reach(layer))
 
             def over_cache(q, k, v):
-                written = append(cache[layer], k, v, positions)
+                written = self._written(layer, cache[layer], k, v, positions)
                 return attend_cache(q, *written, mask), written
 
             return over_cache
 
         return self.backbone(x, positions, attention)
 
-
-def attention_over_window(
-    cache: LayerCache, lengths: Lengths, readable: jax.Array, window: int, sink: int = 0
-) -> Attention:
-    """Attention of a block of G slots over the end of the text, its first `sink` rows, and the block itself.
-
-    Slot j reads the committed rows from length + j - (window - 1) on. Only the rows that some slot reads are taken out
-    of the cache, whose size then costs nothing; the cache stays as it is.
-
-    Args:
-        readable: bool [G, G], of slots_read.
-    """
-    size, slots = len(readable), cache[0].shape[2]
-    count, sink = min(window - 1, slots), min(sink, slots)
-    start = jnp.clip(lengths - count, 0, slots - count)
-    places = start[:, None] + jnp.arange(count)
-    reached = places[:, None] > (lengths[:, None] + jnp.arange(size))[..., None] - window
-    recent = (places < lengths[:, None])[:, None] & (reached | (places < sink)[:, None])
-    first = jnp.arange(sink) < start[:, None]  # those that are not among the recent ones
-    shape = (len(lengths), size)
-    mask = jnp.concatenate(
-        [
-            jnp.broadcast_to(first[:, None], (*shape, sink)),
-            recent,
-            jnp.broadcast_to(readable, (*shape, size)),
-        ],
-        axis=2,
-    )
-
-    def attention(q, k, v):
-        def rows(cached, new):
-            end = jax.vmap(lambda row, place: jax.lax.dynamic_slice_in_dim(row, place, count, axis=1))(cached, start)
-            return jnp.concatenate([cached[:, :, :sink], end, new.astype(cached.dtype)], axis=2)
-
-        return attend_cache(q, rows(cache[0], k), rows(cache[1], v), mask), cache
-
-    return attention
+    def _written(
+        self, layer: int, cache: LayerCache, k: jax.Array, v: jax.Array, positions: Positions, count=None
+    ) -> LayerCache:
+        window, sink = self.config.reach(layer)
+        if window is None:
+            return append(cache, k, v, positions)
+        return append_ring(cache, k, v, positions, count, sink)
 
 
 def init_drafter_params(drafter: Any, key: jax.Array) -> dict:

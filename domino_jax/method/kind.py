@@ -50,6 +50,15 @@ class Kind:
         """The config of a drafter whose parameters hold these tokens' columns alone."""
         return dataclasses.replace(self, draft_token_bytes=tokens.astype(np.int32).tobytes())
 
+    def kept_slots(self, part: int, slots: int) -> int:
+        """The slots of a part of what the drafter keeps of a text (kinds.py), beside `slots` of the target's cache."""
+        return slots
+
+    def reusable(self, cached: int, text: int, prompt: int) -> int:
+        """With how many rows of an earlier text of `text` tokens a prompt can start that has `cached` ones in common
+        with it and `prompt` tokens in all."""
+        return cached
+
     # ------------------------------------------------------------------------------------------------------- files
 
     @classmethod

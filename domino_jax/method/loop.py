@@ -131,13 +131,15 @@ def prefill(
     """
     sampling = prompts.sampling or sampling
     new = prompts.lengths - offset
-    cache, context, last = read_prompts(models, prompts.tokens, new, resize(earlier, slots), offset)
+    if earlier:
+        earlier = resize(earlier[0], slots), models.fit_context(earlier[1], slots)
+    cache, context, last = read_prompts(models, prompts.tokens, new, earlier, offset)
     first = choose(models.unembed(last), prompts.keys, prompts.lengths[:, None], sampling)
     zeros = jnp.zeros_like(prompts.lengths)
     ends = jnp.take_along_axis(prompts.tokens, new[:, None] - 1, axis=1)[:, 0]
     state = DecodeState(
         target_cache=resize(cache, slots),
-        draft_cache=resize(context, slots),
+        draft_cache=models.fit_context(context, slots),
         lengths=prompts.lengths,
         anchors=ends,
         before=ends,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from domino_jax.method.backbone import transformed_logits
+from domino_jax.models.cache import resize
 from domino_jax.models.layers import Linear
 from domino_jax.models.qwen3 import Qwen3
 from domino_jax.models.shapes import Features, Hidden
@@ -69,9 +70,13 @@ class Models:
             logits = self.unembed(z)
         return transformed_logits(logits, config) if config.has_backbone else logits
 
-    def extend_context(self, cache: Any, text: TargetRows, slots: jax.Array) -> Any:
+    def extend_context(self, cache: Any, text: TargetRows, positions: jax.Array) -> Any:
         """What the drafter keeps of the text (kinds.py), with the rows that the target has read."""
-        return self._drafter("extend_context", cache, text, slots)
+        return self._drafter("extend_context", cache, text, positions)
+
+    def fit_context(self, context: Any, slots: int) -> Any:
+        """What the drafter keeps of the text, () without one, beside a target's cache of `slots` slots."""
+        return tuple(resize(part, self.drafter.config.kept_slots(i, slots)) for i, part in enumerate(context))
 
     def draft_hidden(self, *args: Any) -> Any:
         return self._drafter("draft_hidden", *args)

@@ -27,7 +27,7 @@ def propose(models: Models, state: DecodeState, sampling: Sampling, settings: Dr
     if settings.num_drafts == 0:
         return jnp.zeros((len(state.anchors), 0), jnp.int32), state.draft_cache
     use_head = settings.use_head and models.drafter.config.has_head
-    z, base, cache = draft_base(models, state, settings.num_drafts, use_head, settings.reach)
+    z, base, cache = draft_base(models, state, settings.num_drafts, use_head)
     if use_head:
         return roll_out_head(models, state, z, base, sampling, settings), cache
     candidates = slot_candidates(models, state, base, 0, sampling, settings)
@@ -44,20 +44,17 @@ def draft_base(
     state: DecodeState,
     num_drafts: int | None = None,
     use_head: bool = True,
-    reach: tuple[int, int] = (0, 0),
 ) -> tuple[Hidden, Logits, Cache]:
     """One backbone pass → (z [B, T, D] of the slots that the head sees, base logits float32 [B, M, N], the cache).
 
     Only the slots that predict a token go through the lm_head: all G shifted, the last G-1 unshifted, and of those the
     first `num_drafts`. The heads of a drafter without one take the place of a backbone and its slots.
-
-    reach: (window, sink) of the text that the backbone reads (Drafter.draft_hidden).
     """
     config = models.drafter.config
     if config.has_backbone:
         masks = jnp.full((state.anchors.shape[0], config.block_size - 1), config.mask_token_id, jnp.int32)
         block = jnp.concatenate([state.anchors[:, None], masks], axis=1)
-        z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths, *reach)
+        z, cache = models.draft_hidden(state.draft_cache, models.embed(block), state.lengths)
         z = z[:, config.first_slot - config.lead :]
     else:
         z, cache = models.draft_hidden(state.draft_cache), state.draft_cache

@@ -185,16 +185,11 @@ class DraftSettings:
     # A file in the format of data.train whose answers are counted instead, as for a drafter without stored counts.
     draft_vocab_rows: str | None = key(None, recipe=str)
     # Rows at the end of the text that the draft's backbone reads, and rows at its beginning with them. 0: all of the
-    # text. It bounds the cost of a draft and helps a drafter that was trained on short texts with long ones.
+    # text. The draft's cache holds no others. It helps a drafter that was trained on short texts with long ones.
     draft_window: int = key(0, least=0)
     draft_sink: int = key(0, least=0)
     tree: TreeSettings | None = None
     use_head: bool = True
-
-    @property
-    def reach(self) -> tuple[int, int]:
-        """(window, sink) of what the backbone reads of the text."""
-        return self.draft_window, self.draft_sink
 
     def width(self, config: "DrafterConfig") -> int:
         """Drafts of a round; of a tree, those of its longest path."""

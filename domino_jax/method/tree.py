@@ -65,7 +65,7 @@ def draft_ledger(
     models: Models, state: DecodeState, sampling: Sampling, settings: DraftSettings
 ) -> tuple[Ledger, Cache]:
     """All nodes that a round's tree is chosen from, for any size and beta; the draft cache as in propose_tree."""
-    z, base, cache = draft_base(models, state, settings.width(models.drafter.config), reach=settings.reach)
+    z, base, cache = draft_base(models, state, settings.width(models.drafter.config))
     return roll_out_lanes(models, state, z, base, sampling, settings), cache
 
 

@@ -135,7 +135,7 @@ def load_models(
 
     Args:
         sharding: where the drafter's weights go, as for load_target.
-        drafting: the tokens that are drafted (draft_vocab); None: all.
+        drafting: the tokens that are drafted (draft_vocab), and what is read of the text (draft_window); None: all.
     """
     if not drafter_path:
         return Models(loaded.model, loaded.params)
@@ -149,7 +149,9 @@ def load_models(
 def as_drafted(
     config: AnyConfig, params: dict, loaded: LoadedTarget, path: str, drafting: DraftSettings, sharding: Sharding = None
 ) -> tuple[AnyConfig, dict]:
-    """A drafter restricted to draft_vocab tokens; path: of its folder."""
+    """A drafter restricted to draft_vocab tokens and to draft_window rows of the text; path: of its folder."""
+    if drafting.draft_window and config.has_backbone:
+        config = dataclasses.replace(config, draft_window=drafting.draft_window, draft_sink=drafting.draft_sink)
     if not drafting.draft_vocab:
         return config, params
     tokens = choose_tokens(hf.drafter_folder(path), config, drafting, loaded.tokenizer, loaded.stop_ids)

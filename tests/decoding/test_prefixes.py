@@ -11,7 +11,7 @@ from domino_jax.decoding.prefixes import Prefixes
 from domino_jax.decoding.requests import Request
 from domino_jax.method.settings import SamplingParams, TreeSettings
 from tests.decoding.test_lossless import DRAFTERS
-from tests.helpers.decoding_models import make_generator, random_models, random_prompts
+from tests.helpers.decoding_models import make_generator, random_models, random_prompts, rows_read, with_window
 
 SYSTEM, FIRST, SECOND, OTHER = random_prompts(4, 20, 20, seed=9)
 SHAPE = {"cache_length": 160, "max_new_tokens": 12, "batch_size": 4, "tree": TreeSettings(9, 4, 8)}
@@ -79,11 +79,26 @@ def test_both_caches_are_those_of_a_prefill_of_the_whole_prompt(drafter):
     fresh = made.start(prompts[1:], [0], rows=1)
     state = queues[1].state
     assert (state.anchors[0], state.before[0]) == (fresh.anchors[0], fresh.before[0])
-    for part in ("target_cache", "draft_cache"):
-        for reused, whole in zip(*(jax.tree.leaves(getattr(one, part)) for one in (state, fresh)), strict=True):
-            # The row of EAGLE-3 before the anchor is written by the next round.
-            used = (slice(None), slice(39)) if whole.ndim == 4 else ()
-            np.testing.assert_allclose(reused[0][used], whole[0][used], atol=1e-4)
+    for reused, whole in zip(*(rows_read(made.models, one, 0, 40) for one in (state, fresh)), strict=True):
+        np.testing.assert_allclose(reused, whole, atol=1e-4)
+
+
+def test_a_window_is_read_again_where_a_longer_text_took_its_slots():
+    """Its rows are those of a prefill of the whole prompt, and a text that goes on loses none of them."""
+    made = make_generator(with_window(random_models(4), 25, 2), **SHAPE)
+    prefixes = Prefixes(2, 10**9)
+    chat = Chat(made, "draft", prefixes)
+    first = chat.ask([*SYSTEM, *FIRST])
+    second = chat.ask([*SYSTEM, *FIRST, *first.token_ids, *SECOND])
+    chat.ask([*SYSTEM, *OTHER])
+    assert chat.read == [40, 22, 24]
+    text = [*SYSTEM, *FIRST, *first.token_ids, *SECOND, *second.token_ids, *OTHER]
+    queue = made.queue(made.models, "draft", [text], [0], open=True, prefixes=prefixes)
+    [ticket] = queue.admit()
+    assert ticket.cached == len(text) - 22
+    fresh = made.start([text], [0], rows=1)
+    for reused, whole in zip(*(rows_read(made.models, one, 0, len(text)) for one in (queue.state, fresh)), strict=True):
+        np.testing.assert_allclose(reused, whole, atol=1e-4)
 
 
 def test_the_text_that_was_not_used_for_the_longest_time_goes_first():

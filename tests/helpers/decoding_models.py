@@ -126,6 +126,25 @@ def with_tokens(models: Models, tokens: np.ndarray) -> Models:
     return Models(models.target, models.target_params, new_drafter(config), params)
 
 
+def with_window(models: Models, window: int, sink: int = 0) -> Models:
+    """The models whose drafter reads the last `window` rows of a text and its first `sink` ones."""
+    config = dataclasses.replace(models.drafter.config, draft_window=window, draft_sink=sink)
+    return models.replace(drafter=models.drafter.clone(config=config))
+
+
+def rows_read(models: Models, state, row: int, end: int) -> list[jax.Array]:
+    """What the next round reads of both caches of a text of `end` rows. The row of EAGLE-3 before the anchor is left
+    out: that round writes it, because a prefill does not know the token after it."""
+    config = models.drafter.config
+    taken = [leaf[row, :, :end] for leaf in jax.tree.leaves(state.target_cache)]
+    for layer, part in enumerate(state.draft_cache):
+        window = config.reach(layer)[0] if config.has_backbone else None
+        places = np.arange(max(end + 1 - window, 0) if window else 0, end - (config.head == "eagle3"))
+        for leaf in jax.tree.leaves(part):
+            taken.append(leaf[row] if leaf.ndim != 4 else leaf[row, :, places % leaf.shape[2]])
+    return taken
+
+
 def golden_models(name: str) -> Models:
     """A trained pair of tests/golden: acceptance is neither 1 nor full."""
     golden = load_golden(name)

@@ -123,7 +123,9 @@ def test_training_and_decoding_follow_what_an_exported_config_states(layer_types
             return drafter.module.apply({"params": drafter.params}, *args, method=method)
 
         slots = jnp.broadcast_to(jnp.arange(16), (3, 16))
-        cache = run(drafter.module.init_cache(3, 24), TargetRows(features), slots, method="extend_context")
+        cache = run(
+            drafter.module.init_cache(3, 24), TargetRows(features, count=anchors[:, 0]), slots, method="extend_context"
+        )
         return run(cache, x, anchors[:, 0], method="draft_hidden")[0]
 
     np.testing.assert_allclose(decode(trained["features"]), expected, atol=2e-5)

@@ -12,7 +12,7 @@ from domino_jax.method.propose import draft_base, propose
 from domino_jax.method.sampling import choose
 from domino_jax.method.settings import DraftSettings, SamplingParams
 from domino_jax.method.step import corrected
-from tests.helpers.decoding_models import make_generator, random_models
+from tests.helpers.decoding_models import make_generator, random_models, with_window
 
 GREEDY, WARM = SamplingParams(), SamplingParams(1.0)
 PROMPTS = [[5, 9, 2, 60, 7, 7, 1], [3, 3, 8]]
@@ -72,10 +72,8 @@ def test_a_draft_window_is_that_of_a_drafter_with_sliding_layers():
     sliding = models.replace(drafter=models.drafter.clone(config=config))
     expected = drafted(sliding, state)
     assert (expected[0] != drafted(models, state)[0]).any()
-    settings = DraftSettings(draft_sharpness=1.0, draft_window=5)
-    assert drafted(models, state, settings=settings)[0].tolist() == expected[0].tolist()
-    everything = dataclasses.replace(settings, draft_sink=9)
-    assert drafted(models, state, settings=everything)[0].tolist() == drafted(models, state)[0].tolist()
+    assert drafted(with_window(models, 5), state)[0].tolist() == expected[0].tolist()
+    assert drafted(with_window(models, 5, 9), state)[0].tolist() == drafted(models, state)[0].tolist()
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
