@@ -70,8 +70,7 @@ def _drafter() -> Section:
 
 def _data() -> Section:
     return section(
-        # One file, a glob, or a weighted mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3"; JSONL, plain, .gz or .zst.
-        train=Key(str),
+        train=Key(str),  # one file or a glob; JSONL, plain or .gz
         regenerate=False,  # True: the target answers the prompts of data.train first
         # Rows of this many prompts are never trained on; evaluations use them if eval.prompts is not set. 0: none.
         held_out=Key(64, least=0),

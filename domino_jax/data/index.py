@@ -19,7 +19,7 @@ import numpy as np
 from domino_jax.data.bad_rows import BadRows
 from domino_jax.data.held_out import prompt_hash, prompt_of
 from domino_jax.data.rows import Index, RowEncoder, has_anchor, read_span
-from domino_jax.data.sources import DataFile, Source
+from domino_jax.data.sources import DataFile
 from domino_jax.runtime.environment import usable_cores
 from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.files import replacing
@@ -33,11 +33,11 @@ ROWS_PER_WORKER = 4_096  # a process takes seconds to start; fewer rows are read
 PROBE = "Don't  panic:\n\n\tdef f(x): return 3.14159 + 2_000  # naïve Ünïcode, 你好, ١٢٣, 🙂 </think>\r\n "
 
 
-def fingerprint(sources: Sequence[Source], encoder: RowEncoder) -> str:
-    """Hex digits that change with any byte of the data, the mixture, the tokenizer or its template, and the length."""
+def fingerprint(files: Sequence[DataFile], encoder: RowEncoder) -> str:
+    """Hex digits that change with any byte of the data, the tokenizer or its template, and the length."""
     parts = {
         "format": FORMAT,
-        "sources": [[source.weight, [file.digest for file in source.files]] for source in sources],
+        "files": [file.digest for file in files],
         "tokenizer": _tokenizer_digest(encoder.tokenizer),
         "max_length": encoder.max_length,
         "thinking": encoder.thinking,
@@ -68,7 +68,7 @@ class ProcessShare:
 
 
 def load_or_build(
-    sources: Sequence[Source],
+    files: Sequence[DataFile],
     encoder: RowEncoder,
     digest: str,
     share: ProcessShare,
@@ -85,7 +85,6 @@ def load_or_build(
       DataError: rows that cannot be used, all of them in one message.
     """
     local = share.cache / f"index-{digest[:24]}-{encoder.vocab_size}.npz"
-    files = [file for source in sources for file in source.files]
 
     def find_or_build() -> Index:
         index = _load(local)

@@ -1,6 +1,6 @@
 """The order of rows, and which of them share a place in a batch. Both follow from the seed and the lengths alone.
 
-    rows      endless; each source is shuffled again every epoch, sources are mixed by their weights
+    rows      endless; shuffled again every epoch
     windows   the rows cut into pieces of equal size
     items     one place of a batch each: a row, or a pack of rows. Batch i is items [i·B, (i+1)·B)
 
@@ -57,14 +57,9 @@ class Layout:
         return next(length for length in self.buckets if longest <= length)
 
 
-def row_order(by_source: Sequence[np.ndarray], weights: Sequence[float], seed: int) -> grain.MapDataset:
-    """The endless order of row ids: each source is shuffled every epoch and repeated, then sources are mixed."""
-    endless = [
-        # Seeds far apart: two sources of one length must not be shuffled alike.
-        grain.MapDataset.source(ids).seed((seed + 1_000_003 * place) % 2**32).shuffle().repeat()
-        for place, ids in enumerate(by_source)
-    ]
-    return endless[0] if len(endless) == 1 else grain.MapDataset.mix(endless, weights)
+def row_order(ids: np.ndarray, seed: int) -> grain.MapDataset:
+    """The endless order of row ids, shuffled every epoch."""
+    return grain.MapDataset.source(ids).seed(seed % 2**32).shuffle().repeat()
 
 
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,12 +1,13 @@
 """Training rows to endless batches: random access, shuffled, padded or packed, resumable from any position.
 
-    open_sources → index → TrainingRows → row order → items → batches
+    open_files → index → TrainingRows → row order → items → batches
 
 The batches of a run follow from the data, the seed and the batch size alone. Every process computes the same global
 batches from the lengths and encodes only its own rows of them.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import grain
 
@@ -15,14 +16,14 @@ from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Items, Layout, Position, row_order
 from domino_jax.data.reading import BatchEncoder, BatchIterator, Plans
 from domino_jax.data.rows import Index, RowEncoder, TrainingRows
-from domino_jax.data.sources import Source, open_sources
+from domino_jax.data.sources import DataFile, open_files
 from domino_jax.runtime.errors import DataError
 
 SAMPLED_ROWS = 4_096  # the share of padding is estimated from this many rows
 
 
 def make_batches(
-    sources: str,
+    pattern: str,
     encoder: RowEncoder,
     layout: Layout,
     share: ProcessShare,
@@ -34,28 +35,27 @@ def make_batches(
     """The data of a run, indexed; `Batches.start` begins to read.
 
     Args:
-      sources: one file, a glob, or a mixture "A.jsonl=0.7,B/*.jsonl.gz=0.3" (sources.py).
+      pattern: one file, or a glob (sources.py).
       encoder: cuts rows to layout.max_length.
       held_out: prompts whose rows are left out of training (held_out.py); fewer if there is little data.
       skip_bad: rows that cannot be used are left out and counted.
     Raises:
-      DominoError: sources that name nothing. DataError: rows that cannot be used, with file and line.
+      DominoError: a pattern that names nothing. DataError: rows that cannot be used, with file and line.
     """
-    opened = open_sources(sources, share.cache)
-    fingerprint = indexing.fingerprint(opened, encoder)
-    index = indexing.load_or_build(opened, encoder, fingerprint, share, skip_bad=skip_bad)
+    files = open_files(pattern, share.cache)
+    fingerprint = indexing.fingerprint(files, encoder)
+    index = indexing.load_or_build(files, encoder, fingerprint, share, skip_bad=skip_bad)
     batches = Batches(
-        rows=_usable_rows(opened, index, encoder, held_out),
+        rows=_usable_rows(pattern, files, index, encoder, held_out),
         fingerprint=fingerprint,
         layout=layout,
-        weights=tuple(source.weight for source in opened),
         seed=seed,
         process_rows=share.rows or slice(0, layout.batch_size),
     )
     rows = batches.rows
     bad = f", {rows.num_bad} more cannot be used" if rows.num_bad else ""
     share.report(
-        f"{sources}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor{bad}"
+        f"{pattern}: {len(rows)} of {rows.num_read} rows are trained on, {rows.num_skipped} have no anchor{bad}"
     )
     if held_out:
         share.report(
@@ -69,25 +69,19 @@ def make_batches(
     return batches
 
 
-def _usable_rows(sources: tuple[Source, ...], index: Index, encoder: RowEncoder, held_out: int) -> TrainingRows:
-    """The usable rows; a DataError if a source has none."""
-    rows = TrainingRows(sources, index, encoder, held_out)
-    whole = TrainingRows(sources, index, encoder) if rows.num_held_out else rows
-    for place, source in enumerate(sources):
-        if len(whole.by_source[place]) and not len(rows.by_source[place]):
-            raise DataError(
-                f"{source.pattern}: all of its {len(whole.by_source[place])} usable rows would be held out for "
-                f"evaluation.\nLower --config.data.held_out (now {held_out}), or set it to 0 and name "
-                "--config.eval.prompts."
-            )
-        if not rows.num_read_of[place]:
-            raise DataError(f"{source.pattern}: its files hold no rows; name files with rows.")
-        if not len(rows.by_source[place]):
-            raise DataError(
-                f"{source.pattern}: none of its {rows.num_read_of[place]} rows has two supervised tokens in a row "
-                f"within data.max_length {encoder.max_length}.\nRaise it where answers are cut, or train on rows with "
-                "answers; prompts alone are answered first with config.data.regenerate=True."
-            )
+def _usable_rows(
+    pattern: str, files: Sequence[DataFile], index: Index, encoder: RowEncoder, held_out: int
+) -> TrainingRows:
+    """The usable rows; a DataError without any."""
+    rows = TrainingRows(files, index, encoder, held_out)
+    if not rows.num_read:
+        raise DataError(f"{pattern}: its files hold no rows; name files with rows.")
+    if not len(rows):
+        raise DataError(
+            f"{pattern}: none of its {rows.num_read} rows has two supervised tokens in a row within data.max_length"
+            f" {encoder.max_length}.\nRaise it where answers are cut, or train on rows with answers; prompts alone are"
+            " answered first with config.data.regenerate=True."
+        )
     return rows
 
 
@@ -101,7 +95,6 @@ class Batches:
     rows: TrainingRows
     fingerprint: str
     layout: Layout
-    weights: tuple[float, ...]
     seed: int
     process_rows: slice
 
@@ -121,7 +114,7 @@ class Batches:
 
     def _items(self, start: Position | None) -> Items:
         return Items(
-            row_order(self.rows.by_source, self.weights, self.seed),
+            row_order(self.rows.usable, self.seed),
             self.rows.lengths,
             self.layout,
             num_rows=len(self.rows),

@@ -21,7 +21,7 @@ LARGEST_ID = 2**31 - 1  # ids are int32 on devices
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
     """Line number (from 1) and object of every line that is not blank; a broken line is a DataError that names it.
 
-    The file may be compressed (.gz, .zst) and may be in a bucket (gs://).
+    The file may be compressed (.gz) and may be in a bucket (gs://).
     """
     for number, line in read_lines(path):
         yield number, parse_row(line, f"{path}:{number}")

@@ -10,7 +10,7 @@ from domino_jax.data.chat import TrainingRow, encode_training_row
 from domino_jax.data.held_out import hold_out
 from domino_jax.data.messages import present
 from domino_jax.data.prompts import parse_row
-from domino_jax.data.sources import DataFile, Source
+from domino_jax.data.sources import DataFile
 from domino_jax.runtime.errors import DataError
 
 SHOWN_CHARACTERS = 600  # of one piece of a row in a text for people
@@ -84,7 +84,7 @@ class Index:
 
 
 class TrainingRows:
-    """The usable rows of all sources as a sequence, encoded on access.
+    """The usable rows of all files as a sequence, encoded on access.
 
     A row is usable if it has an anchor and is not held out. That is decided before shuffling, so an epoch is every
     usable row exactly once. A row's id is its number over all files in order, blank lines not counted.
@@ -93,9 +93,9 @@ class TrainingRows:
         held_out: prompts to leave out of training (held_out.hold_out), each at most half of max_length long.
     """
 
-    def __init__(self, sources: Sequence[Source], index: Index, encoder: RowEncoder, held_out: int = 0):
+    def __init__(self, files: Sequence[DataFile], index: Index, encoder: RowEncoder, held_out: int = 0):
         self.lengths = index.lengths
-        self._files = [file for source in sources for file in source.files]
+        self._files = files
         self._starts = np.concatenate([[0], np.cumsum(index.counts)])
         self._index = index
         self._encoder = encoder
@@ -104,14 +104,8 @@ class TrainingRows:
         )
         #: rows left out because their prompt is held out
         self.num_held_out = int(left_out.sum())
-        self._usable = np.flatnonzero(index.usable & ~left_out)
-        bounds = np.cumsum([0, *(len(source.files) for source in sources)])
-        self._bounds = self._starts[bounds]
-        edges = np.searchsorted(self._usable, self._bounds)
-        #: rows of each source
-        self.num_read_of = np.diff(self._bounds).tolist()
-        #: ids of the usable rows of each source, int64
-        self.by_source = [self._usable[first:last] for first, last in zip(edges[:-1], edges[1:], strict=True)]
+        #: ids of the usable rows, int64
+        self.usable = np.flatnonzero(index.usable & ~left_out)
 
     @property
     def num_read(self) -> int:
@@ -134,8 +128,8 @@ class TrainingRows:
             "rows_read": self.num_read,
             "rows_without_anchor": self.num_skipped,
             "rows_left_out": self.num_bad,
-            "tokens": int(self.lengths[self._usable].sum(dtype=np.int64)),
-            "supervised_tokens": int(self._index.supervised[self._usable].sum(dtype=np.int64)),
+            "tokens": int(self.lengths[self.usable].sum(dtype=np.int64)),
+            "supervised_tokens": int(self._index.supervised[self.usable].sum(dtype=np.int64)),
         }
 
     @property
@@ -151,11 +145,11 @@ class TrainingRows:
         ]
 
     def __len__(self) -> int:
-        return len(self._usable)
+        return len(self.usable)
 
     def __getitem__(self, index: int) -> tuple[int, TrainingRow]:
         """The id of usable row `index` and the row."""
-        row_id = int(self._usable[index])
+        row_id = int(self.usable[index])
         return row_id, self.read(row_id)
 
     def where(self, row_id: int) -> str:

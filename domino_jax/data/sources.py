@@ -1,4 +1,4 @@
-"""The files that data.train names: a file, a glob or a weighted mixture; JSONL, plain, .gz or .zst; gs://.
+"""The files that data.train names: a file or a glob; JSONL, plain or .gz; local or gs://.
 
 Rows are read at random, so files from a bucket are copied into the cache folder once, and compressed files are unpacked
 there once. Both get their final name only when complete, so several processes may share the folder, and a killed one
@@ -11,8 +11,6 @@ import dataclasses
 import glob
 import gzip
 import hashlib
-import io
-import math
 import os
 import pathlib
 import shutil
@@ -25,9 +23,7 @@ from domino_jax.runtime.errors import DataError, DominoError
 from domino_jax.runtime.file_kinds import HEAD_BYTES, refuse_other_kind
 from domino_jax.runtime.files import is_remote, make_once
 
-COMPRESSED = (".gz", ".zst")
-PIECE_BYTES = 1 << 16
-ZSTD_BYTES = 1 << 10  # read at once: a piece is decompressed whole, and a byte may expand to 30,000
+COMPRESSED = ".gz"
 HASHING_THREADS = 4
 
 
@@ -40,69 +36,22 @@ class DataFile:
     digest: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """One pattern of a mixture, its share of the rows (shares sum to 1), and its files, sorted."""
-
-    pattern: str
-    weight: float
-    files: tuple[DataFile, ...]
-
-
-def open_sources(text: str, cache: pathlib.Path) -> tuple[Source, ...]:
-    """The sources of data.train, with random access to each file.
+def open_files(pattern: str, cache: pathlib.Path) -> list[DataFile]:
+    """The files of data.train, with random access to each.
 
     Args:
-      text: "rows.jsonl", "rows/*.jsonl.gz" or "A.jsonl=0.7,B/*.zst=0.3"; paths are local or gs://.
+      pattern: "rows.jsonl" or "rows/*.jsonl.gz"; local or gs://.
       cache: a local folder for copies, created on demand.
     Raises:
-      DominoError: a pattern that matches nothing, a weight that is not a number above 0, a missing package.
-      DataError: a compressed file that is damaged.
+      DominoError: a pattern that matches nothing. DataError: a compressed file that is damaged.
     """
-    parts = parse_sources(text)
-    total = math.fsum(weight for _, weight in parts)
-    sources = []
     with concurrent.futures.ThreadPoolExecutor(HASHING_THREADS) as threads:
-        for pattern, weight in parts:
-            files = threads.map(lambda name: _bring(name, cache), find_files(pattern))
-            sources.append(Source(pattern, weight / total, tuple(files)))
-    return tuple(sources)
-
-
-def parse_sources(text: str) -> list[tuple[str, float]]:
-    """(pattern, weight) of every part. A path or glob that matches files may hold = and commas; it is the only part."""
-    if _matches(text):
-        return [(text, 1.0)]
-    parts = [_parse_part(part.strip()) for part in text.split(",")]
-    if len(parts) > 1:
-        for pattern, weight in parts:
-            if weight is None:
-                raise DominoError(
-                    f"data.train: {pattern or 'an empty part'} has no weight in {text}; a mixture is written "
-                    "A.jsonl=0.7,B.jsonl=0.3."
-                )
-    return [(pattern, 1.0 if weight is None else weight) for pattern, weight in parts]
-
-
-def _parse_part(part: str) -> tuple[str, float | None]:
-    pattern, equals, tail = part.rpartition("=")
-    if not equals or "/" in tail:  # a path that holds an equals sign
-        return part, None
-    try:
-        weight = float(tail)
-    except ValueError:
-        weight = math.nan
-    if 0 < weight < math.inf:
-        return pattern, weight
-    raise DominoError(
-        f"data.train: there is no file {part}, and {tail!r} is not a number above 0, so it is no weight either.\n"
-        "Name an existing file, or a mixture as A.jsonl=0.7,B.jsonl=0.3."
-    )
+        return list(threads.map(lambda name: _bring(name, cache), find_files(pattern)))
 
 
 def find_files(pattern: str) -> list[str]:
     """The files that a path or glob names, sorted; a DominoError without any."""
-    names = _matches(pattern)
+    names = _remote_matches(pattern) if is_remote(pattern) else _matches(os.path.expanduser(pattern))
     if names:
         return names
     if not is_remote(pattern) and os.path.isdir(os.path.expanduser(pattern)):
@@ -113,19 +62,9 @@ def find_files(pattern: str) -> list[str]:
 
 
 def _matches(pattern: str) -> list[str]:
-    if is_remote(pattern):
-        return _remote_matches(pattern)
-    path = os.path.expanduser(pattern)
-    if os.path.isfile(path):
-        return [path]
-    # The part that exists is taken literally: a folder may be called "[v2] rows".
-    parts = path.split("/")
-    fixed = next(
-        count for count in range(len(parts), -1, -1) if count == 0 or os.path.exists("/".join(parts[:count]) or "/")
-    )
-    literal = [glob.escape(part) for part in parts[:fixed]]
-    names = glob.glob("/".join([*literal, *parts[fixed:]]), recursive=True)
-    return sorted(name for name in names if os.path.isfile(name))
+    if os.path.isfile(pattern):  # also one with a bracket in its name
+        return [pattern]
+    return sorted(name for name in glob.glob(pattern, recursive=True) if os.path.isfile(name))
 
 
 def _remote_matches(pattern: str) -> list[str]:
@@ -142,7 +81,8 @@ def _remote_matches(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_plain(name: str) -> Iterator[BinaryIO]:
-    """The decompressed bytes of a local or remote file of rows; a file of another kind is a DataError."""
+    """The decompressed bytes of a local or remote file of rows; a DataError if it is damaged or of another kind."""
+    packed = name.endswith(COMPRESSED)
     with contextlib.ExitStack() as stack:
         if is_remote(name):
             stack.enter_context(remote.access(name))
@@ -151,63 +91,16 @@ def open_plain(name: str) -> Iterator[BinaryIO]:
             raw = stack.enter_context(open(os.path.expanduser(name), "rb"))
         head = raw.read(HEAD_BYTES)
         raw.seek(0)
-        refuse_other_kind(name, head, rows=not name.endswith(COMPRESSED))
-        if name.endswith(COMPRESSED):
-            pieces = _gzip_pieces(raw, name) if name.endswith(".gz") else _zstd_pieces(raw, name)
-            plain = io.BufferedReader(_PieceReader(pieces), PIECE_BYTES)
+        refuse_other_kind(name, head, rows=not packed)
+        if not packed:
+            yield raw
+            return
+        try:
+            plain = stack.enter_context(gzip.GzipFile(fileobj=raw))
             refuse_other_kind(name, plain.peek(HEAD_BYTES)[:HEAD_BYTES], rows=True)
             yield plain
-        else:
-            yield raw
-
-
-def _gzip_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=raw) as plain:
-        try:
-            while piece := plain.read(PIECE_BYTES):
-                yield piece
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DataError(f"{name} is not an intact gzip file ({error}). Copy it again.") from error
-
-
-def _zstd_pieces(raw: BinaryIO, name: str) -> Iterator[bytes]:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise DominoError(f"{name}: reading .zst needs a package: pip install zstandard.") from error
-    frame = None
-    try:
-        while piece := raw.read(ZSTD_BYTES):
-            while piece:  # an archive may hold several frames
-                frame = frame or zstandard.ZstdDecompressor().decompressobj()
-                yield frame.decompress(piece)
-                piece = frame.unused_data
-                frame = None if frame.eof else frame
-    except zstandard.ZstdError as error:
-        raise DataError(f"{name} is not an intact zstd file ({error}). Copy it again.") from error
-    if frame is not None:  # zstandard itself accepts a truncated archive
-        raise DataError(f"{name} is not an intact zstd file (it ends inside a frame). Copy it again.")
-
-
-class _PieceReader(io.RawIOBase):
-    """A readable file over byte strings."""
-
-    def __init__(self, pieces: Iterator[bytes]):
-        self._pieces = pieces
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._rest = memoryview(piece)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
 
 
 def _bring(name: str, cache: pathlib.Path) -> DataFile:
@@ -222,16 +115,12 @@ def _bring(name: str, cache: pathlib.Path) -> DataFile:
 
 def _fetched(name: str, cache: pathlib.Path) -> pathlib.Path:
     with remote.access(name):
-        address = remote.open_path(name)
-        info = remote.filesystem(name).info(name)
+        store = remote.filesystem(name)
+        info = store.info(name)
         # Every write changes the generation, even with the same size in the same second.
         key = hashlib.sha256(f"{name} {info['size']} {info['generation']}".encode()).hexdigest()[:32]
-
-        def copy(target: pathlib.Path) -> None:
-            with address.open("rb") as source, target.open("wb") as out:
-                shutil.copyfileobj(source, out, 1 << 22)
-
-        return make_once(cache / "fetched" / f"{key}-{name.rsplit('/', 1)[-1]}", copy)
+        target = cache / "fetched" / f"{key}-{name.rsplit('/', 1)[-1]}"
+        return make_once(target, lambda fresh: store.get_file(name, os.fspath(fresh)))
 
 
 def _unpack(local: str, name: str, target: pathlib.Path) -> None:

@@ -46,7 +46,7 @@ def model_card(
         **{"target": target, "config": config, "weights": weights, "dtype": dtype},
         **{"recipe": recipe, "step": step, "data": data, "tau": tau, "report": report},
         place="pack" if recipe["data"]["layout"] == "pack" else "row",
-        sources=public_sources(recipe["data"]["train"]),
+        source=Path(recipe["data"]["train"]).name,
         settings={key: public_value(value) for key, value in settings.items() if value is not None},
         modes=mode_rows(report) if report else [],
         width=width_note(report) if report and report["drafter"] else "",
@@ -69,18 +69,6 @@ def public_value(value: Any) -> Any:
 def public_name(path: str) -> str:
     """A hub id unchanged, or the last part of a path: local folders and buckets are not published."""
     return Path(path).name if path.startswith(("/", ".", "~")) or is_remote(path) else path
-
-
-def public_sources(sources: str) -> str:
-    """public_name of each part of a mixture "A=0.7,B=0.3"."""
-    named = []
-    for source in sources.split(","):
-        path, equals, weight = source.strip().rpartition("=")
-        if not equals:
-            path, weight = weight, ""
-        name = Path(path).name if "/" in path else path
-        named.append(f"{name} ({weight})" if weight else name)
-    return ", ".join(named)
 
 
 def mode_rows(report: Mapping[str, Any]) -> list[list[str]]:

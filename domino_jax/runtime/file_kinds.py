@@ -25,7 +25,7 @@ ROW_KINDS = (
         "Convert it to JSONL: datasets.Dataset.from_parquet(FILE).to_json(FILE.jsonl) with pip install datasets.",
     ),
     (rb"\x1f\x8b", "a gzip archive", "Let its name end in .gz."),
-    (rb"\x28\xb5\x2f\xfd", "a Zstandard archive", "Let its name end in .zst."),
+    (rb"\x28\xb5\x2f\xfd", "a Zstandard archive", "Unpack it with zstd -d, or pack it with gzip."),
     (rb"\s*\[", "a JSON array", "Write one row on each line: jq -c '.[]' FILE > FILE.jsonl."),
 )
 

@@ -3,10 +3,8 @@
 import json
 
 import numpy as np
-import pytest
 
 from domino_jax.data.held_out import hold_out
-from domino_jax.runtime.errors import DataError
 from tests.helpers.data_files import batches_of, take, write_rows
 
 
@@ -76,13 +74,3 @@ def test_a_run_resumes_exactly_without_the_held_out_rows(tmp_path):
         state, expected = stream.state(), [next(stream) for _ in range(5)]
     for batch, other in zip(expected, take(batches_of(file, held_out=2), 5, state), strict=True):
         np.testing.assert_array_equal(batch["row_ids"], other["row_ids"])
-
-
-def test_a_source_that_would_lose_all_its_rows_is_refused(tmp_path):
-    whole = write_rows(tmp_path, answers(40), "whole.jsonl")
-    chosen = [prompt[0] // 100 for prompt in prompts_of(batches_of(whole, held_out=2))]
-    small = write_rows(tmp_path, [answers(40)[chosen[0]]], "small.jsonl")
-    with pytest.raises(DataError, match="all of its 1 usable rows would be held out"):
-        batches_of(f"{whole}=0.5,{small}=0.5", held_out=2)
-    other = next(place for place in range(40) if place not in chosen)
-    batches_of(f"{whole}=0.5,{write_rows(tmp_path, [answers(40)[other]], 'other.jsonl')}=0.5", held_out=2)

@@ -6,8 +6,6 @@ import json
 import pathlib
 import tempfile
 
-import zstandard
-
 from domino_jax.data.index import ProcessShare
 from domino_jax.data.order import Layout
 from domino_jax.data.pipeline import Batches, make_batches
@@ -37,9 +35,6 @@ def write_rows(folder: pathlib.Path, rows: list[dict], name: str = "rows.jsonl")
     file.parent.mkdir(parents=True, exist_ok=True)
     if name.endswith(".gz"):
         file.write_bytes(gzip.compress(jsonl(rows)))
-    elif name.endswith(".zst"):  # two frames, as archives that were appended to have
-        halves = jsonl(rows[: len(rows) // 2]), jsonl(rows[len(rows) // 2 :])
-        file.write_bytes(b"".join(zstandard.ZstdCompressor().compress(half) for half in halves))
     else:
         file.write_bytes(jsonl(rows))
     return file

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from domino_jax.data.sources import open_sources
+from domino_jax.data.sources import open_files
 from domino_jax.runtime import files, remote
 from domino_jax.weights import hf
 from tests.helpers.paths import ROOT
@@ -72,11 +72,11 @@ def test_a_model_and_data_in_a_bucket_are_copied_once_whoever_asks_meanwhile(buc
 
     def ask():
         both.wait()
-        found.append((hf.resolve_folder(f"{bucket}/target"), open_sources(f"{bucket}/rows.jsonl", tmp_path)))
+        found.append((hf.resolve_folder(f"{bucket}/target"), open_files(f"{bucket}/rows.jsonl", tmp_path)))
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found[0] == found[1] and len(copied) == 1
+    assert found[0] == found[1] and len(copied) == 2  # a file of each
