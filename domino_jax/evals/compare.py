@@ -72,7 +72,7 @@ def compare_drafters(
     reports = {}
     for name in drafters:
         chosen = [lane for lane in lanes if lane.drafter in (name, None)]
-        reports[name] = report_lanes(chosen, measured, infos[name], prompts, codec, files, output / name)
+        reports[name] = report_lanes(chosen, measured, infos[name], prompts, output / name)
     return write_comparison(output, info, reports)
 
 

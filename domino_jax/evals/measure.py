@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from domino_jax.decoding.generate import new_generator
-from domino_jax.evals.examples import collect_examples
 from domino_jax.evals.lanes import Lane, ModeRun
 from domino_jax.evals.prompts import Prompt, TextCodec
 from domino_jax.evals.report import build_report, write_report
@@ -61,7 +60,7 @@ def decode_prompts(
         refuse_continuation(files)
         measured = run_lanes(lanes, prompts, codec, settings.batch_size, files, bool(info.simulated))
         measured.concurrency = measure_concurrency(lanes_of, prompts, codec, files, info)
-    return report_lanes(lanes, measured, info, prompts, codec, files, output)
+    return report_lanes(lanes, measured, info, prompts, output)
 
 
 def report_lanes(
@@ -69,15 +68,12 @@ def report_lanes(
     measured: Measured,
     info: RunInfo,
     prompts: Sequence[Prompt],
-    codec: TextCodec,
-    files: RunFiles,
     folder: Path,
 ) -> dict[str, Any]:
-    """Times rounds, collects examples, writes the report of lanes with different modes and returns it.
+    """Times rounds, writes the report of lanes with different modes and returns it.
 
     Args:
-        measured: sums of these lanes, and perhaps of others.
-        files: of the run, with the answers.  folder: of the report.
+        measured: sums of these lanes, and perhaps of others.  folder: of the report.
     """
     by_mode = {lane.mode: lane for lane in lanes}
 
@@ -91,7 +87,7 @@ def report_lanes(
         concurrency=measured.concurrency,
         split=time_rounds(by_mode, prompts),
     )
-    write_report(folder, report, collect_examples(lanes, prompts, codec, files.folder), codec)
+    write_report(folder, report)
     return report
 
 

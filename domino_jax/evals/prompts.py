@@ -28,10 +28,6 @@ class TextCodec:
         """The text without special tokens, None without a tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=True)
 
-    def decode_prompt(self, prompt: "Prompt") -> str | None:
-        """The prompt with its special tokens, None without a tokenizer."""
-        return None if self.tokenizer is None else self.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
-
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:

@@ -19,11 +19,9 @@ import rich.table
 from etils import epath
 
 import domino_jax
-from domino_jax.evals.examples import Example
 from domino_jax.evals.lanes import ModeRun
 from domino_jax.evals.page import render_page
 from domino_jax.evals.plots import write_plots
-from domino_jax.evals.prompts import TextCodec
 from domino_jax.evals.run_info import RunInfo
 from domino_jax.evals.summary import LEVEL, RESAMPLES, SEED, averages, figures_of, identical_outputs, ratio
 from domino_jax.evals.tables import notes_of, rows_of, title
@@ -36,7 +34,6 @@ from domino_jax.runtime.json_files import read_json, write_json
 REPORT = "report.json"
 PAGE = "report.html"
 PLOTS = "plots"
-NO_TEXT = TextCodec(None, False)
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers")
 SPLIT = ("draft", "head", "verify", "other", "round", "commit")
@@ -115,20 +112,15 @@ def device() -> str:
 # ------------------------------------------------------------------------------------------------------ files
 
 
-def write_report(
-    folder: str | os.PathLike, report: Mapping[str, Any], examples: Sequence[Example] = (), codec: TextCodec = NO_TEXT
-) -> None:
+def write_report(folder: str | os.PathLike, report: Mapping[str, Any]) -> None:
     """Writes plots/, report.html and, last, report.json, each whole or not at all.
 
     A folder with a report.json is finished.
-
-    Args:
-        examples, codec: answers that report.html shows, and the way to their text.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     images = {name: (folder / PLOTS / name).read_bytes() for name in write_plots(folder / PLOTS, report)}
-    write_whole(folder / PAGE, render_page(report, images, examples, codec))
+    write_whole(folder / PAGE, render_page(report, images))
     write_json(folder / REPORT, report)
 
 

@@ -10,9 +10,7 @@ import rich.console
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from domino_jax.evals import model_card, report, tables
-from domino_jax.evals.examples import Example, ShownAnswer
 from domino_jax.evals.page import render_page
-from domino_jax.evals.prompts import Prompt
 from domino_jax.method.config import DrafterConfig
 from domino_jax.training import console
 from domino_jax.weights.drafter import load_drafter
@@ -58,22 +56,13 @@ def deeper_tree() -> dict:
     return {"autoregressive": rates(), "domino": rates(0.5), "tree": rates(0.6, 0.3)}
 
 
-def start_up_lines() -> list[str]:
-    """The parameters: repeated layers, and arrays over a mesh of 8."""
-
-    def shape(*sizes, spec=None, dtype=jnp.float32):
-        sharding = None if spec is None else NamedSharding(mesh, PartitionSpec(*spec))
-        return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)
-
+def parameter_line() -> str:
+    """Of arrays over a mesh of 8."""
     mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
-    layers = {f"layers_{index}": {"q_proj": {"kernel": shape(8, 4)}} for index in range(12)}
-    whole = {**layers, "head": {"up": shape(256, 1000)}, "norm": shape(16, dtype=jnp.bfloat16)}
-    split = {
-        "a": shape(8, 16, spec=("fsdp", "tensor")),
-        "b": shape(8, spec=()),
-        "c": shape(8, 4, spec=(("data", "fsdp"), None)),
-    }
-    return [*console.parameter_lines(whole), *console.parameter_lines(split)]
+    specs = {"a": ("fsdp", "tensor"), "b": (), "c": (("data", "fsdp"), None)}
+    places = {name: NamedSharding(mesh, PartitionSpec(*spec)) for name, spec in specs.items()}
+    shapes = {name: jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=place) for name, place in places.items()}
+    return console.parameter_line(shapes)
 
 
 def test_tables(snapshot):
@@ -86,7 +75,7 @@ def test_tables(snapshot):
         rows_as_text(tables.comparison_rows(several)),
         rows_as_text(tables.position_rows(deeper_tree(), 3)),
         tables.width_note(widths) + "\n",
-        "".join(line.rstrip() + "\n" for line in start_up_lines()),
+        parameter_line() + "\n",
     ]
     snapshot("tables.txt", "\n".join(parts))
 
@@ -115,8 +104,7 @@ def test_cards(snapshot, monkeypatch):
 
 
 def test_page(snapshot):
-    """Its body; the answers as ids."""
-    examples = [Example(Prompt("p1", (1, 2), 0), "1 2", [ShownAnswer("domino", 1, [[2, 3, 4], [5, 6], [1, 0]])])]
+    """Its body."""
     pages = (whole_report(), whole_report(simulate_tau=7.17))
-    whole, simulated = (render_page(one, {}, examples, report.NO_TEXT).partition("<body>")[2] for one in pages)
+    whole, simulated = (render_page(one, {}).partition("<body>")[2] for one in pages)
     snapshot("page.html", "\n".join([whole, simulated.partition("<h2>")[0]]))
