@@ -17,7 +17,6 @@ from tests.helpers.train_runs import GOLDEN, arguments, losses, start, weights
 
 CHANGES = {
     "config__checkpoint__every": 1,
-    "config__preflight__rows": 0,
     "config__decode__max_new_tokens": 8,
     "config__decode__modes": "('domino',)",
 }

@@ -36,7 +36,6 @@ CHOICES = {
     "config__checkpoint__every": 2,
     "config__eval__every": 4,
     "config__eval__final": True,
-    "config__preflight__rows": 0,
 }
 DRAFTERS = {
     "dflash2": {"drafter.dflash2.rank": 8},

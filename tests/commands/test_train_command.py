@@ -220,7 +220,7 @@ def test_overfitting_rows_reaches_a_decoded_tau_near_the_cap(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_over_fsdp_evaluates_and_decodes_at_the_end_with_the_targets_texts(files, tmp_path):
-    few = {"config__train__steps": 1, "config__preflight__rows": 0, "config__decode__max_new_tokens": 8}
+    few = {"config__train__steps": 1, "config__decode__max_new_tokens": 8}
     modes = "('autoregressive','domino')"
     judged = {"config__eval__every": 1, "config__eval__final": True, "config__decode__modes": modes}
     argv = arguments(files, tmp_path / "run", config__mesh__fsdp=-1, **few, **judged)[1:]

@@ -11,7 +11,6 @@ CHOICES = {
     "config__train__steps": 4,
     "config__train__ema_decay": 0.5,
     "config__checkpoint__every": 2,
-    "config__preflight__rows": 0,
 }
 HEAD = ("prefix_gru.", "embed_proj.")
 

@@ -62,7 +62,7 @@ def vllm():
 @pytest.fixture(params=HEADS)
 def exported(request, vllm, tmp_path):
     """(head, the exported folder) of a short run on the golden target's answers."""
-    choices = {"config__train__steps": STEPS, "config__checkpoint__every": STEPS, "config__preflight__rows": 0}
+    choices = {"config__train__steps": STEPS, "config__checkpoint__every": STEPS}
     drafter = {"config.drafter.head": request.param, **HEADS[request.param]}
     assert start(arguments(training_files(tmp_path), tmp_path / "run", drafter, **choices)) == 0
     return request.param, tmp_path / "run" / "export"

@@ -50,7 +50,7 @@ def one_program_and_played_evaluations():
 
 
 def command(files, workdir, **changes):
-    return arguments(files, workdir, config__eval__every=4, config__preflight__rows=0, **changes)
+    return arguments(files, workdir, config__eval__every=4, **changes)
 
 
 @pytest.fixture(scope="module")
