@@ -206,10 +206,6 @@ def parsed(argv: list[str] | None = None) -> argparse.Namespace:
         help="tokens per slot that the head corrects, as decode.head_candidates",
     )
     parser.add_argument("--head", type=int, nargs=2, default=[256, 1024], help="emb_dim and gru_hidden_dim")
-    names = ("TEMPERATURE", "TOP_K", "TOP_P", "MIN_P")
-    parser.add_argument(
-        "--sampling", type=float, nargs=4, default=[0, 0, 1, 0], metavar=names, help="greedy by default"
-    )
     parser.add_argument("--small", action="store_true", help="three narrow layers in float32")
     parser.add_argument("--output", type=pathlib.Path, help="JSON file to write as well")
     choices = parser.parse_args(argv)

@@ -42,13 +42,6 @@ def test_the_anchors_given_to_the_other_side_are_those_of_our_step(tmp_path):
     assert ours.step_with_features(batch, 0) > 0.0
 
 
-def test_rows_differ_from_step_to_step_and_the_first_is_full():
-    first, second = (random_batch(CASE, 80, number) for number in (0, 1))
-    assert (first["tokens"] != second["tokens"]).any() and set(first["row_ids"]).isdisjoint(second["row_ids"])
-    assert first["loss_mask"][0, -1] == 1.0 and first["loss_mask"][:, :2].sum() == 0.0
-    assert first["tokens"].max() < 79  # the mask token
-
-
 def test_all_torch_loops_give_the_golden_tokens_and_the_domino_loop_the_golden_rounds():
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from benchmarks.peers import torch_domino

@@ -4,15 +4,12 @@ newest checkpoint damaged, decoded. gcsfs and tensorstore both speak to that ser
 
 import json
 
-import jax
 import pytest
 
-from domino_jax import decode, export, train
 from domino_jax.evals import measure
-from domino_jax.recipe import cli
 from domino_jax.runtime import remote
-from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import MetricsWriter, read_rows
+from tests.helpers.commands import run
 from tests.helpers.train_runs import GOLDEN, arguments, losses, start, weights
 
 CHANGES = {
@@ -83,40 +80,14 @@ def test_a_run_in_a_bucket_is_resumed_and_falls_back_bit_for_bit(stored, finishe
     # ---- shown, exported and decoded from there
     assert start(argv) == 0 and "holds a finished run" in capsys.readouterr().out
     output = workdir.parent / "exported"
-    with pytest.raises(SystemExit) as left:
-        cli.run(export.main, ("workdir", "output"), argv=["export", f"--workdir={workdir}", f"--output={output}"])
-    assert not left.value.code and (output / "config.json").exists()
-    decoding = [argument for argument in argv if not argument.startswith("--workdir")]
-    decoding += [f"--output={tmp_path / 'decoded'}", f"--config.drafter.path={workdir}"]
-    with pytest.raises(SystemExit) as left:
-        cli.run(decode.main, ("config",), ("output", "distributed"), decoding)
-    assert not left.value.code
+    assert run("export", f"--workdir={workdir}", f"--output={output}") == 0 and (output / "config.json").exists()
+    decoding = [argument for argument in argv[1:] if not argument.startswith("--workdir")]
+    assert run("decode", *decoding, f"--output={tmp_path / 'decoded'}", f"--config.drafter.path={workdir}") == 0
     report = json.loads((tmp_path / "decoded" / "report.json").read_text())
     assert report["modes"]["domino"]["answers"] == 2
 
 
 def test_a_dry_run_writes_to_a_bucket(stored):
     argv, workdir = stored
-    with pytest.raises(SystemExit) as left:
-        cli.run(train.main, ("config", "workdir"), ("distributed", "dry_run"), [*argv, "--dry_run"])
-    assert not left.value.code and json.loads((workdir / "dry_run.json").read_text())["chips"] >= 1
-
-
-def test_checkpoints_in_a_bucket_are_kept_found_and_set_aside_like_local_ones(bucket, capsys):
-    def state(value):
-        return {"w": jax.numpy.full((4,), value, "float32")}
-
-    with Checkpoints(f"{bucket}/run", keep=2) as checkpoints:
-        for step in (1, 2, 3):
-            checkpoints.save(step, state(step), {"item": step}, {})
-            if step == 1:
-                checkpoints.mark_tau(1, 2.0)
-            checkpoints.wait()
-        assert checkpoints.steps() == [1, 2, 3]  # two, and the best
-    flip_a_bit(f"{bucket}/run/checkpoints/3/state")
-    with Checkpoints(f"{bucket}/run", keep=2) as checkpoints:
-        restored = checkpoints.restore_latest(jax.eval_shape(lambda: state(0)))
-        assert checkpoints.steps() == [1, 2] and checkpoints.best() == (1, 2.0)
-    assert restored.step == 2 and restored.state["w"].tolist() == [2.0] * 4 and restored.data_state == {"item": 2}
-    assert "the checkpoint of step 3 is damaged" in capsys.readouterr().out
-    assert "manifest.json" in remote.list_files(f"{bucket}/run/checkpoints/corrupt/3")
+    assert run("train", *argv[1:], "--dry_run") == 0
+    assert json.loads((workdir / "dry_run.json").read_text())["chips"] >= 1

@@ -6,22 +6,21 @@ import shutil
 
 import pytest
 
-from domino_jax import decode
 from domino_jax.decoding.generate import new_generator
 from domino_jax.evals import measure
 from domino_jax.evals.models import check_kind
-from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from domino_jax.weights import hf
 from domino_jax.weights.loading import load_models, load_target
+from tests.helpers import train_runs
+from tests.helpers.commands import run
 from tests.helpers.decoding_models import decode_settings_of
 from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import GOLDEN
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 TARGET, DRAFTER = GOLDEN / "target", GOLDEN / "drafter"
-GENERATED = json.loads((GOLDEN / "golden.json").read_text())["generate"]
 # Prompts of one bucket, so that few programs are compiled; nine, since two rows make groups of eight.
-CASES = [*[GENERATED[1], GENERATED[3]] * 4, GENERATED[1]]
+CASES = [*[train_runs.CASES[1], train_runs.CASES[3]] * 4, train_runs.CASES[1]]
 NEW = 24
 
 
@@ -45,15 +44,12 @@ def arguments(prompts_file, output, **changes):
         "output": output,
         **{key.replace("__", "."): value for key, value in changes.items()},
     }
-    return ["decode", *(f"--{key}={value}" for key, value in values.items() if value is not None)]
+    return [f"--{key}={value}" for key, value in values.items() if value is not None]
 
 
 def start(capsys, argv):
     """Runs the command in this process; exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as left:
-        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
-    printed = capsys.readouterr()
-    return left.value.code, printed.out, printed.err
+    return run("decode", *argv), *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +59,7 @@ def finished(tmp_path_factory):
     prompts = write_prompts(folder, [{"id": f"p{i}", "token_ids": case["prompt"]} for i, case in enumerate(CASES)])
     changes = {"config__decode__modes": "('autoregressive','domino')", "config__decode__concurrency": "(2,)"}
     argv = arguments(prompts, folder / "out", **changes)
-    with pytest.raises(SystemExit) as left:
-        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
-    assert left.value.code == 0
+    assert run("decode", *argv) == 0
     return argv, folder / "out"
 
 
@@ -233,19 +227,10 @@ GOOD = [{"token_ids": [32, 33, 34]}]
         ([{"id": "odd", "token_ids": [99_999]}], {}, 3, "prompt odd holds token id 99999"),
         (None, {"prompts": None, "prompt": "Hello"}, 3, "holds no tokenizer"),
         (None, {"prompts": "nowhere.jsonl"}, 2, "there is no such file"),
-        (GOOD, {"config__decode__top_p": 0.0}, 2, "config.decode.top_p is 0.0"),
         ([{"id": "none", "prompt": ""}], {}, 3, "expected a text that is not empty"),
         ([{"id": "none", "token_ids": []}], {}, 3, "a list of at least one id"),
         (None, {"prompts": None, "prompt": " "}, 2, "--prompt is empty"),
         (GOOD, {"config__decode__tasks": "('gsm8k',)"}, 2, "decode tasks or prompts, not both"),
-        (None, {"prompts": None, "config__decode__tasks": "('gsm9k',)"}, 2, "names 'gsm9k', expected TASK"),
-        (None, {"prompts": None, "config__decode__tasks": "('mbpp=none.jsonl',)"}, 2, "there is no such file"),
-        (
-            None,
-            {"prompts": None, "config__decode__tasks": f"('mbpp={TARGET}/config.json',)"},
-            3,
-            "is not a JSON object",
-        ),
         (None, {"prompts": TARGET}, 2, "there is no such file"),
         (GOOD, {"config__decode__num_drafts": 9}, 2, "block of 8 gives at most 8 drafts: lower it to 8 or less"),
         (GOOD, {"config__decode__simulate_tau": 9.5}, 2, "simulate_tau is 9.5, but a round of 8 drafts emits 9"),

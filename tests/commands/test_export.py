@@ -9,18 +9,18 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from etils import epath
 
 from domino_jax import export
 from domino_jax.method.state import TrainState
-from domino_jax.recipe import cli
+from domino_jax.runtime import remote
 from domino_jax.training.checkpoints import Checkpoints
-from domino_jax.weights import formats
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
-from tests.helpers.paths import ROOT
+from tests.helpers.commands import run
 from tests.helpers.report_runs import RECIPE
+from tests.helpers.train_runs import GOLDEN
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
 FILES = ["README.md", "config.json", "model.safetensors"]
 DATA = {"rows": 12_345, "tokens": 678_901, "fingerprint": "0123456789abcdef0123"}
 REPORT = {
@@ -69,11 +69,7 @@ def workdir(trained, tmp_path):
 
 
 def start(capsys, workdir, output, *more):
-    with pytest.raises(SystemExit) as left:
-        arguments = ["export", f"--workdir={workdir}", f"--output={output}", *more]
-        cli.run(export.main, ("workdir", "output"), ("format",), arguments)
-    message = capsys.readouterr()
-    return left.value.code, message.out + message.err
+    return run("export", f"--workdir={workdir}", f"--output={output}", *more), "".join(capsys.readouterr())
 
 
 def exported(folder):
@@ -203,6 +199,26 @@ def test_what_a_killed_export_left_is_removed_and_a_second_one_replaces_the_firs
     assert_same(exported(tmp_path / "out")[1], scaled(params, 2.0))
 
 
+def test_an_export_into_a_bucket_that_is_cut_off_is_no_drafter_and_the_next_one_is_whole(drafter, bucket, monkeypatch):
+    folder = remote.open_path(f"{bucket}/out")
+    export.write_export(folder, *drafter, RECIPE, 1)
+    (folder / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier one")
+    local, copied = type(epath.Path(".")), []
+
+    def cut(path, *_, copy=local.copy, **named):
+        if len(copied) == 2:
+            raise KeyboardInterrupt
+        copied.append(path.name)
+        return copy(path, *_, **named)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(local, "copy", cut)
+        export.write_export(folder, *drafter, RECIPE, 2)
+    assert sorted(copied) == sorted(path.name for path in folder.iterdir()) == ["README.md", "model.safetensors"]
+    export.write_export(folder, *drafter, RECIPE, 2)
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+
+
 def test_only_process_0_writes(drafter, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     export.write_export(tmp_path / "other", *drafter, RECIPE, 1)
@@ -229,13 +245,6 @@ def test_a_run_or_a_target_is_never_replaced_by_an_export(workdir, tmp_path, cap
     code, printed = start(capsys, workdir, output)
     assert code == 2 and f"--output={output} has a config.json that is not a drafter's" in printed
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("format", [formats.SERVING, formats.SPECFORGE])
-def test_the_command_replaces_an_earlier_export(workdir, tmp_path, capsys, format):
-    for _ in range(2):
-        code, printed = start(capsys, workdir, tmp_path / "out", f"--format={format}")
-        assert code == 0, printed
 
 
 @pytest.mark.parametrize(

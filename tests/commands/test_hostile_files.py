@@ -6,7 +6,7 @@ from etils import epath
 from domino_jax import export
 from domino_jax.data.answer_files import AnswerFiles, find_rows
 from domino_jax.evals import report
-from domino_jax.evals.run_files import _progress_lines
+from domino_jax.evals.run_files import RunFiles
 from domino_jax.runtime.errors import DominoError
 from domino_jax.training import finished, manifest, metrics
 from domino_jax.weights import hf
@@ -18,8 +18,8 @@ READERS = {
     "finished.json": lambda file: finished.read_marker(epath.Path(file.parent), 1, print),
     "preflight.json": lambda file: export.read_data(epath.Path(file.parent)),
     "generation_config.json": lambda file: hf.stop_ids(file.parent),
-    "manifest.json": lambda file: manifest._parse(file.read_bytes()),
-    "progress.jsonl": lambda file: list(_progress_lines(file)),
+    "manifest.json": lambda file: manifest.damage(epath.Path(file.parent), 1),
+    "progress.jsonl": lambda file: RunFiles(file.parent, {}).__exit__(),
     "answers.jsonl": lambda file: find_rows([file]),
     "out.jsonl.meta.json": lambda file: AnswerFiles(file.with_name("out.jsonl"), ["a"], {"x": 1}).check_settings(),
 }

@@ -1,18 +1,15 @@
 """train.py with the other heads on a golden target: evaluated, exported, decoded, continued exactly."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
-from domino_jax import export
 from domino_jax.data.token_counts import frequent_tokens
-from domino_jax.method.kinds import parse_config
-from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.draft_vocab import read_order
 from domino_jax.weights.drafter import load_drafter
+from tests.helpers.commands import run
 from tests.helpers.golden_files import target_config
 from tests.helpers.models import ROW_SETS
 from tests.helpers.train_runs import (
@@ -93,18 +90,6 @@ def test_a_run_evaluates_exports_and_decodes(finished, head):
         assert (finished(head) / name).stat().st_size > 500, name
 
 
-def test_the_selector_is_trained_as_the_recipe_has_it_and_exported_with_its_sizes(finished):
-    rows = [row for row in read_rows(finished("dflash2") / "metrics.jsonl") if "loss" in row]
-    for row in rows:
-        # A new drafter's candidates may hold no label at all.
-        assert (row["selector_loss"] > 0) == (row["selector_coverage"] > 0)
-        assert 1 <= row["serving_accept_len"] <= row["oracle_accept_len"] <= 4
-    config, _ = load_drafter(finished("dflash2"), target_config("tied_shift"), "float32")
-    assert (config.head, config.conv_kernel_size, config.selector_top_k) == ("dflash2", 2, 16)
-    raw = json.loads((finished("dflash2") / "export" / "config.json").read_text())
-    assert raw["architectures"] == ["DFlash2DraftModel"] and parse_config(raw) == config
-
-
 def test_the_draft_vocabulary_is_the_most_frequent_tokens_of_the_answers(finished):
     config, _ = load_drafter(finished("eagle3") / "export", target_config("tied_shift"), "float32")
     counts = np.bincount([token for case in CASES for token in case["output"]], minlength=260)
@@ -134,32 +119,7 @@ def test_a_run_with_another_draft_vocabulary_is_not_continued(finished, finished
     assert json.loads((workdir / "drafter_config.json").read_text()) == config
 
 
-def export_from(workdir, output) -> int:
-    with pytest.raises(SystemExit) as left:
-        cli.run(export.main, ("workdir", "output"), (), ["export", f"--workdir={workdir}", f"--output={output}"])
-    return left.value.code
-
-
 @pytest.mark.parametrize("head", ROW_SETS)
 def test_the_export_command_writes_what_the_run_wrote(finished, tmp_path, head):
-    assert export_from(finished(head), tmp_path / "out") == 0
+    assert run("export", f"--workdir={finished(head)}", f"--output={tmp_path / 'out'}") == 0
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights(finished(head))
-
-
-@pytest.mark.parametrize(
-    ("head", "changes", "message"),
-    [
-        ("eagle3", {"draft_tokens": None}, "draft_vocab_size 48 and lacks draft_tokens"),
-        ("eagle3", {"draft_vocab_size": 47}, "has 48 tokens, but draft_vocab_size is 47"),
-        ("medusa", {"num_heads": 2}, "['heads_2']['layers_0']['linear']['kernel'] is [64, 64], and by"),
-        ("medusa", {"num_heads": 4}, "['kernel'] is not there, and by the file it is [64, 64]"),
-    ],
-)
-def test_a_workdir_whose_drafter_config_was_edited_is_refused(finished, tmp_path, capsys, head, changes, message):
-    shutil.copytree(finished(head), tmp_path / "run")
-    path = tmp_path / "run" / "drafter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    assert export_from(path.parent, tmp_path / "out") == 3
-    printed = capsys.readouterr().err
-    assert message in printed and "drafter_config.json" in printed
-    assert len(printed.strip().splitlines()) <= 5 and not (tmp_path / "out").exists()

@@ -7,10 +7,9 @@ import sys
 import pytest
 
 import domino_jax
-from domino_jax import decode, train
 from domino_jax.method import losses, rounds
 from domino_jax.method.drafter import Drafter
-from domino_jax.recipe import cli
+from tests.helpers.commands import run
 from tests.helpers.paths import ROOT
 from tests.helpers.train_runs import CASES, GOLDEN, arguments, training_files, write_rows
 
@@ -56,7 +55,7 @@ def test_a_batch_passes_the_files_of_its_path_and_at_most_11_calls_to_the_loss(t
     record(monkeypatch, losses.Objective, "block_sums", stacks, last=True)
     with pytest.raises(Reached):
         argv = arguments(training_files(tmp_path), tmp_path / "run")
-        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
+        run("train", *argv[1:])
     loss = stacks["block_sums"]
     *path, drafter, last = path_of("a training step")
     assert [*path, last] == files(loss)
@@ -80,8 +79,7 @@ def test_a_prompt_passes_the_files_of_its_path_and_at_most_9_calls_to_a_round(tm
         "output": tmp_path / "out",
     }
     with pytest.raises(Reached):
-        argv = ["decode", *(f"--{name}={value}" for name, value in flags.items())]
-        cli.run(decode.main, ("config",), ("output", "prompts"), argv)
+        run("decode", *(f"--{name}={value}" for name, value in flags.items()))
     *path, proposing, verifying = path_of("a decoding round")
     assert [*path, proposing] == files(stacks["propose"]) and [*path, verifying] == files(stacks["verify"])
     calls = [name for _, name in stacks["propose"][:-1]]

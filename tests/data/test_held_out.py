@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 
-from domino_jax.data.held_out import hold_out
 from tests.helpers.data_files import batches_of, take, write_rows
 
 
@@ -21,16 +20,6 @@ def prompts_of(batches) -> list[list[int]]:
 def trained_on(batches, rows: int) -> set[int]:
     """The first ids of the rows of one epoch."""
     return {int(tokens[0]) for batch in take(batches, rows // 4) for tokens in batch["tokens"]}
-
-
-def test_the_smallest_hashes_are_held_out_and_all_rows_that_share_them():
-    hashes = np.array([9, 3, 5, 3, 1, 2, *range(100, 160)])
-    prompts = np.full(66, 2, np.int32)
-    prompts[4], prompts[5] = 0, 7  # without a prompt, and with one that is too long
-    usable = np.arange(66) != 2
-    left_out, first = hold_out(prompts, hashes, usable, count=2, longest=6)
-    assert np.flatnonzero(left_out).tolist() == [0, 1, 3]
-    assert first.tolist() == [1, 0]
 
 
 def test_held_out_prompts_are_not_trained_on_and_the_rest_is(tmp_path):

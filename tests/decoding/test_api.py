@@ -1,14 +1,10 @@
 """The package's front and what a person sees at a terminal, on the shipped pair."""
 
 import functools
-import io
 
 import pytest
-import rich.console
 
 import domino_jax
-from domino_jax.decoding import terminal
-from domino_jax.decoding.api import TextPiece
 from domino_jax.decoding.text_stream import TextStream
 from domino_jax.runtime.errors import DataError, DominoError
 from tests.helpers.golden_files import folder_of, raw_config, stored_tensors, write_model
@@ -135,27 +131,6 @@ def test_a_setting_that_cannot_be_is_refused_before_anything_is_loaded(changes):
 def test_a_prompt_that_is_none_is_refused(prompt):
     with pytest.raises(DataError, match="prompt 0"):
         decoder().generate([prompt])
-
-
-def test_a_chat_keeps_its_history_until_an_empty_line():
-    lines = iter([PROMPT, "Again.", ""])
-    asked = []
-
-    class Recorder:
-        tokenizer = decoder().tokenizer
-
-        def fits(self, prompt):
-            return True
-
-        def stream(self, prompt, **_):
-            asked.append([dict(message) for message in prompt])
-            yield TextPiece([5, 6], [1], "stop", "yes")
-
-    console = rich.console.Console(file=io.StringIO())
-    terminal.chat(Recorder(), "domino", console, read=lambda _: next(lines))
-    roles = [message["role"] for message in asked[-1]]
-    assert roles == ["user", "assistant", "user"]
-    assert asked[-1][1]["content"] == "yes"
 
 
 class Bytes:

@@ -157,18 +157,6 @@ def evaluation_of(models) -> DecodedEvaluation:
     return DecodedEvaluation(models.replace(drafter_params=None), made.generator, PROMPTS[:4])
 
 
-def test_an_evaluation_asks_between_groups_of_rounds_and_can_be_ended_there():
-    class Left(Exception):
-        pass
-
-    def leave():
-        raise Left
-
-    models = random_models()
-    with pytest.raises(Left):
-        evaluation_of(models)(models.drafter_params, leave)
-
-
 def without_time(found: dict) -> dict:
     assert found["eval_seconds"] > 0
     return {name: value for name, value in found.items() if name != "eval_seconds"}

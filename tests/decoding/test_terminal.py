@@ -7,13 +7,13 @@ import types
 import pytest
 import rich.console
 
-from domino_jax import decode
 from domino_jax.decoding import terminal
 from domino_jax.decoding.api import TextPiece
 from domino_jax.recipe import cli
 from domino_jax.recipe.decoding import check_flags
 from domino_jax.runtime.errors import DataError
 from tests.decoding.test_api import PROMPT, answer
+from tests.helpers.commands import run
 from tests.helpers.paths import ROOT
 
 # Sizes and prompt are those of test_api.py, whose programs are compiled then.
@@ -23,12 +23,9 @@ SUMMARY = r"\d+ tokens in \d+ rounds, τ \d\.\d\d, [\d,]+ tokens/s, prefill [\d,
 
 def start(capsys, *arguments):
     """Runs the command in this process; exit code, stdout, stderr."""
-    argv = ["decode", f"--config={ROOT / 'configs' / 'tiny.py'}", *(f"--config.decode.{size}" for size in SIZES)]
-    optional = ("output", "prompts", "prompt", "interactive", "distributed")
-    with pytest.raises(SystemExit) as left:
-        cli.run(decode.main, ("config",), optional, [*argv, *arguments])
-    printed = capsys.readouterr()
-    return left.value.code, printed.out, printed.err
+    sizes = [f"--config.decode.{size}" for size in SIZES]
+    code = run("decode", f"--config={ROOT / 'configs' / 'tiny.py'}", *sizes, *arguments)
+    return code, *capsys.readouterr()
 
 
 def test_a_prompt_shows_its_text_and_a_summary_line(capsys):
@@ -49,39 +46,42 @@ def test_end_of_input_ends_a_chat_as_done(capsys, monkeypatch):
 
 
 class Answering:
-    """Says yes to everything; asked holds the prompts."""
-
-    tokenizer = None
-
-    def __init__(self):
-        self.asked = []
-
-    def stream(self, prompt, **_):
-        self.asked.append(prompt)
-        yield TextPiece([5, 6], [1], "stop", "yes")
-
-
-class Forgetful(Answering):
-    """Has room for 12 letters of messages; a longer prompt is refused as a real one is."""
+    """Says yes to messages of at most `room` letters and refuses longer ones, as a real decoder does."""
 
     tokenizer = types.SimpleNamespace(chat_template="there is one")
 
+    def __init__(self, room: int):
+        self.room, self.asked = room, []
+
     def fits(self, messages):
-        return sum(len(message["content"]) for message in messages) <= 12
+        return sum(len(message["content"]) for message in messages) <= self.room
 
     def stream(self, prompt, **_):
         if not self.fits(prompt):
             raise DataError("the prompt has too many letters.")
-        return super().stream([message["content"] for message in prompt])
+        self.asked.append([(message["role"], message["content"]) for message in prompt])
+        yield TextPiece([5, 6], [1], "stop", "yes")
+
+
+def chat(decoder: Answering, *lines: str) -> str:
+    """What a chat of these lines shows."""
+    shown, typed = io.StringIO(), iter(lines)
+    terminal.chat(decoder, "domino", rich.console.Console(file=shown), read=lambda _: next(typed))
+    return shown.getvalue()
+
+
+def test_a_chat_keeps_its_history_until_an_empty_line():
+    decoder = Answering(room=100)
+    chat(decoder, "one", "two", "")
+    assert decoder.asked[-1] == [("user", "one"), ("assistant", "yes"), ("user", "two")]
 
 
 def test_a_chat_goes_on_without_its_oldest_turns_when_they_no_longer_fit():
-    decoder, shown = Forgetful(), io.StringIO()
-    lines = iter(["first", "second", "a line that is far too long", "third", "exit"])
-    terminal.chat(decoder, "domino", rich.console.Console(file=shown), read=lambda _: next(lines))
-    assert decoder.asked == [["first"], ["second"], ["third"]]
-    assert shown.getvalue().count("oldest turns are left out from here on: 1.") == 2
-    assert shown.getvalue().count("the prompt has too many letters.") == 1
+    decoder = Answering(room=12)
+    shown = chat(decoder, "first", "second", "a line that is far too long", "third", "exit")
+    assert decoder.asked == [[("user", text)] for text in ("first", "second", "third")]
+    assert shown.count("oldest turns are left out from here on: 1.") == 2
+    assert shown.count("the prompt has too many letters.") == 1
 
 
 @pytest.mark.parametrize(

@@ -35,18 +35,6 @@ CASES = {
     "one kv head": {"num_key_value_heads": 1},
     "as many kv heads as heads": {"num_key_value_heads": 4, "tie_word_embeddings": True, "theta": 25e4},
 }
-REAL_WIDTHS = {
-    "vocab_size": 151_936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "theta": 1e6,
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-}
 
 
 def reference_model(fields, seed=0):
@@ -92,16 +80,6 @@ def test_target_equals_transformers_on_512_tokens(case, tmp_path):
     assert size > 1.0
 
 
-@pytest.mark.slow
-def test_target_equals_transformers_at_real_widths(tmp_path):
-    """Two layers of the 0.6B shape."""
-    logits, features, size = compare(REAL_WIDTHS, tmp_path, 128)
-    print(f"real widths: logits {logits:.1e}, features {features:.1e}, largest logit {size:.1f}")
-    assert logits < 1e-4
-    assert features < 1e-4
-    assert size > 1.0
-
-
 def gru_pair(order=(0, 1, 2)):
     """Our states and torch's over 12 tokens, with torch's gate rows given to us in `order`."""
     torch.manual_seed(0)
@@ -127,12 +105,6 @@ def test_gru_equals_torch_gru():
     ours, reference = gru_pair()
     print(f"GRU {abs(ours - reference).max():.1e}")
     np.testing.assert_allclose(ours, reference, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (0, 2, 1)])
-def test_gru_with_swapped_gate_rows_differs_from_torch_gru(order):
-    ours, reference = gru_pair(order)
-    assert abs(ours - reference).max() > 0.1
 
 
 @pytest.mark.parametrize("shift_label", [True, False], ids=["shifted", "unshifted"])

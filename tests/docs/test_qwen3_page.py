@@ -25,10 +25,10 @@ from domino_jax.data.tasks import TASKS
 from domino_jax.evals import measure
 from domino_jax.forecast import topologies
 from domino_jax.models.qwen3 import Qwen3Config
-from domino_jax.recipe import cli
 from domino_jax.training.metrics import read_rows
 from domino_jax.weights.drafter import save_drafter
-from tests.docs.test_readme import COMMANDS
+from tests.helpers.commands import COMMANDS
+from tests.helpers.commands import run as run_command
 from tests.helpers.models import TARGET_FIELDS, random_target, tiny_drafter
 from tests.helpers.paths import ASSETS, ROOT
 
@@ -199,10 +199,7 @@ def run(world: pathlib.Path, words: list[str], monkeypatch) -> None:
     command = name.removeprefix("domino_jax.")
     if command in ("train", "regenerate"):
         argv.append("--distributed=off")  # the devices of this process are in use already
-    module, required, optional = COMMANDS[command]
-    with pytest.raises(SystemExit) as left:
-        cli.run(module.main, required, optional, [command, *argv])
-    assert left.value.code == 0, " ".join(words)
+    assert run_command(command, *argv) == 0, " ".join(words)
 
 
 @pytest.mark.slow(minutes=3)

@@ -7,20 +7,13 @@ import shlex
 import pytest
 
 from configs import qwen3
-from domino_jax import decode, export, regenerate, serve, train
 from domino_jax.recipe import cli, rules
+from tests.helpers.commands import COMMANDS
 from tests.helpers.paths import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMANDS = {
-    "train": (train, ("config", "workdir"), ("allow_config_change", "distributed", "dry_run", "topology")),
-    "decode": (decode, ("config",), ("output", "prompts", "prompt", "interactive", "distributed")),
-    "serve": (serve, ("config",), ("host", "port")),
-    "regenerate": (regenerate, ("config", "prompts", "output"), ("distributed",)),
-    "export": (export, ("workdir", "output"), ("format",)),
-}
 FIRST = (
     "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
     " && python -m domino_jax.train --config=configs/tiny.py --workdir=/tmp/domino"

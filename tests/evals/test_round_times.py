@@ -1,12 +1,9 @@
 """round_times.py: each part of a round is timed separately."""
 
-import jax
-import numpy as np
 import pytest
 
 from domino_jax.evals import round_times
 from tests.helpers.decoding_models import make_generator, random_models
-from tests.helpers.models import ROW_SETS
 
 PROMPT = [5, 9, 2, 60, 7]
 
@@ -30,17 +27,3 @@ def test_a_rounds_parts_are_timed_apart_in_every_drafting_mode(timed):
     assert set(split["autoregressive"]) == {"round"}
     assert {key[0] for key in generator.compiled} == {"prefill", "autoregressive", "backbone", "draft"}
     assert int(state.counts[0]) == 1 and not state.done.any()
-
-
-@pytest.mark.parametrize("head", ROW_SETS)
-def test_a_draft_without_a_backbone_is_one_part_that_stays_in_the_loop(head):
-    """Medusa's heads read a state that no draft changes: without a trace of the turn they would run once."""
-    generator = make_generator(random_models(head=head), max_new_tokens=2)
-    state = generator.start([PROMPT], [0])
-    parts = round_times._parts(generator.settings.sampling, generator.drafting("draft"))
-    for name in ("draft", "commit"):
-        text = jax.jit(parts[name]).lower(generator.models, state, np.int32(3)).compile().as_text()
-        assert any("dot" in line and "while/body" in line for line in text.splitlines()) or (head, name) == (
-            "medusa",
-            "commit",
-        )

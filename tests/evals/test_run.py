@@ -101,34 +101,6 @@ def test_a_second_turn_follows_the_generated_first_answer_and_has_another_id(tmp
 # --------------------------------------------------------------------------------------------- interruption
 
 
-class Cut(Exception):
-    pass
-
-
-@pytest.mark.parametrize(("batch_size", "calls"), [(1, 0), (1, 3), (2, 1), (2, 2), (2, 3)])
-def test_an_interrupted_run_goes_on_and_ends_as_an_uninterrupted_one(tmp_path, monkeypatch, batch_size, calls):
-    rows = [*ROWS, row("talk", next_turns=["a", "b"])]
-    whole = run(tmp_path / "whole", Answering(), rows, batch_size)
-    stopped = Answering()
-    answer = stopped.generate
-
-    def cut_short(*arguments):
-        if len(stopped.asked) == 2 * calls:  # both lanes
-            raise Cut
-        return answer(*arguments)
-
-    stopped.generate = cut_short
-    with pytest.raises(Cut):
-        run(tmp_path / "cut", stopped, rows, batch_size)
-    with (tmp_path / "cut" / GENERATIONS).open("a") as file:
-        file.write('{"id": "torn", "mo')
-    continued = run(tmp_path / "cut", Answering(), rows, batch_size)
-    assert rows_on_disk(tmp_path / "cut") == rows_on_disk(tmp_path / "whole")
-    assert continued == whole
-    idle = Answering()  # groups that are on disk are not run again
-    assert run(tmp_path / "cut", idle, rows, batch_size) == whole and idle.asked == []
-
-
 # --------------------------------------------------------------------------------------------------- memory
 
 

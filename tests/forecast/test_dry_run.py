@@ -108,17 +108,6 @@ def test_the_gpus_of_one_machine_can_be_compiled_for():
     assert estimates.peak_flops("h100:8") == estimates.peak_flops(devices[0].device_kind) == 989e12
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
-def test_the_step_is_traced_for_devices_that_are_not_here():
-    config = flags().config
-    mesh = sharding.make_mesh(1, -1, 1, topologies.devices_of("v5e:2x2"))
-    target_config = dry_run.shapes_of(config.target.path)
-    drafter = builders.drafter_of(builders.drafter_config_of(config, target_config), config)
-    with jax.set_mesh(mesh):
-        traced, state = dry_run.trace_step(config, Qwen3(target_config, np.dtype("float32")), drafter, mesh)
-    assert {leaf.sharding.mesh.size for leaf in jax.tree.leaves(state)} == {4} and traced.jaxpr.eqns
-
-
 @pytest.mark.slow(minutes=2)
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs requirements-compile.txt")
 def test_the_step_compiles_for_sixteen_chips(tmp_path):

@@ -8,12 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from domino_jax import train
 from domino_jax.evals import measure
-from domino_jax.recipe import cli
 from domino_jax.recipe.rules import reads
 from domino_jax.runtime.files import make_once
 from domino_jax.training.metrics import read_rows
+from tests.helpers.commands import run
 from tests.helpers.paths import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
@@ -86,9 +85,7 @@ def arguments(files, workdir, drafter=DOMINO, **changes) -> list[str]:
 
 def start(argv: list[str]) -> int:
     """Runs the command in this process and returns its exit code."""
-    with pytest.raises(SystemExit) as left:
-        cli.run(train.main, ("config", "workdir"), ("allow_config_change", "distributed"), argv)
-    return left.value.code
+    return run("train", *argv[1:])
 
 
 def losses(workdir: pathlib.Path) -> dict[int, str]:

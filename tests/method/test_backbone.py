@@ -61,46 +61,6 @@ def test_a_block_without_keep_reads_nothing():
     assert weights_picture([2, 0], [True, False], 2, 3, None) == ["110 1100", "110 1100", "000 0000", "000 0000"]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 3, 4])
-def test_training_attention_equals_a_dense_masked_softmax(window, causal):
-    batch, heads, kv, length, count, size, width = 2, 4, 2, 11, 3, 4, 6
-    rng = np.random.default_rng(5)
-    rows = count * size
-
-    def draw(*shape):
-        return rng.standard_normal(shape, dtype=np.float32)
-
-    q, k, v = draw(batch, heads, rows, width), draw(batch, kv, rows, width), draw(batch, kv, rows, width)
-    context_k, context_v = draw(batch, kv, length, width), draw(batch, kv, length, width)
-    anchors, keep = np.array([[1, 5, 10], [4, 6, 0]]), np.array([[True] * 3, [True, True, False]])
-    mask = np.zeros((batch, rows, length + rows), bool)
-    for b, a, j in np.ndindex(batch, count, size):
-        anchor = anchors[b, a]
-        for t in range(length):
-            mask[b, a * size + j, t] = keep[b, a] and t < anchor and (window is None or t >= anchor + j - (window - 1))
-        for u in range(size):
-            near = (window is None or abs(j - u) < window) and (u <= j or not causal)
-            mask[b, a * size + j, length + a * size + u] = keep[b, a] and near
-    keys, values = np.concatenate([context_k, k], axis=2), np.concatenate([context_v, v], axis=2)
-    expected = np.zeros_like(q)
-    for b, n, row in np.ndindex(batch, heads, rows):
-        if mask[b, row].any():
-            scores = np.where(mask[b, row], keys[b, n // 2] @ q[b, n, row] / np.sqrt(width), -np.inf)
-            weights = np.exp(scores - scores.max())
-            expected[b, n, row] = weights / weights.sum() @ values[b, n // 2]
-
-    @jax.jit
-    def attended(context, q, k, v):
-        return training_attention(context, jnp.asarray(anchors), jnp.asarray(keep), size, window, causal=causal)(
-            q, k, v
-        )[0]
-
-    out = attended((context_k, context_v), q, k, v)
-    np.testing.assert_allclose(out, expected, atol=1e-6)
-    assert (out[1, :, 2 * size :] == 0.0).all()
-
-
 # Causality: two rows of 16 tokens, blocks of 4 at 5 and 9.
 ANCHORS = jnp.array([[5, 9], [5, 9]])
 

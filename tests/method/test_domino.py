@@ -6,51 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.heads.domino import GRU, DominoHead
+from domino_jax.method.heads.domino import DominoHead
 from domino_jax.method.step import corrected
 from tests.helpers.models import random_tokens, run_blocks, tiny_drafter, tiny_target
 
 ANCHORS = [[3, 9]] * 2  # of two rows of 16 tokens
-
-
-def sigmoid(x):
-    return 1.0 / (1.0 + np.exp(-x))
-
-
-def numpy_gru(x, weight_ih, weight_hh, reset_first=False):
-    """torch.nn.GRU(bias=False) from its documentation: x [T, D], weights in torch layout [3U, D], [3U, U] → [T, U]."""
-    w_reset, w_update, w_new = np.split(weight_ih.astype(np.float64), 3)
-    u_reset, u_update, u_new = np.split(weight_hh.astype(np.float64), 3)
-    h, states = np.zeros(u_new.shape[1]), []
-    for token in x:
-        reset = sigmoid(w_reset @ token + u_reset @ h)
-        update = sigmoid(w_update @ token + u_update @ h)
-        inner = u_new @ (reset * h) if reset_first else reset * (u_new @ h)
-        h = (1 - update) * np.tanh(w_new @ token + inner) + update * h
-        states.append(h)
-    return np.array(states)
-
-
-def gru_case():
-    """x [6, 5] and torch-layout weights of a GRU with 4 units."""
-    rng = np.random.default_rng(0)
-    return tuple(rng.standard_normal(shape, dtype=np.float32) for shape in ((6, 5), (12, 5), (12, 4)))
-
-
-def our_gru(x, weight_ih, weight_hh):
-    gru = GRU(width=5, state=4)
-    params = {"params": {"weight_ih": jnp.asarray(weight_ih.T), "weight_hh": jnp.asarray(weight_hh.T)}}
-    gates = gru.apply(params, jnp.asarray(x), method="input_gates")
-    h, states = jnp.zeros((4,)), []
-    for gate in gates:
-        h = gru.apply(params, h, gate, method="advance")
-        states.append(h)
-    return np.array(states)
-
-
-def test_gru_equals_the_documented_torch_cell():
-    x, weight_ih, weight_hh = gru_case()
-    np.testing.assert_allclose(our_gru(x, weight_ih, weight_hh), numpy_gru(x, weight_ih, weight_hh), atol=1e-5)
 
 
 @functools.lru_cache

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from domino_jax.method.loop import DecodeState, Prompts, emit, run_rounds
+from domino_jax.method.loop import DecodeState, emit, run_rounds
 from domino_jax.method.settings import SamplingParams
 from tests.helpers.decoding_models import make_generator, planted_drafts, random_models, random_prompts
 
@@ -176,29 +176,3 @@ def test_what_stands_behind_the_length_is_never_read():
     clean = run(state, 16)
     assert_same(clean, run(poison(state, state.lengths), 16))
     assert (clean.tokens != run(poison(state, state.lengths - 1), 16).tokens).any()
-
-
-def primitives(jaxpr) -> list[str]:
-    """The names of all primitives, inner programs included."""
-    names = []
-    for equation in jaxpr.eqns:
-        names.append(equation.primitive.name)
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
-            names += primitives(getattr(inner, "jaxpr", inner)) if hasattr(inner, "eqns") else []
-    return names
-
-
-def program(mode, sampling):
-    made = make_generator(random_models(), sampling=sampling)
-    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 1)
-    prompts = Prompts(np.zeros((1, 16), np.int32), np.ones(1, np.int32), np.ones(1, np.int32), keys)
-    prefill = functools.partial(made.prefill, slots=64)
-    state = jax.eval_shape(prefill, made.models, prompts, made.stop_ids)
-    return jax.make_jaxpr(made.rounds(mode))(made.models, state, made.stop_ids, np.int32(9))
-
-
-@pytest.mark.parametrize("mode", ["autoregressive", "backbone", "domino"])
-def test_a_generation_is_one_while_loop_without_a_host_callback(mode):
-    jaxpr = program(mode, SamplingParams(0.8, 20, 0.9))
-    assert [equation.primitive.name for equation in jaxpr.eqns] == ["while"]
-    assert not [name for name in primitives(jaxpr) if "callback" in name or "infeed" in name or "outfeed" in name]

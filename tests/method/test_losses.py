@@ -17,7 +17,6 @@ from domino_jax.method.losses import (
     dpace_weights,
     loss_metrics,
     sliced_loss,
-    total_variation,
 )
 from tests.helpers.models import tiny_drafter, tiny_target
 
@@ -97,30 +96,6 @@ def test_sums_of_one_block_by_hand():
     assert (float(sums["final_accepted"]), float(sums["base_accepted"])) == (2.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    "config, weights, expected",
-    [
-        (SHIFTED, [1, 1, 1, 1], [1, np.exp(-1 / 7), np.exp(-2 / 7), np.exp(-3 / 7)]),
-        (UNSHIFTED, [0, 1, 1, 1], [0, 1, np.exp(-1 / 7), np.exp(-2 / 7)]),
-    ],
-    ids=["shifted", "unshifted"],
-)
-def test_decay_weights_the_loss_and_its_denominator_but_not_the_accuracy(config, weights, expected):
-    sums = uniform_blocks([[0, 0, 0, 0]], [weights], config, gamma=7.0)
-    np.testing.assert_allclose(sums["weight"], sum(expected), rtol=1e-6)
-    np.testing.assert_allclose(sums["final_loss"], sum(expected) * np.log(4), rtol=1e-6)
-    assert float(sums["labels"]) == sum(weights) == float(sums["final_correct"])
-
-
-def test_dual_loss_mixes_final_and_base_by_lambda():
-    sums = uniform_blocks([[0, 0, 0, 0]], [[1, 1, 1, 1]], right=[(0, slot) for slot in range(4)])
-    loss, metrics = dual_loss(sums, jnp.float32(0.25))
-    np.testing.assert_allclose(metrics["final_loss"], np.log(12 / 9), rtol=1e-5)
-    np.testing.assert_allclose(metrics["base_loss"], np.log(4), rtol=1e-5)
-    np.testing.assert_allclose(loss, 0.75 * np.log(12 / 9) + 0.25 * np.log(4), rtol=1e-5)
-    assert float(metrics["lambda_base"]) == 0.25 and float(metrics["loss"]) == float(loss)
-
-
 def test_a_batch_without_any_label_has_loss_zero_and_no_nan():
     loss, metrics = dual_loss(uniform_blocks([[0, 1, 2, 3]], [[0, 0, 0, 0]]), jnp.float32(0.5))
     assert float(loss) == 0.0
@@ -177,14 +152,6 @@ def test_dpace_replaces_the_decay_and_divides_by_the_labels():
         sums = block_sums(logits, logits, labels, weights, SHIFTED, LossSettings(gamma=gamma, dpace_alpha=0.5))
         np.testing.assert_allclose(sums["final_loss"], expected, rtol=1e-5)
         assert float(sums["weight"]) == 4.0
-
-
-def test_total_variation_of_known_distributions():
-    """p = (1/2, 1/2, 0), q = (1/4, 1/4, 1/2): ½(¼ + ¼ + ½) = ½; equal ones are 0 apart, disjoint ones 1."""
-    p, q = jnp.log(jnp.array([0.5, 0.5, 1e-30])), jnp.log(jnp.array([0.25, 0.25, 0.5]))
-    np.testing.assert_allclose(total_variation(q, p), 0.5, rtol=1e-6)
-    assert float(total_variation(q, q + 3.0)) < 1e-6
-    np.testing.assert_allclose(total_variation(jnp.array([0.0, -80.0]), jnp.array([-80.0, 0.0])), 1.0, rtol=1e-6)
 
 
 # Two rows of seven blocks of hidden states through one matrix: sliced against whole.

@@ -13,7 +13,8 @@ from domino_jax.method.heads.medusa import MedusaSettings, medusa_labels
 from domino_jax.method.row_losses import row_loss
 from domino_jax.method.step import target_pass
 from tests.helpers.decoding_models import random_models
-from tests.helpers.models import random_tokens, row_gradients
+from tests.helpers.models import row_gradients
+from tests.helpers.packing import packed_row, separate_rows
 
 HEADS = ("eagle3", "medusa")
 SETTINGS = {"eagle3": Eagle3Settings(passes=3), "medusa": MedusaSettings()}
@@ -65,35 +66,11 @@ def test_row_teacher_and_label_are_in_one_document():
 # --------------------------------------------------------------------------------------------------- packed rows
 
 
-LENGTHS, PLACES = (11, 9), 24
-
-
-def rows() -> dict[str, jax.Array]:
-    """The separate rows, padded to 12 places, supervised but for their first token."""
-    tokens, mask = np.zeros((2, 12), np.int32), np.zeros((2, 12), np.float32)
-    for place, length in enumerate(LENGTHS):
-        tokens[place, :length] = 1 + np.asarray(random_tokens((length,), seed=place, vocab=62))
-        mask[place, 1:length] = 1.0
-    return {"tokens": jnp.asarray(tokens), "loss_mask": jnp.asarray(mask)}
-
-
-def packed() -> dict[str, jax.Array]:
-    """The same rows in one row, and four places of padding."""
-    plain, first = rows(), LENGTHS[0]
-    parts = {name: np.zeros((1, PLACES), np.asarray(value).dtype) for name, value in plain.items()}
-    parts |= {name: np.zeros((1, PLACES), np.int32) for name in ("positions", "documents")}
-    for number, (start, length) in enumerate(((0, first), (first, LENGTHS[1]))):
-        span = np.s_[0, start : start + length]
-        for name, value in plain.items():
-            parts[name][span] = np.asarray(value)[number, :length]
-        parts["positions"][span], parts["documents"][span] = np.arange(length), number + 1
-    return {name: jnp.asarray(value) for name, value in parts.items()}
-
-
 @functools.lru_cache
 def measured(head: str, together: bool = False):
     """(loss, metrics, gradients) of the rows apart or together; without the number of positions of the batch."""
-    models, batch = random_models(head=head), packed() if together else rows()
+    rows = separate_rows(62)
+    models, batch = random_models(head=head), packed_row(rows) if together else rows
     loss, metrics, gradients = row_gradients(models, batch, SETTINGS[head])
     share = batch["tokens"].size if head == "eagle3" else 1.0
     return loss * share, metrics, jax.tree.map(lambda leaf: leaf * share, gradients)

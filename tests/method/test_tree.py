@@ -127,16 +127,6 @@ def test_with_as_many_lanes_as_drafts_the_tree_is_the_best_first_one(kind):
         assert tree.depths[row].tolist() == [len(path) for path in paths_of(tree, row)]
 
 
-@pytest.mark.parametrize("use_head", [True, False])
-def test_few_lanes_and_a_penalty_on_depth_leave_a_tree(use_head):
-    tree = drafted_warm(use_head)[0]
-    for row in range(2):
-        children = list(zip(tree.parents[row, 1:].tolist(), tree.tokens[row, 1:].tolist(), strict=True))
-        assert len(set(children)) == 11  # siblings differ
-        assert all(parent < node for node, (parent, _) in enumerate(children, 1))
-        assert (tree.depths[row, 1:] == tree.depths[row][tree.parents[row, 1:]] + 1).all()
-
-
 # ------------------------------------------------------------------------------------------------ scores and budget
 
 

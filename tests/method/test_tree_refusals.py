@@ -44,11 +44,6 @@ def test_the_caches_slack_follows_the_tree():
         made.generate([[1] * 17], "tree")
 
 
-def test_without_a_shape_there_is_no_mode_tree():
-    with pytest.raises(DominoError, match="mode 'tree' needs the tree's shape"):
-        make_generator(random_models(4)).generate([[1]], "tree")
-
-
 def test_beside_a_shallower_tree_there_is_room_for_the_chain():
     shallow = TreeSettings(nodes=2, lanes=1, candidates=VOCAB, depth=1)
     assert make_generator(random_models(4), tree=shallow).limits.block_rows == 5  # the chain's anchor and 4 drafts

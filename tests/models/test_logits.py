@@ -9,8 +9,7 @@ import pytest
 
 from domino_jax.method.pair import Models
 from domino_jax.method.propose import draft_base
-from domino_jax.method.settings import SamplingParams, TreeSettings
-from tests.helpers.decoding_models import check_lossless, make_generator, random_models, random_prompts, texts
+from tests.helpers.decoding_models import make_generator, random_models
 from tests.helpers.models import load_golden
 
 BF16 = jnp.bfloat16
@@ -68,23 +67,3 @@ def test_a_drafters_base_logits_of_an_untied_target_are_float32_sums():
     z, base, _ = jax.jit(draft_base)(models, state)
     exact = np.asarray(z, np.float64) @ np.asarray(models.target_params["lm_head"]["kernel"], np.float64)
     np.testing.assert_allclose(base, exact, atol=1e-4)
-
-
-def test_untied_bfloat16_texts_part_at_near_ties_alone():
-    made = make_generator(in_bfloat16(random_models()), batch_size=4, max_new_tokens=8)
-    check_lossless(made, random_prompts(4, longest=8), ("autoregressive", "domino"))
-
-
-def test_untied_bfloat16_texts_are_equal_in_fixed_shape():
-    choices = {"batch_size": 4, "max_new_tokens": 8, "sampling": SamplingParams(1.0), "parity": "fixed_shape"}
-    made = make_generator(in_bfloat16(random_models()), **choices)
-    plain, fast = (texts(made.generate(random_prompts(4, longest=8), mode)) for mode in ("autoregressive", "domino"))
-    assert plain == fast
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0, top_k=20)], ids=["greedy", "warm"])
-def test_untied_bfloat16_texts_of_a_tree_part_at_near_ties_alone(sampling):
-    tree = TreeSettings(nodes=6, lanes=2, candidates=4)
-    made = make_generator(in_bfloat16(random_models()), batch_size=8, sampling=sampling, tree=tree)
-    check_lossless(made, random_prompts(16), ("autoregressive", "domino", "tree"))

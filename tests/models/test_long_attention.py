@@ -170,14 +170,6 @@ def test_a_cuda_program_holds_it_and_a_rocm_program_does_not():
     assert "@__gpu$xla.gpu.triton" not in lowered(attend_cache, many, "rocm")
 
 
-@pytest.mark.parametrize(
-    ("capability", "supported"), [("7.5", False), ("8.0", True), ("9.0", True), ("10.0", True), ("gfx942", True)]
-)
-def test_gpus_without_bfloat16_products_keep_the_plain_form(capability, supported):
-    assert gpu_attention.multiplies_bfloat16(SimpleNamespace(compute_capability=capability)) is supported
-    assert gpu_attention.multiplies_bfloat16(SimpleNamespace())
-
-
 def test_a_gpu_without_bfloat16_products_is_never_given_the_kernel(monkeypatch):
     q, k, *_ = shapes(8, 32, 8, 17, 4_096)
     assert gpu_attention.applies(q, k)

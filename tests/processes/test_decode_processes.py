@@ -8,6 +8,8 @@ import jax
 import pytest
 
 from domino_jax import decode
+from domino_jax.evals import measure
+from domino_jax.evals.run_files import RunFiles
 from domino_jax.recipe import cli
 from domino_jax.runtime.errors import DominoError
 from tests.helpers.paths import ROOT
@@ -28,11 +30,23 @@ def test_what_several_processes_cannot_do_is_refused_before_anything_is_loaded(m
         decode.main(cli.parse(argv, ("config",), optional))
 
 
+def test_an_unfinished_decoding_is_not_continued_by_several_processes(tmp_path, monkeypatch):
+    with RunFiles(tmp_path, {}) as files:
+        measure.refuse_continuation(files)
+        files.append({"group": 0}, [])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(measure, "from_primary", lambda work: work())
+    with RunFiles(tmp_path, {}) as files, pytest.raises(DominoError, match="--output"):
+        measure.refuse_continuation(files)
+
+
 # The command, which blocks in its second group as in a compilation: in C, with the signal kept from the main thread.
 BLOCKED = """
 import ctypes, itertools, signal, sys
 from domino_jax.recipe import cli
 from domino_jax import decode
+from domino_jax.evals import measure
+from domino_jax.evals.run_files import RunFiles
 from domino_jax.evals import run as decode_run
 
 calls, decode_group = itertools.count(1), decode_run.decode_group

@@ -12,9 +12,7 @@ import pytest
 
 from launch.local import free_port
 from tests.helpers.paths import ROOT
-
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
+from tests.helpers.train_runs import CASES, GOLDEN
 
 
 def command(prompts, output, *more):
@@ -69,16 +67,6 @@ def kill_somewhere(processes, folder, rng):
 
 
 @pytest.mark.slow
-def test_killed_with_9_again_and_again_no_row_is_lost_and_none_doubled(uninterrupted, tmp_path):
-    prompts, whole = uninterrupted
-    rng, reached = random.Random(1), []
-    for _ in range(6):
-        reached.append(kill_somewhere([launch(command(prompts, tmp_path / "rows.jsonl"))], tmp_path, rng))
-    assert reached == sorted(reached) and 0 < reached[-1] < 80, reached
-    finish(prompts, tmp_path / "rows.jsonl", whole)
-
-
-@pytest.mark.slow
 def test_two_real_processes_killed_and_continued_by_one_make_the_same_file(uninterrupted, tmp_path):
     prompts, whole = uninterrupted
     rng, reached = random.Random(2), []
@@ -130,21 +118,3 @@ def test_the_devices_of_a_process_share_weights_and_rows(uninterrupted, tmp_path
     printed = process.communicate(timeout=300)[0]
     assert process.returncode == 0, printed
     assert (tmp_path / "rows.jsonl").read_bytes().splitlines() == whole.splitlines()[:6]
-
-
-@pytest.mark.slow
-def test_sigterm_ends_the_command_and_the_next_start_makes_the_same_file(uninterrupted, tmp_path):
-    prompts, whole = uninterrupted
-    output = tmp_path / "rows.jsonl"
-    process = launch(command(prompts, output))
-    deadline = time.monotonic() + 120
-    while not (output.exists() and output.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGTERM)
-    printed = process.communicate(timeout=60)[0]
-    assert process.returncode == -signal.SIGTERM, printed
-    assert 0 < len(output.read_bytes().splitlines()) < len(whole.splitlines())
-    process = launch(command(prompts, output))
-    printed = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, printed
-    assert output.read_bytes() == whole

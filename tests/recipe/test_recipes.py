@@ -29,7 +29,10 @@ def load(name):
     return loading.load_recipe(str(ROOT / "configs" / f"{name}.py"))
 
 
-@pytest.mark.parametrize("name", ["tiny", *(f"qwen3_{size}" for size in SIZES)])
+NAMES = ["tiny", "smollm2_135m", *(f"qwen3_{size}" for size in SIZES)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_loads_passes_the_checks_and_carries_its_command(name):
     config = load(name)
     config.data.train = "rows.jsonl"
@@ -41,7 +44,7 @@ def test_a_recipe_loads_passes_the_checks_and_carries_its_command(name):
 
 def test_all_recipes_have_the_keys_of_the_base():
     base = loading.resolved(load("qwen3_8b"))
-    for name in ["tiny", *(f"qwen3_{size}" for size in SIZES)]:
+    for name in NAMES:
         other = loading.resolved(load(name))
         assert {section: sorted(values) for section, values in base.items() if isinstance(values, dict)} == {
             section: sorted(values) for section, values in other.items() if isinstance(values, dict)

@@ -192,11 +192,14 @@ ALIKE = """
     tried(agreement.refuse_differences, {"the recipe": "a", "the code": own})
     tried(agreement.refuse_own_folder, folder)
     tried(agreement.refuse_own_folder, folder / own)
+    def fails(): raise DominoError("no room")
+    tried(agreement.from_primary, fails)
+    print("answer", agreement.from_primary(lambda: ["of", jax.process_index()]))
     agreement.patient_barrier("the end of these")
 """
 
 
-def test_machines_that_would_run_something_else_or_write_somewhere_else_are_refused_in_all_processes(tmp_path):
+def test_what_differs_between_machines_and_what_process_0_meets_is_reported_in_all_processes(tmp_path):
     ends = pair(ALIKE.strip().replace("FOLDER", str(tmp_path)))
     assert [code for code, _, _ in ends] == [0, 0], ends
     for number, (_, out, _) in enumerate(ends):
@@ -204,4 +207,6 @@ def test_machines_that_would_run_something_else_or_write_somewhere_else_are_refu
         assert lines[0] == lines[2] == "fine"
         assert lines[1].startswith("refused: the code of process 1 differs from that of process 0: start the same")
         assert lines[3].startswith(f"refused: {tmp_path}/{number} is not the same folder on every machine: process 1 ")
+        assert ("no room" in lines[4], "process 0" in lines[4]) == (number == 0, number == 1)
+        assert "answer ['of', 0]" in out
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["0", "1"]

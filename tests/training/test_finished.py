@@ -14,7 +14,6 @@ from domino_jax import export, train
 from domino_jax.method.kinds import parse_config
 from domino_jax.recipe import builders
 from domino_jax.runtime.errors import DataError
-from domino_jax.training import step_folders
 from domino_jax.training.checkpoints import Checkpoints
 from domino_jax.training.metrics import read_rows
 from tests.helpers.train_runs import arguments, interrupted, losses, start, weights
@@ -188,19 +187,3 @@ def test_a_run_killed_before_its_first_checkpoint_reports_it_and_starts_again(fi
     assert start(command(files, workdir)) == 0
     assert "starts from step 0: step 2 was reached" in capsys.readouterr().out
     assert losses(workdir) == losses(whole)
-
-
-def test_a_checkpoint_counts_also_where_the_note_about_the_first_one_finds_no_room(tmp_path, monkeypatch):
-    def full(path, content):
-        if path.name == "first_checkpoint.json":
-            raise OSError(28, "No space left on device")
-        write(path, content)
-
-    write = step_folders.write_json
-    monkeypatch.setattr(step_folders, "write_json", full)
-    message = []
-    with Checkpoints(tmp_path, keep=2, report=message.append) as checkpoints:
-        checkpoints.save(4, {"w": np.zeros(2)}, {}, {})
-        checkpoints.wait()
-        assert checkpoints.steps() == [4]
-    assert len(message) == 1 and "first_checkpoint.json could not be written" in message[0]

@@ -25,7 +25,7 @@ PAIRS = {
     "Markov": ({"drafter": MARKOV}, {"mesh": [1, 4, 1], "accumulate": 2, "slice_blocks": 2}),
     "DFlash2": (
         {"drafter": {"head": "dflash2", "shift_label": False}, "contiguous": False},
-        {"mesh": [4, 1, 1], "slice_blocks": 2, "remat": True},
+        {"mesh": [4, 1, 1], "accumulate": 2, "slice_blocks": 2, "remat": True},
     ),
     "xPress": (
         {"drafter": {"head": "xpress", "shift_label": False}},

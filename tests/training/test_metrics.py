@@ -13,7 +13,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 from domino_jax.runtime.errors import DataError
 from domino_jax.runtime.remote import filesystem
-from domino_jax.training.metrics import MetricsWriter, read_rows, truncate_rows
+from domino_jax.training.metrics import MetricsWriter, read_rows
 
 
 def log_console():
@@ -62,25 +62,12 @@ def test_a_resumed_run_drops_the_rows_after_its_step_and_goes_on_counting_time(t
     assert rows[2]["seconds"] >= 100.0
 
 
-def test_a_line_torn_by_a_kill_is_not_a_row(tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text('{"step": 1}\n{"step": 2, "lo')
-    truncate_rows(file, last_step=5)
-    assert file.read_text() == '{"step": 1}\n'
-
-
 @pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}'])
 def test_a_broken_row_in_the_middle_is_named_by_its_line(tmp_path, line):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n' + line + '\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics.jsonl:2"):
         read_rows(file)
-
-
-def test_no_file_is_no_rows(tmp_path):
-    assert read_rows(tmp_path / "metrics.jsonl") == []
-    truncate_rows(tmp_path / "metrics.jsonl", 3)
-    assert not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_a_start_without_a_row_leaves_every_byte_and_makes_no_file(tmp_path):
@@ -126,13 +113,3 @@ def test_a_bucket_holds_the_same_rows_and_a_tensorboard(bucket):
 def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path):
     (row,) = write_steps(tmp_path, [1], values={"loss": float("nan"), "grad_norm": float("inf")})
     assert row["loss"] is None and row["grad_norm"] is None
-
-
-def test_a_log_gets_one_plain_line_a_step(tmp_path):
-    console = log_console()
-    write_steps(tmp_path, [5, 10], console=console)
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) == 2
-    assert lines[0].startswith("step 5/10  loss 2.5  λ 1  left ")
-    assert lines[1].endswith("left 0:00:00")
-    assert "\x1b" not in console.file.getvalue()

@@ -13,10 +13,9 @@ from domino_jax.method.pair import Models
 from domino_jax.method.step import label_blocks, target_pass
 from domino_jax.models import attention
 from domino_jax.models.attention import attend, attend_causal, attend_row, causal_mask
-from tests.helpers.models import dual_loss, random_tokens, tiny_drafter, tiny_target
+from tests.helpers.models import dual_loss, tiny_drafter, tiny_target
+from tests.helpers.packing import LENGTHS, packed_row, separate_rows
 
-# Two rows of 11 and 9 tokens; in the packed row they start at 0 and 11, and four places of padding follow.
-LENGTHS, PLACES = (11, 9), 24
 ANCHORS = ((3, 9), (2, 6))  # 9 of the first row: its block runs over the border
 
 
@@ -24,30 +23,6 @@ ANCHORS = ((3, 9), (2, 6))  # 9 of the first row: its block runs over the border
 def models(shift):
     target = tiny_target(tied=False)
     return target, tiny_drafter(target.config, shift, 1, layers=1)
-
-
-def rows():
-    """The separate rows, each padded to 12 places, fully supervised but for their first token."""
-    tokens = np.zeros((2, 12), np.int32)
-    mask = np.zeros((2, 12), np.float32)
-    for place, length in enumerate(LENGTHS):
-        tokens[place, :length] = np.asarray(random_tokens((length,), seed=place))
-        mask[place, 1:length] = 1.0
-    return {"tokens": jnp.asarray(tokens), "loss_mask": jnp.asarray(mask)}
-
-
-def packed(plain):
-    """The same rows in one packed row."""
-    first, second = LENGTHS
-    parts = {name: np.zeros((1, PLACES), np.asarray(value).dtype) for name, value in plain.items()}
-    parts |= {name: np.zeros((1, PLACES), np.int32) for name in ("positions", "documents")}
-    for number, (start, length) in enumerate(((0, first), (first, second))):
-        span = np.s_[0, start : start + length]
-        for name, value in plain.items():
-            parts[name][span] = np.asarray(value)[number, :length]
-        parts["positions"][span] = np.arange(length)
-        parts["documents"][span] = number + 1
-    return {name: jnp.asarray(value) for name, value in parts.items()}
 
 
 @functools.lru_cache
@@ -78,9 +53,11 @@ def measured(shift, batch, anchors, contiguous=False, attention_blocks=None):
 
 
 def agree(shift, **choices):
-    apart = measured(shift, rows(), ANCHORS, **choices)
+    apart = measured(shift, separate_rows(), ANCHORS, **choices)
     first = LENGTHS[0]
-    together = measured(shift, packed(rows()), [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]], **choices)
+    together = measured(
+        shift, packed_row(separate_rows()), [[*ANCHORS[0], *(first + a for a in ANCHORS[1])]], **choices
+    )
     for name in apart[0][1]:
         np.testing.assert_allclose(together[0][1][name], apart[0][1][name], rtol=1e-5, err_msg=name)
     for ours, plain in zip(jax.tree.leaves(together[1]), jax.tree.leaves(apart[1]), strict=True):
@@ -105,7 +82,7 @@ def test_an_anchor_and_its_label_are_in_one_document():
 
 
 def test_a_packed_row_with_room_for_all_draws_the_anchors_that_its_rows_draw():
-    plain, together = rows(), packed(rows())
+    plain, together = separate_rows(), packed_row(separate_rows())
     ids = jnp.array([5, 9])
     apart, kept = blocks.sample_anchors(jax.random.key(0), plain["loss_mask"], ids, 99)
     drawn, keep = blocks.sample_anchors(jax.random.key(0), together["loss_mask"], ids[:1], 99, together["documents"])

@@ -14,10 +14,8 @@ from domino_jax.runtime.errors import DataError
 from domino_jax.training.preflight import run_preflight
 from domino_jax.weights.drafter import load_drafter
 from domino_jax.weights.loading import load_target
-from tests.helpers.paths import ROOT
+from tests.helpers.train_runs import CASES, GOLDEN
 
-GOLDEN = ROOT / "tests" / "golden" / "tied_shift"
-CASES = json.loads((GOLDEN / "golden.json").read_text())["generate"]
 ONE = make_mesh(1, 1, 1, jax.devices()[:1])
 
 

@@ -6,9 +6,8 @@ import pathlib
 import pytest
 
 from assets.target_folder import target_config_dict
-from domino_jax import decode
 from domino_jax.evals import measure
-from domino_jax.recipe import cli
+from tests.helpers.commands import run
 from tests.helpers.decoding_models import random_target
 from tests.helpers.paths import ROOT
 
@@ -35,18 +34,12 @@ def arguments(folder: pathlib.Path, **changes) -> list[str]:
         "output": folder / "out",
         **changes,
     }
-    return ["decode", *(f"--{key}={value}" for key, value in values.items())]
-
-
-def start(argv) -> int:
-    with pytest.raises(SystemExit) as left:
-        cli.run(decode.main, ("config", "output"), ("prompts", "prompt"), argv)
-    return left.value.code
+    return [f"--{key}={value}" for key, value in values.items()]
 
 
 def test_a_simulated_run_is_marked_everywhere_and_measures_the_requested_tau(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(measure, "time_rounds", lambda *_: {})
-    assert start(arguments(tmp_path)) == 0
+    assert run("decode", *arguments(tmp_path)) == 0
     message, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["simulated"] == TAU and report["prompts"]["source"] == "made up"
@@ -64,6 +57,6 @@ def test_a_simulated_run_is_marked_everywhere_and_measures_the_requested_tau(tmp
     ],
 )
 def test_what_cannot_be_simulated_is_one_short_message(tmp_path, capsys, changes, code, message):
-    assert start(arguments(tmp_path, **changes)) == code
+    assert run("decode", *arguments(tmp_path, **changes)) == code
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error and len(error.strip().splitlines()) <= 2
